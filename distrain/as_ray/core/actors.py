@@ -187,7 +187,7 @@ class ActorMethod:
         if actor is None or actor.death is not None:
             return ObjectRef(b"", actor.death if actor and actor.death else ActorDiedError(_KILLED))
         special = _SPECIAL.get(self._name)
-        function = getattr(actor.object, self._name) if special is None else special
+        function = special or inspect.getattr_static(actor.kind, self._name).__get__(actor.object, actor.kind)
         returns = {"num_returns": getattr(function, _RETURNS, 1), **self._options}
 
         def run(*args: Any, **named: Any) -> Any:

@@ -158,7 +158,7 @@ def _stored(location: Path | RemotePath) -> dict[str, Any] | None:
 # -- results ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TrialResult(Result):
     """The result of a trial, with its config. Its metrics include some that Ray Tune adds."""
 
@@ -231,7 +231,8 @@ class ResultGrid(Sequence[TrialResult]):
         return iter(self._results)
 
     def __repr__(self) -> str:
-        return f"ResultGrid<[\n{', '.join(map(repr, self._results))}\n]>"
+        text = ",\n".join(map(repr, self._results))
+        return f"ResultGrid<[\n{text}\n]>"
 
     @property
     def experiment_path(self) -> str:

@@ -38,6 +38,7 @@ def fail(x: object) -> None:
 @ray.remote
 class Counter:
     def __init__(self, *, start: int = 0) -> None:
+        self.last = start  # Ray calls the method of this name all the same
         if start < 0:
             raise KeyError("start")
         self.values = [start]
@@ -49,6 +50,13 @@ class Counter:
     @ray.method(num_returns=2)
     def ends(self) -> tuple[int, int]:
         return self.values[0], self.values[-1]
+
+    def last(self) -> int:
+        return self.values[-1]
+
+    @staticmethod
+    def unit() -> str:
+        return "one"
 
     def leave(self) -> None:
         ray.actor.exit_actor()
@@ -167,6 +175,7 @@ def test_an_actor_keeps_its_state() -> None:
     first, second = counter.add.remote(), counter.add.remote(7)
     assert (ray.get(first), ray.get(second)) == ([5, 1], [5, 1, 7])
     assert ray.get(counter.ends.remote()) == [5, 7]
+    assert ray.get([counter.last.remote(), counter.unit.remote()]) == [7, "one"]
     with pytest.raises(ZeroDivisionError, match="of a counter"):
         ray.get(counter.fail.remote())
     called = ray.remote(lambda actor: ray.get(actor.add.remote(9)))
