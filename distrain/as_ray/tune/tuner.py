@@ -351,6 +351,8 @@ def _lane(tuner: Tuner, sweep: Sweep, hostfile: str | None, lanes: int) -> Calla
     """Return the function that runs a trial in a lane."""
 
     def run(trial: Trial) -> None:
+        with log_level("INFO"):
+            say(f"trial {trial.name} begins: {trial.label}")
         _fit(tuner._quiet_trainer(trial, sweep, hostfile, lanes), trial)
         if trial.status == FINISHED:
             with log_level("INFO"):
