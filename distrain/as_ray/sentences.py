@@ -13,9 +13,11 @@ _EXAMPLES = "it comes with Ray: copy the file next to your script, and import it
 _INFERENCE = MISSING["Predictor"]
 _PRIVATE = "it is internal to Ray, and there is nothing like it here"
 _SEARCH = (
-    "schedulers and searchers are left to Optuna: write an objective that calls fit() and returns a metric, and give "
-    "it to study.optimize()"
+    "schedulers and searchers are left to Optuna, whose objective calls fit() and returns a metric: see "
+    "examples/optuna_sweep.py"
 )
+_PLACEMENT = "hosts are filled in order: ScalingConfig has the number of workers, and what each needs"
+_TUNER = "use tune.Tuner(...).fit(), whose ResultGrid has the best result and a dataframe"
 _TRACKERS = "set DISTRAIN_TRACKERS, or use --tracker, for TensorBoard, W&B, MLflow or Trackio; see docs/trackers.md"
 GENERAL = "distrain's stand-in for Ray has no such name; docs/ray.md says what it has, and how to keep Ray itself"
 
@@ -42,16 +44,53 @@ BELOW = {
     "ray.sgd": MISSING["Trainer"],
     "ray.train.callbacks": f"reports are kept in metrics.jsonl; {_TRACKERS}",
     "ray.train.examples": _EXAMPLES,
+    "ray.tune.analysis": _TUNER,
     "ray.tune.examples": _EXAMPLES,
+    "ray.tune.integration": "report in train_func; distrain.lightning and distrain.tensorflow.keras have callbacks",
     "ray.tune.logger": _TRACKERS,
+    "ray.tune.registry": "give the function itself to the Tuner",
     "ray.tune.schedulers": _SEARCH,
     "ray.tune.search": _SEARCH,
+    "ray.tune.stopper": MISSING["stop"],
+    "ray.util.collective": "use ray.train.collective, or torch.distributed in train_func",
+    "ray.util.dask": "Dask runs on this machine without Ray",
+    "ray.util.iter": "use ray.data, or a plain iterator",
+    "ray.util.joblib": "joblib runs on this machine without Ray: leave register_ray() out",
+    "ray.util.metrics": "report numbers as metrics; see docs/trackers.md",
+    "ray.util.multiprocessing": "multiprocessing.Pool of the standard library has the same methods",
+    "ray.util.placement_group": _PLACEMENT,
+    "ray.util.queue": "queue.Queue of the standard library serves one process; workers report metrics",
+    "ray.util.scheduling_strategies": _PLACEMENT,
+    "ray.util.spark": "Spark runs without Ray",
+    "ray.util.state": "`distrain ls` and `distrain show` list runs and their ranks",
     "ray.util.sgd": MISSING["Trainer"],
     "ray.workflow": "there are no workflows: call the functions one after the other",
 }
 """Sentences for all names at and below a module of Ray."""
 
 NAMES = {
+    "ClientBuilder": _CLUSTER,
+    "Experiment": _TUNER,
+    "ExperimentAnalysis": _TUNER,
+    "ResumeConfig": "Tuner.restore(path, trainable, resume_errored=True) has these settings as arguments",
+    "Stopper": MISSING["stop"],
+    "client": _CLUSTER,
+    "cpp_function": "tasks are functions of Python",
+    "create_scheduler": _SEARCH,
+    "create_searcher": _SEARCH,
+    "get_placement_group": _PLACEMENT,
+    "inspect_serializability": "the error of a value that cannot be pickled names it",
+    "java_actor_class": "tasks are functions of Python",
+    "java_function": "tasks are functions of Python",
+    "log_once": "use logging",
+    "placement_group": _PLACEMENT,
+    "placement_group_table": _PLACEMENT,
+    "register_env": MISSING["rllib"],
+    "register_trainable": "give the function itself to the Tuner",
+    "remove_placement_group": _PLACEMENT,
+    "run": _TUNER,
+    "run_experiments": _TUNER,
+    "timeline": "the page of a run shows where the time went; see `distrain page`",
     "Backend": "derive from BackendConfig, whose setup() and teardown() are called in each worker",
     "BaseTrainer": "derive from DataParallelTrainer, or give it a train_func",
     "DatasetConfig": "use DataConfig",

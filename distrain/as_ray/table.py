@@ -40,9 +40,43 @@ _TENSORFLOW_TRAINER: Names = {"distrain.tensorflow": ("TensorflowTrainer",)}
 _TORCH_TRAINER: Names = {"distrain.torch": ("TorchTrainer",)}
 _WANDB: Names = {"distrain.as_ray.integrations": ("WandbLoggerCallback=wandb_callback", "setup_wandb")}
 
+_NEVER_RAISED = (
+    *("ActorUnavailableError", "GetTimeoutError", "LocalRayletDiedError", "NodeDiedError", "ObjectFetchTimedOutError"),
+    *("ObjectFreedError", "ObjectLostError", "ObjectReconstructionFailedError", "ObjectStoreFullError"),
+    *("OutOfDiskError", "OutOfMemoryError", "OwnerDiedError", "PendingCallsLimitExceeded", "RayChannelError"),
+    *("RaySystemError", "RpcError", "RuntimeEnvSetupError", "TaskCancelledError", "TaskUnschedulableError"),
+)
+_EXCEPTIONS = (
+    *("ActorAlreadyExistsError", "ActorDiedError", "RayActorError", "RayError", "RayTaskError", "WorkerCrashedError"),
+    *(f"{name}=NeverRaisedError" for name in _NEVER_RAISED),
+)
+_SPACE = (
+    *("choice", "grid_search", "lograndint", "loguniform", "qlograndint", "qloguniform", "qrandint", "qrandn"),
+    *("quniform", "randint", "randn", "sample_from", "uniform"),
+)
+
 _CORE: dict[str, Home] = {
-    "ray": {"distrain.as_ray.constants": ("__version__", "__distrain__")},
+    "ray": {
+        "distrain.as_ray.constants": ("__version__", "__distrain__"),
+        "distrain.as_ray.core.actors": ("get_actor", "kill", "method", "remote"),
+        "distrain.as_ray.core.cluster": (
+            *("available_resources=cluster_resources", "cluster_resources", "get_gpu_ids", "get_runtime_context"),
+            *("init", "is_initialized", "nodes", "shutdown"),
+        ),
+        "distrain.as_ray.core.tasks": ("ObjectRef", "cancel", "get", "put", "wait"),
+    },
+    "ray.actor": {"distrain.as_ray.core.actors": ("ActorClass", "ActorHandle", "exit_actor")},
     "ray.cloudpickle": "cloudpickle",
+    "ray.exceptions": {"distrain.as_ray.core.exceptions": _EXCEPTIONS},
+    "ray.remote_function": {"distrain.as_ray.core.tasks": ("RemoteFunction",)},
+    "ray.runtime_context": {"distrain.as_ray.core.cluster": ("RuntimeContext", "get_runtime_context")},
+    "ray.runtime_env": {"distrain.as_ray.core.cluster": ("RuntimeEnv",)},
+    "ray.util": {
+        "distrain.as_ray.core.actors": ("ActorPool", "list_named_actors"),
+        "distrain.as_ray.core.tasks": ("as_completed", "map_unordered"),
+        "distrain.hosts.network": ("get_node_ip_address=own_address",),
+    },
+    "ray.util.actor_pool": {"distrain.as_ray.core.actors": ("ActorPool",)},
 }
 _DATA: dict[str, Home] = {
     "ray.data": {
@@ -147,7 +181,38 @@ _AIR: dict[str, Home] = {
     "ray.tune.logger.wandb": _WANDB,
 }
 
-MODULES: dict[str, Home] = {**_CORE, **_DATA, **_TRAIN, **_TRAIN_V2, **_AIR}
+_TUNE: dict[str, Home] = {
+    "ray.tune": {
+        **_CHECKPOINT,
+        **_RESULT,
+        "distrain.as_ray.constants": ("SyncConfig",),
+        "distrain.as_ray.tune.search_space": _SPACE,
+        "distrain.as_ray.tune.sweep": ("ResultGrid",),
+        "distrain.as_ray.tune.tuner": (
+            *("CLIReporter", "JupyterNotebookReporter=CLIReporter", "ProgressReporter=CLIReporter"),
+            *("TuneConfig", "Tuner"),
+        ),
+        "distrain.as_ray.tune.trainables": (
+            *("PlacementGroupFactory", "RunConfig=TuneRunConfig", "Trainable", "report", "with_parameters"),
+            "with_resources",
+        ),
+        "distrain.config": ("CheckpointConfig", "FailureConfig"),
+        "distrain.context": ("TuneContext=TrainContext",),
+        "distrain.errors": ("TuneError=TrainingFailedError",),
+        "distrain.session": ("get_checkpoint", "get_context"),
+    },
+    "ray.tune.integration.ray_train": {"distrain.as_ray.tune.trainables": ("TuneReportCallback",)},
+    "ray.tune.result_grid": {"distrain.as_ray.tune.sweep": ("ResultGrid",)},
+    "ray.tune.schedulers": {"distrain.as_ray.tune.tuner": ("FIFOScheduler",)},
+    "ray.tune.search": {"distrain.as_ray.tune.tuner": ("BasicVariantGenerator",)},
+    "ray.tune.search.basic_variant": {"distrain.as_ray.tune.tuner": ("BasicVariantGenerator",)},
+    "ray.tune.search.sample": {"distrain.as_ray.tune.search_space": ("Domain", *_SPACE)},
+    "ray.tune.trainable": {"distrain.as_ray.tune.trainables": ("Trainable", "with_parameters", "with_resources")},
+    "ray.tune.tune_config": {"distrain.as_ray.tune.tuner": ("TuneConfig",)},
+    "ray.tune.tuner": {"distrain.as_ray.tune.tuner": ("Tuner",)},
+}
+
+MODULES: dict[str, Home] = {**_CORE, **_DATA, **_TRAIN, **_TRAIN_V2, **_AIR, **_TUNE}
 """Each module of Ray, with its names by the module that they come from; ``Name=other`` renames one.
 
 A module's name instead stands for all names of that module.

@@ -50,6 +50,29 @@ PUBLIC = {
     "ray.train.v2.api.train_fn_utils": """
         get_all_reported_checkpoints get_checkpoint get_context get_dataset_shard get_preemption_info report""",
     "ray.train.xgboost": "RayTrainReportCallback XGBoostCheckpoint XGBoostConfig XGBoostPredictor XGBoostTrainer",
+    "ray.tune": """
+        CLIReporter Callback Checkpoint CheckpointConfig Experiment ExperimentAnalysis FailureConfig
+        JupyterNotebookReporter PlacementGroupFactory ProgressReporter Result ResultGrid ResumeConfig RunConfig Stopper
+        SyncConfig Trainable TuneConfig TuneContext TuneError Tuner choice create_scheduler create_searcher
+        get_checkpoint get_context grid_search lograndint loguniform qlograndint qloguniform qrandint qrandn quniform
+        randint randn register_env register_trainable report run run_experiments sample_from uniform with_parameters
+        with_resources""",
+    "ray.tune.schedulers": "ASHAScheduler FIFOScheduler HyperBandScheduler PopulationBasedTraining",
+    "ray.tune.search": "BasicVariantGenerator ConcurrencyLimiter Repeater Searcher",
+    "ray.tune.search.optuna": "OptunaSearch",
+    "ray.tune.integration.ray_train": "TuneReportCallback",
+    "ray": """
+        ClientBuilder ObjectRef available_resources cancel client cluster_resources get get_actor get_gpu_ids
+        get_runtime_context init is_initialized java_function kill method nodes put remote shutdown timeline wait""",
+    "ray.exceptions": """
+        ActorDiedError GetTimeoutError ObjectLostError OutOfMemoryError RayActorError RayError RayTaskError
+        TaskCancelledError WorkerCrashedError""",
+    "ray.util": """
+        ActorPool as_completed collective get_node_ip_address get_placement_group inspect_serializability iter
+        list_named_actors log_once map_unordered placement_group remove_placement_group""",
+    "ray.util.multiprocessing": "Pool",
+    "ray.util.queue": "Empty Full Queue",
+    "ray.util.scheduling_strategies": "NodeAffinitySchedulingStrategy PlacementGroupSchedulingStrategy",
     "ray.air": "Checkpoint CheckpointConfig DatasetConfig FailureConfig Result RunConfig ScalingConfig",
     "ray.air.integrations.comet": "CometLoggerCallback",
     "ray.air.integrations.mlflow": "MLflowLoggerCallback setup_mlflow",
