@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TypeAlias
 
 Home: TypeAlias = "str | dict[str, tuple[str, ...]]"
-
 Names: TypeAlias = "dict[str, tuple[str, ...]]"
 
 _CONFIGS = (
