@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from distrain.as_ray.tune import search_space as tune
+from distrain.as_ray.tune.lanes import lanes_for
 from distrain.as_ray.tune.search_space import configs, generator_of
 from distrain.as_ray.tune.sweep import ResultGrid, Sweep
-from distrain.as_ray.tune.tuner import BasicVariantGenerator, TuneConfig, lanes_for
+from distrain.as_ray.tune.tuner import BasicVariantGenerator, TuneConfig
 from distrain.config import ScalingConfig
 from distrain.hosts.host_info import usable_cpus
 
