@@ -528,6 +528,8 @@ class RunConfig:
     trackers: names such as ``"tensorboard"`` or ``"wandb:project=mnist"``, or objects of
         :class:`distrain.trackers.Tracker`; by default those that the environment variable DISTRAIN_TRACKERS names,
         separated by semicolons. See docs/trackers.md.
+    failure_config: see :class:`~distrain.FailureConfig`.
+    checkpoint_config: see :class:`~distrain.CheckpointConfig`.
     logging_config: see :class:`~distrain.LoggingConfig`.
     shipping_config: see :class:`~distrain.ShippingConfig`.
     progress: how the console shows the progress. ``"live"``: a footer on a terminal, below the output of the workers;

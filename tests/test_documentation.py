@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import distrain
 from tests.docstring_names import public_names
 from tests.documentation import ROOT, Block, Reader, blocks_of, pages
 
@@ -38,6 +41,14 @@ def test_every_public_name_is_in_the_reference() -> None:
     described = [value for name, value in public_names().items() if name in there]
     missing = {name for name, value in public_names().items() if value not in described}
     assert missing == {"distrain.__version__", "distrain.lightning.RayLightningEnvironment"}
+
+
+@pytest.mark.parametrize("name", [name for name in distrain.__all__ if name.endswith("Config")])
+def test_every_field_of_a_config_is_described(name: str) -> None:
+    config = getattr(distrain, name)
+    described = re.findall(r"^(\w+(?:, \w+)*): ", inspect.getdoc(config) or "", re.MULTILINE)
+    fields = {field.name for field in dataclasses.fields(config)} if dataclasses.is_dataclass(config) else set()
+    assert fields <= set(", ".join(described).split(", "))
 
 
 def test_a_block_that_does_not_run_says_why() -> None:

@@ -35,7 +35,9 @@ def as_fields(lines: list[str], names: set[str]) -> list[str]:
         item = _ITEM.fullmatch(line)
         if item and names.issuperset(item[1].split(", ")):
             out += [] if is_in_item else [""]
-            out.append(f":param {item[1]}: {item[2]}")
+            *others, name = item[1].split(", ")
+            out += [f":param {other}: see {name}" for other in others]  # a field has one name
+            out.append(f":param {name}: {item[2]}")
             is_in_item = True
             continue
         if is_in_item and line and not line.startswith(" "):
