@@ -251,7 +251,7 @@ class Dataset(PlainDataset):
         """Return all rows. Raises ValueError if there are more than ``limit``."""
         rows = [plain(row) for row in to_rows(self.read())]
         if limit is not None and len(rows) > limit:
-            raise ValueError(f"The dataset has more than the given limit of {limit} records.")
+            raise ValueError(f"take_all(limit={limit}): the dataset has more rows")
         return rows
 
     def take_batch(self, batch_size: int = 20, *, batch_format: str | None = "default") -> Any:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _RETURNS = "__ray_num_returns__"
-_KILLED = "The actor died unexpectedly before finishing this task."
+_KILLED = "the actor was killed, or has left"
 
 
 def remote(*args: Any, **options: Any) -> Any:
@@ -25,8 +25,7 @@ def remote(*args: Any, **options: Any) -> Any:
         return _remote(args[0], {})
     if args or not options:
         raise AssertionError(
-            "The @ray.remote decorator must be applied either with no arguments and no parentheses, for example "
-            "'@ray.remote', or with keyword arguments, for example '@ray.remote(num_returns=2)'"
+            "write @ray.remote without parentheses, or with keyword arguments, such as @ray.remote(num_returns=2)"
         )
     return lambda target: _remote(target, options)
 
@@ -103,8 +102,7 @@ class ActorClass:
             if self._options.get("get_if_exists"):
                 return ActorHandle(existing)
             raise ActorAlreadyExistsError(
-                f"The name {name} is already taken. Please use a different name or get the existing actor using "
-                f"ray.get_actor({name!r})"
+                f"there is an actor named {name!r} already: choose another name, or get it by ray.get_actor({name!r})"
             )
         key, actor = uuid.uuid4().hex, _Actor(self._kind, name)
         _actors[key] = actor
@@ -114,7 +112,7 @@ class ActorClass:
 
         ref: ObjectRef = call(f"{self._kind.__name__}.__init__", make, args, named, {})
         if ref.error is not None:
-            died = ActorDiedError(f"The actor died because of an error raised in its creation task, {ref.error}")
+            died = ActorDiedError(f"the constructor of the actor has raised an error: {ref.error}")
             died.__cause__ = ref.error.cause if isinstance(ref.error, RayTaskError) else ref.error
             actor.die(died)
         return ActorHandle(key)
@@ -125,7 +123,7 @@ class ActorClass:
 
     def __call__(self, *args: object, **named: object) -> Any:
         raise TypeError(
-            f"Actors cannot be instantiated directly. Instead of '{self.__name__}()', use '{self.__name__}.remote()'."
+            f"{self.__name__} is the class of an actor: make one by {self.__name__}.remote(), not {self.__name__}()"
         )
 
 
@@ -207,16 +205,13 @@ class ActorMethod:
         return ActorMethod(self._key, self._name, {**self._options, **options})
 
     def __call__(self, *args: object, **named: object) -> Any:
-        raise TypeError(
-            f"Actor methods cannot be called directly. Instead of running 'object.{self._name}()', try "
-            f"'object.{self._name}.remote()'."
-        )
+        raise TypeError(f"{self._name}() is a method of an actor: call {self._name}.remote()")
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """Return the actor of that name. Raises ValueError if there is none."""
     if (key := _find(name)) is None:
-        raise ValueError(f"Failed to look up actor with name {name!r}: no actor of this process has it, or it has died")
+        raise ValueError(f"no living actor of this process is named {name!r}")
     return ActorHandle(key)
 
 
@@ -228,7 +223,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[str]:
 def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     """Let an actor die."""
     if not isinstance(actor, ActorHandle):
-        raise ValueError(f"ray.kill() only supported for actors. Got: {type(actor)}.")
+        raise ValueError(f"ray.kill() takes the handle of an actor, got {actor!r}")
     if (found := _actors.get(actor._ray_actor_id)) is not None:
         found.die(ActorDiedError(_KILLED))
 
@@ -262,7 +257,7 @@ class ActorPool:
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
         """Return the next result. Raises StopIteration if there is none."""
         if not self._results:
-            raise StopIteration("No more results to get")
+            raise StopIteration("the pool has no further result")
         return tasks.get(self._results.popleft())
 
     get_next_unordered = get_next

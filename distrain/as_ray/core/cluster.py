@@ -58,8 +58,8 @@ def init(address: str | None = None, **options: Any) -> RayContext:
     global _is_used
     if _is_used and not options.get("ignore_reinit_error"):
         raise RuntimeError(
-            "Maybe you called ray.init twice by accident? This error can be suppressed by passing in "
-            "'ignore_reinit_error=True' or by calling 'ray.shutdown()' prior to 'ray.init()'."
+            "ray.init() was called before, or a task has run: leave this call out, call ray.shutdown() first, or pass "
+            "ignore_reinit_error=True"
         )
     _is_used = True
     runtime_env = dict(options.pop("runtime_env", None) or {})

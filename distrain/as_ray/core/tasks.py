@@ -97,11 +97,11 @@ def put(value: Any, **options: object) -> ObjectRef:
     """Return a reference to a copy of the value. Raises TypeError for one that cannot be pickled."""
     cluster.note_use()
     if isinstance(value, ObjectRef):
-        raise TypeError("Calling 'put' on an ray.ObjectRef is not allowed: put it into a list, if you need that")
+        raise TypeError("ray.put() takes a value, and got an ObjectRef: put it into a list, if you need that")
     try:
         return ObjectRef(pickled(value))
     except Exception as error:
-        raise TypeError(f"Could not serialize the put value {value!r}: {error}") from error
+        raise TypeError(f"ray.put(): {value!r} cannot be pickled: {error}") from error
 
 
 def get(refs: ObjectRef | list[ObjectRef], *, timeout: float | None = None, **options: object) -> Any:
@@ -110,13 +110,10 @@ def get(refs: ObjectRef | list[ObjectRef], *, timeout: float | None = None, **op
     if isinstance(refs, ObjectRef):
         return refs.value()
     if not isinstance(refs, list):
-        raise ValueError(
-            f"Invalid type of object refs, {type(refs)}, is given. 'object_refs' must either be an ObjectRef or a list "
-            "of ObjectRefs."
-        )
+        raise ValueError(f"ray.get() takes an ObjectRef or a list of them, got {refs!r}")
     for ref in refs:
         if not isinstance(ref, ObjectRef):
-            raise TypeError(f"Attempting to call `get` on the value {ref!r}, which is not an ray.ObjectRef.")
+            raise TypeError(f"ray.get() takes an ObjectRef or a list of them; the list has {ref!r}")
     return [ref.value() for ref in refs]
 
 
@@ -126,9 +123,9 @@ def wait(
     """Return the first ``num_returns`` of the references, and the others: all tasks have ended."""
     pace.rest()
     if not isinstance(refs, (list, tuple)) or not all(isinstance(ref, ObjectRef) for ref in refs):
-        raise TypeError(f"wait() expected a list of ray.ObjectRef, got {refs!r}")
+        raise TypeError(f"ray.wait() takes a list of ObjectRefs, got {refs!r}")
     if len(set(refs)) != len(refs):
-        raise ValueError("Wait requires a list of unique ray_waitables.")
+        raise ValueError("ray.wait() was given the same ObjectRef twice")
     if not 0 < num_returns <= len(refs):
         raise ValueError(f"num_returns must be between 1 and the {len(refs)} references, got {num_returns}")
     return list(refs[:num_returns]), list(refs[num_returns:])
@@ -169,7 +166,7 @@ pace = _Pace()
 def check_options(kind: str, options: Mapping[str, Any]) -> None:
     """Raise ValueError for an option that Ray has not. Tell the user once of one that cannot be met."""
     for name in options.keys() - OPTIONS:
-        raise ValueError(f"Invalid option keyword {name} for {kind}{did_you_mean(name, OPTIONS)}")
+        raise ValueError(f"{kind} have no option {name!r}{did_you_mean(name, OPTIONS)}")
     for name, has in (("num_cpus", usable_cpus), ("num_gpus", lambda: len(host_info(with_gpus=True).gpus or ()))):
         wanted = options.get(name) or 0
         if wanted > (1 if name == "num_cpus" else 0) and wanted > (found := has()):
@@ -233,7 +230,7 @@ def _outcome(
     try:
         blob = pickled((args, dict(named)))
     except Exception as error:
-        raise TypeError(f"Could not serialize the arguments of {name}: {error}") from error
+        raise TypeError(f"{name}: the arguments cannot be pickled: {error}") from error
     while True:
         tries -= 1
         try:
@@ -261,7 +258,7 @@ class RemoteFunction:
         check_options("remote functions", options)
         if inspect.iscoroutinefunction(function):
             raise ValueError(
-                "'async def' should not be used for remote tasks: wrap the function with `asyncio.run(f())`"
+                f"{function.__name__}() is async, which a task cannot be: call asyncio.run() in a plain function"
             )
         functools.update_wrapper(self, function)
         self._function = function
@@ -277,9 +274,7 @@ class RemoteFunction:
 
     def __call__(self, *args: object, **named: object) -> Any:
         name = f"{self._function.__module__}.{self._function.__name__}"
-        raise TypeError(
-            f"Remote functions cannot be called directly. Instead of running '{name}()', try '{name}.remote()'."
-        )
+        raise TypeError(f"{name}() is a remote function: call {name}.remote()")
 
     def __getattr__(self, name: str) -> Any:
         if name == "bind":

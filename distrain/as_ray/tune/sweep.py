@@ -279,8 +279,7 @@ class ResultGrid(Sequence[TrialResult]):
         for name, value in (("metric", metric), ("mode", mode)):
             if not value:
                 raise ValueError(
-                    f"No {name} is provided. Either pass in a `{name}` arg to `get_best_result` or specify a {name} in "
-                    "the `TuneConfig` of your `Tuner`."
+                    f"get_best_result() needs a {name}: pass {name}=..., or TuneConfig({name}=...) to the Tuner"
                 )
         if mode not in ("min", "max") or scope not in _SCOPES:
             raise ValueError(f"mode must be min or max, scope one of {', '.join(_SCOPES)}; got {mode!r}, {scope!r}")
@@ -289,8 +288,8 @@ class ResultGrid(Sequence[TrialResult]):
         if not usable:
             known = sorted({name for result in self._results for name in flat(result.metrics or {})})
             raise RuntimeError(
-                f"No best trial found for the given metric: {metric}. This means that no trial has reported this "
-                f"metric, or only NaN or infinite values; known metrics: {', '.join(known)}"
+                f"no trial has reported the metric {metric!r}, or only NaN or infinite values; known metrics: "
+                f"{', '.join(known)}"
             )
         return (min if mode == "min" else max)(usable, key=lambda pair: pair[0])[1]
 

@@ -228,7 +228,7 @@ def test_settings_have_no_effect(rd: Any) -> None:
         ),
         (lambda rd: rd.range(2).drop_columns(["q"]).take(), r"names the column 'q'; there are \['id'\]"),
         (lambda rd: type("Own", (DataConfig,), {"configure": print}), r"Own.configure\(\) would never be called"),
-        (lambda rd: rd.range(9).take_all(limit=3), "more than the given limit of 3"),
+        (lambda rd: rd.range(9).take_all(limit=3), r"take_all\(limit=3\): the dataset has more rows"),
     ],
 )
 def test_what_is_not_offered_says_what_to_do(rd: Any, idiom: Callable[[Any], Any], text: str) -> None:

@@ -222,7 +222,7 @@ def test_a_grid_of_no_results(tmp_path: Path) -> None:
     assert isinstance(grid, ResultGrid)
     assert grid.num_errors == 2
     assert "f_00000 has not begun" in str(grid.errors[0])
-    with pytest.raises(ValueError, match="No mode is provided"):
+    with pytest.raises(ValueError, match=r"needs a mode: pass mode="):
         grid.get_best_result()
-    with pytest.raises(RuntimeError, match="No best trial found for the given metric: loss"):
+    with pytest.raises(RuntimeError, match="no trial has reported the metric 'loss'"):
         grid.get_best_result(mode="min")
