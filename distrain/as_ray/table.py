@@ -28,12 +28,12 @@ _AIR_CONFIG: Names = {
 _BACKEND: Names = {"distrain.backend": ("BackendConfig",)}
 _CHECKPOINT: Names = {"distrain.checkpoint": ("Checkpoint",)}
 _DATA_PARALLEL_TRAINER: Names = {"distrain.trainer": ("DataParallelTrainer",)}
-_DATASET: Names = {"distrain.as_ray.dataset": ("Dataset", "MaterializedDataset=Dataset")}
+_DATASET: Names = {"distrain.as_ray.data.dataset": ("Dataset", "MaterializedDataset=Dataset")}
 _KERAS: Names = {
     "distrain.tensorflow.keras": ("ReportCheckpointCallback", "RayReportCallback=ReportCheckpointCallback")
 }
 _MLFLOW: Names = {"distrain.as_ray.integrations": ("MLflowLoggerCallback=mlflow_callback", "setup_mlflow")}
-_PARTITIONING: Names = {"distrain.as_ray.data": ("Partitioning",)}
+_PARTITIONING: Names = {"distrain.as_ray.data.readers": ("Partitioning",)}
 _RESULT: Names = {"distrain.result": ("Result",)}
 _TENSORFLOW_TRAINER: Names = {"distrain.tensorflow": ("TensorflowTrainer",)}
 _TORCH_TRAINER: Names = {"distrain.torch": ("TorchTrainer",)}
@@ -80,19 +80,19 @@ _CORE: dict[str, Home] = {
 _DATA: dict[str, Home] = {
     "ray.data": {
         **_DATASET,
-        "distrain.as_ray.data": _READERS,
-        "distrain.as_ray.preprocessors": ("Preprocessor",),
+        "distrain.as_ray.data.readers": _READERS,
+        "distrain.as_ray.data.preprocessors": ("Preprocessor",),
         "distrain.data": ("DataIterator", "DatasetIterator=DataIterator", "Schema"),
     },
-    "ray.data.context": {"distrain.as_ray.data": ("DataContext", "ExecutionOptions", "ExecutionResources")},
+    "ray.data.context": {"distrain.as_ray.data.readers": ("DataContext", "ExecutionOptions", "ExecutionResources")},
     "ray.data.dataset": {**_DATASET, "distrain.data": ("Schema",)},
     "ray.data.datasource": _PARTITIONING,
     "ray.data.datasource.partitioning": _PARTITIONING,
-    "ray.data.grouped_data": {"distrain.as_ray.groups": ("GroupedData",)},
+    "ray.data.grouped_data": {"distrain.as_ray.data.groups": ("GroupedData",)},
     "ray.data.iterator": {"distrain.data": ("DataIterator",)},
-    "ray.data.preprocessor": {"distrain.as_ray.preprocessors": ("Preprocessor", "PreprocessorNotFittedException")},
+    "ray.data.preprocessor": {"distrain.as_ray.data.preprocessors": ("Preprocessor", "PreprocessorNotFittedException")},
     "ray.data.preprocessors": {
-        "distrain.as_ray.preprocessors": (
+        "distrain.as_ray.data.preprocessors": (
             *("BatchMapper", "Chain", "Concatenator", "LabelEncoder", "MinMaxScaler", "OneHotEncoder"),
             *("OrdinalEncoder", "SimpleImputer", "StandardScaler"),
         )

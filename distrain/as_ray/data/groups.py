@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from distrain.as_ray.arguments import ELSEWHERE, check_options, names_of
+from distrain.as_ray.data.arguments import ELSEWHERE, check_options, names_of
 from distrain.data.blocks import as_block, formatter, joined, to_columns
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import fsspec
 import numpy as np
 
 from distrain import data
-from distrain.as_ray.arguments import FSSPEC, check_options
-from distrain.as_ray.dataset import Dataset
+from distrain.as_ray.data.arguments import FSSPEC, check_options
+from distrain.as_ray.data.dataset import Dataset
 from distrain.data.constructors import as_dataset
 from distrain.data.files import found_files
 from distrain.system.imports import require

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.as_ray.dataset import Dataset
+from distrain.as_ray.data.dataset import Dataset
 from distrain.data.blocks import as_block, is_instance, to_columns, to_frame
 from distrain.data.dataset import Dataset as PlainDataset
 from distrain.system.imports import require

@@ -14,7 +14,7 @@ from uuid import uuid4
 import numpy as np
 from fsspec.core import url_to_fs
 
-from distrain.as_ray.arguments import (
+from distrain.as_ray.data.arguments import (
     ELSEWHERE,
     SCHEDULING,
     all_batches,
@@ -26,7 +26,7 @@ from distrain.as_ray.arguments import (
     plain,
     plain_value,
 )
-from distrain.as_ray.groups import GroupedData
+from distrain.as_ray.data.groups import GroupedData
 from distrain.data.blocks import (
     Batched,
     as_block,

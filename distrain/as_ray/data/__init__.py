@@ -1,0 +1,1 @@
+"""``ray.data``, on top of :mod:`distrain.data`. Runs in: anywhere."""
