@@ -90,6 +90,7 @@ def find_project(
     """
     directory = os.path.abspath(directory)
     entries = [path for path in _absolute(sys_path, directory) if not belongs_to_interpreter(path)]
+    entries = [path for path in entries if path == directory or not _holds_distrain(path)]
     scripts = _absolute(targets, directory)
     parents = [path for path in map(os.path.dirname, scripts) if not belongs_to_interpreter(path)]
     own = list(dict.fromkeys(filter(os.path.isdir, [*entries, *scripts, *parents])))
@@ -117,6 +118,11 @@ def find_project(
         found = search(own)
         notes.append(f"only {some_paths(own)} is shipped, not the whole repository: {error}")
     return Project(files=found.files(), folders=tuple(sorted(found.folders)), notes=(*notes, *found.notes()))
+
+
+def _holds_distrain(path: str) -> bool:
+    """Tell the checkout of an editable install of distrain, which hosts get in another way."""
+    return os.path.realpath(path) == os.path.realpath(own_package().parent)
 
 
 def _absolute(paths: Iterable[str], directory: str) -> list[str]:
