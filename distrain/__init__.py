@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distrain.system.imports import lazy_names
+from distrain.system.imports import import_as_ray, lazy_names
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imported on first use
     from distrain.backend import BackendConfig as BackendConfig
@@ -105,3 +105,5 @@ __getattr__, __dir__, __all__ = lazy_names(
     _HOMES,
     modules=("collective", "data", "huggingface", "lightning", "page", "session", "tensorflow", "torch", "trackers"),
 )
+
+import_as_ray()

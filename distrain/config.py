@@ -516,7 +516,8 @@ class RunConfig:
         calls it, they get SIGTERM at once, and SIGKILL after these seconds.
     worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
         The other keys of Ray's runtime environment have no effect; a value causes a warning.
-    callbacks: objects of :class:`~distrain.UserCallback`, called in this process.
+    callbacks: objects of :class:`~distrain.UserCallback`, called in this process. Trackers among them, where Ray has
+        its own, count as ``trackers``.
     trackers: names such as ``"tensorboard"`` or ``"wandb:project=mnist"``, or objects of
         :class:`distrain.trackers.Tracker`; by default those that the environment variable DISTRAIN_TRACKERS names,
         separated by semicolons. See docs/trackers.md.
@@ -615,8 +616,18 @@ class RunConfig:
     def _check_callbacks(self) -> None:
         allowed = "a list of distrain.UserCallback objects"
         check_fields(self, check_type, "callbacks", kind=Sequence, allowed=allowed)
+        self._move_trackers()
         for callback in self.callbacks or ():
             check_type("RunConfig.callbacks", callback, UserCallback, allowed)
+
+    def _move_trackers(self) -> None:
+        if all(isinstance(one, UserCallback) for one in self.callbacks or ()):
+            return
+        from distrain.trackers.tracker import Tracker  # few runs need it
+
+        if trackers := [one for one in self.callbacks or () if isinstance(one, Tracker)]:
+            object.__setattr__(self, "trackers", [*(self.trackers or ()), *trackers])
+            object.__setattr__(self, "callbacks", [one for one in self.callbacks or () if not isinstance(one, Tracker)])
 
     @property
     def env_vars(self) -> dict[str, str]:

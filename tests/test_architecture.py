@@ -28,7 +28,7 @@ LAYERS = [
     "errors", "system", "layout", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage",
     "trackers", "shipping", "transfer", "result", "runs", "config", "decisions", "page", "worker", "session",
     "collective", "agent", "connection", "console", "coordinator", "inprocess", "trainer", "torch", "tensorflow",
-    "lightning", "huggingface", "launching", "cli", "launch", "__main__",
+    "lightning", "huggingface", "launching", "as_ray", "cli", "launch", "__main__",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 
@@ -145,7 +145,7 @@ def test_modules_import_each_other_in_no_circle() -> None:
 
 
 def test_no_package_has_more_modules_than_one_can_remember() -> None:
-    counts = Counter(layer_of(name) for name in PLAIN if "." in name)
+    counts = Counter(name.rpartition(".")[0] for name in PLAIN if "." in name)
     assert max(counts.values()) <= MOST_MODULES, counts
 
 
@@ -176,9 +176,9 @@ def test_only_the_command_line_names_a_leaf(leaf: str, allowed: set[str]) -> Non
 
 
 def test_a_package_imports_none_of_its_modules() -> None:
-    """That is left to whoever uses one. The messages of the protocol are the exception."""
+    """That is left to whoever uses one. The messages of the protocol, and the import that acts, are the exceptions."""
     for name, module in MODULES.items():
-        if module.is_package and name != "wire":
+        if module.is_package and name not in ("wire", "as_ray"):
             assert module.own <= {"system.imports", "system.ray_names"}, name
 
 

@@ -63,6 +63,7 @@ A RUN is a path, a URL, a name, the beginning of a name, or `last`, the newest.
 Names are looked up in --storage-path, by default ~/distrain_results.
 
   distrain run --num-workers 4 train.py --epochs 3
+  distrain run --as-ray ray_train.py
   distrain ls
   distrain logs last -f
 """

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
 FORWARDED_VARIABLES = (
     *("ACCELERATE_*", "CUBLAS_*", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "GLOO_*", "HF_*", "KMP_*", "MKL_*"),
-    *("NCCL_*", "OMP_*", "OPENBLAS_*", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTORCH_*", "TOKENIZERS_PARALLELISM"),
+    *(
+        "DISTRAIN_AS_RAY",
+        "NCCL_*",
+        "OMP_*",
+        "OPENBLAS_*",
+        "PYTHONHASHSEED",
+        "PYTHONWARNINGS",
+        "PYTORCH_*",
+        "TOKENIZERS_PARALLELISM",
+    ),
     *("TORCH_*", "TORCHINDUCTOR_*", "TRANSFORMERS_*", "TRITON_*", "AWS_*", "FSSPEC_*", "WANDB_*", "LANG", "LC_*", "TZ"),
     *("SLURM_ARRAY_*", "SLURM_JOB_*", "SLURM_RESTART_COUNT", "SLURM_SUBMIT_*"),
     *("KERAS_*", "TF_[!C]*", "TF_C[!O]*", "XLA_*"),  # not TF_CONFIG, which would be about the user's process

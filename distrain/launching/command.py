@@ -18,6 +18,7 @@ from distrain.errors import DistrainError, LaunchError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
+from distrain.launching.driver import driver_of, is_for_ray
 from distrain.launching.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
 from distrain.launching.preflight import Preflight
 from distrain.launching.preflight_table import show, show_emptied
@@ -50,6 +51,8 @@ def run_command(
     """
     parser = make_parser(prog)
     options = parse(parser, sys.argv[1:] if arguments is None else arguments)
+    if is_for_ray(options):
+        return _drive(parser, options, user_path)
     if options.detach and (other := _runs_nothing(options)):
         parser.error(f"--detach is for runs; leave it out with {other}")
     if options.stacks:
@@ -163,6 +166,17 @@ def _shipping_config(options: argparse.Namespace) -> ShippingConfig:
 
 
 # -- actions ---------------------------------------------------------------------------------------------------------
+
+
+def _drive(parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
+    """Run a script of Ray in this process. Return 0; what it raises ends the process as it does any script."""
+    try:
+        _hosts(options)
+        drive = driver_of(parser, options, user_path)
+    except (ValueError, TypeError, OSError) as error:
+        parser.error(str(error))
+    drive()
+    return 0
 
 
 def _run(

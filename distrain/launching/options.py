@@ -28,7 +28,8 @@ targets:
   -m package.train ARGS...    a module, likewise
   train.py:train_func         a function of a file or of a module (package.train:train_func), called with the config;
                               the process group is set up for it
-A script that calls TorchTrainer(...).fit() starts its own workers: run it with `python script.py`.
+A script that calls TorchTrainer(...).fit() starts its own workers: run it with `python script.py`, or, if it imports
+ray, with `python -m distrain.launch --as-ray script.py`; --hosts, --hostfile, --transport, --env and --tracker apply.
 
 examples:
   python -m distrain.launch --num-workers 4 train.py --epochs 3
@@ -239,6 +240,12 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
+    add(
+        "--as-ray",
+        action="store_true",
+        help="run an unmodified script of Ray Train: it imports ray and calls fit() itself, here (default: "
+        "DISTRAIN_AS_RAY)",
+    )
     add("--config", metavar="FILE.json", help="config of the function, a JSON object")
     add(
         "--set",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from distrain.system.ray_names import explain
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+AS_RAY = "DISTRAIN_AS_RAY"
+"""The variable that asks for the stand-in for Ray, distrain.as_ray."""
 _EXTRAS = {"numpy": "data", "pyarrow": "data", "matplotlib": "plot", "plotille": "plot", "torch": "torch"}
 """The extra of distrain that brings a package."""
 
@@ -49,3 +52,14 @@ def require(module: str) -> Any:
             raise
         wanted = f"'distrain[{_EXTRAS[package]}]'" if package in _EXTRAS else package
         raise ModuleNotFoundError(f"{error}; install it with: pip install {wanted}", name=error.name) from error
+
+
+def is_asked_for_as_ray() -> bool:
+    """Tell if the environment asks for the stand-in for Ray."""
+    return os.environ.get(AS_RAY, "0") not in ("", "0")
+
+
+def import_as_ray() -> None:
+    """Import the stand-in for Ray if the environment asks for it, so that ``import ray`` finds it."""
+    if is_asked_for_as_ray():
+        import_module("distrain.as_ray")

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-_CLUSTER = "there is no cluster to connect to: fit() starts the workers and ends them, so leave it out"
+_AS_RAY = "`distrain run --as-ray` runs a script of Ray that has it, as it is"
+_CLUSTER = f"there is no cluster to connect to: fit() starts the workers and ends them, so leave it out; {_AS_RAY}"
 _DATA = "use distrain.data, or a DataLoader (or tf.data.Dataset) in train_func"
 _FRAMEWORK = "use DataParallelTrainer, and call the framework in train_func"
 _INFERENCE = "inference is not a part of distrain: load the files of result.checkpoint.as_directory()"
 _KEPT = "the trainer does not show it: keep the object that you passed to it"
 _OF_RAY_1 = "a name of Ray 1: pass train_func to TorchTrainer or DataParallelTrainer, and call fit()"
 _OUTER_LOOP = (
-    "there is no Tune: loop over your settings and call fit() for each, for example in the objective of an Optuna study"
+    "there is no Tune: loop over your settings and call fit() for each, for example in the objective of an Optuna "
+    f"study; {_AS_RAY}"
 )
 _RANKS = "a name of Ray 1: use get_context().get_world_rank(), get_local_rank() or get_world_size()"
-_TASKS = "there are no tasks, actors or objects: call the function itself, or use concurrent.futures"
+_TASKS = f"there are no tasks, actors or objects: call the function itself, or use concurrent.futures; {_AS_RAY}"
 _TORCH = "use TorchTrainer, and make the library's own Trainer in train_func"
 _TPU = "TPUs are not supported"
 _TRAIN = "distrain itself replaces ray.train and ray.air: `import distrain as train`, `from distrain import session`"

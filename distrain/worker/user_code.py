@@ -133,7 +133,7 @@ def _end_forked_child(error: BaseException | None) -> NoReturn:
             print(error.code, file=sys.stderr)
     elif error is not None:
         with contextlib.suppress(BaseException):
-            error.__traceback__ = _users_part(error)
+            error.__traceback__ = users_part(error)
             sys.excepthook(type(error), error, error.__traceback__)
     exit_process(0 if error is None else _exit_code(error))
 
@@ -261,12 +261,13 @@ def _traceback_text(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return ""
     try:
-        return _shortened("".join(traceback.format_exception(type(error), error, _users_part(error))))
+        return _shortened("".join(traceback.format_exception(type(error), error, users_part(error))))
     except Exception as broken:  # an exception that cannot be formatted
         return f"{type(error).__qualname__} (its text is not available: {broken!r})\n"
 
 
-def _users_part(error: BaseException) -> TracebackType | None:
+def users_part(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an exception without distrain's outer frames."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OWN_FILES):
         trace = trace.tb_next

@@ -1,0 +1,23 @@
+"""Names of Ray that are plain values here. Runs in: anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distrain.system.version import __version__ as _own_version
+
+__version__ = "2.60.0"
+"""The version of Ray whose names and arguments these are."""
+__distrain__ = _own_version
+"""The version of distrain: the mark by which a program can tell the stand-in from Ray."""
+
+TRAIN_DATASET_KEY = "train"
+ValidationFn = Callable[..., dict[str, Any]]
+
+
+class SyncConfig:
+    """What ``RunConfig(sync_config=...)`` takes. It has no effect, as workers write into the storage themselves."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        """Take the arguments of Ray."""

@@ -1,0 +1,118 @@
+"""What the stand-in for Ray lacks, each with a sentence on what to do instead. Runs in: anywhere.
+
+Names that distrain itself lacks, too, are in :mod:`distrain.system.ray_names`.
+"""
+
+from __future__ import annotations
+
+from distrain.system.ray_names import MISSING
+
+_CHECKPOINT = "use Checkpoint, whose files are those that you report; load them with the framework's own functions"
+_CLUSTER = "there is no cluster: the hosts are those of --hosts, --hostfile or the Slurm job"
+_EXAMPLES = "it comes with Ray: copy the file next to your script, and import it from there"
+_INFERENCE = MISSING["Predictor"]
+_PRIVATE = "it is internal to Ray, and there is nothing like it here"
+_SEARCH = (
+    "schedulers and searchers are left to Optuna, whose objective calls fit() and returns a metric: see "
+    "examples/optuna_sweep.py"
+)
+_PLACEMENT = "hosts are filled in order: ScalingConfig has the number of workers, and what each needs"
+_TUNER = "use tune.Tuner(...).fit(), whose ResultGrid has the best result and a dataframe"
+_TRACKERS = "set DISTRAIN_TRACKERS, or use --tracker, for TensorBoard, W&B, MLflow or Trackio; see docs/trackers.md"
+GENERAL = "distrain's stand-in for Ray has no such name; docs/ray.md says what it has, and how to keep Ray itself"
+
+BELOW = {
+    "ray.air.integrations": _TRACKERS,
+    "ray.autoscaler": _CLUSTER,
+    "ray.cluster_utils": _CLUSTER,
+    "ray.dag": "there are no graphs of tasks: call the functions one after the other",
+    "ray.job_submission": "there is no cluster to submit to: run the script with `distrain run --as-ray`",
+    "ray.ml": "a name of Ray 1: import it from ray.train or ray.air",
+    "ray.rllib": MISSING["rllib"],
+    "ray.serve": f"{MISSING['serve']}: load the files of result.checkpoint.as_directory()",
+    "ray.sgd": MISSING["Trainer"],
+    "ray.train.callbacks": f"reports are kept in metrics.jsonl; {_TRACKERS}",
+    "ray.train.examples": _EXAMPLES,
+    "ray.train.v2.jax": MISSING["jax"],
+    "ray.tune.analysis": _TUNER,
+    "ray.tune.examples": _EXAMPLES,
+    "ray.tune.integration": "report in train_func; distrain.lightning and distrain.tensorflow.keras have callbacks",
+    "ray.tune.logger": _TRACKERS,
+    "ray.tune.registry": "give the function itself to the Tuner",
+    "ray.tune.schedulers": _SEARCH,
+    "ray.tune.search": _SEARCH,
+    "ray.tune.stopper": MISSING["stop"],
+    "ray.util.collective": "use ray.train.collective, or torch.distributed in train_func",
+    "ray.util.dask": "Dask runs on this machine without Ray",
+    "ray.util.iter": "use ray.data, or a plain iterator",
+    "ray.util.joblib": "joblib runs on this machine without Ray: leave register_ray() out",
+    "ray.util.metrics": "report numbers as metrics; see docs/trackers.md",
+    "ray.util.multiprocessing": "multiprocessing.Pool of the standard library has the same methods",
+    "ray.util.placement_group": _PLACEMENT,
+    "ray.util.queue": "queue.Queue of the standard library serves one process; workers report metrics",
+    "ray.util.scheduling_strategies": _PLACEMENT,
+    "ray.util.spark": "Spark runs without Ray",
+    "ray.util.state": "`distrain ls` and `distrain show` list runs and their ranks",
+    "ray.util.sgd": MISSING["Trainer"],
+    "ray.workflow": "there are no workflows: call the functions one after the other",
+}
+"""Sentences for all names at and below a module of Ray."""
+
+NAMES = {
+    "ClientBuilder": _CLUSTER,
+    "Experiment": _TUNER,
+    "ExperimentAnalysis": _TUNER,
+    "ResumeConfig": "Tuner.restore(path, trainable, resume_errored=True) has these settings as arguments",
+    "Stopper": MISSING["stop"],
+    "client": _CLUSTER,
+    "cpp_function": "tasks are functions of Python",
+    "create_scheduler": _SEARCH,
+    "create_searcher": _SEARCH,
+    "get_placement_group": _PLACEMENT,
+    "inspect_serializability": "the error of a value that cannot be pickled names it",
+    "java_actor_class": "tasks are functions of Python",
+    "java_function": "tasks are functions of Python",
+    "log_once": "use logging",
+    "placement_group": _PLACEMENT,
+    "placement_group_table": _PLACEMENT,
+    "register_env": MISSING["rllib"],
+    "register_trainable": "give the function itself to the Tuner",
+    "remove_placement_group": _PLACEMENT,
+    "run": _TUNER,
+    "run_experiments": _TUNER,
+    "timeline": "the page of a run shows where the time went; see `distrain page`",
+    "Backend": "derive from BackendConfig, whose setup() and teardown() are called in each worker",
+    "BaseTrainer": "derive from DataParallelTrainer, or give it a train_func",
+    "DatasetConfig": "use DataConfig",
+    "GenDataset": "leave the annotation out",
+    "HuggingFaceCheckpoint": _CHECKPOINT,
+    "HuggingFacePredictor": _INFERENCE,
+    "LegacyLightningCheckpoint": _CHECKPOINT,
+    "LegacyTensorflowCheckpoint": _CHECKPOINT,
+    "LegacyTorchCheckpoint": _CHECKPOINT,
+    "LegacyTransformersCheckpoint": _CHECKPOINT,
+    "LightningCheckpoint": _CHECKPOINT,
+    "LightningPredictor": _INFERENCE,
+    "RayTrainCallback": "derive from UserCallback",
+    "TrainingIterator": _PRIVATE,
+    "TransformersCheckpoint": _CHECKPOINT,
+    "TransformersPredictor": _INFERENCE,
+    "batch_predictor": _INFERENCE,
+    "lightning_trainer": MISSING["LightningTrainer"],
+    "mosaic": MISSING["MosaicTrainer"],
+    "predictor": _INFERENCE,
+    "preemption": MISSING["PreemptionInfo"],
+}
+"""Sentences for names wherever they are in Ray."""
+
+
+def why(module: str, name: str) -> str:
+    """Return the text of the error for a name that a module of Ray has, or could have, and the stand-in has not."""
+    return f"{module} has no {name!r} here: {_sentence(f'{module}.{name}')}"
+
+
+def _sentence(path: str) -> str:
+    words = path.split(".")
+    above = (".".join(words[:count]) for count in range(len(words), 1, -1))
+    found = next((BELOW[name] for name in above if name in BELOW), None) or {**MISSING, **NAMES}.get(words[-1])
+    return found or (_PRIVATE if any(word.startswith("_") for word in words) else GENERAL)

@@ -1,0 +1,118 @@
+"""Unmodified scripts of Ray, with real workers: here and on other hosts, forked and spawned, and in a notebook."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from distrain import Result
+from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, make_fake_ssh
+from tests.process.test_notebooks import run_notebook
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+SCRIPT = """
+import argparse, os, tempfile
+import ray
+import ray.train.torch
+import torch
+from ray import train
+from ray.train import Checkpoint, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+from settings import EPOCHS
+
+def train_func(config):
+    from ray.air import session
+
+    model = ray.train.torch.prepare_model(torch.nn.Linear(1, 1))
+    for epoch in range(EPOCHS):
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(model.state_dict(), os.path.join(folder, "model.pt"))
+            train.report(
+                {"epoch": epoch, "size": session.get_world_size(), "argument": config["argument"],
+                 "place": os.environ.get("PLACE"), "setting": os.environ.get("SETTING")},
+                checkpoint=Checkpoint.from_directory(folder),
+            )
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--argument")
+    trainer = TorchTrainer(
+        train_func,
+        train_loop_config=vars(parser.parse_args()),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="run", storage_path=os.path.join(os.path.dirname(__file__), "runs")),
+    )
+    result = trainer.fit()
+    with result.checkpoint.as_directory() as folder:
+        assert sorted(torch.load(os.path.join(folder, "model.pt"))) == ["module.bias", "module.weight"]
+    raise SystemExit(7)
+"""
+
+
+def test_a_script_of_ray_trains_on_another_host(tmp_path: Path) -> None:
+    """The host has nothing of this environment, but for what distrain forwards."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "settings.py").write_text("EPOCHS = 2")
+    ssh = make_fake_ssh(tmp_path, f"export PLACE=far\n{SSH_THAT_CLEARS_THE_ENVIRONMENT.replace('-i', '-i PLACE=far')}")
+    options = ["--hosts", "far:2", "--transport", f"{ssh.template[0]} {{host}} {{command}}", "--env", "SETTING=on"]
+    command = [sys.executable, "-m", "distrain", "run", "--as-ray", *options, str(tmp_path / "train.py")]
+    done = subprocess.run([*command, "--argument", "x"], capture_output=True, text=True, cwd="/", timeout=60)
+    assert done.returncode == 7, done.stderr
+    result = Result.from_path(tmp_path / "runs" / "run")
+    assert result.metrics == {"epoch": 1, "size": 2, "argument": "x", "place": "far", "setting": "on"}
+    assert len(result.best_checkpoints) == 2
+
+
+FAILING = """
+from ray.train import RunConfig, ScalingConfig, TrainingFailedError
+from ray.train.data_parallel_trainer import DataParallelTrainer
+
+def train_func():
+    from ray import serve
+
+def main():
+    trainer = DataParallelTrainer(
+        train_func,
+        scaling_config=ScalingConfig(num_workers=2, start_method="spawn"),
+        run_config=RunConfig(storage_path="runs"),
+    )
+    try:
+        trainer.fit()
+    except TrainingFailedError as error:
+        return {}[str(error).splitlines()[0]]
+
+main()
+"""
+
+
+def test_a_module_that_fails_shows_its_own_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With spawned workers, and the variable instead of the option."""
+    monkeypatch.setenv("DISTRAIN_AS_RAY", "1")
+    (tmp_path / "train.py").write_text(FAILING)
+    command = [sys.executable, "-m", "distrain", "run", "-m", "train"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    *_, trace = done.stderr.rpartition("Traceback (most recent call last):\n  File ")
+    assert trace.startswith(f'"{tmp_path}/train.py", line 19, in <module>\n    main()\n  File "{tmp_path}/train.py"')
+    assert "ModuleNotFoundError: ray has no 'serve' here: serving is not a part of distrain" in trace.splitlines()[-1]
+
+
+def test_a_notebook_imports_it_in_a_cell(tmp_path: Path) -> None:
+    shown = run_notebook(
+        [
+            "import distrain.as_ray",
+            "from ray import train\nfrom ray.train.data_parallel_trainer import DataParallelTrainer",
+            "def train_func():\n    train.report({'rank': train.get_context().get_world_rank()})\n    return 'done'",
+            "options = {'run_config': train.RunConfig(storage_path='runs')}",
+            "options['scaling_config'] = train.ScalingConfig(num_workers=2)",
+            "result = DataParallelTrainer(train_func, **options).fit()",
+            "print(result.metrics, result.return_value)",
+        ],
+        tmp_path,
+    )
+    assert shown[6].text() == "{'rank': 0} done\n"

@@ -1,0 +1,227 @@
+"""The search spaces of Ray Tune: what is drawn, in which order, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from distrain.as_ray.tune import search_space as tune
+from distrain.as_ray.tune.search_space import configs, generator_of
+from distrain.as_ray.tune.sweep import ResultGrid, Sweep
+from distrain.as_ray.tune.tuner import BasicVariantGenerator, TuneConfig, lanes_for
+from distrain.config import ScalingConfig
+from distrain.hosts.host_info import usable_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def sample(space: dict[str, Any], seed: Any = 0) -> list[dict[str, Any]]:
+    return list(configs(space, generator_of(seed)))
+
+
+def test_the_first_grid_by_name_varies_fastest() -> None:
+    """As in Ray, for which the order of trials is that of its ResultGrid."""
+    found = sample({"b": tune.grid_search(["x", "y"]), "a": {"c": tune.grid_search([1, 2])}, "k": [0]})
+    assert [(one["a"]["c"], one["b"]) for one in found] == [(1, "x"), (2, "x"), (1, "y"), (2, "y")]
+    assert all(one["k"] == [0] for one in found)
+
+
+SPACE = {
+    "u": tune.uniform(0, 1), "q": tune.quniform(0, 10, 0.5), "l": tune.loguniform(1e-4, 1e-1),
+    "ql": tune.qloguniform(1, 64, 1), "c": tune.choice(["a", 2, None]), "i": tune.randint(0, 100),
+    "qi": tune.qrandint(0, 100, 5), "li": tune.lograndint(1, 1000), "qli": tune.qlograndint(2, 1024, 2),
+    "n": tune.randn(1, 2), "qn": tune.qrandn(0, 3, 0.5),
+    "nest": {"b": [tune.uniform(0, 1), 3], "t": (1, tune.randint(0, 9))},
+}  # fmt: skip
+OF_RAY = {
+    "u": 0.6369616873214543, "q": 2.5, "l": 0.0001327151712530881, "ql": 1.0, "c": "a", "i": 81, "qi": 65, "li": 66,
+    "qli": 188, "n": -0.4074704716139852, "qn": -4.0, "nest": {"b": [0.8158535541215322, 3], "t": (1, 8)},
+}  # fmt: skip
+"""What Ray 2.60 draws from this space with the seed 0."""
+
+
+def test_a_seed_draws_what_ray_draws() -> None:
+    assert sample(SPACE) == [OF_RAY]
+    assert sample(SPACE, seed=1) != sample(SPACE, seed=2)
+
+
+def test_without_a_seed_numpys_global_one_counts() -> None:
+    space = {"u": tune.uniform(0, 1), "i": tune.randint(0, 1000), "c": tune.choice(range(1000))}
+    np.random.seed(3)
+    first = sample(space, seed=None)
+    assert first != sample(space, seed=None)
+    np.random.seed(3)
+    assert first == sample(space, seed=None)
+
+
+@pytest.mark.parametrize(
+    ("domain", "fits"),
+    [
+        (tune.uniform(-1, 2), lambda x: -1 <= x <= 2),
+        (tune.quniform(1, 2, 0.25), lambda x: 1 <= x <= 2 and x % 0.25 == 0),
+        (tune.loguniform(1e-3, 10), lambda x: 1e-3 <= x <= 10),
+        (tune.randint(3, 5), lambda x: x in (3, 4)),
+        (tune.qrandint(3, 10, 4), lambda x: x in (4, 8)),
+        (tune.lograndint(1, 9), lambda x: 1 <= x <= 8 and isinstance(x, int)),
+    ],
+    ids=str,
+)
+def test_values_are_within_their_bounds(domain: tune.Domain, fits: Callable[[Any], bool]) -> None:
+    values = domain.sample(size=200, random_state=5)
+    assert all(map(fits, values))
+    assert len(set(values)) > 1
+
+
+def test_functions_may_use_other_values_whenever_these_are_drawn() -> None:
+    space = {
+        "a": tune.sample_from(lambda config: config["z"]["b"] * 2),
+        "old": tune.sample_from(lambda spec: spec.config.z.b + 1),
+        "later": tune.sample_from(lambda config: config.get("a") + config["old"]),
+        "plain": tune.sample_from(lambda: 7),
+        "z": {"b": tune.grid_search([1, 10])},
+    }
+    assert [(one["a"], one["old"], one["later"], one["plain"]) for one in sample(space)] == [
+        (2, 2, 4, 7),
+        (20, 11, 31, 7),
+    ]
+
+
+def test_values_that_depend_on_each_other_are_refused() -> None:
+    space = {"a": tune.sample_from(lambda c: c["b"]), "b": tune.sample_from(lambda c: c["a"])}
+    with pytest.raises(ValueError, match=r"a: sample_from\(<lambda>\) needs b, which is never drawn"):
+        sample(space)
+
+
+def test_a_value_can_be_a_space() -> None:
+    space = {"optimizer": tune.grid_search([{"name": "sgd", "lr": tune.grid_search([1, 2])}, {"name": "adam"}])}
+    found = [one["optimizer"] for one in sample(space)]
+    assert found == [{"name": "sgd", "lr": 1}, {"name": "sgd", "lr": 2}, {"name": "adam"}]
+
+
+def test_a_config_is_no_ones_else() -> None:
+    values = {"layers": [1]}
+    first, second = sample({"g": tune.grid_search([1, 2]), "model": values})
+    first["model"]["layers"].append(2)
+    assert second["model"] == values == {"layers": [1]}
+
+
+def test_points_and_constant_draws() -> None:
+    space = {"g": tune.grid_search([1, 2]), "u": tune.uniform(0, 1)}
+    found = BasicVariantGenerator([{"g": 5, "u": 0.5}, {"u": 0.1}], random_state=0).configs(space, 3)
+    assert [(one["g"], one["u"]) for one in found[:3]] == [(5, 0.5), (1, 0.1), (2, 0.1)]
+    assert len(found) == 5
+    first, second = BasicVariantGenerator(constant_grid_search=True, random_state=0).configs(space, 1)
+    assert first["u"] == second["u"]
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: tune.loguniform(-4, -1), "both bounds must be above 0"),
+        (lambda: tune.quniform(0, 1, 0.3), "1 is not divisible by 0.3"),
+        (lambda: tune.qrandint(1, 3, 10), "no multiple of 10 between 1 and 3"),
+        (lambda: TuneConfig(mode="best"), "min or max|min.*max"),
+        (lambda: TuneConfig(num_samples=-1), "num_samples must be"),
+    ],
+)
+def test_what_is_wrong_is_said(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"search_alg": "hyperopt"}, "use Optuna, whose objective calls fit.*examples/optuna_sweep.py"),
+        ({"scheduler": object()}, "only FIFOScheduler; for others use Optuna"),
+        ({"time_budget_s": 60}, "choose num_samples instead"),
+    ],
+)
+def test_other_searches_name_optuna(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        TuneConfig(**options)
+
+
+# -- lanes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scaling", "limit", "expected"),
+    [
+        ({"num_workers": 1}, 100, [[]] * usable_cpus()),
+        ({"num_workers": 1}, 1, [[]]),
+        ({"num_workers": 100}, 8, [[]]),
+        ({"num_workers": (1, 2)}, 8, [[]]),
+        ({"num_workers": 0}, 8, [[]]),
+        ({"num_workers": 1, "hosts": "alpha:2,beta:2"}, 8, [[]]),
+        ({"num_workers": 1, "resources_per_worker": {"CPU": usable_cpus()}}, 8, [[]]),
+        ({"num_workers": 2, "use_gpu": True, "resources_per_worker": {"CPU": 0.01}}, 8, [["0", "1"], ["2", "3"]]),
+        ({"num_workers": 1, "use_gpu": True, "resources_per_worker": {"CPU": 0, "GPU": 0.5}}, 3, [["0"], ["0"], ["1"]]),
+    ],
+    ids=str,
+)
+def test_a_lane_has_what_a_trial_needs(
+    scaling: dict[str, Any], limit: int, expected: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if scaling.get("use_gpu"):
+        (tmp_path / "hosts").write_text("localhost gpus=0,1,2,3,4\n")
+        scaling["hostfile"] = str(tmp_path / "hosts")
+    assert lanes_for(ScalingConfig(**scaling), limit) == expected
+
+
+# -- the directory of a sweep ----------------------------------------------------------------------------------------
+
+
+def open_sweep(folder: Path, name: str | None = "sweep", space: str = "x", count: int = 2) -> Sweep:
+    def make() -> list[dict[str, Any]]:
+        return [{"x": i, "lr": math.pi * i, "same": 1} for i in range(count)]
+
+    return Sweep.open(folder, name, None, stem="f", space=space, settings=None, make_configs=make)
+
+
+def end(sweep: Sweep, *statuses: str) -> None:
+    """Write what fit() leaves of a run, as far as a sweep looks at it."""
+    for trial, status in zip(sweep.trials, itertools.cycle(statuses), strict=False):
+        trial.location.mkdir()
+        facts = f'"status": "{status}", "run_id": "r", "attempts": [], "started": 1.0, "updated": 3.0'
+        (trial.location / "run.json").write_text(f"{{{facts}}}")  # type: ignore[union-attr]
+
+
+def test_an_unfinished_sweep_goes_on_with_its_own_configs(tmp_path: Path) -> None:
+    first = open_sweep(tmp_path)
+    assert [trial.name for trial in first.trials] == ["f_00000", "f_00001"]
+    assert [trial.label for trial in first.trials] == ["x=0, lr=0", "x=1, lr=3.142"]
+    end(first, "finished", "aborted")
+    again = open_sweep(tmp_path, count=5)
+    assert again.trials == first.trials
+    assert [trial.has_ended for trial in again.trials] == [True, False]
+
+
+def test_a_finished_sweep_is_left_alone(tmp_path: Path) -> None:
+    end(open_sweep(tmp_path), "finished", "failed")
+    second = open_sweep(tmp_path, space="y")
+    assert second.location == tmp_path / "sweep-2"
+    assert open_sweep(tmp_path, space="y").location == second.location
+
+
+def test_an_unfinished_sweep_with_another_space_is_an_error(tmp_path: Path) -> None:
+    open_sweep(tmp_path)
+    with pytest.raises(Exception, match="is an unfinished sweep with another param_space or num_samples"):
+        open_sweep(tmp_path, space="y")
+
+
+def test_a_grid_of_no_results(tmp_path: Path) -> None:
+    grid = open_sweep(tmp_path).results("loss", None)
+    assert isinstance(grid, ResultGrid)
+    assert grid.num_errors == 2
+    assert "f_00000 has not begun" in str(grid.errors[0])
+    with pytest.raises(ValueError, match="No mode is provided"):
+        grid.get_best_result()
+    with pytest.raises(RuntimeError, match="No best trial found for the given metric: loss"):
+        grid.get_best_result(mode="min")

@@ -1,0 +1,317 @@
+"""Ray's functions and actors in place: results, copies, and the exceptions that Ray raises."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain.as_ray.importing import activate
+from distrain.hosts.host_info import usable_cpus
+from tests.unit.as_ray.conftest import leave
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+activate()
+import ray  # noqa: E402 - the stand-in
+
+leave()
+
+
+@ray.remote
+def double(x: int) -> int:
+    return 2 * x
+
+
+@ray.remote
+def fail(x: object) -> None:
+    raise FileNotFoundError(f"no {x}")
+
+
+@ray.remote
+class Counter:
+    def __init__(self, *, start: int = 0) -> None:
+        if start < 0:
+            raise KeyError("start")
+        self.values = [start]
+
+    def add(self, value: int = 1) -> list[int]:
+        self.values.append(value)
+        return self.values
+
+    @ray.method(num_returns=2)
+    def ends(self) -> tuple[int, int]:
+        return self.values[0], self.values[-1]
+
+    def leave(self) -> None:
+        ray.actor.exit_actor()
+
+    def fail(self) -> None:
+        raise ZeroDivisionError("of a counter")
+
+
+@pytest.fixture(autouse=True)
+def _without_ray() -> Any:
+    yield
+    ray.shutdown()
+
+
+def test_results() -> None:
+    refs = [double.remote(i) for i in range(3)]
+    assert ray.get(refs) == [0, 2, 4]
+    assert ray.get(double.remote(double.remote(x=5))) == 20
+    assert ray.wait(refs, num_returns=2) == (refs[:2], refs[2:])
+    assert list(ray.util.map_unordered(double, [1, 2])) == [2, 4]
+    assert refs[1].future().result() == 2
+    assert ray.get(pickle.loads(pickle.dumps(refs))) == [0, 2, 4]  # as in the config of a run
+
+
+def test_an_object_can_be_awaited() -> None:
+    async def wait() -> list[int]:
+        return list(await asyncio.gather(double.remote(1), double.remote(2)))
+
+    assert asyncio.run(wait()) == [2, 4]
+
+
+def test_several_results() -> None:
+    pair = ray.remote(num_returns=2)(lambda: (1, 2))
+    assert ray.get(pair.remote()) == [1, 2]
+    assert pair.options(num_returns=0).remote() is None
+    with pytest.raises(ValueError, match="has returned 2 values, but num_returns is 3"):
+        ray.get(pair.options(num_returns=3).remote()[0])
+
+    @ray.remote
+    def count(n: int) -> Any:
+        yield from range(n)
+
+    assert [ray.get(ref) for ref in count.remote(3)] == [0, 1, 2]
+
+
+def test_a_task_works_on_copies() -> None:
+    values = [1]
+
+    @ray.remote
+    def change(given: list[int], nested: list[Any]) -> list[int]:
+        given.append(2)
+        return [*given, ray.get(nested[0])]
+
+    ref = change.remote(values, [ray.put(3)])
+    ray.get(ref).append(4)
+    assert (ray.get(ref), values) == ([1, 2, 3], [1])
+
+
+def test_the_error_of_a_task_is_of_the_class_of_its_cause_too() -> None:
+    ref = double.remote(fail.remote("door"))  # an argument that has failed
+    with pytest.raises(FileNotFoundError, match="no door") as raised:
+        ray.get(ref)
+    error = raised.value
+    assert isinstance(error, ray.exceptions.RayTaskError)
+    assert type(error).__name__ == "RayTaskError(FileNotFoundError)"
+    assert type(error.cause) is FileNotFoundError
+    assert error.__cause__ is error.cause
+    assert "in fail\n    raise FileNotFoundError" in str(error)
+    assert "core" not in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, FileNotFoundError)
+    assert str(again) == str(error)
+
+
+def test_an_error_whose_class_is_final_is_a_plain_one() -> None:
+    class Odd(Exception):
+        def __init_subclass__(cls) -> None:
+            raise TypeError("final")
+
+    @ray.remote
+    def odd() -> None:
+        raise Odd("odd")
+
+    with pytest.raises(ray.exceptions.RayTaskError, match="odd") as raised:
+        ray.get(odd.remote())
+    assert type(raised.value.cause).__name__ == "Odd"
+
+
+def test_retries() -> None:
+    calls: list[int] = []
+
+    @ray.remote(max_retries=2, retry_exceptions=[ValueError])
+    def fail_twice() -> int:
+        calls.append(1)
+        if len(calls) < 3:
+            raise ValueError(f"call {len(calls)}")
+        return len(calls)
+
+    assert ray.get(fail_twice.remote()) == 3
+    calls.clear()
+    with pytest.raises(ValueError, match="call 1"):
+        ray.get(fail_twice.options(retry_exceptions=[KeyError]).remote())
+
+
+def test_leaving_is_a_crash() -> None:
+    @ray.remote
+    def leave() -> None:
+        sys.exit(3)
+
+    with pytest.raises(ray.exceptions.WorkerCrashedError, match=r"sys\.exit"):
+        ray.get(leave.remote())
+
+
+def test_an_actor_keeps_its_state() -> None:
+    counter = Counter.remote(start=5)
+    first, second = counter.add.remote(), counter.add.remote(7)
+    assert (ray.get(first), ray.get(second)) == ([5, 1], [5, 1, 7])
+    assert ray.get(counter.ends.remote()) == [5, 7]
+    with pytest.raises(ZeroDivisionError, match="of a counter"):
+        ray.get(counter.fail.remote())
+    called = ray.remote(lambda actor: ray.get(actor.add.remote(9)))
+    assert ray.get(called.remote(counter)) == [5, 1, 7, 9]  # the actor, not a copy
+
+
+def test_actors_have_names() -> None:
+    counter = Counter.options(name="one").remote()
+    assert ray.get_actor("one") == counter == Counter.options(name="one", get_if_exists=True).remote()
+    assert ray.util.list_named_actors() == ["one"]
+    with pytest.raises(ray.exceptions.ActorAlreadyExistsError, match="already taken"):
+        Counter.options(name="one").remote()
+    ray.kill(counter)
+    with pytest.raises(ValueError, match="Failed to look up actor with name 'one'"):
+        ray.get_actor("one")
+
+
+def test_calls_of_a_dead_actor_fail() -> None:
+    never, killed, left = Counter.remote(start=-1), Counter.remote(), Counter.remote()
+    ray.kill(killed)
+    left.leave.remote()
+    for actor in (never, killed, left):
+        with pytest.raises(ray.exceptions.ActorDiedError) as raised:
+            ray.get(actor.add.remote())
+        assert ("KeyError: 'start'" in str(raised.value)) == (actor is never)
+
+
+def test_a_pool_of_actors() -> None:
+    pool = ray.util.ActorPool([Counter.remote(start=1), Counter.remote(start=2)])
+    assert list(pool.map(lambda actor, value: actor.add.remote(value), [3, 4, 5])) == [[1, 3], [2, 4], [1, 3, 5]]
+    with pytest.raises(StopIteration):
+        pool.get_next()
+
+
+def test_an_actor_in_another_process_explains_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = pickle.dumps(Counter.remote())
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with pytest.raises(RuntimeError, match="which workers cannot call: workers can report metrics"):
+        pickle.loads(handle)
+
+
+_REF = ray.put(1)
+WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: double(1), TypeError, r"cannot be called directly.*double.remote\(\)"),
+    (lambda: double.bind(1), AttributeError, "there are no graphs of tasks"),
+    (lambda: double.options(num_gpu=1), ValueError, "num_gpu for remote functions; did you mean num_gpus"),
+    (lambda: Counter(), TypeError, r"use 'Counter.remote\(\)'"),
+    (lambda: Counter.remote().add(), TypeError, r"try 'object.add.remote\(\)'"),
+    (lambda: Counter.remote().subtract, AttributeError, "no attribute 'subtract'"),
+    (lambda: ray.get(3), ValueError, "Invalid type of object refs"),
+    (lambda: ray.get([3]), TypeError, "which is not an ray.ObjectRef"),
+    (lambda: ray.wait([ray.put(1)], num_returns=2), ValueError, "between 1 and the 1 references"),
+    (lambda: ray.wait([_REF, _REF]), ValueError, "a list of unique"),
+    (lambda: ray.put(ray.put(1)), TypeError, "Calling 'put' on an ray.ObjectRef is not allowed"),
+    (lambda: ray.put(threading.Lock()), TypeError, "Could not serialize the put value"),
+    (lambda: double.remote(threading.Lock()), TypeError, "Could not serialize the arguments of double"),
+    (lambda: ray.get_actor("nobody"), ValueError, "Failed to look up actor"),
+    (lambda: ray.remote(_coroutine), ValueError, "should not be used for remote tasks"),
+    (lambda: ray.remote(_Async), TypeError, "_Async.step.. is async, but the methods of an actor run in this process"),
+    (lambda: ray.remote(3), AssertionError, "must be applied either"),
+    (lambda: ray.init() and ray.init(), RuntimeError, "Maybe you called ray.init twice"),
+]  # fmt: skip
+
+
+async def _coroutine() -> None: ...
+
+
+class _Async:
+    async def step(self) -> None: ...
+
+
+@pytest.mark.parametrize("case", WRONG, ids=[text for _, _, text in WRONG])
+def test_what_is_wrong_is_said(case: tuple[Callable[[], Any], type[Exception], str]) -> None:
+    action, kind, text = case
+    with pytest.raises(kind, match=text):
+        action()
+
+
+# -- notices ---------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_that_take_long_name_a_tool_once(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setattr("distrain.as_ray.core.tasks._NOTICE_AFTER_S", 0.01)
+    slow = ray.remote(lambda: time.sleep(0.01))
+    for _ in range(3):
+        ray.get(slow.remote())  # one after the other, also in Ray
+    assert not notices(caplog)
+    ray.get([slow.remote() for _ in range(3)])
+    ray.get([slow.remote() for _ in range(3)])
+    (notice,) = notices(caplog)
+    assert "one after the other" in notice
+    assert "use concurrent.futures, joblib or submitit" in notice
+
+
+def test_too_much_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    many = usable_cpus() + 1
+    for _ in range(2):
+        assert ray.get(double.options(num_cpus=many, runtime_env={"pip": ["x"]}).remote(1)) == 2
+    assert len(notices(caplog)) == 2
+    assert f"ray.remote(num_cpus={many}): this machine has {usable_cpus()}" in caplog.text
+    assert "ray.remote(runtime_env): no effect" in caplog.text
+
+
+def test_init_sets_variables_and_names_what_it_ignores(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTRAIN_ENV", "BEFORE")
+    monkeypatch.setenv("PLACE", "old")
+    env = ray.runtime_env.RuntimeEnv(env_vars={"PLACE": "here"}, pip=["x"])
+    assert not ray.is_initialized()
+    with ray.init("auto", runtime_env=env, num_cpus=4, ignore_reinit_error=True, local_mode=True) as context:
+        assert ray.is_initialized()
+        assert context["node_ip_address"] == context.address_info["address"]
+    assert not ray.is_initialized()
+    assert (os.environ["PLACE"], os.environ["DISTRAIN_ENV"]) == ("here", "BEFORE,PLACE")
+    (notice,) = notices(caplog)
+    assert "ray.init(): address, num_cpus, runtime_env['pip'] without effect" in notice
+
+
+def notices(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_notices(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("distrain.system.log._warned", set())
+
+
+# -- the cluster -----------------------------------------------------------------------------------------------------
+
+
+def test_the_cluster_is_this_machine() -> None:
+    assert ray.cluster_resources()["CPU"] == usable_cpus() == ray.available_resources()["CPU"]
+    (node,) = ray.nodes()
+    assert node["Alive"]
+    assert node["NodeManagerAddress"] == ray.util.get_node_ip_address()
+    context = ray.get_runtime_context()
+    assert context.get_node_id() == node["NodeID"]
+    assert context.get_actor_id() is None
+    assert len(ray.get_gpu_ids()) == ray.cluster_resources().get("GPU", 0)
+
+
+def test_shutdown_ends_actors() -> None:
+    counter = Counter.remote()
+    assert ray.is_initialized()
+    ray.shutdown()
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(counter.add.remote())
