@@ -26,6 +26,17 @@ BELOW = {
     "ray.autoscaler": _CLUSTER,
     "ray.cluster_utils": _CLUSTER,
     "ray.dag": "there are no graphs of tasks: call the functions one after the other",
+    "ray.data": (
+        "read or compute the data with pandas, Polars, DuckDB, pyarrow or datasets, and pass it to "
+        "ray.data.from_pandas(), from_arrow() or from_huggingface()"
+    ),
+    "ray.data.aggregate": "use groupby() and mean(), sum() and the like, or to_pandas() and pandas' groupby()",
+    "ray.data.collate_fn": "pass a function that takes a dict of numpy arrays as iter_torch_batches(collate_fn=...)",
+    "ray.data.expressions": "write filter(lambda row: row['x'] > 0), and map_batches() for new columns",
+    "ray.data.preprocessors": (
+        "use the transformations of scikit-learn or torchvision in map_batches(), or derive from ray.data.preprocessor."
+        "Preprocessor"
+    ),
     "ray.job_submission": "there is no cluster to submit to: run the script with `distrain run --as-ray`",
     "ray.ml": "a name of Ray 1: import it from ray.train or ray.air",
     "ray.rllib": MISSING["rllib"],

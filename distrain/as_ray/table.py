@@ -15,6 +15,12 @@ _CONFIGS = (
 _CONTEXT = ("CheckpointConsistencyMode", "ReportedCheckpoint", "ReportedCheckpointStatus", "TrainContext")
 _ERRORS = ("ControllerError", "NCCLHangError=HangError", "PreemptionError", "TrainingFailedError", "WorkerGroupError")
 _IN_WORKER = ("get_all_reported_checkpoints", "get_checkpoint", "get_context", "get_dataset_shard", "report")
+_READERS = (
+    *("ActorPoolStrategy", "DataContext", "DatasetContext=DataContext", "ExecutionOptions", "ExecutionResources"),
+    *("TaskPoolStrategy", "from_arrow", "from_huggingface", "from_items", "from_numpy", "from_pandas", "from_torch"),
+    *("range", "range_tensor", "read_binary_files", "read_csv", "read_images", "read_json", "read_numpy"),
+    *("read_parquet", "read_text"),
+)
 
 _AIR_CONFIG: Names = {
     "distrain.as_ray.constants": ("SyncConfig",),
@@ -23,10 +29,12 @@ _AIR_CONFIG: Names = {
 _BACKEND: Names = {"distrain.backend": ("BackendConfig",)}
 _CHECKPOINT: Names = {"distrain.checkpoint": ("Checkpoint",)}
 _DATA_PARALLEL_TRAINER: Names = {"distrain.trainer": ("DataParallelTrainer",)}
+_DATASET: Names = {"distrain.as_ray.dataset": ("Dataset", "MaterializedDataset=Dataset")}
 _KERAS: Names = {
     "distrain.tensorflow.keras": ("ReportCheckpointCallback", "RayReportCallback=ReportCheckpointCallback")
 }
 _MLFLOW: Names = {"distrain.as_ray.integrations": ("MLflowLoggerCallback=mlflow_callback", "setup_mlflow")}
+_PARTITIONING: Names = {"distrain.as_ray.data": ("Partitioning",)}
 _RESULT: Names = {"distrain.result": ("Result",)}
 _TENSORFLOW_TRAINER: Names = {"distrain.tensorflow": ("TensorflowTrainer",)}
 _TORCH_TRAINER: Names = {"distrain.torch": ("TorchTrainer",)}
@@ -69,6 +77,27 @@ _CORE: dict[str, Home] = {
         "distrain.hosts.network": ("get_node_ip_address=own_address",),
     },
     "ray.util.actor_pool": {"distrain.as_ray.core.actors": ("ActorPool",)},
+}
+_DATA: dict[str, Home] = {
+    "ray.data": {
+        **_DATASET,
+        "distrain.as_ray.data": _READERS,
+        "distrain.as_ray.preprocessors": ("Preprocessor",),
+        "distrain.data": ("DataIterator", "DatasetIterator=DataIterator", "Schema"),
+    },
+    "ray.data.context": {"distrain.as_ray.data": ("DataContext", "ExecutionOptions", "ExecutionResources")},
+    "ray.data.dataset": {**_DATASET, "distrain.data": ("Schema",)},
+    "ray.data.datasource": _PARTITIONING,
+    "ray.data.datasource.partitioning": _PARTITIONING,
+    "ray.data.grouped_data": {"distrain.as_ray.groups": ("GroupedData",)},
+    "ray.data.iterator": {"distrain.data": ("DataIterator",)},
+    "ray.data.preprocessor": {"distrain.as_ray.preprocessors": ("Preprocessor", "PreprocessorNotFittedException")},
+    "ray.data.preprocessors": {
+        "distrain.as_ray.preprocessors": (
+            *("BatchMapper", "Chain", "Concatenator", "LabelEncoder", "MinMaxScaler", "OneHotEncoder"),
+            *("OrdinalEncoder", "SimpleImputer", "StandardScaler"),
+        )
+    },
 }
 _TRAIN: dict[str, Home] = {
     "ray.train": {
@@ -181,6 +210,7 @@ _TUNE: dict[str, Home] = {
 }
 
 MODULES: dict[str, Home] = {**_CORE, **_TRAIN, **_TRAIN_V2, **_AIR, **_TUNE}
+MODULES: dict[str, Home] = {**_CORE, **_DATA, **_TRAIN, **_TRAIN_V2, **_AIR}
 """Each module of Ray, with its names by the module that they come from; ``Name=other`` renames one.
 
 A module's name instead stands for all names of that module.

@@ -6,6 +6,7 @@ A block is a pyarrow Table, a dict of numpy arrays of equal length, or a list of
 from __future__ import annotations
 
 import sys
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from distrain.errors import DataError
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 Block = Any
 """A ``pyarrow.Table``, a ``dict[str, numpy.ndarray]`` or a ``list`` of rows."""
@@ -213,6 +214,108 @@ def _from_arrow(column: Any) -> np.ndarray[Any, Any]:
             inner = _from_arrow(pa.chunked_array([column.flatten()]))
             return inner.reshape(len(column), lengths[0], *inner.shape[1:])
     return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+# -- functions of the user's -----------------------------------------------------------------------------------------
+
+
+class Batched:
+    """A function of the user's for blocks.
+
+    keeps_rows: it returns as many rows as it gets; None: the first rows tell, see :meth:`keeps`.
+    """
+
+    def __init__(
+        self, function: Callable[[Block], Any], name: str, batch_size: int | None, *, keeps_rows: bool | None = True
+    ) -> None:
+        self.keeps_rows = keeps_rows
+        self._function = function
+        self._name = name
+        self._batch_size = batch_size
+
+    def keeps(self, first: Block) -> bool:
+        """Return whether it returns as many rows as these."""
+        return not row_count(first) or row_count(as_block(self._function(first), self._name)) == row_count(first)
+
+    def making_rows(self) -> Batched:
+        """Return the same function, which may return any number of rows."""
+        return Batched(self._function, self._name, self._batch_size, keeps_rows=False)
+
+    def __call__(self, block: Block) -> Block:
+        """Return the rows that the function makes of these. Raises DataError for more or fewer than it may return."""
+        pieces = in_pieces([block], self._batch_size) if self._batch_size else [block]
+        made = [self._call(piece) for piece in pieces]
+        made = [piece for piece in made if row_count(piece)] or made[:1]
+        if len(made) == 1:
+            return made[0]
+        names = to_columns(made[0]).keys()
+        columns = [to_columns(piece) for piece in made]
+        return {name: np.concatenate([column[name] for column in columns]) for name in names}
+
+    def _call(self, piece: Block) -> Block:
+        made = as_block(self._function(piece), self._name)
+        if self.keeps_rows is not False and row_count(made) != row_count(piece):
+            raise DataError(
+                f"{self._name} returned {row_count(made)} rows for {row_count(piece)}; it must keep the number of "
+                "rows, so that all ranks get equally many batches. Use filter() to drop rows, flat_map(), or "
+                "map_batches(keeps_rows=False), which is udf_modifying_row_count=True in a script of Ray's."
+            )
+        return made
+
+
+class Constructed:
+    """A function that is an instance of a class of the user's, which is constructed at the first call."""
+
+    def __init__(self, kind: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._make = partial(kind, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_make": self._make}
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        made: Callable[..., Any] = self._make()
+        return made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def for_batches(
+    function: Callable[..., Any],
+    batch_size: int | None,
+    batch_format: str | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    keeps_rows: bool | None = True,
+) -> Batched:
+    """Return the function of ``map_batches()``."""
+    to_format = formatter(batch_format)
+
+    def mapped(block: Block) -> Any:
+        return function(writable(to_format(block)), *args, **kwargs)
+
+    return Batched(mapped, "map_batches()", batch_size, keeps_rows=keeps_rows)
+
+
+def for_rows(function: Callable[[Any], Any]) -> Batched:
+    """Return the function of ``map()``."""
+
+    def mapped(block: Block) -> list[Any]:
+        rows = [function(row) for row in to_rows(block)]
+        if any(row is None for row in rows):
+            raise DataError("map(): the function returned None for a row; it must return the new row")
+        return rows
+
+    return Batched(mapped, "map()", None)
+
+
+def for_lists(function: Callable[[Any], Iterable[Any]]) -> Batched:
+    """Return the function of ``flat_map()``."""
+    return Batched(
+        lambda block: [made for row in to_rows(block) for made in function(row)], "flat_map()", None, keeps_rows=False
+    )
 
 
 # -- kinds of objects, without importing their packages --------------------------------------------------------------

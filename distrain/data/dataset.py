@@ -11,26 +11,25 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain.data import transforms
-from distrain.data.blocks import rows_between, to_rows
+from distrain.data.blocks import Batched, Constructed, for_batches, for_lists, for_rows, joined, rows_between, to_rows
 from distrain.data.files import ArrowDatasetSource, FileSource
 from distrain.data.order import RowOrder
-from distrain.data.sources import (
-    Schema,
-    TableSource,
-    in_order,
-    schema_of,
-)
+from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, TableSource, in_order, schema_of
 from distrain.data.streams import OpenStream, Stream
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from typing_extensions import Self
 
     from distrain.data.blocks import Block
     from distrain.data.order import Span
 
 _SHUFFLE_BYTES = 64 << 20
 """Memory of the rows of files that ``random_shuffle()`` mixes, about."""
+_ROWS_TO_TRY = 128
+"""Rows that tell if a function of the user's changes their number."""
 _LEAST_SHUFFLED, _MOST_SHUFFLED = 1 << 10, 1 << 18
 _ELSEWHERE = (
     "use pyarrow, pandas, Polars or DuckDB before training, and pass the result to distrain: joins, groups and "
@@ -40,7 +39,6 @@ _OF_RAY = frozenset(
     (
         "aggregate",
         "drop_columns",
-        "flat_map",
         "groupby",
         "join",
         "repartition",
@@ -94,7 +92,7 @@ class Dataset:
     """
 
     _make: Callable[[], TableSource | Stream | OpenDataset]
-    _operations: tuple[_Operation | Callable[[Block], Block], ...] = ()
+    _operations: tuple[_Operation | Batched, ...] = ()
     _shuffle: tuple[int, int | None] | None = None
     """The seed, and the number of rows that are mixed in memory; None: see :data:`_SHUFFLE_BYTES`."""
     _opened: list[OpenDataset] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -119,14 +117,17 @@ class Dataset:
         fn_kwargs: Mapping[str, Any] | None = None,
         fn_constructor_args: Sequence[Any] = (),
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        keeps_rows: bool | None = True,
         **options: Any,
-    ) -> Dataset:
+    ) -> Self:
         """Apply a function to batches of rows, on the worker.
 
-        fn: takes and returns a dict of numpy arrays, a pyarrow Table or a pandas DataFrame. It must return as many rows
-            as it gets. A class is constructed once on each worker.
+        fn: takes and returns a dict of numpy arrays, a pyarrow Table or a pandas DataFrame. A class is constructed once
+            on each worker.
         batch_size: the most rows of a call; None: those of the batch that is being made.
         batch_format: ``"numpy"`` (the default), ``"pandas"`` or ``"pyarrow"``.
+        keeps_rows: False: ``fn`` may return more or fewer rows than it gets, see :meth:`flat_map`; None: so it may if
+            it does for the first rows.
         options: ``compute``, ``concurrency``, ``memory``, ``num_cpus``, ``num_gpus`` and ``zero_copy_batch`` of Ray
             are ignored, because the function runs on the worker.
 
@@ -137,10 +138,11 @@ class Dataset:
         if unknown := options.keys() - _IGNORED:
             raise TypeError(f"map_batches() has no option {min(unknown)!r}")
         if isinstance(fn, type):
-            fn = transforms.Constructed(fn, fn_constructor_args, fn_constructor_kwargs or {})
-        return self._then(transforms.for_batches(fn, batch_size, batch_format, fn_args, fn_kwargs or {}))
+            fn = Constructed(fn, fn_constructor_args, fn_constructor_kwargs or {})
+        arguments = batch_size, batch_format, fn_args, fn_kwargs or {}
+        return self._then(for_batches(fn, *arguments, keeps_rows=keeps_rows))
 
-    def map(self, fn: Callable[[Any], Any], **options: Any) -> Dataset:
+    def map(self, fn: Callable[[Any], Any], **options: Any) -> Self:
         """Apply a function to each row, on the worker. It takes and returns a dict.
 
         ::
@@ -149,9 +151,22 @@ class Dataset:
         """
         if unknown := options.keys() - _IGNORED:
             raise TypeError(f"map() has no option {min(unknown)!r}")
-        return self._then(transforms.for_rows(fn))
+        return self._then(for_rows(fn))
 
-    def filter(self, fn: Callable[[Any], bool]) -> Dataset:
+    def flat_map(self, fn: Callable[[Any], Iterable[Any]]) -> Self:
+        """Replace each row by the rows of a list, which a function returns on the worker.
+
+        The new rows are counted first, so that all ranks get equally many: each worker runs the function on all data
+        once more. It must return equally many rows each time. Raises DataError for a stream, when it is opened.
+
+        ::
+
+            rows.flat_map(lambda row: [row, {"x": -row["x"]}])
+        """
+        check_callable("flat_map", fn)
+        return self._then(for_lists(fn))
+
+    def filter(self, fn: Callable[[Any], bool]) -> Self:
         """Keep the rows for which a function returns True.
 
         The rows are counted first, so that all ranks get equally many: each worker reads all data once more.
@@ -164,7 +179,7 @@ class Dataset:
         operation = _Operation(partial(transforms.filtered, function=fn), partial(Stream.filtered, function=fn), True)
         return self._then(operation)
 
-    def limit(self, limit: int) -> Dataset:
+    def limit(self, limit: int) -> Self:
         """Keep the first rows; random ones after ``random_shuffle()``, the same ones in each epoch.
 
         Of a stream, the first rows are kept. They are counted before any ``filter()``.
@@ -174,10 +189,9 @@ class Dataset:
             rows.limit(1000)
         """
         check_count("limit", limit)
-        part = partial(_part, span_of=lambda rows: (0, min(rows, limit)), seed=self._shuffle and self._shuffle[0])
-        return self._then(_Operation(part, partial(Stream.limited, rows=limit)))
+        return self._part(lambda rows: (0, min(rows, limit)), on_stream=partial(Stream.limited, rows=limit))
 
-    def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None) -> Dataset:
+    def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None) -> Self:
         """Shuffle the rows anew in each epoch. The order follows from the seed and the epoch.
 
         Data in memory, and other data that finds any row at once, is shuffled completely. Of files, the blocks (row
@@ -197,7 +211,7 @@ class Dataset:
 
     def train_test_split(
         self, test_size: float, *, shuffle: bool = False, seed: int | None = None
-    ) -> tuple[Dataset, Dataset]:
+    ) -> tuple[Self, Self]:
         """Return two datasets: for training, and for tests.
 
         test_size: the number of rows of the second one, or their fraction (a float below 1).
@@ -213,15 +227,28 @@ class Dataset:
         is_fraction = isinstance(test_size, float) and 0 < test_size < 1
         if not is_fraction and (isinstance(test_size, bool) or not isinstance(test_size, int) or test_size < 1):
             raise ValueError(f"test_size must be a fraction below 1, or a number of rows, got {test_size!r}")
-        if shuffle:
-            chosen: int | None = seed or 0
-        else:
-            chosen = self._shuffle and self._shuffle[0]
-        spans = (partial(_span_of_split, size=test_size, test=test) for test in (False, True))
-        train, test = (self._then(_Operation(partial(_part, span_of=span, seed=chosen), _no_split)) for span in spans)
+        chosen = (seed or 0) if shuffle else None
+        spans = (partial(transforms.span_of_split, size=test_size, test=test) for test in (False, True))
+        train, test = (self._part(span, seed=chosen) for span in spans)
         return train, test
 
-    def _then(self, operation: _Operation | Callable[[Block], Block]) -> Dataset:
+    def _part(
+        self,
+        span_of: Callable[[int], Span],
+        *,
+        seed: int | None = None,
+        on_stream: Callable[[Stream], Stream] | None = None,
+    ) -> Self:
+        """Return the rows of a span that depends on the number of rows.
+
+        seed: of the random order in which the rows are counted; None: that of ``random_shuffle()``, if it came before.
+        """
+        if seed is None and self._shuffle:
+            seed = self._shuffle[0]
+        refused = partial(_refuse_stream, advice="use two streams")
+        return self._then(_Operation(partial(transforms.part, span_of=span_of, seed=seed), on_stream or refused))
+
+    def _then(self, operation: _Operation | Batched) -> Self:
         return replace(self, _operations=(*self._operations, operation))
 
     @property
@@ -241,6 +268,22 @@ class Dataset:
         check_count("limit", limit)
         blocks = self._blocks(limit, self.open().order)
         return list(islice((row for block in blocks for row in to_rows(block)), limit))
+
+    def read(self) -> Block:
+        """Return all rows, in the order of epoch 0, as one block. It reads them into the memory of this process."""
+        opened = self.open()
+        rows = ROWS_AT_ONCE if isinstance(opened.source, Stream) else opened.source.rows
+        blocks = [*self._blocks(rows, opened.order)]
+        return joined(blocks) if blocks else []
+
+    def materialize(self) -> Self:
+        """Read all rows, in the order of epoch 0, into memory, in the calling process; they are sent to the workers.
+
+        ::
+
+            in_memory = rows.filter(lambda row: row["x"] > 0).materialize()
+        """
+        return replace(self, _make=partial(MemorySource, self.read()), _operations=(), _shuffle=None)
 
     def count(self) -> int:
         """Return the number of rows. It opens the files in the calling process. Raises DataError for a stream.
@@ -281,9 +324,11 @@ class Dataset:
         opened = made if isinstance(made, OpenDataset) else OpenDataset(made)
         source, functions = opened.source, opened.functions
         for operation in self._operations:
-            if not isinstance(operation, _Operation):
-                functions = (*functions, operation)
-                continue
+            if isinstance(operation, Batched):
+                if _keeps_rows(operation, source, functions):
+                    functions = (*functions, operation)
+                    continue
+                operation = _remaking(operation.making_rows())
             if operation.reads_rows:
                 source, functions = _mapped(source, functions), ()
             source = operation.on_stream(source) if isinstance(source, Stream) else operation.on_table(source)
@@ -306,6 +351,20 @@ def _mapped(source: TableSource | Stream, functions: Sequence[Callable[[Block], 
     return source
 
 
+def _keeps_rows(function: Batched, source: TableSource | Stream, before: Sequence[Callable[[Block], Block]]) -> bool:
+    mapped = _mapped(source, before)
+    if function.keeps_rows is not None or isinstance(mapped, Stream):
+        return function.keeps_rows is not False
+    rows = min(mapped.rows, _ROWS_TO_TRY)
+    return function.keeps(next(mapped.read(range(len(mapped.block_rows)), 0, rows), []))
+
+
+def _remaking(function: Batched) -> _Operation:
+    """Return the operation of a function that changes the number of rows."""
+    refused = partial(_refuse_stream, advice="change the number of its rows before you pass it to distrain")
+    return _Operation(partial(transforms.RemadeSource, function=function), refused, reads_rows=True)
+
+
 def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOrder:
     """Return the order of ``random_shuffle()``. Raises DataError for a stream without a window."""
     if isinstance(source, Stream):
@@ -318,21 +377,8 @@ def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOr
     return RowOrder(shuffled=True, window=window, seed=seed)
 
 
-def _part(source: TableSource, *, span_of: Callable[[int], Span], seed: int | None) -> TableSource:
-    """Return some rows. ``seed``: of the random order in which they are counted; None: they are in their own order."""
-    span = span_of(source.rows)
-    return transforms.sliced(source, *span) if seed is None else transforms.split(source, span, seed)
-
-
-def _span_of_split(rows: int, *, size: float, test: bool) -> Span:
-    count = round(rows * size) if isinstance(size, float) else size
-    if not 0 < count < rows:
-        raise DataError(f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be for tests")
-    return (rows - count, rows) if test else (0, rows - count)
-
-
-def _no_split(source: Stream) -> NoReturn:
-    raise DataError("train_test_split(): a stream does not know the number of its rows; use two streams")
+def _refuse_stream(source: Stream, advice: str) -> NoReturn:
+    raise DataError(f"a stream does not know the number of its rows: {advice}")
 
 
 def check_callable(name: str, value: object) -> None:

@@ -23,7 +23,7 @@ from distrain.errors import DataError
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from distrain.data.blocks import Block
     from distrain.data.order import Indices
@@ -75,32 +75,11 @@ class FileSource(TableSource):
     @cached_property
     def _files(self) -> tuple[Any, list[str]]:
         """The filesystem and the sorted paths of all files. Raises DataError if there are none."""
-        filesystem, _ = fsspec.core.url_to_fs(self._paths[0])
-        found: list[str] = []
-        for given in self._paths:
-            other, path = fsspec.core.url_to_fs(given)
-            if other != filesystem:
-                raise DataError(f"{self._paths[0]} and {given} are on different filesystems")
-            if filesystem.isfile(path):
-                found.append(path)
-            else:
-                found += self._files_in(filesystem, path, given)
-        return filesystem, found
+        return found_files(self._paths, self._is_wanted, self._format or "Parquet, CSV or JSON")
 
-    def _files_in(self, filesystem: Any, path: str, given: str) -> list[str]:
-        """Return the files of a directory or a pattern that have the format. Raises DataError if there are none."""
-        if filesystem.isdir(path):
-            files = filesystem.find(path)
-        elif _is_pattern(path):
-            found = filesystem.glob(path, detail=True)
-            files = [file for name, about in found.items() for file in _below(filesystem, name, about["type"])]
-        else:
-            raise DataError(f"there is no file or directory {given}")
-        visible = [file for file in sorted(files) if _is_visible(file, path)]
-        chosen = [file for file in visible if (kind := format_of(file)) and kind == (self._format or kind)]
-        if not chosen:
-            raise DataError(f"{given} has no {self._format or 'Parquet, CSV or JSON'} files ({len(visible)} others)")
-        return chosen
+    def _is_wanted(self, file: str) -> bool:
+        kind = format_of(file)
+        return kind is not None and kind == (self._format or kind)
 
     @cached_property
     def _dataset(self) -> Any:
@@ -291,6 +270,39 @@ class ArrowDatasetSource(FileSource):
     @cached_property
     def _files(self) -> tuple[Any, list[str]]:
         return ArrowFSWrapper(self._given.filesystem), self._given.files
+
+
+def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: str) -> tuple[Any, list[str]]:
+    """Return the filesystem of paths and patterns, and all their files; of directories, those that are wanted, sorted.
+
+    kinds: names those that are wanted. Raises DataError if there are none.
+    """
+    filesystem, _ = fsspec.core.url_to_fs(paths[0])
+    found: list[str] = []
+    for given in paths:
+        other, path = fsspec.core.url_to_fs(given)
+        if other != filesystem:
+            raise DataError(f"{paths[0]} and {given} are on different filesystems")
+        if filesystem.isfile(path):
+            found.append(path)
+            continue
+        visible = [file for file in sorted(_files_in(filesystem, path, given)) if _is_visible(file, path)]
+        chosen = [file for file in visible if is_wanted(file)]
+        if not chosen:
+            raise DataError(f"{given} has no {kinds} files ({len(visible)} others)")
+        found += chosen
+    return filesystem, found
+
+
+def _files_in(filesystem: Any, path: str, given: str) -> list[str]:
+    """Return the files of a directory or a pattern. Raises DataError for anything else."""
+    if filesystem.isdir(path):
+        files: list[str] = filesystem.find(path)
+        return files
+    if not _is_pattern(path):
+        raise DataError(f"there is no file or directory {given}")
+    found = filesystem.glob(path, detail=True)
+    return [file for name, about in found.items() for file in _below(filesystem, name, about["type"])]
 
 
 def format_of(path: str) -> str | None:

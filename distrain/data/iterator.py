@@ -95,7 +95,7 @@ class DataIterator:
                 print(batch["x"].shape)
         """
         options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
-        return _Epochs(partial(self._loops.run, options, formatter(batch_format), _count(prefetch_batches)))
+        return Epochs(partial(self._loops.run, options, formatter(batch_format), _count(prefetch_batches)))
 
     def iter_torch_batches(
         self,
@@ -128,7 +128,7 @@ class DataIterator:
         options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
         convert = torch.converter(dtypes, collate_fn, pin_memory=pin_memory)
         after = torch.mover(device)
-        return _Epochs(partial(self._loops.run, options, convert, _count(prefetch_batches), after))
+        return Epochs(partial(self._loops.run, options, convert, _count(prefetch_batches), after))
 
     def iter_tf_batches(
         self,
@@ -152,7 +152,7 @@ class DataIterator:
         """
         options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
         convert = _framework("tensorflow").converter(dtypes)
-        return _Epochs(partial(self._loops.run, options, convert, _count(prefetch_batches)))
+        return Epochs(partial(self._loops.run, options, convert, _count(prefetch_batches)))
 
     def to_tf(
         self,
@@ -207,7 +207,7 @@ class DataIterator:
         with self._loops.naming_errors():
             is_stream = isinstance(self._dataset.open().source, Stream)
         options = self._options(1 if is_stream else _ROWS_PER_READ, False, None, None, uneven)
-        return _Epochs(partial(self._loops.run, options, to_rows, 1, _one_by_one))
+        return Epochs(partial(self._loops.run, options, to_rows, 1, _one_by_one))
 
     def materialize(self) -> DataIterator:
         """Read this worker's rows into memory, in the order of epoch 0. Checkpoints do not store the result's position.
@@ -292,7 +292,7 @@ class DataIterator:
         )
 
 
-class _Epochs:
+class Epochs:
     """An epoch's batches. Each loop over it is another epoch."""
 
     def __init__(self, run: Callable[[], Iterator[Any]]) -> None:
@@ -300,6 +300,10 @@ class _Epochs:
 
     def __iter__(self) -> Iterator[Any]:
         return self._run()
+
+    def as_loader(self) -> Any:
+        """Return a DataLoader of torch that passes the batches on, for libraries that take nothing else."""
+        return _framework("torch").loader(self)
 
 
 def _framework(name: str) -> Any:

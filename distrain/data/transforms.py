@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import (
-    as_block,
-    formatter,
-    in_pieces,
-    row_count,
-    rows_at,
-    rows_between,
-    to_columns,
-    to_rows,
-    writable,
-)
+from distrain.data.blocks import row_count, rows_at, rows_between, to_rows
 from distrain.data.order import Permutation
-from distrain.data.sources import RandomSource, TableSource
+from distrain.data.sources import ROWS_AT_ONCE, RandomSource, TableSource, schema_of
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from distrain.data.blocks import Block
     from distrain.data.order import Indices, Span
@@ -32,77 +22,6 @@ if TYPE_CHECKING:
     Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 _NUMBERS_AT_ONCE = 1 << 16
-
-
-class Batched:
-    """A function of the user's for blocks, which keeps the number of rows."""
-
-    def __init__(self, function: Callable[[Block], Any], name: str, batch_size: int | None) -> None:
-        self._function = function
-        self._name = name
-        self._batch_size = batch_size
-
-    def __call__(self, block: Block) -> Block:
-        """Return the rows that the function makes of these. Raises DataError if it returns more or fewer."""
-        pieces = in_pieces([block], self._batch_size) if self._batch_size else [block]
-        made = [self._call(piece) for piece in pieces]
-        if len(made) == 1:
-            return made[0]
-        names = to_columns(made[0]).keys()
-        columns = [to_columns(piece) for piece in made]
-        return {name: np.concatenate([column[name] for column in columns]) for name in names}
-
-    def _call(self, piece: Block) -> Block:
-        made = as_block(self._function(piece), self._name)
-        if row_count(made) != row_count(piece):
-            raise DataError(
-                f"{self._name} returned {row_count(made)} rows for {row_count(piece)}; it must keep the number of "
-                "rows, so that all ranks get equally many batches. Use filter() to drop rows, or store the result in "
-                "files before training."
-            )
-        return made
-
-
-class Constructed:
-    """A function that is an instance of a class of the user's, which is constructed at the first call."""
-
-    def __init__(self, kind: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._make = partial(kind, *args, **kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_make": self._make}
-
-    @cached_property
-    def _function(self) -> Callable[..., Any]:
-        made: Callable[..., Any] = self._make()
-        return made
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
-
-
-def for_batches(
-    function: Callable[..., Any],
-    batch_size: int | None,
-    batch_format: str | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Batched:
-    """Return the function of ``map_batches()``."""
-    to_format = formatter(batch_format)
-    return Batched(lambda block: function(writable(to_format(block)), *args, **kwargs), "map_batches()", batch_size)
-
-
-def for_rows(function: Callable[[Any], Any]) -> Batched:
-    """Return the function of ``map()``."""
-
-    def mapped(block: Block) -> list[Any]:
-        rows = [function(row) for row in to_rows(block)]
-        if any(row is None for row in rows):
-            raise DataError("map(): the function returned None for a row; it must return the new row")
-        return rows
-
-    return Batched(mapped, "map()", None)
 
 
 class MappedSource(TableSource):
@@ -251,14 +170,19 @@ class ChosenSource(DerivedSource):
         while skipped < len(blocks) and skip >= self.block_rows[blocks[skipped]]:
             skip -= int(self.block_rows[blocks[skipped]])
             skipped += 1
-        for _, rows in self._chosen(blocks[skipped:]):
-            start, end = min(skip, row_count(rows)), min(row_count(rows), skip + count)
-            skip -= start
-            if start < end:
-                yield rows_between(rows, start, end)
-                count -= end - start
-            if not count:
-                return
+        yield from _between((rows for _, rows in self._chosen(blocks[skipped:])), skip, count)
+
+
+def _between(blocks: Iterable[Block], skip: int, count: int) -> Iterator[Block]:
+    """Yield ``count`` rows of these blocks after the first ``skip`` ones."""
+    for rows in blocks:
+        start, end = min(skip, row_count(rows)), min(row_count(rows), skip + count)
+        skip -= start
+        if start < end:
+            yield rows_between(rows, start, end)
+            count -= end - start
+        if not count:
+            return
 
 
 class FilteredSource(ChosenSource):
@@ -306,6 +230,44 @@ class SplitSource(ChosenSource):
         return {**self._inner.facts(), "split": [*self._span, self._seed]}
 
 
+class RemadeSource(DerivedSource):
+    """The rows that a function makes of those of another source. It counts them in a pass over all rows."""
+
+    def __init__(self, inner: TableSource, function: Callable[[Block], Block]) -> None:
+        super().__init__(inner)
+        self._function = function
+
+    @cached_property
+    def _places(self) -> list[tuple[list[int], int, int]]:
+        """The arguments of :meth:`read` for each block. A source that finds any row is cut, as it is one block."""
+        if not self._inner.is_random:
+            return [([block], 0, int(rows)) for block, rows in enumerate(self._inner.block_rows)]
+        rows = self._inner.rows
+        return [([0], start, min(ROWS_AT_ONCE, rows - start)) for start in range(0, rows, ROWS_AT_ONCE)]
+
+    def _made(self, block: int) -> Iterator[Block]:
+        found = (self._function(rows) for rows in self._inner.read(*self._places[block]))
+        return (rows for rows in found if row_count(rows))
+
+    @cached_property
+    def block_rows(self) -> Indices:
+        counts = [sum(map(row_count, self._made(block))) for block in range(len(self._places))]
+        return np.array(counts, dtype=np.int64)
+
+    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+        for block in blocks:
+            rows = int(self.block_rows[block])
+            taken = max(0, min(rows - skip, count))
+            yield from _between(self._made(block) if taken else (), skip, taken)
+            skip, count = max(0, skip - rows), count - taken
+
+    def schema(self) -> Schema:
+        return schema_of(next((rows for block in range(len(self._places)) for rows in self._made(block)), []))
+
+    def facts(self) -> dict[str, Any]:
+        return {**self._inner.facts(), "remade": self.rows}
+
+
 def keeps(function: Callable[[Any], bool], rows: Block) -> Mask:
     """Return whether a function of the user's keeps each row."""
     return np.fromiter((bool(function(row)) for row in to_rows(rows)), dtype=np.bool_, count=row_count(rows))
@@ -336,3 +298,17 @@ def split(source: TableSource, span: Span, seed: int) -> TableSource:
         return SplitSource(source, span, seed)
     order, (start, stop) = Permutation(source.rows, seed, "split"), span
     return IndexedSource(source, stop - start, lambda rows: order(rows + start), f"split {seed} from {start}")
+
+
+def part(source: TableSource, *, span_of: Callable[[int], Span], seed: int | None) -> TableSource:
+    """Return some rows. ``seed``: of the random order in which they are counted; None: they are in their own order."""
+    span = span_of(source.rows)
+    return sliced(source, *span) if seed is None else split(source, span, seed)
+
+
+def span_of_split(rows: int, *, size: float, test: bool) -> Span:
+    """Return one of the two spans of ``train_test_split()``. Raises DataError if one of them would be empty."""
+    count = round(rows * size) if isinstance(size, float) else size
+    if not 0 < count < rows:
+        raise DataError(f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be for tests")
+    return (rows - count, rows) if test else (0, rows - count)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import Checkpoint
+from distrain.data.iterator import Epochs
 from distrain.session import get_context, report
 from distrain.system.ray_names import explain_absent_names
 from distrain.system.scratch import scratch_directory
@@ -80,12 +81,26 @@ def _saved_by(args: transformers.TrainingArguments, state: transformers.TrainerS
 
 
 def prepare_trainer(trainer: Trainer) -> Trainer:
-    """Return the Trainer as it is. In Ray this makes datasets of Ray Data work, which do not exist here.
+    """Let the Trainer read batches of distrain's datasets: ``shard.iter_torch_batches(...)`` as one of its datasets.
+
+    It needs ``max_steps``, as such data has no length, and ignores ``per_device_train_batch_size``. A run that resumes
+    goes on with the next rows, so the Trainer skips none. Other datasets stay as they are.
 
     ::
 
         trainer = prepare_trainer(transformers.Trainer(model, arguments, train_dataset=dataset))
     """
+    if isinstance(trainer.train_dataset, Epochs):
+        trainer.args.ignore_data_skip = True
+        trainer.get_train_dataloader = trainer.train_dataset.as_loader
+    if isinstance(trainer.eval_dataset, Epochs):
+        others = trainer.get_eval_dataloader
+
+        def get_eval_dataloader(eval_dataset: Any = None) -> Any:
+            dataset = trainer.eval_dataset if eval_dataset is None else eval_dataset
+            return dataset.as_loader() if isinstance(dataset, Epochs) else others(eval_dataset)
+
+        trainer.get_eval_dataloader = get_eval_dataloader
     return trainer
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from distrain.data.blocks import to_columns
 from distrain.errors import DataError
@@ -17,11 +17,11 @@ from distrain.torch.nested import map_leaves
 from distrain.torch.transfer import on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from distrain.data.blocks import Block
 
-__all__ = ["converter", "mover"]
+__all__ = ["converter", "loader", "mover"]
 
 
 def converter(
@@ -39,6 +39,19 @@ def converter(
 def mover(device: Any) -> Callable[[Iterator[tuple[Any, int, Any]]], Iterator[tuple[Any, int, Any]]]:
     """Return the function that moves batches to a device; ``"auto"``: the worker's own."""
     return partial(_moved, device=get_device() if device == "auto" else torch.device(device))
+
+
+class _Batches(IterableDataset[Any]):
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+
+def loader(batches: Iterable[Any]) -> DataLoader[Any]:
+    """Return a DataLoader that passes batches on. Each loop over it is another loop over them."""
+    return DataLoader(_Batches(batches), batch_size=None)
 
 
 def _moved(items: Iterator[tuple[Any, int, Any]], device: torch.device) -> Iterator[tuple[Any, int, Any]]:

@@ -101,9 +101,18 @@ def is_even(row: dict[str, int]) -> bool:
     return row["id"] % 2 == 0
 
 
+def halves(row: dict[str, int]) -> list[dict[str, int]]:
+    return [{"id": 2 * row["id"]}, {"id": 2 * row["id"] + 1}] if row["id"] % 3 else []
+
+
+def even_rows(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"id": batch["id"][batch["id"] % 2 == 0]}
+
+
 ALL = frozenset(range(ROWS))
 FIRST = frozenset(range(50))
 EVEN = frozenset(range(0, ROWS, 2))
+HALVES = frozenset(half["id"] for place in range(ROWS) for half in halves({"id": place}))
 SOURCES: dict[str, tuple[Callable[[Path], Dataset], frozenset[int] | None]] = {
     "parquet": (lambda folder: data.read_parquet(folder), ALL),
     "parquet shuffled": (lambda folder: data.read_parquet(folder).random_shuffle(seed=3), ALL),
@@ -111,10 +120,12 @@ SOURCES: dict[str, tuple[Callable[[Path], Dataset], frozenset[int] | None]] = {
     "parquet limited": (lambda folder: data.read_parquet(folder).limit(50).random_shuffle(buffer_rows=9), FIRST),
     "parquet filtered": (lambda folder: data.read_parquet(folder).filter(is_even).random_shuffle(buffer_rows=9), EVEN),
     "parquet split": (lambda folder: data.read_parquet(folder).train_test_split(0.3, shuffle=True)[0], None),
+    "parquet remade": (lambda folder: data.read_parquet(folder).flat_map(halves).random_shuffle(buffer_rows=9), HALVES),
     "csv": (lambda folder: as_dataset(str(folder / "*.csv"), "csv").random_shuffle(buffer_rows=16), ALL),
     "arrow": (lambda folder: as_dataset(pa.table({"id": range(ROWS)}), "arrow").random_shuffle(), ALL),
     "frame": (lambda folder: data.from_pandas(pd.DataFrame({"id": range(ROWS)})), ALL),
     "range filtered": (lambda folder: data.range(ROWS).filter(is_even).random_shuffle(), EVEN),
+    "range remade": (lambda folder: data.range(ROWS).map_batches(even_rows, keeps_rows=None).random_shuffle(), EVEN),
     "torch": (lambda folder: as_dataset(Items(), "torch").random_shuffle(), ALL),
     "callable": (lambda folder: as_dataset(Items, "callable").map(lambda row: row), ALL),
     "huggingface": (lambda folder: as_dataset(_huggingface(streamed=False), "huggingface").random_shuffle(), ALL),

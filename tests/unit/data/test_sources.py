@@ -157,6 +157,35 @@ def test_operations() -> None:
         rows.groupby("id")
 
 
+def test_functions_that_change_the_number_of_rows(tmp_path: Path) -> None:
+    """All ranks get equally many rows of the new ones. A function for batches is tried if nobody says what it does."""
+    pq.write_table(pa.table({"id": range(3000)}), tmp_path / "a.parquet", row_group_size=700)
+
+    def fewer(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"id": batch["id"][batch["id"] % 7 == 0]}
+
+    for rows in (data.read_parquet(tmp_path), data.range(3000), data.range(3000).map(lambda row: row)):
+        doubled = rows.map_batches(fewer, keeps_rows=None).flat_map(lambda row: [row, {"id": -row["id"]}])
+        assert doubled.count() == 2 * len(range(0, 3000, 7))
+        parts = [row["id"] for rank in (0, 1) for row in shard(doubled.random_shuffle(seed=2), rank, 2).iter_rows()]
+        assert sorted(map(int, parts)) == sorted(sign * place for place in range(0, 3000, 7) for sign in (1, -1))
+    assert rows.flat_map(lambda row: []).count() == 0
+    assert [row["id"] for row in rows.map_batches(fewer, batch_size=3, keeps_rows=False).take(2)] == [0, 7]
+    assert rows.flat_map(lambda row: [{"x": "a"}]).schema().names == ["x"]
+    same = data.range(3000).map_batches(lambda batch: {"id": -batch["id"]}, keeps_rows=None)
+    assert same.count() == 3000
+    assert len(same.open().functions) == 1, "it keeps the number of rows, so that they need not be counted"
+    with pytest.raises(DataError, match="a stream does not know the number of its rows: change the number"):
+        as_dataset(lambda: iter([1]), "x").flat_map(lambda row: [row, row]).take(1)
+
+
+def test_rows_that_are_read_into_memory_stay_in_the_order_of_the_first_epoch() -> None:
+    shuffled = data.range(50).map(lambda row: {"x": row["id"]}).random_shuffle(seed=4)
+    once = shuffled.materialize()
+    assert [row["x"] for row in shard(once).iter_rows()] == [row["x"] for row in shuffled.take(50)] != [*range(50)]
+    assert data.range(5).filter(lambda row: False).materialize().count() == 0
+
+
 def test_functions_may_change_what_they_get() -> None:
     """They get copies, so the next epoch begins with the same values."""
 

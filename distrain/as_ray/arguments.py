@@ -1,0 +1,103 @@
+"""Ray's arguments for the functions of ``ray.data``, and the functions of the user's. Runs in: anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distrain.data.blocks import Constructed, as_block, joined, to_columns
+from distrain.system.ray_names import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+SCHEDULING = frozenset(
+    (
+        "accelerator_type",
+        "compute",
+        "concurrency",
+        "fallback_strategy",
+        "label_selector",
+        "locality_hints",
+        "max_calls",
+        "max_retries",
+        "memory",
+        "num_blocks",
+        "num_cpus",
+        "num_gpus",
+        "num_partitions",
+        "override_num_blocks",
+        "parallelism",
+        "ray_remote_args",
+        "ray_remote_args_fn",
+        "resources",
+        "runtime_env",
+        "scheduling_strategy",
+        "zero_copy_batch",
+    )
+)
+"""Arguments of Ray that say where and in how many pieces it works. Here, each worker reads its own rows."""
+ELSEWHERE = (
+    "use pandas, Polars, DuckDB or pyarrow before training, and pass the result to ray.data.from_pandas() or "
+    "from_arrow()"
+)
+_READ_YOURSELF = "read the files with pandas or pyarrow instead"
+FSSPEC = "give URLs such as s3://bucket/folder, and set options of fsspec by variables such as FSSPEC_S3_ANON=1"
+_INSTEAD = {"filesystem": FSSPEC}
+
+
+def check_options(function: str, options: Mapping[str, Any], known: Iterable[str] = ()) -> None:
+    """Raise TypeError for arguments that neither Ray nor we know, or that we do not offer.
+
+    known: arguments that Ray has; without a value, they have no effect.
+    """
+    known = frozenset(known)
+    for name in options.keys() - SCHEDULING:
+        if name not in known:
+            raise TypeError(f"{function}() has no argument {name!r}{did_you_mean(name, SCHEDULING | known)}")
+        if options[name]:
+            raise TypeError(f"{function}({name}=...) is not offered: {_INSTEAD.get(name, _READ_YOURSELF)}")
+
+
+# -- functions of the user's -------------------------------------------------------------------------------------------
+
+
+def constructed(fn: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Callable[..., Any]:
+    """Return a function; of a class, the object that is constructed at the first call."""
+    made: Callable[..., Any] = Constructed(fn, args or (), kwargs or {}) if isinstance(fn, type) else fn
+    return made
+
+
+def all_batches(function: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a function makes of a batch. If it yields several batches, they are joined."""
+    made = function(batch, *args, **kwargs)
+    if isinstance(made, Iterator):
+        pieces = [to_columns(as_block(piece, "map_batches()")) for piece in made]
+        return joined(pieces) if pieces else []
+    return made
+
+
+def for_rows(name: str, fn: Any, options: dict[str, Any]) -> Callable[[Any], Any]:
+    """Return a function of a row, which gets Python's values, and the arguments of Ray for it."""
+    args, kwargs = options.pop("fn_args", None) or (), options.pop("fn_kwargs", None) or {}
+    constructor = options.pop("fn_constructor_args", None), options.pop("fn_constructor_kwargs", None)
+    check_options(name, options)
+    function = constructed(fn, *constructor)
+    return lambda row: function(plain(row), *args, **kwargs)
+
+
+def plain(row: Any) -> Any:
+    """Return a row with values of Python in place of numpy's."""
+    return {name: plain_value(value) for name, value in row.items()} if isinstance(row, dict) else row
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value of Python for one of numpy."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def names_of(names: str | Sequence[str]) -> list[str]:
+    """Return a list of names for one name, or for several."""
+    return [names] if isinstance(names, str) else list(names)

@@ -1,0 +1,322 @@
+"""``ray.data``: the functions that make datasets, and Ray's options for its execution, which have no effect here.
+
+Runs in: anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import fsspec
+import numpy as np
+
+from distrain import data
+from distrain.as_ray.arguments import FSSPEC, check_options
+from distrain.as_ray.dataset import Dataset
+from distrain.data.constructors import as_dataset
+from distrain.data.files import found_files
+from distrain.system.imports import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_OF_FILES = (
+    "arrow_open_file_args",
+    "arrow_open_stream_args",
+    "catalog",
+    "file_extensions",
+    "filesystem",
+    "ignore_missing_paths",
+    "include_paths",
+    "include_row_hash",
+    "meta_provider",
+    "partition_filter",
+    "partitioning",
+    "shuffle",
+    "skip_paths",
+    "tensor_column_schema",
+)
+"""Arguments of Ray's functions that read files."""
+_IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif")
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def read_parquet(paths: Any, *, columns: Sequence[str] | None = None, **options: Any) -> Dataset:
+    """Return the rows of Parquet files."""
+    return _shuffled_files("read_parquet", data.read_parquet(_list_of(paths), columns=columns), options)
+
+
+def read_csv(
+    paths: Any, *, read_options: Any = None, parse_options: Any = None, convert_options: Any = None, **options: Any
+) -> Dataset:
+    """Return the rows of CSV files."""
+    of_arrow = {"read_options": read_options, "parse_options": parse_options, "convert_options": convert_options}
+    return _shuffled_files("read_csv", data.read_csv(_list_of(paths), **of_arrow), options)
+
+
+def read_json(
+    paths: Any, *, lines: bool = False, read_options: Any = None, parse_options: Any = None, **options: Any
+) -> Dataset:
+    """Return the rows of files of JSON lines. Files with one JSON array each are read into memory."""
+    read = _read_arrays if _has_array(paths) else data.read_json
+    return _shuffled_files(
+        "read_json", read(_list_of(paths), read_options=read_options, parse_options=parse_options), options
+    )
+
+
+def read_images(
+    paths: Any,
+    *,
+    size: tuple[int, int] | None = None,
+    mode: str | None = None,
+    include_paths: bool = False,
+    partitioning: Partitioning | None = None,
+    file_extensions: Sequence[str] = _IMAGES,
+    **options: Any,
+) -> Dataset:
+    """Return the images of files, as arrays in the column ``image``. size: their height and width."""
+    read = partial(_image, size=size, mode=mode)
+    rows = partial(_rows_of_files, paths, file_extensions, read, "image", include_paths, partitioning)
+    return _shuffled_files("read_images", as_dataset(rows, "read_images()"), options)
+
+
+def read_binary_files(
+    paths: Any,
+    *,
+    include_paths: bool = False,
+    partitioning: Partitioning | None = None,
+    file_extensions: Sequence[str] | None = None,
+    **options: Any,
+) -> Dataset:
+    """Return the contents of files, in the column ``bytes``."""
+    rows = partial(_rows_of_files, paths, file_extensions, _content, "bytes", include_paths, partitioning)
+    return _shuffled_files("read_binary_files", as_dataset(rows, "read_binary_files()"), options)
+
+
+def read_text(paths: Any, *, encoding: str = "utf-8", drop_empty_lines: bool = True, **options: Any) -> Dataset:
+    """Return the lines of text files, in the column ``text``. Each worker reads them into memory."""
+    lines = partial(_lines, paths, encoding, drop_empty_lines)
+    return _shuffled_files("read_text", as_dataset(lines, "read_text()"), options)
+
+
+def read_numpy(paths: Any, **options: Any) -> Dataset:
+    """Return the rows of ``.npy`` files, in the column ``data``. Each worker reads them into memory."""
+    return _shuffled_files("read_numpy", as_dataset(partial(_arrays, paths), "read_numpy()"), options)
+
+
+def _shuffled_files(function: str, dataset: data.Dataset, options: dict[str, Any]) -> Dataset:
+    """Return a dataset of files after Ray's other arguments: ``shuffle="files"`` shuffles the rows, too."""
+    shuffle = options.pop("shuffle", None)
+    check_options(function, options, _OF_FILES)
+    return Dataset.of(dataset.random_shuffle(seed=getattr(shuffle, "seed", None)) if shuffle else dataset)
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """The columns that the folders of files stand for: ``hive`` (``column=value``), or ``dir`` (``field_names``)."""
+
+    style: str
+    base_dir: str = ""
+    field_names: Sequence[str] | None = None
+
+    def columns(self, path: str) -> dict[str, str]:
+        """Return the columns of a file."""
+        base = fsspec.core.url_to_fs(self.base_dir)[1] if self.base_dir else "/"
+        folders = PurePosixPath(os.path.relpath(path, base)).parts[:-1]
+        if self.style == "hive":
+            return dict(folder.split("=", 1) for folder in folders if "=" in folder)
+        return dict(zip(self.field_names or (), folders, strict=True))
+
+
+@dataclass(frozen=True)
+class _Files:
+    """A row for each file, which is read when the row is asked for."""
+
+    filesystem: Any
+    paths: list[str]
+    read: Callable[[Any], Any]
+    column: str
+    include_paths: bool
+    partitioning: Partitioning | None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        path = self.paths[place]
+        with self.filesystem.open(path, "rb") as file:
+            row = {self.column: self.read(file)}
+        if self.partitioning is not None:
+            row |= self.partitioning.columns(path)
+        return {**row, "path": path} if self.include_paths else row
+
+
+def _rows_of_files(paths: Any, endings: Sequence[str] | None, *how: Any) -> _Files:
+    return _Files(*_find(paths, endings), *how)
+
+
+def _find(paths: Any, endings: Sequence[str] | None = None) -> tuple[Any, list[str]]:
+    wanted = None if endings is None else tuple(f".{ending.lstrip('.')}" for ending in endings)
+    return found_files(
+        _list_of(paths),
+        lambda path: wanted is None or path.lower().endswith(wanted),
+        ", ".join(wanted or ("readable",)),
+    )
+
+
+def _list_of(paths: Any) -> list[str]:
+    """Return paths as a list. Raises ValueError for URLs that only Ray knows."""
+    given = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    if own := [path for path in given if "://anonymous@" in path]:
+        raise ValueError(f"{own[0]}: leave 'anonymous@' out: {FSSPEC}")
+    return given
+
+
+def _image(file: Any, size: tuple[int, int] | None, mode: str | None) -> Any:
+    image = require("PIL.Image").open(file)
+    if size is not None:
+        image = image.resize((size[1], size[0]))
+    return np.array(image if mode is None else image.convert(mode))
+
+
+def _content(file: Any) -> Any:
+    return file.read()
+
+
+def _lines(paths: Any, encoding: str, drop_empty: bool) -> list[dict[str, str]]:
+    filesystem, found = _find(paths)
+    texts = (filesystem.read_text(path, encoding=encoding) for path in found)
+    return [{"text": line} for text in texts for line in text.splitlines() if line or not drop_empty]
+
+
+def _arrays(paths: Any) -> dict[str, Any]:
+    filesystem, found = _find(paths, (".npy",))
+    return {"data": np.concatenate([np.load(filesystem.open(path, "rb")) for path in found])}
+
+
+def _has_array(paths: Any) -> bool:
+    """Return whether the first file has a JSON array."""
+    filesystem, found = _find(paths, ("json", "jsonl", "gz", "zst", "ndjson"))
+    with filesystem.open(found[0], "rb") as file:
+        return bool(file.read(64).lstrip().startswith(b"["))
+
+
+def _read_arrays(paths: Any, **options: Any) -> data.Dataset:
+    filesystem, found = _find(paths, ("json",))
+    pandas = require("pandas")
+    return data.from_pandas([pandas.read_json(filesystem.open(path, "rb"), orient="records") for path in found])
+
+
+# -- objects in memory -----------------------------------------------------------------------------------------------
+
+
+def from_items(items: Sequence[Any], **options: Any) -> Dataset:
+    """Return the items of a list as rows. If they are no dicts, they become the column ``item``."""
+    check_options("from_items", options)
+    return Dataset.of(data.from_items(list(items)))
+
+
+def from_pandas(dfs: Any, **options: Any) -> Dataset:
+    """Return the rows of a DataFrame, or of a list of them."""
+    check_options("from_pandas", options)
+    return Dataset.of(data.from_pandas(dfs))
+
+
+def from_numpy(ndarrays: Any) -> Dataset:
+    """Return the rows of an array, or of a list of them, in the column ``data``."""
+    return Dataset.of(data.from_numpy(ndarrays))
+
+
+def from_arrow(tables: Any, **options: Any) -> Dataset:
+    """Return the rows of a pyarrow Table, or of a list of them."""
+    check_options("from_arrow", options)
+    joined = require("pyarrow").concat_tables(tables) if isinstance(tables, list) else tables
+    return Dataset.of(as_dataset(joined, "from_arrow()"))
+
+
+def from_torch(dataset: Any, local_read: bool = False) -> Dataset:
+    """Return the items of a dataset of torch, in the column ``item``."""
+    return Dataset.of(as_dataset(dataset, "from_torch()").map(lambda item: {"item": item}))
+
+
+def from_huggingface(dataset: Any, **options: Any) -> Dataset:
+    """Return the rows of a dataset of Hugging Face."""
+    check_options("from_huggingface", options)
+    return Dataset.of(data.from_huggingface(dataset))
+
+
+def range(n: int, **options: Any) -> Dataset:
+    """Return the numbers below ``n``, in the column ``id``."""
+    check_options("range", options)
+    return Dataset.of(data.range(n) if n else data.from_numpy({"id": np.arange(0)}))
+
+
+def range_tensor(n: int, *, shape: tuple[int, ...] = (1,), **options: Any) -> Dataset:
+    """Return arrays that are filled with the numbers below ``n``, in the column ``data``."""
+    check_options("range_tensor", options)
+
+    def filled(batch: dict[str, Any]) -> dict[str, Any]:
+        ids = batch["id"]
+        return {"data": np.broadcast_to(ids.reshape(-1, *(1 for _ in shape)), (len(ids), *shape)).copy()}
+
+    return Dataset.of(data.range(n).map_batches(filled))
+
+
+# -- execution -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ExecutionResources:
+    """The resources that Ray's execution may use. They have no effect: workers read the data themselves."""
+
+    cpu: float | None = None
+    gpu: float | None = None
+    object_store_memory: float | None = None
+    memory: float | None = None
+
+
+@dataclass
+class ExecutionOptions:
+    """Options of Ray's execution. They have no effect."""
+
+    resource_limits: ExecutionResources = field(default_factory=ExecutionResources)
+    exclude_resources: ExecutionResources = field(default_factory=ExecutionResources)
+    locality_with_output: bool | list[str] = False
+    preserve_order: bool = False
+    actor_locality_enabled: bool = True
+    verbose_progress: bool = False
+
+
+class DataContext:
+    """Settings of Ray Data. They may be set, and have no effect."""
+
+    _current: ClassVar[DataContext | None] = None
+
+    def __init__(self) -> None:
+        self.execution_options = ExecutionOptions()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"DataContext has no {name!r} here, as distrain has no such setting; it may be set")
+
+    @classmethod
+    def get_current(cls) -> DataContext:
+        """Return the settings of this process."""
+        cls._current = cls._current or cls()
+        return cls._current
+
+
+class ActorPoolStrategy:
+    """Where Ray calls functions. It has no effect: the workers call them."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        """Take the arguments of Ray."""
+
+
+class TaskPoolStrategy(ActorPoolStrategy):
+    """Where Ray calls functions. It has no effect: the workers call them."""

@@ -1,0 +1,398 @@
+"""``ray.data.Dataset``: a Dataset of distrain.data with the other methods of Ray's.
+
+The rows come lazily, on the workers. Sorting, groups, aggregates, ``union()``, ``zip()`` and the functions that write
+files read all rows into the memory of the process that calls them. Runs in: anywhere.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import uuid4
+
+import numpy as np
+from fsspec.core import url_to_fs
+
+from distrain.as_ray.arguments import (
+    ELSEWHERE,
+    SCHEDULING,
+    all_batches,
+    check_options,
+    constructed,
+    for_rows,
+    names_of,
+    plain,
+    plain_value,
+)
+from distrain.as_ray.groups import GroupedData
+from distrain.data.blocks import (
+    Batched,
+    as_block,
+    formatter,
+    is_instance,
+    joined,
+    row_count,
+    to_columns,
+    to_frame,
+    to_rows,
+)
+from distrain.data.dataset import Dataset as PlainDataset
+from distrain.data.iterator import DataIterator
+from distrain.data.passes import Worker
+from distrain.data.sources import MemorySource, Schema
+from distrain.errors import DataError
+from distrain.system.imports import require
+from distrain.worker.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from distrain.data.blocks import Block
+
+_MISSING = {
+    "size_bytes": "see materialize() and pandas' memory_usage()",
+    "with_column": "use map_batches() or add_column()",
+    "with_columns": "use map_batches() or add_column()",
+    "mix": "use union()",
+    "streaming_train_test_split": "use train_test_split()",
+}
+
+
+class Dataset(PlainDataset):
+    """Rows to train on, as ``ray.data`` makes them. See :class:`distrain.data.Dataset`."""
+
+    @classmethod
+    def of(cls, dataset: PlainDataset) -> Dataset:
+        """Return the same rows as a Dataset of this class."""
+        return cls(dataset._make, dataset._operations, dataset._shuffle)
+
+    @classmethod
+    def in_memory(cls, rows: Any) -> Dataset:
+        """Return rows in memory: a table, a DataFrame, a dict of arrays or a list."""
+        return cls(partial(MemorySource, as_block(rows, "ray.data")))
+
+    def __repr__(self) -> str:
+        return "Dataset(its rows are read when they are needed)"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {_MISSING.get(name, ELSEWHERE)}")
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    def map_batches(
+        self,
+        fn: Callable[..., Any],
+        *,
+        batch_size: int | str | None = None,
+        fn_args: Sequence[Any] | None = None,
+        fn_constructor_args: Sequence[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        udf_modifying_row_count: bool | None = None,
+        batch_format: str | None = "default",
+        fn_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Dataset:
+        """Apply a function to batches. If it changes the number of the first rows, all are counted beforehand."""
+        check_options("map_batches", options)
+        return super().map_batches(
+            partial(all_batches, constructed(fn, fn_constructor_args, fn_constructor_kwargs)),
+            batch_size=batch_size if isinstance(batch_size, int) else None,
+            batch_format=batch_format,
+            fn_args=fn_args or (),
+            fn_kwargs=fn_kwargs,
+            keeps_rows=None if udf_modifying_row_count is None else not udf_modifying_row_count,
+        )
+
+    def map(self, fn: Callable[..., Any], **options: Any) -> Dataset:
+        """Apply a function to each row."""
+        return super().map(for_rows("map", fn, options))
+
+    def filter(self, fn: Callable[..., bool] | None = None, expr: Any = None, **options: Any) -> Dataset:
+        """Keep the rows for which a function, or an expression of pandas, is true."""
+        if fn is not None:
+            return super().filter(for_rows("filter", fn, options))
+        if not isinstance(expr, str):
+            raise TypeError("filter() takes a function of a row, or an expression as a string")
+        check_options("filter", options)
+        return self.map_batches(
+            lambda frame: frame.query(expr).reset_index(drop=True), batch_format="pandas", udf_modifying_row_count=True
+        )
+
+    def flat_map(self, fn: Callable[..., Iterable[Any]], **options: Any) -> Dataset:
+        """Replace each row by the rows of a list."""
+        return super().flat_map(for_rows("flat_map", fn, options))
+
+    def add_column(
+        self, col: str, fn: Callable[[Any], Any], *, batch_format: str | None = "pandas", **options: Any
+    ) -> Dataset:
+        """Add a column, which a function makes of batches."""
+        check_options("add_column", options)
+
+        def add(batch: Any) -> Any:
+            columns, made = to_columns(as_block(batch, "add_column()")), np.asarray(fn(batch))
+            return {**columns, col: made if made.ndim else np.full(row_count(columns), made)}
+
+        return super().map_batches(add, batch_format=batch_format)
+
+    def drop_columns(self, cols: str | Sequence[str], **options: Any) -> Dataset:
+        """Leave columns out."""
+        check_options("drop_columns", options)
+        left_out = names_of(cols)
+
+        def kept(names: Sequence[str]) -> dict[str, str]:
+            _check_columns("drop_columns", left_out, names)
+            return {name: name for name in names if name not in left_out}
+
+        return self._of_columns(kept, "drop_columns")
+
+    def select_columns(self, cols: str | Sequence[str], **options: Any) -> Dataset:
+        """Keep these columns, in this order."""
+        check_options("select_columns", options)
+        chosen = {name: name for name in names_of(cols)}
+        return self._of_columns(lambda names: chosen, "select_columns")
+
+    def rename_columns(self, names: Mapping[str, str] | Sequence[str], **options: Any) -> Dataset:
+        """Give columns other names: those of a dict, or all of them."""
+        check_options("rename_columns", options)
+
+        def renamed(old: Sequence[str]) -> dict[str, str]:
+            if isinstance(names, dict):
+                _check_columns("rename_columns", names, old)
+                return {name: names.get(name, name) for name in old}
+            return dict(zip(old, names, strict=True))
+
+        return self._of_columns(renamed, "rename_columns")
+
+    def _of_columns(self, choose: Callable[[Sequence[str]], dict[str, str]], name: str) -> Dataset:
+        """Keep the columns that are the keys of what ``choose`` returns for all names, under their new names."""
+
+        def chosen(block: Block) -> Block:
+            if is_instance(block, "pyarrow", "Table"):
+                new = choose(block.column_names)
+                _check_columns(name, new, block.column_names)
+                return block.select(list(new)).rename_columns(list(new.values()))
+            columns = to_columns(block)
+            new = choose(list(columns))
+            _check_columns(name, new, columns)
+            return {other: columns[old] for old, other in new.items()}
+
+        return self._then(Batched(chosen, f"{name}()", None))
+
+    def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None, **options: Any) -> Dataset:
+        """Shuffle the rows anew in each epoch."""
+        check_options("random_shuffle", options)
+        return super().random_shuffle(seed=seed, buffer_rows=buffer_rows)
+
+    def randomize_block_order(self, *, seed: int | None = None) -> Dataset:
+        """Shuffle the rows anew in each epoch, as ``random_shuffle()`` does."""
+        return self.random_shuffle(seed=seed)
+
+    def repartition(self, *args: Any, **options: Any) -> Dataset:
+        """Return the dataset itself: its rows are divided among the workers when they train."""
+        return self
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def split(self, n: int, *, equal: bool = False, **options: Any) -> list[Dataset]:
+        """Return ``n`` parts. ``equal``: of the same size, without the rows that are left."""
+        check_options("split", options)
+
+        def ends(rows: int) -> list[int]:
+            return [rows // n * place if equal else rows * place // n for place in range(n + 1)]
+
+        return self._parts(n, ends)
+
+    def split_at_indices(self, indices: Sequence[int]) -> list[Dataset]:
+        """Return the parts between these rows."""
+        return self._parts(len(indices) + 1, lambda rows: [0, *(min(place, rows) for place in indices), rows])
+
+    def split_proportionately(self, proportions: Sequence[float]) -> list[Dataset]:
+        """Return parts of these sizes, as fractions, and the rest."""
+        if not proportions or sum(proportions) >= 1 or min(proportions) <= 0:
+            raise ValueError(f"proportions must be fractions whose sum is below 1, got {proportions!r}")
+        parts = list(accumulate(proportions))
+        return self._parts(len(parts) + 1, lambda rows: [0, *(round(rows * part) for part in parts), rows])
+
+    def streaming_split(self, n: int, *, equal: bool = False, **options: Any) -> list[DataIterator]:
+        """Return an iterator for each of ``n`` workers."""
+        check_options("streaming_split", options)
+        return [DataIterator(self, name="dataset", worker=Worker(rank, n)) for rank in range(n)]
+
+    def train_test_split(
+        self, test_size: float, *, shuffle: bool = False, seed: int | None = None, stratify: str | None = None
+    ) -> tuple[Dataset, Dataset]:
+        """Return two datasets: for training, and for tests."""
+        if stratify is not None:
+            raise TypeError(
+                "train_test_split(stratify=...) is not offered: split the data with scikit-learn's train_test_split(), "
+                "and pass the parts to ray.data.from_pandas()"
+            )
+        return super().train_test_split(test_size, shuffle=shuffle, seed=seed)
+
+    def random_sample(self, fraction: float, *, seed: int | None = None) -> Dataset:
+        """Return a random part of the rows."""
+        return self._part(lambda rows: (0, round(rows * fraction)), seed=seed or 0)
+
+    def _parts(self, count: int, ends: Callable[[int], list[int]]) -> list[Dataset]:
+        """Return the rows between each end and the next one, which depend on the number of rows."""
+        return [self._part(partial(_between_ends, ends=ends, place=place)) for place in range(count)]
+
+    # -- looking at the rows --------------------------------------------------------------------------------------
+
+    def take(self, limit: int = 20) -> list[Any]:
+        """Return the first rows, as dicts of Python's values."""
+        return [plain(row) for row in super().take(limit)]
+
+    def take_all(self, limit: int | None = None) -> list[Any]:
+        """Return all rows. Raises ValueError if there are more than ``limit``."""
+        rows = [plain(row) for row in to_rows(self.read())]
+        if limit is not None and len(rows) > limit:
+            raise ValueError(f"The dataset has more than the given limit of {limit} records.")
+        return rows
+
+    def take_batch(self, batch_size: int = 20, *, batch_format: str | None = "default") -> Any:
+        """Return the first rows as a batch."""
+        return formatter(batch_format)(self.limit(batch_size).read())
+
+    def show(self, limit: int = 20) -> None:
+        """Print the first rows."""
+        for row in self.take(limit):
+            print(row)
+
+    def schema(self, fetch_if_missing: bool = True) -> Schema:
+        """Return the names and types of the columns: Arrow's types, and numpy's for arrays of more dimensions."""
+        found = super().schema()
+        pa = require("pyarrow")
+        if all(isinstance(kind, pa.DataType) for kind in found.types):
+            return found
+        columns = to_columns(self.sample())
+        return Schema(
+            list(columns), [pa.array(column).type if column.ndim == 1 else column.dtype for column in columns.values()]
+        )
+
+    def columns(self, fetch_if_missing: bool = True) -> list[str]:
+        """Return the names of the columns."""
+        return list(super().schema().names)
+
+    def num_blocks(self) -> int:
+        """Return the number of row groups or files, or 1 for other data."""
+        return len(getattr(self.open().source, "block_rows", "?"))
+
+    def stats(self) -> str:
+        """Return a sentence: the workers' iterators know how long they have waited."""
+        return "See stats() of ray.train.get_dataset_shard() on the workers"
+
+    # -- batches in this process ----------------------------------------------------------------------------------
+
+    def iterator(self) -> DataIterator:
+        """Return an iterator over all rows, in this process."""
+        return DataIterator(self, name="dataset", worker=Worker(0, 1))
+
+    def iter_rows(self) -> Iterator[Any]:
+        """Yield all rows, as dicts of Python's values."""
+        return map(plain, self.iterator().iter_rows())
+
+    def iter_batches(self, **options: Any) -> Iterable[Any]:
+        """Return the batches of all rows. See :meth:`DataIterator.iter_batches`."""
+        return self.iterator().iter_batches(**options)
+
+    def iter_torch_batches(self, *, device: Any = "auto", **options: Any) -> Iterable[Any]:
+        """Return the batches of all rows as tensors; outside of a worker, on the CPU, unless you name a device."""
+        if device == "auto" and Session.current is None:
+            device = "cpu"
+        return self.iterator().iter_torch_batches(device=device, **options)
+
+    def iter_tf_batches(self, **options: Any) -> Iterable[Any]:
+        """Return the batches of all rows as TensorFlow's tensors. See :meth:`DataIterator.iter_tf_batches`."""
+        return self.iterator().iter_tf_batches(**options)
+
+    def to_tf(self, feature_columns: Any, label_columns: Any, **options: Any) -> Any:
+        """Return a ``tf.data.Dataset``. See :meth:`DataIterator.to_tf`."""
+        return self.iterator().to_tf(feature_columns, label_columns, **options)
+
+    # -- all rows in memory ---------------------------------------------------------------------------------------
+
+    def to_pandas(self, limit: int | None = None) -> Any:
+        """Return all rows as a DataFrame, or the first ones."""
+        return to_frame((self if limit is None else self.limit(limit)).read())
+
+    def union(self, *others: PlainDataset) -> Dataset:
+        """Return the rows of several datasets, one after the other."""
+        return self.in_memory(joined([to_columns(dataset.read()) for dataset in (self, *others)]))
+
+    def zip(self, *others: PlainDataset) -> Dataset:
+        """Return rows with the columns of several datasets. A name that comes again ends with _1, _2, and so on."""
+        columns: dict[str, Any] = {}
+        for place, dataset in enumerate((self, *others)):
+            for name, column in to_columns(dataset.read()).items():
+                columns[f"{name}_{place}" if name in columns else name] = column
+        return self.in_memory(columns)
+
+    def sort(self, key: str | list[str], descending: bool | list[bool] = False, **options: Any) -> Dataset:
+        """Return the rows in the order of some columns."""
+        ascending = [not flag for flag in descending] if isinstance(descending, list) else not descending
+        return self.in_memory(self.to_pandas().sort_values(key, ascending=ascending, kind="stable"))
+
+    def groupby(self, key: str | list[str], **options: Any) -> GroupedData:
+        """Group the rows by the values of columns."""
+        check_options("groupby", options)
+        return GroupedData(self.to_pandas(), key, self.in_memory)
+
+    def unique(self, column: str, **options: Any) -> list[Any]:
+        """Return the values of a column, each once."""
+        return list(self.to_pandas()[column].unique().tolist())
+
+    def sum(self, on: str | list[str] | None = None, **options: Any) -> Any:
+        """Return the sum of a column, or a dict of those of several ones."""
+        return self._aggregated("sum", on)
+
+    def mean(self, on: str | list[str] | None = None, **options: Any) -> Any:
+        """Return the mean of a column, or a dict of those of several ones."""
+        return self._aggregated("mean", on)
+
+    def min(self, on: str | list[str] | None = None, **options: Any) -> Any:
+        """Return the least value of a column, or a dict of those of several ones."""
+        return self._aggregated("min", on)
+
+    def max(self, on: str | list[str] | None = None, **options: Any) -> Any:
+        """Return the largest value of a column, or a dict of those of several ones."""
+        return self._aggregated("max", on)
+
+    def std(self, on: str | list[str] | None = None, ddof: int = 1, **options: Any) -> Any:
+        """Return the standard deviation of a column, or a dict of those of several ones."""
+        return self._aggregated("std", on, ddof=ddof)
+
+    def _aggregated(self, how: str, on: str | list[str] | None, **options: Any) -> Any:
+        frame = self.to_pandas()
+        found = {name: plain_value(getattr(frame[name], how)(**options)) for name in names_of(on or list(frame))}
+        return found[on] if isinstance(on, str) else {f"{how}({name})": value for name, value in found.items()}
+
+    def write_parquet(self, path: str, **options: Any) -> None:
+        """Write a Parquet file into a directory."""
+        self._write(path, "parquet", "to_parquet", index=False, **options)
+
+    def write_csv(self, path: str, **options: Any) -> None:
+        """Write a CSV file into a directory."""
+        self._write(path, "csv", "to_csv", index=False, **options)
+
+    def write_json(self, path: str, **options: Any) -> None:
+        """Write a file of JSON lines into a directory."""
+        self._write(path, "json", "to_json", orient="records", lines=True, **options)
+
+    def _write(self, path: str, ending: str, method: str, **options: Any) -> None:
+        url_to_fs(path)[0].makedirs(url_to_fs(path)[1], exist_ok=True)
+        options = {name: value for name, value in options.items() if name not in SCHEDULING}
+        getattr(self.to_pandas(), method)(f"{str(path).rstrip('/')}/{uuid4().hex}_000000.{ending}", **options)
+
+
+def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:
+    found = list(found)
+    if missing := [name for name in wanted if name not in found]:
+        raise DataError(f"{function}() names the column {missing[0]!r}; there are {found}")
+
+
+def _between_ends(rows: int, *, ends: Callable[[int], list[int]], place: int) -> tuple[int, int]:
+    return list(pairwise(ends(rows)))[place]

@@ -1,0 +1,231 @@
+"""``ray.data.preprocessors``: the most common ones, on the columns that numpy has. Runs in: anywhere.
+
+``fit()`` reads the columns into memory. ``transform()`` adds a function that the workers call, batch by batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distrain.as_ray.dataset import Dataset
+from distrain.data.blocks import as_block, is_instance, to_columns, to_frame
+from distrain.data.dataset import Dataset as PlainDataset
+from distrain.system.imports import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from distrain.data.blocks import Columns
+
+
+class PreprocessorNotFittedException(RuntimeError):
+    """``transform()`` came before ``fit()``."""
+
+
+class Preprocessor:
+    """A change of columns. A class derived from it has ``_transform_numpy()`` or ``_transform_pandas()``.
+
+    ``_fit()``, which not all need, stores what it finds in ``stats_``.
+    """
+
+    _is_fittable = True
+    stats_: Any = None
+
+    def _fit(self, ds: Any) -> Any:
+        return self
+
+    def fit(self, ds: PlainDataset) -> Any:
+        """Look at the rows."""
+        self._fit(Dataset.of(ds))
+        if self.stats_ is None:
+            self.stats_ = {}
+        return self
+
+    def transform(self, ds: PlainDataset) -> Dataset:
+        """Return the dataset with the new columns."""
+        function, batch_format = self._function()
+        return Dataset.of(PlainDataset.map_batches(ds, function, batch_format=batch_format))
+
+    def fit_transform(self, ds: PlainDataset) -> Dataset:
+        """Look at the rows, and return the dataset with the new columns."""
+        self.fit(ds)
+        return self.transform(ds)
+
+    def transform_batch(self, data: Any) -> Any:
+        """Return a DataFrame or a dict of arrays with the new columns."""
+        function, batch_format = self._function()
+        convert = to_frame if batch_format == "pandas" else to_columns
+        made = as_block(function(convert(as_block(data, "transform_batch()"))), type(self).__name__)
+        return to_frame(made) if is_instance(data, "pandas", "DataFrame") else to_columns(made)
+
+    def _function(self) -> tuple[Callable[[Any], Any], str]:
+        """Return the function for batches, and their format. Raises an error before ``fit()``."""
+        if self._is_fittable and self.stats_ is None:
+            raise PreprocessorNotFittedException("call fit() before transform(), or fit_transform() for both")
+        if function := getattr(self, "_transform_numpy", None):
+            return function, "numpy"
+        return getattr(self, "_transform_pandas"), "pandas"  # noqa: B009 - derived classes of the user's have it
+
+
+class _OfColumns(Preprocessor):
+    """A change of each of some columns by itself."""
+
+    def __init__(self, columns: Sequence[str], output_columns: Sequence[str] | None = None) -> None:
+        self.columns = list(columns)
+        self.output_columns = list(output_columns or columns)
+
+    def _fit(self, ds: Dataset) -> Any:
+        found = to_columns(ds.select_columns(self.columns).read())
+        self.stats_ = {key: value for name in self.columns for key, value in self._facts(name, found[name]).items()}
+        return self
+
+    def _transform_numpy(self, batch: Columns) -> Columns:
+        pairs = zip(self.columns, self.output_columns, strict=True)
+        return {**batch, **{new: self._changed(name, batch[name]) for name, new in pairs}}
+
+    def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
+        raise NotImplementedError
+
+
+class StandardScaler(_OfColumns):
+    """Scale columns to mean 0 and standard deviation 1."""
+
+    def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
+        return {f"mean({name})": float(np.nanmean(column)), f"std({name})": float(np.nanstd(column))}
+
+    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
+        return (column - self.stats_[f"mean({name})"]) / (self.stats_[f"std({name})"] or 1)
+
+
+class MinMaxScaler(_OfColumns):
+    """Scale columns to values from 0 to 1."""
+
+    def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
+        return {f"min({name})": np.nanmin(column).item(), f"max({name})": np.nanmax(column).item()}
+
+    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
+        least, most = self.stats_[f"min({name})"], self.stats_[f"max({name})"]
+        return (column - least) / ((most - least) or 1)
+
+
+class OrdinalEncoder(_OfColumns):
+    """Replace each value by its place among the sorted values; values that are new become NaN."""
+
+    def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
+        values = sorted({value for value in column.tolist() if value is not None})
+        return {f"unique_values({name})": {value: place for place, value in enumerate(values)}}
+
+    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        places = self.stats_[f"unique_values({name})"]
+        return np.array([places.get(value, np.nan) for value in column.tolist()])
+
+
+class LabelEncoder(OrdinalEncoder):
+    """Replace the labels of one column by their places among the sorted labels."""
+
+    def __init__(self, label_column: str, *, output_column: str | None = None) -> None:
+        super().__init__([label_column], [output_column or label_column])
+
+    def inverse_transform(self, ds: PlainDataset) -> Dataset:
+        """Return the dataset with the labels in place of their places."""
+        (name,), (encoded,) = self.columns, self.output_columns
+        labels = np.array(list(self.stats_[f"unique_values({name})"]), dtype=object)
+        return Dataset.of(PlainDataset.map_batches(ds, lambda batch: {**batch, name: labels[batch[encoded]]}))
+
+
+class OneHotEncoder(OrdinalEncoder):
+    """Replace each value by an array with a 1 in its place; a value that is new has none."""
+
+    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
+        count = len(self.stats_[f"unique_values({name})"])
+        return (super()._changed(name, column)[:, None] == np.arange(count)).astype(np.uint8)
+
+
+class SimpleImputer(_OfColumns):
+    """Replace missing values by the mean, the most frequent value, or a constant."""
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        strategy: str = "mean",
+        fill_value: Any = None,
+        *,
+        output_columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(columns, output_columns)
+        if strategy not in ("mean", "most_frequent", "constant"):
+            raise ValueError(f"strategy must be 'mean', 'most_frequent' or 'constant', got {strategy!r}")
+        self.strategy, self.fill_value = strategy, fill_value
+        self._is_fittable = strategy != "constant"
+
+    def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
+        series = require("pandas").Series(column)
+        return {f"{self.strategy}({name})": series.mean() if self.strategy == "mean" else series.mode()[0]}
+
+    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        value = self.stats_[f"{self.strategy}({name})"] if self._is_fittable else self.fill_value
+        filled = require("pandas").Series(column).fillna(value).infer_objects()
+        return np.asarray(filled.to_numpy())
+
+
+class Concatenator(Preprocessor):
+    """Join columns into one column of arrays."""
+
+    _is_fittable = False
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        output_column_name: str = "concat_out",
+        dtype: Any = None,
+        raise_if_missing: bool = False,
+        flatten: bool = False,
+    ) -> None:
+        self.columns = list(columns)
+        self.output_column_name = output_column_name
+        self.dtype = dtype
+
+    def _transform_numpy(self, batch: Columns) -> Columns:
+        parts = [batch[name].reshape(len(batch[name]), -1) for name in self.columns]
+        kept = {name: column for name, column in batch.items() if name not in self.columns}
+        joined = np.concatenate(parts, axis=1)
+        return {**kept, self.output_column_name: joined if self.dtype is None else joined.astype(self.dtype)}
+
+
+class BatchMapper(Preprocessor):
+    """A function for batches, as Ray had it until 2.6."""
+
+    _is_fittable = False
+
+    def __init__(self, fn: Callable[[Any], Any], batch_format: str = "pandas", **options: Any) -> None:
+        setattr(self, f"_transform_{batch_format}", fn)
+
+
+class Chain(Preprocessor):
+    """Several changes, one after the other."""
+
+    def __init__(self, *preprocessors: Preprocessor) -> None:
+        self.preprocessors = preprocessors
+        self._is_fittable = any(each._is_fittable for each in preprocessors)
+
+    def _fit(self, ds: Dataset) -> Any:
+        for each in self.preprocessors:
+            ds = each.fit_transform(ds)
+        return self
+
+    def transform(self, ds: PlainDataset) -> Dataset:
+        """Return the dataset after all changes."""
+        for each in self.preprocessors:
+            ds = each.transform(ds)
+        return Dataset.of(ds)
+
+    def transform_batch(self, data: Any) -> Any:
+        """Return a batch after all changes."""
+        for each in self.preprocessors:
+            data = each.transform_batch(data)
+        return data

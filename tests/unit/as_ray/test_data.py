@@ -1,0 +1,233 @@
+"""ray.data of the stand-in: what scripts of Ray Data write, with the results that Ray 2.60 gives."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+import torch
+from PIL import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def rd() -> Any:
+    import ray.data  # type: ignore[import-not-found, unused-ignore]
+
+    return ray.data
+
+
+def plain(value: Any) -> Any:
+    """Arrays and tensors as lists, with the type of their items in front."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return [str(value.dtype), value.tolist()]
+    return value
+
+
+def sorted_rows(dataset: Any) -> list[Any]:
+    return sorted(plain(dataset.take_all()), key=repr)
+
+
+class Adds:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, thing: dict[str, Any], more: int = 0) -> dict[str, Any]:
+        return {"id": thing["id"] + self.number + more}
+
+
+def parts_of(batch: dict[str, Any]) -> Any:
+    for number in batch["id"]:
+        yield {"id": np.array([number])}
+
+
+IDS = [{"id": 0}, {"id": 1}]
+PAIRS = [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+GROUPS = [{"k": number % 2, "v": number} for number in range(5)]
+IDIOMS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "items": (lambda rd: rd.from_items([3, 4]).take_all(), [{"item": 3}, {"item": 4}]),
+    "dicts": (lambda rd: rd.from_items(PAIRS).take_all(), PAIRS),
+    "schema": (lambda rd: list(map(str, rd.from_items(PAIRS).schema().types)), ["int64", "string"]),
+    "range": (lambda rd: rd.range(2, override_num_blocks=1).take(), IDS),
+    "range_tensor": (lambda rd: rd.range_tensor(2, shape=(1, 2)).take_batch(),
+                     {"data": ["int64", [[[0, 0]], [[1, 1]]]]}),
+    "frames": (lambda rd: rd.from_pandas([pd.DataFrame(IDS[:1]), pd.DataFrame(IDS[1:])]).take(), IDS),
+    "arrays": (lambda rd: rd.from_numpy(np.ones((1, 2))).take(), [{"data": ["float64", [1.0, 1.0]]}]),
+    "tables": (lambda rd: rd.from_arrow([pa.table({"id": [0]}), pa.table({"id": [1]})]).take(), IDS),
+    "torch": (lambda rd: rd.from_torch([("a", 1), ("b", 2)]).take(1), [{"item": ["a", 1]}]),
+    "values of Python": (lambda rd: json.dumps(rd.range(1).map(lambda row: {"x": type(row["id"]).__name__}).take()),
+                         '[{"x": "int"}]'),
+    "map class": (lambda rd: rd.range(1).map(Adds, fn_constructor_args=(9,), concurrency=2).take(), [{"id": 9}]),
+    "map_batches": (lambda rd: rd.range(2).map_batches(lambda batch: {"y": batch["id"] / 2}, num_gpus=1).take(),
+                    [{"y": 0.0}, {"y": 0.5}]),
+    "map_batches pandas": (lambda rd: rd.range(2).map_batches(lambda frame: frame.assign(y=frame["id"] + 1),
+                                                              batch_format="pandas").take(1), [{"id": 0, "y": 1}]),
+    "map_batches arrow": (lambda rd: rd.range(2).map_batches(lambda table: table.rename_columns(["x"]),
+                                                             batch_format="pyarrow").take(1), [{"x": 0}]),
+    "map_batches class": (lambda rd: rd.range(1).map_batches(Adds, fn_constructor_kwargs={"number": 3},
+                                                             fn_kwargs={"more": 4}, concurrency=1).take(), [{"id": 7}]),
+    "strategies": (lambda rd: rd.range(2).map_batches(Adds, fn_constructor_args=(0,),
+                                                      compute=rd.ActorPoolStrategy(size=2)).take(), IDS),
+    "map_batches fewer": (lambda rd: rd.range(9).map_batches(lambda batch: {"id": batch["id"][:1]}, batch_size=3)
+                          .take(2), [{"id": 0}, {"id": 3}]),
+    "map_batches yields": (lambda rd: rd.range(2).map_batches(parts_of).take(), IDS),
+    "filter": (lambda rd: rd.range(9).filter(lambda row: row["id"] < 2).take(), IDS),
+    "filter expression": (lambda rd: rd.range(9).filter(expr="id < 2").take(), IDS),
+    "flat_map": (lambda rd: rd.range(3).flat_map(lambda row: [row] * row["id"]).take(),
+                 [{"id": 1}, {"id": 2}, {"id": 2}]),
+    "add_column": (lambda rd: rd.range(1).add_column("n", lambda frame: frame["id"] + 5).take(), [{"id": 0, "n": 5}]),
+    "add_column constant": (lambda rd: rd.range(1).add_column("n", lambda frame: 7).take(), [{"id": 0, "n": 7}]),
+    "drop_columns": (lambda rd: rd.from_items(PAIRS).drop_columns(["b"]).columns(), ["a"]),
+    "select_columns": (lambda rd: rd.from_items(PAIRS).select_columns(["b", "a"]).columns(), ["b", "a"]),
+    "rename_columns": (lambda rd: rd.from_items(PAIRS).rename_columns({"a": "z"}).columns(), ["z", "b"]),
+    "rename all": (lambda rd: rd.from_arrow(pa.table({"q": [0]})).rename_columns(["id"]).take(), IDS[:1]),
+    "shuffles": (lambda rd: sorted_rows(rd.range(2).random_shuffle(seed=1).repartition(4).randomize_block_order()),
+                 IDS),
+    "split": (lambda rd: [part.count() for part in rd.range(10).split(3, equal=True)], [3, 3, 3]),
+    "split_at_indices": (lambda rd: [part.take_batch()["id"].tolist() for part in rd.range(4).split_at_indices([1, 2])],
+                         [[0], [1], [2, 3]]),
+    "split_proportionately": (lambda rd: [part.count() for part in rd.range(10).split_proportionately([0.2, 0.5])],
+                              [2, 5, 3]),
+    "train_test_split": (lambda rd: [part.count() for part in rd.range(8).train_test_split(0.25, shuffle=True)],
+                         [6, 2]),
+    "union": (lambda rd: rd.range(1).union(rd.from_items([{"id": 1}])).materialize().take(), IDS),
+    "zip": (lambda rd: rd.range(1).zip(rd.range(1)).take(), [{"id": 0, "id_1": 0}]),
+    "iter_rows": (lambda rd: list(rd.range(2).iter_rows()), IDS),
+    "iter_batches": (lambda rd: [len(batch["id"]) for batch in rd.range(600).iter_batches()], [256, 256, 88]),
+    "iter_torch_batches": (lambda rd: list(rd.range(3).iter_torch_batches(batch_size=2, dtypes=torch.float32)),
+                           [{"id": ["torch.float32", [0.0, 1.0]]}, {"id": ["torch.float32", [2.0]]}]),
+    "streaming_split": (lambda rd: [list(part.iter_batches()) for part in rd.range(4).streaming_split(2)],
+                        [[{"id": ["int64", [0, 1]]}], [{"id": ["int64", [2, 3]]}]]),
+    "sums": (lambda rd: [rd.range(5).sum("id"), rd.range(5).mean("id"), rd.range(5).max(["id"])],
+             [10, 2.0, {"max(id)": 4}]),
+    "unique": (lambda rd: rd.from_items(GROUPS).unique("k"), [0, 1]),
+    "sort": (lambda rd: rd.from_items(GROUPS).sort(["k", "v"], descending=[True, False]).take(1), [{"k": 1, "v": 1}]),
+    "count of groups": (lambda rd: rd.from_items(GROUPS).groupby("k").count().take(1), [{"k": 0, "count()": 3}]),
+    "mean of groups": (lambda rd: rd.from_items(GROUPS).groupby("k").mean("v").take(1), [{"k": 0, "mean(v)": 2.0}]),
+    "map_groups": (lambda rd: rd.from_items(GROUPS).groupby("k").map_groups(lambda group: {"n": group["v"][:1]}).take(),
+                   [{"n": 0}, {"n": 1}]),
+    "no rows": (lambda rd: [rd.range(0).take_all(), rd.range(0).count()], [[], 0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IDIOMS)
+def test_idioms(name: str, rd: Any) -> None:
+    idiom, expected = IDIOMS[name]
+    found = plain(idiom(rd))
+    assert found == expected
+    assert repr(found) == repr(expected), "values of Python, too"
+
+
+def test_files(rd: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("cat", "dog"):
+        (tmp_path / "images" / kind).mkdir(parents=True)
+        Image.fromarray(np.full((4, 6, 3), len(kind), np.uint8)).save(tmp_path / "images" / kind / "1.png")
+    (tmp_path / "images" / "about.txt").write_text("one\n\ntwo\n")
+    np.save(tmp_path / "a.npy", np.arange(4).reshape(2, 2))
+    (tmp_path / "list.json").write_text(json.dumps(PAIRS))
+    rd.from_items(PAIRS).write_parquet(str(tmp_path / "parquet"))
+    rd.from_items(PAIRS).write_csv(str(tmp_path / "csv"))
+    rd.from_items(PAIRS).write_json(str(tmp_path / "json"))
+
+    images = str(tmp_path / "images")
+    folders = rd.datasource.Partitioning("dir", field_names=["class"], base_dir=images)
+    assert rd.read_images(images, size=(2, 3)).take_batch()["image"].shape == (2, 2, 3, 3)
+    assert rd.read_images(images, mode="L", partitioning=folders, include_paths=True).drop_columns("image").take() == [
+        {"class": kind, "path": f"{images}/{kind}/1.png"} for kind in ("cat", "dog")
+    ]
+    assert rd.read_text(f"{images}/about.txt").take() == [{"text": "one"}, {"text": "two"}]
+    assert rd.read_binary_files(f"{images}/about.txt").take() == [{"bytes": b"one\n\ntwo\n"}]
+    assert plain(rd.read_numpy(str(tmp_path / "a.npy")).take_batch()) == {"data": ["int64", [[0, 1], [2, 3]]]}
+    assert rd.read_json(str(tmp_path / "list.json")).take() == PAIRS
+    assert rd.read_json(str(tmp_path / "json")).take() == PAIRS
+    assert rd.read_csv(str(tmp_path / "csv"), parse_options=pyarrow.csv.ParseOptions(delimiter=",")).take() == PAIRS
+    assert rd.read_parquet(str(tmp_path / "parquet"), columns=["a"], shuffle="files", concurrency=2).count() == 2
+    rd.read_parquet(str(tmp_path / "parquet")).show(1)
+    assert capsys.readouterr().out == "{'a': 1, 'b': 'x'}\n"
+
+
+def test_preprocessors(rd: Any) -> None:
+    from ray.data import preprocessors
+    from ray.data.preprocessor import Preprocessor, PreprocessorNotFittedException
+
+    rows = rd.from_items([{"a": 1.0, "b": 2, "s": "v"}, {"a": 3.0, "b": 2, "s": "u"}])
+    scaled = preprocessors.Chain(
+        preprocessors.StandardScaler(columns=["a", "b"]),
+        preprocessors.Concatenator(columns=["a", "b"], dtype=np.float32),
+    ).fit_transform(rows)
+    assert plain(scaled.take(1)) == [{"s": "v", "concat_out": ["float32", [-1.0, 0.0]]}]
+    least = preprocessors.MinMaxScaler(columns=["a"]).fit(rows)
+    assert least.stats_ == {"min(a)": 1.0, "max(a)": 3.0}
+    assert least.transform_batch(pd.DataFrame({"a": [1.5]}))["a"].tolist() == [0.25]
+    labels = preprocessors.LabelEncoder("s")
+    encoded = labels.fit_transform(rows)
+    assert [row["s"] for row in encoded.take()] == [1, 0]
+    assert [row["s"] for row in labels.inverse_transform(encoded).take()] == ["v", "u"]
+    assert plain(preprocessors.OneHotEncoder(columns=["s"]).fit_transform(rows).take_batch()["s"]) == [
+        "uint8", [[0, 1], [1, 0]]
+    ]  # fmt: skip
+    gaps = rd.from_items([{"a": 1.0}, {"a": None}, {"a": 3.0}])
+    assert [row["a"] for row in preprocessors.SimpleImputer(columns=["a"]).fit_transform(gaps).take()] == [
+        1.0,
+        2.0,
+        3.0,
+    ]
+
+    class Tripled(Preprocessor):  # type: ignore[misc, unused-ignore]
+        _is_fittable = False
+
+        def _transform_pandas(self, frame: Any) -> Any:
+            return frame.assign(b=frame["b"] * 3)
+
+    assert Tripled().transform(rows).max("b") == 6
+    with pytest.raises(PreprocessorNotFittedException, match=r"call fit\(\) before transform\(\)"):
+        preprocessors.MinMaxScaler(columns=["a"]).transform(rows)
+
+
+def test_settings_have_no_effect(rd: Any) -> None:
+    context = rd.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    context.target_max_block_size = 1 << 20
+    assert rd.context.DataContext.get_current().target_max_block_size == 1 << 20
+    assert rd.ExecutionOptions(resource_limits=rd.ExecutionResources(cpu=2)).resource_limits.cpu == 2
+    with pytest.raises(AttributeError, match="DataContext has no 'min_parallelism' here"):
+        _ = context.min_parallelism
+
+
+@pytest.mark.parametrize(
+    ("idiom", "text"),
+    [
+        (lambda rd: rd.read_sql, "ray.data has no 'read_sql' here: read or compute the data with pandas"),
+        (lambda rd: rd.preprocessors.Tokenizer, "use the transformations of scikit-learn or torchvision"),
+        (
+            lambda rd: rd.range(2).join(rd.range(2)),
+            r"has no join\(\) in distrain: use pandas, Polars, DuckDB or pyarrow",
+        ),
+        (lambda rd: rd.range(2).groupby("id").aggregate(), r"GroupedData has no aggregate\(\) in distrain: use pandas"),
+        (lambda rd: rd.range(2).train_test_split(0.5, stratify="id"), "with scikit-learn's train_test_split"),
+        (lambda rd: rd.range(2).map_batches(len, concurency=2), "'concurency'; did you mean concurrency"),
+        (lambda rd: rd.read_csv("x", include_paths=True), r"read_csv\(include_paths=...\) is not offered"),
+        (
+            lambda rd: rd.read_images("s3://anonymous@b/x").count(),
+            "leave 'anonymous@' out: give URLs such as s3://bucket",
+        ),
+        (lambda rd: rd.range(2).drop_columns(["q"]).take(), r"names the column 'q'; there are \['id'\]"),
+        (lambda rd: rd.range(9).take_all(limit=3), "more than the given limit of 3"),
+    ],
+)
+def test_what_is_not_offered_says_what_to_do(rd: Any, idiom: Callable[[Any], Any], text: str) -> None:
+    with pytest.raises(Exception, match=text) as raised:
+        idiom(rd)
+    assert "\n" not in str(raised.value)
