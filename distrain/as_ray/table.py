@@ -209,8 +209,7 @@ _TUNE: dict[str, Home] = {
     "ray.tune.tuner": {"distrain.as_ray.tune.tuner": ("Tuner",)},
 }
 
-MODULES: dict[str, Home] = {**_CORE, **_TRAIN, **_TRAIN_V2, **_AIR, **_TUNE}
-MODULES: dict[str, Home] = {**_CORE, **_DATA, **_TRAIN, **_TRAIN_V2, **_AIR}
+MODULES: dict[str, Home] = {**_CORE, **_DATA, **_TRAIN, **_TRAIN_V2, **_AIR, **_TUNE}
 """Each module of Ray, with its names by the module that they come from; ``Name=other`` renames one.
 
 A module's name instead stands for all names of that module.
