@@ -83,6 +83,7 @@ _DATA: dict[str, Home] = {
         **_DATASET,
         "distrain.as_ray.data": _READERS,
         "distrain.as_ray.preprocessors": ("Preprocessor",),
+        "distrain.as_ray.writing": ("SaveMode",),
         "distrain.data": ("DataIterator", "DatasetIterator=DataIterator", "Schema"),
     },
     "ray.data.context": {"distrain.as_ray.data": ("DataContext", "ExecutionOptions", "ExecutionResources")},
