@@ -189,6 +189,7 @@ _TUNE: dict[str, Home] = {
         **_CHECKPOINT,
         **_RESULT,
         "distrain.as_ray.constants": ("SyncConfig",),
+        "distrain.as_ray.tune.context": ("get_context",),
         "distrain.as_ray.tune.search_space": _SPACE,
         "distrain.as_ray.tune.sweep": ("ResultGrid",),
         "distrain.as_ray.tune.tuner": (
@@ -202,7 +203,7 @@ _TUNE: dict[str, Home] = {
         "distrain.config": ("CheckpointConfig", "FailureConfig"),
         "distrain.context": ("TuneContext=TrainContext",),
         "distrain.errors": ("TuneError=TrainingFailedError",),
-        "distrain.session": ("get_checkpoint", "get_context"),
+        "distrain.session": ("get_checkpoint",),
     },
     "ray.tune.integration.ray_train": {"distrain.as_ray.tune.trainables": ("TuneReportCallback",)},
     "ray.tune.result_grid": {"distrain.as_ray.tune.sweep": ("ResultGrid",)},
