@@ -22,6 +22,7 @@ _TRACKERS = "set DISTRAIN_TRACKERS, or use --tracker, for TensorBoard, W&B, MLfl
 GENERAL = "distrain's stand-in for Ray has no such name; docs/ray.md says what it has, and how to keep Ray itself"
 
 BELOW = {
+    "ray.air.callbacks": _TRACKERS,
     "ray.air.integrations": _TRACKERS,
     "ray.autoscaler": _CLUSTER,
     "ray.cluster_utils": _CLUSTER,
@@ -51,7 +52,9 @@ BELOW = {
     "ray.tune.registry": "give the function itself to the Tuner",
     "ray.tune.schedulers": _SEARCH,
     "ray.tune.search": _SEARCH,
+    "ray.tune.sklearn": _SEARCH,
     "ray.tune.stopper": MISSING["stop"],
+    "ray.tune.suggest": _SEARCH,
     "ray.util.collective": "use ray.train.collective, or torch.distributed in train_func",
     "ray.util.dask": "Dask runs on this machine without Ray",
     "ray.util.iter": "use ray.data, or a plain iterator",

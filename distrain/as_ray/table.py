@@ -82,6 +82,7 @@ _DATA: dict[str, Home] = {
         **_DATASET,
         "distrain.as_ray.data.readers": _READERS,
         "distrain.as_ray.data.preprocessors": ("Preprocessor",),
+        "distrain.as_ray.data.writing": ("SaveMode",),
         "distrain.data": ("DataIterator", "DatasetIterator=DataIterator", "Schema"),
     },
     "ray.data.context": {"distrain.as_ray.data.readers": ("DataContext", "ExecutionOptions", "ExecutionResources")},
@@ -104,6 +105,7 @@ _TRAIN: dict[str, Home] = {
         **_CHECKPOINT,
         **_RESULT,
         "distrain.as_ray.constants": ("SyncConfig", "TRAIN_DATASET_KEY", "ValidationFn"),
+        "distrain.as_ray.preemption": ("PreemptionInfo", "get_preemption_info"),
         "distrain.config": _CONFIGS,
         "distrain.context": _CONTEXT,
         "distrain.errors": _ERRORS,
@@ -149,9 +151,13 @@ _TRAIN_V2: dict[str, Home] = {
         "distrain.config": ("CheckpointUploadMode",),
         "distrain.context": ("CheckpointConsistencyMode",),
     },
+    "ray.train.v2.api.preemption": {"distrain.as_ray.preemption": ("PreemptionInfo",)},
     "ray.train.v2.api.reported_checkpoint": {"distrain.context": ("ReportedCheckpoint", "ReportedCheckpointStatus")},
     "ray.train.v2.api.result": _RESULT,
-    "ray.train.v2.api.train_fn_utils": {"distrain.session": _IN_WORKER},
+    "ray.train.v2.api.train_fn_utils": {
+        "distrain.as_ray.preemption": ("get_preemption_info",),
+        "distrain.session": _IN_WORKER,
+    },
     "ray.train.v2.api.validation_config": {
         "distrain.as_ray.constants": ("ValidationFn",),
         "distrain.config": ("ValidationConfig", "ValidationTaskConfig"),
@@ -185,6 +191,7 @@ _TUNE: dict[str, Home] = {
         **_CHECKPOINT,
         **_RESULT,
         "distrain.as_ray.constants": ("SyncConfig",),
+        "distrain.as_ray.tune.context": ("get_context",),
         "distrain.as_ray.tune.search_space": _SPACE,
         "distrain.as_ray.tune.sweep": ("ResultGrid",),
         "distrain.as_ray.tune.tuner": (
@@ -198,7 +205,7 @@ _TUNE: dict[str, Home] = {
         "distrain.config": ("CheckpointConfig", "FailureConfig"),
         "distrain.context": ("TuneContext=TrainContext",),
         "distrain.errors": ("TuneError=TrainingFailedError",),
-        "distrain.session": ("get_checkpoint", "get_context"),
+        "distrain.session": ("get_checkpoint",),
     },
     "ray.tune.integration.ray_train": {"distrain.as_ray.tune.trainables": ("TuneReportCallback",)},
     "ray.tune.result_grid": {"distrain.as_ray.tune.sweep": ("ResultGrid",)},
@@ -208,7 +215,7 @@ _TUNE: dict[str, Home] = {
     "ray.tune.search.sample": {"distrain.as_ray.tune.search_space": ("Domain", *_SPACE)},
     "ray.tune.trainable": {"distrain.as_ray.tune.trainables": ("Trainable", "with_parameters", "with_resources")},
     "ray.tune.tune_config": {"distrain.as_ray.tune.tuner": ("TuneConfig",)},
-    "ray.tune.tuner": {"distrain.as_ray.tune.tuner": ("Tuner",)},
+    "ray.tune.tuner": {"distrain.as_ray.tune.tuner": ("TuneConfig", "Tuner")},
 }
 
 MODULES: dict[str, Home] = {**_CORE, **_DATA, **_TRAIN, **_TRAIN_V2, **_AIR, **_TUNE}

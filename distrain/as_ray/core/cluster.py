@@ -72,7 +72,8 @@ def init(address: str | None = None, **options: Any) -> RayContext:
             f"ray.init(): {', '.join(named)} without effect: there is no cluster; fit() starts the workers, on this "
             "machine, or on the hosts of --hosts, DISTRAIN_HOSTS or the Slurm job"
         )
-    return RayContext(address=own_address(), node_ip_address=own_address(), node_id=_ID, session_dir="")
+    here = own_address()
+    return RayContext(address=here, node_ip_address=here, node_id=_ID, session_dir="", webui_url="")
 
 
 def _set_variables(variables: Mapping[str, str]) -> None:

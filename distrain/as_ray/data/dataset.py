@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import uuid4
 
 import numpy as np
-from fsspec.core import url_to_fs
 
 from distrain.as_ray.data.arguments import (
     ELSEWHERE,
@@ -27,6 +26,7 @@ from distrain.as_ray.data.arguments import (
     plain_value,
 )
 from distrain.as_ray.data.groups import GroupedData
+from distrain.as_ray.data.writing import SaveMode, make_directory
 from distrain.data.blocks import (
     Batched,
     as_block,
@@ -380,8 +380,9 @@ class Dataset(PlainDataset):
         """Write a file of JSON lines into a directory."""
         self._write(path, "json", "to_json", orient="records", lines=True, **options)
 
-    def _write(self, path: str, ending: str, method: str, **options: Any) -> None:
-        url_to_fs(path)[0].makedirs(url_to_fs(path)[1], exist_ok=True)
+    def _write(self, path: str, ending: str, method: str, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
+        if not make_directory(path, mode):
+            return
         options = {name: value for name, value in options.items() if name not in SCHEDULING}
         getattr(self.to_pandas(), method)(f"{str(path).rstrip('/')}/{uuid4().hex}_000000.{ending}", **options)
 

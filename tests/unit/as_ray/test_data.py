@@ -133,6 +133,18 @@ def test_idioms(name: str, rd: Any) -> None:
     assert repr(found) == repr(expected), "values of Python, too"
 
 
+@pytest.mark.parametrize(("mode", "rows"), [("APPEND", 4), ("OVERWRITE", 2), ("IGNORE", 2), ("ERROR", None)])
+def test_files_that_are_there_already(rd: Any, tmp_path: Path, mode: str, rows: int | None) -> None:
+    path, dataset = str(tmp_path / "files"), rd.from_items(PAIRS)
+    dataset.write_parquet(path)
+    if rows is None:
+        with pytest.raises(ValueError, match="exists, and the mode is"):
+            dataset.write_parquet(path, mode=rd.SaveMode[mode])
+    else:
+        dataset.write_parquet(path, mode=rd.SaveMode[mode])
+        assert rd.read_parquet(path).count() == rows
+
+
 def test_files(rd: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for kind in ("cat", "dog"):
         (tmp_path / "images" / kind).mkdir(parents=True)
