@@ -582,3 +582,9 @@ def test_too_many_files_are_an_error_that_shows_where_they_are(plain: Path, monk
     write(plain, "many/3.py")
     with pytest.raises(LaunchError, match=rf"more than 4 files to ship.*{plain}/many \(3\).*\.gitignore.*--no-ship"):
         find(plain)
+
+
+def test_the_checkout_of_an_editable_distrain_is_not_the_users(plain: Path) -> None:
+    """Its line in a .pth file puts it on sys.path."""
+    checkout = str(Path(distrain.__file__).parents[1])
+    assert find(plain, sys_path=[str(plain), checkout]) == find(plain, sys_path=[str(plain)])
