@@ -99,7 +99,7 @@ def check_launcher(scaling: ScalingConfig, work: Work) -> OuterLauncher | None:
     session = Session.current
     if session is not None and session.runs_script:
         raise LaunchError(
-            "this script was started by `python -m distrain.launch`, and calls fit(), which starts workers of its own. "
+            "this script was started by `distrain run`, and calls fit(), which starts workers of its own. "
             "Run it with `python script.py`; if it does not name its hosts, set DISTRAIN_HOSTS=alpha:4,beta:4 or "
             "DISTRAIN_HOSTFILE=FILE"
         )
@@ -136,8 +136,7 @@ def _check_work(launcher: OuterLauncher, work: Work) -> None:
     started = f"{launcher.name} has started {launcher.world_size} processes"
     if not work.initialises_backend:
         raise LaunchError(
-            f"{started} of `python -m distrain.launch`, which starts processes itself; start it once, or start the "
-            "script without it"
+            f"{started} of `distrain run`, which starts processes itself; start it once, or start the script without it"
         )
     if type(work.backend).gather is BackendConfig.gather:
         raise LaunchError(

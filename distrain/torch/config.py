@@ -116,7 +116,7 @@ class TorchConfig(BackendConfig):
         if isinstance(error, ValueError) and "initialize the default process group twice" in str(error):
             return (
                 "TorchTrainer has set up the process group before train_func: leave init_process_group() out. "
-                "DataParallelTrainer sets up none, and `python -m distrain.launch script.py` none for a script that "
+                "DataParallelTrainer sets up none, and `distrain run script.py` none for a script that "
                 "does it itself"
             )
         return None

@@ -630,6 +630,6 @@ def session_of(caller: str) -> Session:
     if Session.current is None:
         raise RuntimeError(
             f"distrain.{caller}() only works inside a worker: call it from the function that you hand to the trainer, "
-            "or from a script started by `python -m distrain.launch`"
+            "or from a script started by `distrain run`"
         )
     return Session.current

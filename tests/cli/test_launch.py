@@ -411,7 +411,7 @@ def test_a_script_that_calls_fit_is_refused(launch: Launch, tmp_path: Path, num_
     (tmp_path / "script.py").write_text(FIT_SCRIPT.format(num_workers=own_workers))
     run = launch("--num-workers", num_workers, "script.py")
     assert run.returncode == 1
-    assert "LaunchError: this script was started by `python -m distrain.launch`, and calls fit()" in run.stderr
+    assert "LaunchError: this script was started by `distrain run`, and calls fit()" in run.stderr
     assert "Run it with `python script.py`" in run.stderr
     assert not (tmp_path / "own").exists()
 
