@@ -28,6 +28,9 @@ from distrain.coordinator import stop_signals
 from distrain.errors import ResourcesError
 from distrain.trainer import DataParallelTrainer
 from tests.conftest import wait_until
+from tests.stand_in import leave
+
+leave()
 
 SIDE_BY_SIDE, IN_SEQUENCE = 2, 1
 both_ways = pytest.mark.parametrize("lanes", [IN_SEQUENCE, SIDE_BY_SIDE])

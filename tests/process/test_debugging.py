@@ -107,7 +107,7 @@ def test_a_running_rank_is_stopped_and_steered_while_no_timer_runs(
         train,
         name="run",
         failure_config=FailureConfig(hang_report_s=3.0, hang_timeout_s=3.0),
-        checkpoint_config=CheckpointConfig(missing_rank_s=1.0),
+        checkpoint_config=CheckpointConfig(missing_rank_s=3.0),
     )
     wait_until(lambda: (run / "logs/attempt_0/rank_1.log").exists() and "step" in log_of(run, 1), what="it trains")
     debug = Debug(run, rank=1)

@@ -139,7 +139,7 @@ def test_a_healthy_run_shows_one_block_and_no_red_text(shown: dict[str, Cell]) -
 
 def test_an_error_is_one_screen_that_names_cells(shown: dict[str, Cell]) -> None:
     error = shown["failure"].error
-    assert len(error) <= 25
+    assert len(error) <= 30
     assert not [line for line in error if "trainer.py" in line or "ipykernel" in line]
     assert "Cell In[4], line 1" in error
     assert error.index('    File "Cell In[2]", line 2, in divide') + 1 == error.index("      return 1 / x")

@@ -14,7 +14,7 @@ import pytest
 
 from distrain.as_ray.importing import activate
 from distrain.hosts.host_info import usable_cpus
-from tests.unit.as_ray.conftest import leave
+from tests.stand_in import leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable
