@@ -651,15 +651,15 @@ class _Run:
         return resume_from.to_directory(self._store.paths.staging / "resume_from")
 
     def _announce(self) -> None:
+        wanted, name = self._config.name, self._store.location.name
+        if wanted and wanted != name:
+            say(f"run {wanted!r} is finished; this one is {name}")
         if self._continued:
             latest = self._store.latest
             say(
                 f"continuing the unfinished run {self._store.location} "
                 + (f"at {latest.path.name}" if latest else "from scratch (no checkpoint yet)")
             )
-        wanted, name = self._config.name, self._store.location.name
-        if wanted and wanted != name:
-            say(f"run {wanted!r} is finished; this one is {name}")
         say(f"{self._what()}; run directory {self._store.location}")
 
     def _what(self) -> str:
