@@ -42,8 +42,9 @@ def test_every_rank_can_be_reached_and_a_restart_has_new_addresses(any_fit: Fit)
     ranks = [reported(result.path, rank) for rank in (0, 1)]
     assert [line["first"] for line in ranks[0]] == [True, False]
     assert ranks[0] == ranks[1]
-    ports = [place_of(a)[1] for line in ranks[0] for a in (line["coordinator"], *line["peers"])]
-    assert len(set(ports)) == 6
+    attempts = [[line["coordinator"], *line["peers"]] for line in ranks[0]]
+    assert [len({place_of(address)[1] for address in addresses}) for addresses in attempts] == [3, 3]
+    assert attempts[0] != attempts[1]  # one of the ports may come again by chance
 
 
 def test_without_workers_there_is_one_address(storage: Path) -> None:
