@@ -27,7 +27,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 QUICKSTART = EXAMPLES / "quickstart.py"
 
 pytestmark = pytest.mark.timeout(240)
-sampled = pytest.mark.sample(2, of="examples")
+sampled = pytest.mark.sample(1, of="examples")
 of_frameworks = pytest.mark.sample(1, of="frameworks")
 
 

@@ -195,5 +195,5 @@ def test_other_workers_are_refused(options: dict[str, Any], words: str) -> None:
 def test_work_that_its_processes_cannot_share_is_refused() -> None:
     with pytest.raises(LaunchError, match="such as TorchTrainer"):
         check(BackendConfig())
-    with pytest.raises(LaunchError, match=r"python -m distrain\.launch"):
+    with pytest.raises(LaunchError, match="of `distrain run`"):
         check_launcher(ScalingConfig(), ScriptWork(backend=Gathers(), path="train.py"))
