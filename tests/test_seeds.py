@@ -101,7 +101,7 @@ def check_the_guide(ran: Ran, storage: str) -> None:
     assert [metrics["global_batch_size"] for metrics in printed] == [4, 4]
 
 
-@pytest.mark.sample(2, of="migrated scripts")
+@pytest.mark.sample(1, of="migrated scripts")
 def test_the_guide(tmp_path: Path) -> None:
     storage = str(tmp_path / "runs")
     check_the_guide(finish_source(migrated("guide"), tmp_path, storage), storage)
@@ -128,7 +128,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         found.door.close()
 
 
-@pytest.mark.sample(2, of="migrated scripts")
+@pytest.mark.sample(1, of="migrated scripts")
 def test_the_guide_with_object_storage(tmp_path: Path, bucket: str) -> None:
     check_the_guide(finish_source(migrated("guide"), tmp_path, bucket), bucket)
 
@@ -139,7 +139,7 @@ def test_the_guide_on_gpus(tmp_path: Path) -> None:
     check_the_guide(finish_source(migrated("guide"), tmp_path, storage, "gpu", use_gpu=True), storage)
 
 
-@pytest.mark.sample(2, of="migrated scripts")
+@pytest.mark.sample(1, of="migrated scripts")
 def test_a_checkpoint_of_all_temporary_files_is_refused_and_the_fix_that_the_error_tells_works(tmp_path: Path) -> None:
     source = migrated("temporary_files")
     stopped = run_source(source, tmp_path)
@@ -157,7 +157,7 @@ def test_a_checkpoint_of_all_temporary_files_is_refused_and_the_fix_that_the_err
     assert checkpoint_files(result) == ["model.checkpoint"]
 
 
-@pytest.mark.sample(2, of="migrated scripts")
+@pytest.mark.sample(1, of="migrated scripts")
 def test_the_checkpoints_of_ray_air(tmp_path: Path) -> None:
     ran = finish_source(migrated("air_checkpoints"), tmp_path)
     assert ran.output.count("weights: ['bias', 'weight']\n") == 2, "without a trace of DistributedDataParallel"
@@ -167,7 +167,7 @@ def test_the_checkpoints_of_ray_air(tmp_path: Path) -> None:
     assert ran.output.count("best: [{}, {}]\n") == 2
 
 
-@pytest.mark.sample(2, of="migrated scripts")
+@pytest.mark.sample(1, of="migrated scripts")
 def test_the_training_of_ray_air(tmp_path: Path) -> None:
     ran = finish_source(migrated("air_training"), tmp_path)
     by_hand, prepared, mixed, first, second = map(reports, ran.results)

@@ -105,7 +105,7 @@ def test_arguments_of_the_script_are_its_own(launch: Launch, tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name == "y"] == []
 
 
-@pytest.mark.sample(6, of="ways to name a script or a function")
+@pytest.mark.sample(4, of="ways to name a script or a function")
 def test_a_script_sees_itself_as_under_plain_python(launch: Launch, tmp_path: Path) -> None:
     """From another directory, by a relative path: argv, file, first place on the path, working directory, siblings."""
     source = tmp_path / "project"
@@ -157,7 +157,7 @@ def test_the_number_of_workers_may_be_a_range(launch: Launch, tmp_path: Path) ->
         assert "--num-workers" in refused.stderr or "num_workers" in refused.stderr
 
 
-@pytest.mark.sample(6, of="ways to name a script or a function")
+@pytest.mark.sample(4, of="ways to name a script or a function")
 def test_a_module_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     package = tmp_path / "pack"
     package.mkdir()
@@ -171,14 +171,14 @@ def test_a_module_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     assert lines(run) == [f"[rank 0] __main__ pack other ['--num-workers', '7', '-m', 'x'] {script}"]
 
 
-@pytest.mark.sample(6, of="ways to name a script or a function")
+@pytest.mark.sample(4, of="ways to name a script or a function")
 def test_a_package_with_a_main_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__main__.py").write_text("print(__name__, __package__)")
     assert lines(launch("-m", "pack")) == ["[rank 0] __main__ pack"]
 
 
-@pytest.mark.sample(6, of="ways to name a script or a function")
+@pytest.mark.sample(4, of="ways to name a script or a function")
 def test_files_named_like_the_standard_library_do_no_harm(launch: Launch, tmp_path: Path) -> None:
     """The script still gets the directory's own first, as under plain python."""
     for name in ("queue", "inspect", "random", "json", "socket", "selectors", "struct"):
@@ -190,7 +190,7 @@ def test_files_named_like_the_standard_library_do_no_harm(launch: Launch, tmp_pa
     assert lines(launch("project/train.py")) == ["[rank 0] Queue"]
 
 
-@pytest.mark.sample(6, of="ways to name a script or a function")
+@pytest.mark.sample(4, of="ways to name a script or a function")
 def test_a_module_beside_the_function_may_be_named_like_the_standard_library(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "queue.py").write_text("def train(): print('my queue')")
     assert lines(launch("queue.py:train")) == ["[rank 0] my queue"]
@@ -239,7 +239,7 @@ def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_pa
     assert "Traceback" not in run.stderr
 
 
-@pytest.mark.sample(6, of="ways to name a script or a function")
+@pytest.mark.sample(4, of="ways to name a script or a function")
 @pytest.mark.parametrize("kind", ["app", "app.pyz"])
 def test_a_directory_and_a_zip_file_run_as_with_python(launch: Launch, tmp_path: Path, kind: str) -> None:
     project = tmp_path / "app"
@@ -284,7 +284,7 @@ def function_file(tmp_path: Path) -> Path:
     return package / "job.py"
 
 
-@pytest.mark.sample(6, of="ways to name a script or a function")
+@pytest.mark.sample(4, of="ways to name a script or a function")
 def test_a_function_of_a_file_gets_the_config(launch: Launch, tmp_path: Path, function_file: Path) -> None:
     base = {"lr": 1.0, "model": {"depth": 2, "width": 8}, "kept": None}
     (tmp_path / "base.json").write_text(json.dumps(base))
@@ -313,13 +313,13 @@ def test_a_function_of_a_file_gets_the_config(launch: Launch, tmp_path: Path, fu
     assert lines(run) == [f"[rank {rank}] {line} helped" for rank in (0, 1)]
 
 
-@pytest.mark.sample(6, of="ways to name a script or a function")
+@pytest.mark.sample(4, of="ways to name a script or a function")
 def test_a_function_of_a_module_is_found_from_the_working_directory(launch: Launch, function_file: Path) -> None:
     run = launch("--num-workers", "2", "job:without_config", cwd=function_file.parent)
     assert lines(run) == ["[rank 0] 2", "[rank 1] 2"]
 
 
-@pytest.mark.sample(6, of="ways to name a script or a function")
+@pytest.mark.sample(4, of="ways to name a script or a function")
 def test_a_function_without_settings_gets_an_empty_config(launch: Launch, function_file: Path) -> None:
     assert lines(launch(f"{function_file}:train")) == ["[rank 0] {} helped"]
 
@@ -475,7 +475,7 @@ def test_a_wrong_command_line_gives_one_line_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.sample(6, of="ways to name a script or a function")
+@pytest.mark.sample(4, of="ways to name a script or a function")
 def test_options_may_follow_a_function(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("def train(config): print(config)")
     run = launch("--set", "a=1", "train.py:train", "--set", "b=2", "--name", "mine", "--num-workers=2")

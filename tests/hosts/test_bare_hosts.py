@@ -184,7 +184,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.sample(3, of="checkpoints and environments of bare hosts")
+@pytest.mark.sample(2, of="checkpoints and environments of bare hosts")
 def test_a_sharded_checkpoint_is_assembled_on_the_head(bare_user: User) -> None:
     ran = bare_user.runs(SHARDS, THREE)
     assert [report["place"][0] for report in ran.reports_in_turn()[-1]] == ["head", "alpha", "beta"]
@@ -238,7 +238,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.sample(3, of="checkpoints and environments of bare hosts")
+@pytest.mark.sample(2, of="checkpoints and environments of bare hosts")
 def test_hosts_give_a_checkpoint_to_each_other_and_read_those_of_all_ranks(bare_user: User) -> None:
     weights = os.urandom(20_000_000)
     (bare_user.folder / "pretrained").mkdir()
@@ -273,7 +273,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.sample(3, of="checkpoints and environments of bare hosts")
+@pytest.mark.sample(2, of="checkpoints and environments of bare hosts")
 def test_an_environment_is_made_on_request_and_the_cache_can_be_cleared(bare_user: User) -> None:
     lab = bare_user.lab
     assert isinstance(lab, BareLab)
@@ -330,7 +330,7 @@ print("FINISHED", json.dumps(result.return_value), flush=True)
 """
 
 
-@pytest.mark.sample(3, of="checkpoints and environments of bare hosts")
+@pytest.mark.sample(2, of="checkpoints and environments of bare hosts")
 def test_a_run_continues_on_a_spare_bare_host_from_the_checkpoint_on_the_head(tmp_path: Path, test_run_id: str) -> None:
     hosts = {"alpha": ALL_PACKAGES, "beta": ALL_PACKAGES, "delta": ALL_PACKAGES}
     with start_bare_lab(tmp_path / "lab", hosts) as lab:
