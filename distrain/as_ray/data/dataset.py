@@ -381,10 +381,11 @@ class Dataset(PlainDataset):
         self._write(path, "json", "to_json", orient="records", lines=True, **options)
 
     def _write(self, path: str, ending: str, method: str, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
+        frame = self.to_pandas()  # before OVERWRITE deletes the directory, whose rows these may be
         if not make_directory(path, mode):
             return
         options = {name: value for name, value in options.items() if name not in SCHEDULING}
-        getattr(self.to_pandas(), method)(f"{str(path).rstrip('/')}/{uuid4().hex}_000000.{ending}", **options)
+        getattr(frame, method)(f"{str(path).rstrip('/')}/{uuid4().hex}_000000.{ending}", **options)
 
 
 def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:

@@ -145,6 +145,13 @@ def test_files_that_are_there_already(rd: Any, tmp_path: Path, mode: str, rows: 
         assert rd.read_parquet(path).count() == rows
 
 
+def test_rows_may_replace_the_files_that_they_come_from(rd: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "files")
+    rd.from_items(PAIRS).write_parquet(path)
+    rd.read_parquet(path).limit(1).write_parquet(path, mode=rd.SaveMode.OVERWRITE)
+    assert rd.read_parquet(path).take() == PAIRS[:1]
+
+
 def test_files(rd: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for kind in ("cat", "dog"):
         (tmp_path / "images" / kind).mkdir(parents=True)
