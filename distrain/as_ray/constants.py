@@ -17,7 +17,7 @@ ValidationFn = Callable[..., dict[str, Any]]
 
 
 class SyncConfig:
-    """What ``RunConfig(sync_config=...)`` takes. It has no effect, as workers write into the storage themselves."""
+    """Stand-in for ``RunConfig(sync_config=...)``, without effect: workers write into the storage themselves."""
 
     def __init__(self, *args: object, **options: object) -> None:
         """Take the arguments of Ray."""

@@ -10,7 +10,7 @@ from distrain.session import get_context, should_stop
 
 @dataclass(frozen=True)
 class PreemptionInfo:
-    """Which ranks will be stopped: all of them, as a run stops as a whole. It is not known when."""
+    """The ranks that will be stopped: all of them, as a run stops as a whole. It is not known when."""
 
     deadline_ms: int | None
     preempted_node_to_ranks: dict[str, list[int]]
@@ -27,7 +27,7 @@ class PreemptionInfo:
 
 
 def get_preemption_info() -> PreemptionInfo | None:
-    """Return None until the run should stop; the same on all ranks."""
+    """Return None until the run should stop, at the same call on all ranks. All count as ranks of this host."""
     if not should_stop():
         return None
     return PreemptionInfo(None, {platform.node(): list(range(get_context().get_world_size()))})

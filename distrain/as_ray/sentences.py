@@ -1,4 +1,4 @@
-"""What the stand-in for Ray lacks, each with a sentence on what to do instead. Runs in: anywhere.
+"""Names of Ray that the stand-in lacks, each with a sentence on what to do instead. Runs in: anywhere.
 
 Names that distrain itself lacks, too, are in :mod:`distrain.system.ray_names`.
 """

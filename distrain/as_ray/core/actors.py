@@ -128,7 +128,7 @@ class ActorClass:
 
 
 class ActorHandle:
-    """What a program has of an actor. Every attribute is one of its methods."""
+    """Handle by which a program calls an actor. Every attribute is one of its methods."""
 
     def __init__(self, key: str) -> None:
         self._ray_actor_id = key

@@ -22,13 +22,13 @@ _ID = uuid.uuid4().hex
 _is_used = False
 """True between ``ray.init()``, or the first task, and ``ray.shutdown()``."""
 at_shutdown: list[Callable[[], None]] = []
-"""What to do at ``ray.shutdown()``."""
+"""Functions that ``ray.shutdown()`` calls."""
 _WITHOUT_CONSEQUENCE = frozenset({"configure_logging", "ignore_reinit_error", "local_mode", "logging_level"})
 """Arguments of ``ray.init()`` that need no notice."""
 
 
 class RayContext(dict[str, Any]):
-    """What ``ray.init()`` returns. As a context manager, it calls ``ray.shutdown()`` at the end."""
+    """Result of ``ray.init()``. As a context manager, it calls ``ray.shutdown()`` at the end."""
 
     dashboard_url = ""
     python_version = platform.python_version()

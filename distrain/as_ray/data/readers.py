@@ -318,11 +318,11 @@ class DataContext:
 
 
 class ActorPoolStrategy:
-    """Where Ray calls functions. It has no effect: the workers call them."""
+    """Choice of the place where Ray calls functions, without effect: the workers call them."""
 
     def __init__(self, *args: object, **options: object) -> None:
         """Take the arguments of Ray."""
 
 
 class TaskPoolStrategy(ActorPoolStrategy):
-    """Where Ray calls functions. It has no effect: the workers call them."""
+    """Choice of the place where Ray calls functions, without effect: the workers call them."""

@@ -1,4 +1,4 @@
-"""What ``Dataset.write_parquet(path, mode=...)`` and the like do if the directory exists. Runs in: anywhere."""
+"""Modes of ``Dataset.write_parquet(path, mode=...)`` and the like for a directory that exists. Runs in: anywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fsspec.core import url_to_fs
 
 
 class SaveMode(str, Enum):
-    """What becomes of the files that are in the directory already."""
+    """The fate of the files that are in the directory already."""
 
     CREATE = "create"
     APPEND = "append"

@@ -1,4 +1,4 @@
-"""What a Tuner takes besides plain functions, and what these call in a trial. Runs in: coordinator, and worker."""
+"""Trainables of a Tuner besides plain functions, and what they call in a trial. Runs in: coordinator, and worker."""
 
 from __future__ import annotations
 

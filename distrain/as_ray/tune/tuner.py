@@ -68,7 +68,7 @@ class BasicVariantGenerator:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig:
-    """What ``Tuner(tune_config=...)`` takes.
+    """Settings of a sweep: ``Tuner(tune_config=...)``.
 
     metric, mode: the defaults of ``ResultGrid.get_best_result()``.
     num_samples: how often the search space is sampled, each time with all combinations of its grids.
@@ -103,7 +103,7 @@ class TuneConfig:
 
 
 class CLIReporter:
-    """What ``RunConfig(progress_reporter=...)`` takes. It has no effect: a line says how each trial has ended."""
+    """Stand-in for ``RunConfig(progress_reporter=...)``, without effect: a line says how each trial has ended."""
 
     def __init__(self, *args: object, **options: object) -> None:
         """Take the arguments of Ray."""
