@@ -6,11 +6,10 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from distrain.data.blocks import to_columns
+from distrain.data.blocks import object_types, to_columns
 from distrain.errors import DataError
 from distrain.torch.device import get_device
 from distrain.torch.nested import map_leaves
@@ -18,6 +17,8 @@ from distrain.torch.transfer import on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    import numpy as np
 
     from distrain.data.blocks import Block
 
@@ -91,8 +92,6 @@ def _tensors(block: Block, dtypes: Any) -> Any:
 
 
 def _tensor(name: str, column: np.ndarray[Any, Any], dtype: torch.dtype | None) -> torch.Tensor:
-    if column.dtype == object and len({np.shape(value) for value in column}) == 1 and np.shape(column[0]):
-        column = np.stack(list(column))
     try:
         if not column.flags.writeable:  # torch would warn of memory that is Arrow's
             column = column.copy()
@@ -108,8 +107,8 @@ def _cause(column: np.ndarray[Any, Any]) -> str | None:
     """Return why a column of objects has no type of its own."""
     if column.dtype != object:
         return None
-    kinds = sorted({type(value).__name__ for value in column})
-    return "its arrays have different shapes" if kinds == ["ndarray"] else f"it has values of type {', '.join(kinds)}"
+    kinds = object_types(column)
+    return "its arrays have different shapes" if kinds == "ndarray" else f"it has values of type {kinds}"
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import Constructed, as_block, joined, to_columns
+from distrain.data.blocks import as_block, joined, to_columns
+from distrain.data.transforms import Constructed
 from distrain.system.imports import require
 from distrain.system.ray_names import did_you_mean
 
@@ -95,8 +96,14 @@ def plain(row: Any) -> Any:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value of Python for one of numpy."""
-    return value.item() if isinstance(value, np.generic) else value
+    """Return a value of Python for one of numpy; of pandas for a time that Python has only as a number."""
+    if not isinstance(value, np.generic):
+        return value
+    found = value.item()
+    if isinstance(found, int) and isinstance(value, (np.datetime64, np.timedelta64)):
+        pandas = require("pandas")
+        return (pandas.Timestamp if isinstance(value, np.datetime64) else pandas.Timedelta)(value)
+    return found
 
 
 def names_of(names: str | Sequence[str]) -> list[str]:
