@@ -403,7 +403,8 @@ def _objects_to_arrow(values: list[Any]) -> Any:
     pa = require("pyarrow")
     kinds = {type(value) for value in values if value is not None}
     is_of_pandas = {(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds} == {("pandas", "Timestamp")}
-    made = pa.array(require("pandas").Series(values) if is_of_pandas else values)
+    is_large = kinds == {int} and max(value for value in values if value is not None) >= 1 << 63
+    made = pa.array(require("pandas").Series(values) if is_of_pandas else values, pa.uint64() if is_large else None)
     is_simple = len(kinds) == 1 and kinds <= {str, bytes, int, float}
     if not is_simple and not all(map(_is_same, made.to_pylist(), values)):
         raise ValueError(f"Arrow has no type for all its values, which are of type {object_types(_objects(values))}")

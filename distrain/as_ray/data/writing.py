@@ -13,7 +13,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from distrain.as_ray.data.arguments import SCHEDULING
-from distrain.data.blocks import to_table
+from distrain.data.blocks import to_columns, to_table
 from distrain.errors import DataError
 from distrain.system.imports import require
 
@@ -67,7 +67,17 @@ def _make_directory(path: str, mode: SaveMode | str) -> bool:
 
 
 def _parquet(table: Any, options: Mapping[str, Any]) -> Callable[[Any], None]:
-    return partial(require("pyarrow.parquet").write_table, table, **options)
+    pa, write = require("pyarrow"), require("pyarrow.parquet").write_table
+    for place, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if "_view" in str(column.type) or ("dictionary" in str(column.type) and pa.types.is_nested(column.type)):
+            # pyarrow's writer fails for some of these
+            whole = to_table(to_columns(table.select([name])))
+            table = table.set_column(place, name, whole.column(name))
+        try:
+            write(table.select([name]).slice(0, 0), pa.MockOutputStream())
+        except NotImplementedError as error:
+            raise _refused("Parquet", name, column, str(error)) from error
+    return partial(write, table, **options)
 
 
 def _csv(table: Any, options: Mapping[str, Any]) -> Callable[[Any], None]:
@@ -106,7 +116,7 @@ _WRITERS: dict[str, Callable[[Any, Mapping[str, Any]], Callable[[Any], None]]] =
 def _refused(ending: str, name: str, column: Any, reason: str) -> DataError:
     return DataError(
         f"column {name!r} ({column.type}) cannot be written as {ending}: {reason}; leave it out with drop_columns(), "
-        "convert it with map_batches(), or use write_parquet()"
+        "or convert it with map_batches()"
     )
 
 
