@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from distrain import data
+from distrain.as_ray.data.dataset import Dataset
 from distrain.data import loops
 from distrain.data.constructors import as_dataset
 from distrain.data.datasets import run_datasets
@@ -28,14 +29,15 @@ from distrain.data.passes import Worker
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from distrain.data.dataset import Dataset
+    from distrain.data.dataset import Dataset as PlainDataset
 
 ROWS = [{"x": number, "y": number / 2} for number in range(5)]
 
 
-def shard(dataset: Dataset, rank: int = 0, ranks: int = 1) -> DataIterator:
+def shard(dataset: PlainDataset, rank: int = 0, ranks: int = 1) -> DataIterator:
     return DataIterator(cloudpickle.loads(cloudpickle.dumps(dataset)), name="x", worker=Worker(rank, ranks), rank=rank)
 
 
@@ -389,3 +391,57 @@ def test_the_statistics_name_the_dataset() -> None:
     part = shard(data.range(10))
     list(part.iter_batches(batch_size=3))
     assert part.stats().startswith("dataset 'x': 10 rows in 4 batches in ")
+
+
+RAGGED = {
+    "first equal": [[1, 2], [3, 4], [5], [6, 7, 8]],
+    "last equal": [[5], [6, 7, 8], [1, 2], [3, 4]],
+    "two lengths": [[1, 2], [3, 4], [5], [6]],
+    "one empty": [[1, 2], [3, 4], [], [5, 6]],
+    "one missing": [[1, 2], [3, 4], None, [5, 6]],
+    "equal": [[1, 2], [3, 4], [5, 6], [7, 8]],
+    "texts": [["a", "b"], ["c", "d"], ["e"], ["f", "g"]],
+    "matrices": [[[1], [2]], [[3], [4]], [[5, 6]], [[7, 8]]],
+}
+
+
+def same(batch: Any) -> Any:
+    return batch
+
+
+def each_row(batch: dict[str, Any]) -> Any:
+    for place in range(len(batch["x"])):
+        yield {"x": batch["x"][place : place + 1]}
+
+
+JOINS: dict[str, Callable[[Dataset], Dataset]] = {
+    "map_batches": lambda rows: rows.map_batches(same, batch_size=2),
+    "one by one": lambda rows: rows.map_batches(same, batch_size=1),
+    "generator": lambda rows: rows.map_batches(each_row, batch_size=3),
+    "filter": lambda rows: rows.map_batches(same, batch_size=2).filter(lambda row: True),
+    "more rows": lambda rows: rows.map_batches(same, batch_size=2, udf_modifying_row_count=True),
+    "map": lambda rows: rows.map(same),
+    "union": lambda rows: rows.limit(2).union(rows.map_batches(same)),
+    "materialize": lambda rows: rows.map_batches(same, batch_size=1).materialize(),
+}
+
+
+@pytest.mark.parametrize("name", RAGGED)
+@pytest.mark.parametrize("join", JOINS)
+def test_rows_of_different_shapes_work_wherever_rows_are_joined(name: str, join: str, tmp_path: Path) -> None:
+    """Blocks in which all rows have one shape are joined with those in which they do not."""
+    values = RAGGED[name]
+    pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet", row_group_size=2)
+    expected = values[:2] + values if join == "union" else values
+    for rows in data.from_items([{"x": value} for value in values]), data.read_parquet(tmp_path):
+        for size in (1, 3, 9):
+            batches = list(shard(JOINS[join](Dataset.of(rows))).iter_batches(batch_size=size))
+            assert [listed(value) for batch in batches for value in batch["x"]] == expected
+            for batch in batches:
+                shapes = {np.shape(value) for value in batch["x"]}
+                is_one_array = len(shapes) == 1 and shapes != {()}
+                assert (batch["x"].ndim > 1) == is_one_array, "the form follows from the rows alone"
+
+
+def listed(value: Any) -> Any:
+    return [listed(item) for item in value] if isinstance(value, (list, np.ndarray)) else value
