@@ -445,3 +445,60 @@ def test_rows_of_different_shapes_work_wherever_rows_are_joined(name: str, join:
 
 def listed(value: Any) -> Any:
     return [listed(item) for item in value] if isinstance(value, (list, np.ndarray)) else value
+
+
+def test_huggingface_keeps_digits_and_decodes_images() -> None:
+    import datasets
+
+    image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    columns = {"f": [1700000000.25, 1e300], "i": [2**60 + 1, None], "b": [b"\x01\x00", b""], "m": [[[1]], [[2]]]}
+    features = datasets.Features({
+        "f": datasets.Value("float64"), "image": datasets.Image(), "i": datasets.Value("int64"),
+        "b": datasets.Value("binary"), "m": datasets.Array2D((1, 1), "int64"),
+    })  # fmt: skip
+    dataset = datasets.Dataset.from_dict({**columns, "image": [image, image]}, features=features)
+    (batch,) = shard(data.from_huggingface(dataset)).iter_batches()
+    assert list(batch) == [*columns, "image"]
+    assert {name: batch[name].tolist() for name in columns} == columns
+    assert batch["image"].dtype == np.uint8
+    assert (batch["image"] == image).all()
+    dataset.set_format(columns=["f"])
+    assert shard(data.from_huggingface(dataset)).schema().names == ["f"]
+    dataset.set_format("numpy")
+    assert next(iter(shard(data.from_huggingface(dataset)).iter_batches()))["f"].dtype == np.float32, "as it was asked"
+
+
+def test_a_long_text_does_not_make_the_others_long() -> None:
+    rows = [{"text": "a" * 300_000}, *({"text": "b"} for _ in range(255))]
+    (batch,) = shard(data.from_items(rows)).iter_batches()
+    assert batch["text"].dtype == object
+    assert batch["text"].nbytes < 10_000
+    frame = pd.DataFrame(rows)
+    assert shard(data.from_pandas(frame)).schema().types == [np.dtype(object)]
+    assert shard(data.from_numpy({"text": np.array(["a", "b"])})).schema().types == [np.dtype(object)]
+
+
+@pytest.mark.parametrize(("make", "error"), [
+    (lambda: pd.DataFrame([[1, 2]], columns=["x", "x"]), "two columns are named 'x'; rename one of them"),
+    (lambda: pd.DataFrame([[1, 2]], columns=[1, "1"]), "two columns are named '1'; rename one of them"),
+    (lambda: {1: [1], "1": [2]}, "two columns are named '1'; rename one of them"),
+    (lambda: pa.table([[1], [2]], names=["x", "x"]), "two columns are named 'x'; rename one of them"),
+    (lambda: {"x": torch.zeros(2, dtype=torch.bfloat16)}, "column 'x' cannot become an array: .*BFloat16"),
+    (lambda: {"x": pa.array([1001], pa.time64("ns"))}, "column 'x' cannot become an array: .*nanoseconds"),
+])  # fmt: skip
+def test_columns_that_have_no_arrays(make: Callable[[], Any], error: str) -> None:
+    with pytest.raises(DataError, match=error):
+        list(shard(as_dataset(make, "x")).iter_batches())
+
+
+def test_tensors_and_views_of_arrow(tmp_path: Path) -> None:
+    tensors = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int32(), [1, 2]), pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2))
+    )
+    table = pa.table({"tensor": tensors, "view": pa.array(["a", None, "c"], pa.string_view())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    for rows in as_dataset(table, "x"), data.read_parquet(tmp_path):
+        found = shard(rows.random_shuffle(seed=1).filter(lambda row: True)).iter_rows()
+        assert sorted(map(repr, plain(list(found)))) == sorted(map(repr, [
+            {"tensor": [[1, 2]], "view": "a"}, {"tensor": None, "view": None}, {"tensor": [[3, 4]], "view": "c"},
+        ]))  # fmt: skip
