@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch.utils.data import BatchSampler
-
 from distrain.data.positions import DataLoop, decode_state, encode_state
 from distrain.errors import DataError
 from distrain.system.log import say
-from distrain.torch.sampler import ResumableSampler
+from distrain.torch.sampler import ResumableSampler, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,10 +46,11 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
     name = f"loader {len(session.loaders) + 1}"
     start = session.positions_at_start(name) if resume else {}
     order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    sampler = order.sampler if type(order) is BatchSampler else order
+    is_batched = is_plain(order, "BatchSampler")
+    sampler = order.sampler if is_batched else order
     progress: SamplerProgress | StateProgress
     if isinstance(sampler, ResumableSampler) and getattr(loader, "in_order", True):
-        size = order.batch_size if type(order) is BatchSampler else 1
+        size = order.batch_size if is_batched else 1
         progress = SamplerProgress(name, sampler, size, session)
         _note_repetition(progress, session)
     elif callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):

@@ -133,6 +133,34 @@ def test_a_resumed_pass_has_the_batches_that_an_uninterrupted_one_has() -> None:
     assert begun + rest == whole
 
 
+@pytest.mark.parametrize("kind", ["shuffled", "in order", "distributed", "batches", "custom"])
+def test_a_resumed_pass_pads_with_the_rows_of_an_uninterrupted_one(kind: str) -> None:
+    for rows, ranks, size in ((10, 4, 1), (11, 3, 2), (3, 8, 1)):
+        whole, _ = Ranks(ranks, loader(kind, rows, size)).take()
+        for taken in range(len(whole)):
+            first = Ranks(ranks, loader(kind, rows, size))
+            begun, _ = first.take(taken)
+            rest, _ = Ranks(ranks, loader(kind, rows, size), first.positions()).take()
+            assert begun + rest == whole
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_stateful_data_loader_is_divided_as_a_data_loader(shuffle: bool) -> None:
+    """Its samplers are of classes of torchdata's own."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make(kind: Any) -> Make:
+        return lambda rank, ranks: kind(range(10), batch_size=2, shuffle=shuffle)
+
+    whole, _ = Ranks(2, make(DataLoader)).take()
+    assert Ranks(2, make(StatefulDataLoader)).take()[0] == whole
+    first = Ranks(2, make(StatefulDataLoader))
+    begun, _ = first.take(1)
+    rest, _ = Ranks(2, make(StatefulDataLoader), first.positions()).take()
+    assert begun + rest == whole
+
+
 def test_set_epoch_and_a_look_at_a_batch() -> None:
     group = Ranks(1, loader("shuffled", 20, 4))
     group.loaders[0].sampler.set_epoch(5)
