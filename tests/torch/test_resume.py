@@ -232,6 +232,27 @@ def test_a_loader_with_states_is_asked_for_its_own() -> None:
         Ranks(2, make, group.positions())
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_epochs_after_a_resumed_one_of_hugging_face_are_whole(options: dict[str, Any]) -> None:
+    """Its streams begin each pass at the state that they were given (huggingface/datasets#7447)."""
+    import datasets
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make(rank: int, ranks: int) -> Any:
+        rows = datasets.Dataset.from_dict({"x": list(range(20))}).to_iterable_dataset()
+        return StatefulDataLoader(rows, batch_size=4, collate_fn=lambda rows: [row["x"] for row in rows], **options)
+
+    whole, _ = Ranks(1, make).take()
+    first = Ranks(1, make)
+    begun, _ = first.take(2)
+    resumed = Ranks(1, make, first.positions())
+    assert resumed.take() == (whole[2:], True)
+    assert resumed.take(3) == (whole[:3], False)
+    again = Ranks(1, make, resumed.positions())
+    assert [again.take()[0] for _ in range(3)] == [whole[3:], whole, whole]
+
+
 def test_a_loader_that_is_prepared_in_each_epoch_cannot_resume_in_one(capfd: pytest.CaptureFixture[str]) -> None:
     with acting_as(0, 1, {}):
         for _ in range(3):
