@@ -10,7 +10,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -69,7 +69,10 @@ class FileSource(TableSource):
         self._paths = list(paths)
         self._format = file_format
         self._columns = None if columns is None else list(columns)
-        self._options = dict(options or {})
+        self._options = {name: value for name, value in (options or {}).items() if value is not None}
+        self._has_options = bool(self._options)
+        self._fills_columns = getattr(self._options.get("convert_options"), "include_missing_columns", False)
+        """True if a column that a CSV file lacks is null there."""
 
     # -- files and blocks -----------------------------------------------------------------------------------------
 
@@ -130,29 +133,44 @@ class FileSource(TableSource):
     def _split(self, fragment: Any) -> list[tuple[Any, int, int]]:
         """Return the blocks of a file, with the number of rows and bytes of each."""
         try:
+            self._check_columns(fragment)
             if not hasattr(fragment, "row_groups"):
-                return [(fragment, fragment.count_rows(), self._files[0].size(fragment.path) or 0)]
-            self._check_types(fragment)
+                return [(fragment, self._count(fragment), self._files[0].size(fragment.path) or 0)]
             groups = [(group.id, group.num_rows, group.total_byte_size) for group in fragment.row_groups]
             return [(fragment.subset(row_group_ids=[number]), rows, size) for number, rows, size in groups]
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {fragment.path}: {error}") from error
 
-    def _check_types(self, fragment: Any) -> None:
-        """Raise DataError if columns of this file are not those of the first one."""
-        expected = self._dataset.schema
+    def _count(self, fragment: Any) -> int:
+        """Return the number of rows of a text file. pyarrow is quick to count them, but ignores some of its options."""
+        if not self._has_options:
+            return int(fragment.count_rows())
+        return sum(batch.num_rows for batch in fragment.to_batches(columns=[]))
+
+    def _check_columns(self, fragment: Any) -> None:
+        """Raise DataError if columns of this file are not those of the first one.
+
+        The types of text files are those of the first one, which pyarrow enforces. A key may be missing in JSON.
+        """
+        kind, expected = fragment.format.default_extname, self._dataset.schema
+        has_gaps = kind == "json" or (kind == "csv" and self._fills_columns)
         for name in self._columns or expected.names:
             if expected.get_field_index(name) < 0:
                 raise DataError(f"there is no column {name!r} in {fragment.path}; it has {expected.names}")
-            if name in _partitions(fragment):
+            if has_gaps or name in _partitions(fragment):
                 continue
             place = fragment.physical_schema.get_field_index(name)
             found = fragment.physical_schema.field(place).type if place >= 0 else None
-            if found != expected.field(name).type:
+            if found is None and (other := next((file for file in self._files[1] if f"/{name}=" in file), None)):
+                raise DataError(
+                    f"column {name!r} comes from the names of directories, as in {other}, but {fragment.path} is not "
+                    f"in a directory named {name}=...; move it, or leave the column out with columns="
+                )
+            if found is None or (kind == "parquet" and found != expected.field(name).type):
                 raise DataError(
                     f"column {name!r} is {expected.field(name).type} in {self._files[1][0]}, but "
-                    f"{'missing' if found is None else found} in {fragment.path}; convert the files to one type, or "
-                    "leave the column out with read_parquet(columns=...)"
+                    f"{'missing' if found is None else found} in {fragment.path}; convert the files to the same "
+                    "columns, or leave the column out with columns="
                 )
 
     @property
@@ -263,6 +281,7 @@ class ArrowDatasetSource(FileSource):
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset.files, dataset.format.default_extname)
         self._given = dataset
+        self._has_options = self._fills_columns = True
 
     @cached_property
     def _dataset(self) -> Any:
@@ -278,46 +297,61 @@ def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: s
 
     kinds: names those that are wanted. Raises DataError if there are none.
     """
-    filesystem, _ = fsspec.core.url_to_fs(paths[0])
+    systems = [fsspec.core.url_to_fs(given) for given in paths]
+    filesystem = systems[0][0]
     found: list[str] = []
-    for given in paths:
-        other, path = fsspec.core.url_to_fs(given)
+    for given, (other, path) in zip(paths, systems, strict=True):
         if other != filesystem:
             raise DataError(f"{paths[0]} and {given} are on different filesystems")
-        if filesystem.isfile(path):
-            found.append(path)
-            continue
-        visible = [file for file in sorted(_files_in(filesystem, path, given)) if _is_visible(file, path)]
-        chosen = [file for file in visible if is_wanted(file)]
+        files = _files_in(_Following() if isinstance(other, LocalFileSystem) else other, path, given)
+        visible = [file for file in sorted(files) if file == path or _is_visible(file, path)]
+        chosen = [file for file in visible if file == path or is_wanted(file)]
         if not chosen:
             raise DataError(f"{given} has no {kinds} files, but {count(len(visible), 'other')}")
+        if special := [file for file in chosen if files[file]["type"] != "file"]:
+            raise DataError(
+                f"{special[0]} is a pipe, a device or a broken link; remove it, or name the files that you want"
+            )
         found += chosen
     return filesystem, found
 
 
-def _files_in(filesystem: Any, path: str, given: str) -> list[str]:
-    """Return the files of a directory or a pattern. Raises DataError for anything else."""
+class _Following(LocalFileSystem):  # type: ignore[misc, unused-ignore]
+    """The local files, with linked directories among the directories. A link to a directory above it is not."""
+
+    def info(self, path: Any, **options: Any) -> dict[str, Any]:
+        """Return facts about a path, about its target if it is a link."""
+        found: dict[str, Any] = super().info(path, **options)
+        if found["islink"]:
+            name = found["name"]
+            if os.path.isfile(name):
+                found["type"] = "file"
+            elif os.path.isdir(name) and not any(os.path.samefile(name, above) for above in PurePath(name).parents):
+                found["type"] = "directory"
+        return found
+
+
+def _files_in(filesystem: Any, path: str, given: str) -> dict[str, dict[str, Any]]:
+    """Return facts about a file, or about those in a directory or of a pattern. Raises DataError if there are none."""
     if filesystem.isdir(path):
-        files: list[str] = filesystem.find(path)
-        return files
+        in_directory: dict[str, dict[str, Any]] = filesystem.find(path, detail=True)
+        return in_directory
+    if filesystem.exists(path):
+        return {path: filesystem.info(path)}
     if not _is_pattern(path):
         raise DataError(f"there is no file or directory {given}")
-    found = filesystem.glob(path, detail=True)
-    files = [file for name, about in found.items() for file in _below(filesystem, name, about["type"])]
-    if not files:
+    found: dict[str, dict[str, Any]] = {}
+    for name, about in filesystem.glob(path, detail=True).items():
+        found |= filesystem.find(name, detail=True) if about["type"] == "directory" else {name: about}
+    if not found:
         raise DataError(f"no file matches {given}")
-    return files
+    return found
 
 
 def format_of(path: str) -> str | None:
     """Return pyarrow's name of the format of a file, which its name tells, or None."""
     stem, suffix = os.path.splitext(path.lower())
     return SUFFIXES.get(os.path.splitext(stem)[1] if suffix in _COMPRESSED else suffix)
-
-
-def _below(filesystem: Any, path: str, kind: str) -> list[str]:
-    """Return the files in a directory, or the file itself."""
-    return filesystem.find(path) if kind == "directory" else [path]
 
 
 def _is_pattern(path: str) -> bool:

@@ -245,7 +245,7 @@ def test_epochs_after_a_resumed_one_of_hugging_face_are_whole(options: dict[str,
 
     whole, _ = Ranks(1, make).take()
     first = Ranks(1, make)
-    begun, _ = first.take(2)
+    assert first.take(2)[0] == whole[:2]
     resumed = Ranks(1, make, first.positions())
     assert resumed.take() == (whole[2:], True)
     assert resumed.take(3) == (whole[:3], False)
