@@ -6,6 +6,7 @@ A block is a pyarrow Table, a dict of numpy arrays of equal length, or a list of
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from distrain.errors import DataError
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Block = Any
 """A ``pyarrow.Table``, a ``dict[str, numpy.ndarray]`` or a ``list`` of rows."""
@@ -88,7 +89,7 @@ def as_block(value: Any, source: str) -> Block:
         return value
     if is_instance(value, "pandas", "DataFrame"):
         return {str(name): _from_series(value[name]) for name in value.columns}
-    if not isinstance(value, dict):
+    if not isinstance(value, Mapping):
         raise DataError(
             f"{source} must return a dict of arrays, a pyarrow Table or a pandas DataFrame, "
             f"got {type(value).__module__}.{type(value).__qualname__}"
