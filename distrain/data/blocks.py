@@ -10,6 +10,7 @@ mixtures. What the target cannot hold raises DataError with the column's name.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,7 @@ def as_block(value: Any, source: str) -> Block:
     if is_instance(value, "pandas", "DataFrame"):
         names: list[Any] = list(value.columns)
         found = [value.iloc[:, place] for place in range(len(names))]
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         names, found = list(value), list(value.values())
     else:
         raise DataError(

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from distrain.data.blocks import object_types, to_columns
+from distrain.data.blocks import formatter, object_types, to_columns
 from distrain.errors import DataError
 from distrain.torch.device import get_device
 from distrain.torch.nested import map_leaves
 from distrain.torch.transfer import on_device
+from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -38,8 +39,10 @@ def converter(
 
 
 def mover(device: Any) -> Callable[[Iterator[tuple[Any, int, Any]]], Iterator[tuple[Any, int, Any]]]:
-    """Return the function that moves batches to a device; ``"auto"``: the worker's own."""
-    return partial(_moved, device=get_device() if device == "auto" else torch.device(device))
+    """Return the function that moves batches to a device; ``"auto"``: the worker's own, or the CPU outside of one."""
+    if device == "auto":
+        device = get_device() if Session.current else "cpu"
+    return partial(_moved, device=torch.device(device))
 
 
 class _Batches(IterableDataset[Any]):
@@ -74,7 +77,9 @@ def _is_object(block: Block) -> bool:
 
 
 def _collated(block: Block, collate_fn: Callable[[Any], Any]) -> Any:
-    return collate_fn(block if _is_object(block) else to_columns(block))
+    """Return a batch. A function may say in which format it wants the rows, as Ray's collate functions do."""
+    to_format = formatter(getattr(collate_fn, "batch_format", None))
+    return collate_fn(block if _is_object(block) else to_format(block))
 
 
 def _tensors(block: Block, dtypes: Any) -> Any:

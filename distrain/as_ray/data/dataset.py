@@ -41,7 +41,6 @@ from distrain.data.sources import MemorySource, Schema
 from distrain.data.transforms import Batched
 from distrain.errors import DataError
 from distrain.system.imports import require
-from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -294,11 +293,9 @@ class Dataset(PlainDataset):
         """Return the batches of all rows. See :meth:`DataIterator.iter_batches`."""
         return self.iterator().iter_batches(**options)
 
-    def iter_torch_batches(self, *, device: Any = "auto", **options: Any) -> Iterable[Any]:
-        """Return the batches of all rows as tensors; outside of a worker, on the CPU, unless you name a device."""
-        if device == "auto" and Session.current is None:
-            device = "cpu"
-        return self.iterator().iter_torch_batches(device=device, **options)
+    def iter_torch_batches(self, **options: Any) -> Iterable[Any]:
+        """Return the batches of all rows as tensors. See :meth:`DataIterator.iter_torch_batches`."""
+        return self.iterator().iter_torch_batches(**options)
 
     def iter_tf_batches(self, **options: Any) -> Iterable[Any]:
         """Return the batches of all rows as TensorFlow's tensors. See :meth:`DataIterator.iter_tf_batches`."""

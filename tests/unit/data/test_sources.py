@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -301,9 +302,79 @@ def test_files_among_others(tmp_path: Path) -> None:
         data.read_csv([str(folder / "README.md"), "memory://x"]).count()
     with pytest.raises(TypeError, match="columns must be a list of names, got 'x'"):
         data.read_parquet(folder, columns="x")
+    pq.write_table(pa.table({"x": [3]}), folder / "a.parquet")
+    with pytest.raises(
+        DataError, match=r"column 'part' comes from the names of directories, as in .*1\].parquet, but "
+    ):
+        data.read_parquet(folder).count()
     filtered = pyarrow.dataset.dataset(folder / "part=1", format="parquet").filter(pyarrow.dataset.field("x") > 0)
     with pytest.raises(DataError, match=r"Use distrain's filter\(\) instead"):
         as_dataset(filtered, "x").count()
+
+
+@pytest.mark.timeout(60)
+def test_linked_directories_are_read_too(tmp_path: Path) -> None:
+    """As by pandas and pyarrow. Circles end, and what is no file is an error instead of a silent gap or a long wait."""
+    folder, other = tmp_path / "rows", tmp_path / "other"
+    (other / "deep").mkdir(parents=True)
+    folder.mkdir()
+    for place, path in enumerate((folder / "a.parquet", other / "b.parquet", other / "deep" / "c.parquet")):
+        pq.write_table(pa.table({"x": [place]}), path)
+    (folder / "linked").symlink_to(other)
+    (folder / "link.parquet").symlink_to(folder / "a.parquet")
+    for link, target in {folder / "itself": folder, other / "up": tmp_path, other / "deep" / "rows": folder}.items():
+        link.symlink_to(target)
+    for found in data.read_parquet(folder), data.read_parquet(f"{folder}/*"), data.read_parquet(f"{tmp_path}/r*/**"):
+        assert sorted(row["x"] for row in found.take()) == [0, 0, 1, 2]
+    (tmp_path / "links").mkdir()
+    (other / "deep" / "rows").unlink()
+    (tmp_path / "links" / "rows").symlink_to(folder / "linked" / "deep")
+    assert data.read_parquet(tmp_path / "links").take() == [{"x": 2}]
+    (folder / "gone.parquet").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    for path, name in {folder: "gone", tmp_path / "pipe.parquet": "pipe"}.items():
+        with pytest.raises(DataError, match=f"{name}.parquet is a pipe, a device or a broken link; remove it"):
+            data.read_parquet(path).count()
+
+
+@pytest.mark.parametrize("header", ["a,c", "a"])
+def test_columns_that_a_csv_file_lacks(tmp_path: Path, header: str) -> None:
+    (tmp_path / "1.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "2.csv").write_text(f"{header}\n{'3,4' if ',' in header else 3}\n")
+    for rows in data.read_csv(tmp_path), as_dataset(tmp_path, "x"):
+        with pytest.raises(DataError, match=r"column 'b' is int64 in .*1\.csv, but missing in .*2\.csv; convert"):
+            rows.count()
+    assert data.read_csv(tmp_path, columns=["a"]).take() == [{"a": 1}, {"a": 3}]
+    fills = pyarrow.csv.ConvertOptions(include_missing_columns=True)
+    for rows in (
+        data.read_csv(tmp_path, convert_options=fills),
+        as_dataset(pyarrow.dataset.dataset(tmp_path, format="csv"), "x"),
+    ):
+        assert rows.take() == [{"a": 1, "b": 2}, {"a": 3, "b": None}]
+
+
+def test_columns_of_csv_files_are_found_by_name(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "2.csv").write_text("b,z,a\n4,9,3\n")
+    assert data.read_csv(tmp_path).take() == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    with pytest.raises(DataError, match=r"there is no column 'q' in .*1\.csv; it has \['a', 'b'\]"):
+        data.read_csv(tmp_path, columns=["q"]).count()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"parse_options": pyarrow.csv.ParseOptions(invalid_row_handler=lambda row: "skip")},
+        {"read_options": pyarrow.csv.ReadOptions(skip_rows_after_names=1)},
+    ],
+)
+def test_rows_that_options_leave_out_are_not_counted(tmp_path: Path, options: dict[str, Any]) -> None:
+    (tmp_path / "a.csv").write_text("a,b\nx\n1,2\n" if "parse_options" in options else "a,b\n3,4\n1,2\n")
+    rows = data.read_csv(tmp_path, **options)
+    assert rows.count() == 1
+    assert [batch["a"].tolist() for batch in shard(rows).iter_batches()] == [[1]]
+    form = pyarrow.dataset.CsvFileFormat(**options)
+    assert as_dataset(pyarrow.dataset.dataset(tmp_path, format=form), "x").count() == 1
 
 
 def test_options_of_pyarrow(tmp_path: Path) -> None:
@@ -464,8 +535,8 @@ def test_huggingface_keeps_digits_and_decodes_images() -> None:
     assert (batch["image"] == image).all()
     dataset.set_format(columns=["f"])
     assert shard(data.from_huggingface(dataset)).schema().names == ["f"]
-    dataset.set_format("numpy")
-    assert next(iter(shard(data.from_huggingface(dataset)).iter_batches()))["f"].dtype == np.float32, "as it was asked"
+    dataset.set_format("numpy", dtype=np.float16, columns=["m"])
+    assert next(iter(shard(data.from_huggingface(dataset)).iter_batches()))["m"].dtype == np.float16, "as it was asked"
 
 
 def test_a_long_text_does_not_make_the_others_long() -> None:
@@ -502,3 +573,19 @@ def test_tensors_and_views_of_arrow(tmp_path: Path) -> None:
         assert sorted(map(repr, plain(list(found)))) == sorted(map(repr, [
             {"tensor": [[1, 2]], "view": "a"}, {"tensor": None, "view": None}, {"tensor": [[3, 4]], "view": "c"},
         ]))  # fmt: skip
+
+
+def test_names_of_files_and_directories(tmp_path: Path) -> None:
+    """A column must not come from a directory and from its files. Any other name works."""
+    kinds = {"int64": pa.int64(), "int32": pa.int32(), "string": pa.string()}
+    for name, kind in kinds.items():
+        (tmp_path / name / "k=1").mkdir(parents=True)
+        pq.write_table(pa.table({"x": [1], "k": pa.array([5]).cast(kind)}), tmp_path / name / "k=1" / "a.parquet")
+        with pytest.raises(DataError, match=r"column 'k' is in .*/k=1/a.parquet, and comes from the name of its direc"):
+            data.read_parquet(tmp_path / name).count()
+    (tmp_path / "ok" / "_k=1").mkdir(parents=True)
+    (tmp_path / "ok" / "_temporary").mkdir(parents=True)
+    for path in ("_k=1/a::b.parquet", "_temporary/c.parquet"):
+        pq.write_table(pa.table({"x": [1]}), tmp_path / "ok" / path)
+    assert data.read_parquet(tmp_path / "ok").take() == [{"x": 1, "_k": 1}]
+    assert data.read_parquet(tmp_path / "ok" / "_k=1" / "a::b.parquet").take() == [{"x": 1}]
