@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from distrain.checkpoint import Checkpoint
+    from distrain.context import TrialResources
     from distrain.data.iterator import DataIterator
 
 __all__ = [
@@ -276,7 +277,7 @@ def get_trial_dir() -> str:
     return get_context().get_trial_dir()
 
 
-def get_trial_resources() -> dict[str, float]:
+def get_trial_resources() -> TrialResources:
     """Return ``get_context().get_trial_resources()``, under Ray AIR's name.
 
     ::

@@ -32,7 +32,6 @@ BELOW = {
         "ray.data.from_pandas(), from_arrow() or from_huggingface()"
     ),
     "ray.data.aggregate": "use groupby() and mean(), sum() and the like, or to_pandas() and pandas' groupby()",
-    "ray.data.collate_fn": "pass a function that takes a dict of numpy arrays as iter_torch_batches(collate_fn=...)",
     "ray.data.expressions": "write filter(lambda row: row['x'] > 0), and map_batches() for new columns",
     "ray.data.preprocessors": (
         "use the transformations of scikit-learn or torchvision in map_batches(), or derive from ray.data.preprocessor."

@@ -85,6 +85,11 @@ _DATA: dict[str, Home] = {
         "distrain.as_ray.data.writing": ("SaveMode",),
         "distrain.data": ("DataIterator", "DatasetIterator=DataIterator", "Schema"),
     },
+    "ray.data.collate_fn": {
+        "distrain.as_ray.data.collate_fn": (
+            *("ArrowBatchCollateFn", "CollateFn", "DefaultCollateFn", "NumpyBatchCollateFn", "PandasBatchCollateFn"),
+        )
+    },
     "ray.data.context": {"distrain.as_ray.data.readers": ("DataContext", "ExecutionOptions", "ExecutionResources")},
     "ray.data.dataset": {**_DATASET, "distrain.data": ("Schema",)},
     "ray.data.datasource": _PARTITIONING,

@@ -1,12 +1,17 @@
 """Blocks: some rows of a dataset, in the form in which the source has them. Runs in: worker.
 
 A block is a pyarrow Table, a dict of numpy arrays of equal length, or a list of rows. A row is a dict, or any object.
+
+No conversion changes a value. Numbers of one kind, and rows of one shape, are an array; a missing float or time is NaN
+or NaT. All else is an array of objects: text, bytes, integers with gaps, times with a zone, rows of different shapes,
+mixtures. What the target cannot hold raises DataError with the column's name.
 """
 
 from __future__ import annotations
 
 import sys
-from functools import cached_property, partial
+from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +20,7 @@ from distrain.errors import DataError
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Block = Any
 """A ``pyarrow.Table``, a ``dict[str, numpy.ndarray]`` or a ``list`` of rows."""
@@ -23,6 +28,8 @@ Columns = dict[str, "np.ndarray[Any, Any]"]
 
 ITEM = "item"
 """The name of the column that holds rows which are no dicts."""
+_CANNOT = (TypeError, ValueError, OverflowError, NotImplementedError)
+"""The errors of numpy and pyarrow for values that a type cannot hold."""
 
 
 def row_count(block: Block) -> int:
@@ -43,22 +50,29 @@ def rows_at(block: Block, places: np.ndarray[Any, Any]) -> Block:
     """Return copies of the rows at these places, in this order."""
     if isinstance(block, dict):
         return {name: column[places] for name, column in block.items()}
-    return block.take(places) if _is_table(block) else [block[place] for place in places]
+    if not _is_table(block):
+        return [block[place] for place in places]
+    try:
+        return block.take(places)
+    except NotImplementedError:  # string_view is one of the types that Arrow cannot take rows of
+        return rows_at(to_columns(block), places)
 
 
 def joined(blocks: Sequence[Block]) -> Block:
     """Return the rows of several blocks as one. Raises DataError if their columns differ."""
-    first = blocks[0]
-    if len(blocks) == 1:
+    found = [block for block in blocks if row_count(block)] or blocks[:1]
+    first = found[0]
+    if len(found) == 1:
         return first
-    if isinstance(first, list):
-        return [row for block in blocks for row in block]
-    if _is_table(first):
-        return require("pyarrow").concat_tables(blocks)
-    for block in blocks:
-        if block.keys() != first.keys():
-            raise DataError(f"some rows have the columns {sorted(first)}, and others {sorted(block)}")
-    return {name: np.concatenate([block[name] for block in blocks]) for name in first}
+    if all(isinstance(block, list) for block in found):
+        return [row for block in found for row in block]
+    if all(_is_table(block) and block.schema == first.schema for block in found):
+        return require("pyarrow").concat_tables(found)
+    parts = [to_columns(block) for block in found]
+    for part in parts:
+        if part.keys() != parts[0].keys():
+            raise DataError(f"some rows have the columns {sorted(parts[0])}, and others {sorted(part)}")
+    return {name: _joined_columns([part[name] for part in parts]) for name in parts[0]}
 
 
 def in_pieces(blocks: Iterable[Block], size: int) -> Iterator[Block]:
@@ -87,13 +101,17 @@ def as_block(value: Any, source: str) -> Block:
     if isinstance(value, list) or _is_table(value):
         return value
     if is_instance(value, "pandas", "DataFrame"):
-        return {str(name): _from_series(value[name]) for name in value.columns}
-    if not isinstance(value, dict):
+        names: list[Any] = list(value.columns)
+        found = [value.iloc[:, place] for place in range(len(names))]
+    elif isinstance(value, Mapping):
+        names, found = list(value), list(value.values())
+    else:
         raise DataError(
             f"{source} must return a dict of arrays, a pyarrow Table or a pandas DataFrame, "
             f"got {type(value).__module__}.{type(value).__qualname__}"
         )
-    block = {str(name): _column(values) for name, values in value.items()}
+    names = _distinct([str(name) for name in names], f"{source}: ")
+    block = _each_column(names, found, column_of, "an array")
     if single := [name for name, column in block.items() if not column.ndim]:
         raise DataError(f"{source}: column {single[0]!r} is one value; it must be an array with a value for each row")
     lengths = {name: len(column) for name, column in block.items()}
@@ -103,20 +121,20 @@ def as_block(value: Any, source: str) -> Block:
 
 
 def to_columns(block: Block) -> Columns:
-    """Return a dict of numpy arrays. Lists of equal length become arrays of more dimensions, others objects."""
+    """Return a dict of numpy arrays. Rows of equal shape become arrays of more dimensions, others objects."""
     if isinstance(block, dict):
-        return block
+        return {name: column if column.dtype != object else column_of(column) for name, column in block.items()}
     if _is_table(block):
-        return {name: _from_arrow(block.column(name)) for name in block.column_names}
+        return _each_column(_distinct(block.column_names), block.columns, _from_arrow, "an array")
     if not block or not isinstance(block[0], dict):
-        return {ITEM: _column(block)}
+        return _each_column([ITEM], [block], _of_values, "an array") if block else {}
     names = block[0].keys()
     for row in block:
         if not isinstance(row, dict):
             raise DataError(f"some rows are dicts, but one is {row!r:.50}")
         if row.keys() != names:
             raise DataError(f"some rows have the columns {sorted(names)}, and others {sorted(row)}")
-    return {name: _column([row[name] for row in block]) for name in names}
+    return _each_column(names, ([row[name] for row in block] for name in names), _of_values, "an array")
 
 
 def writable(batch: Any) -> Any:
@@ -136,18 +154,23 @@ def to_rows(block: Block) -> list[Any]:
 
 def to_table(block: Block) -> Any:
     """Return a pyarrow Table."""
-    pa = require("pyarrow")
     if _is_table(block):
         return block
-    return pa.table({name: pa.array(list(column)) for name, column in to_columns(block).items()})
+    columns = to_columns(block)
+    return require("pyarrow").table(_each_column(columns, columns.values(), _to_arrow, "a column of Arrow"))
 
 
 def to_frame(block: Block) -> Any:
     """Return a pandas DataFrame."""
-    if _is_table(block):
-        return block.to_pandas()
-    columns = {n: c if c.ndim == 1 else list(c) for n, c in to_columns(block).items()}
-    return require("pandas").DataFrame(columns)
+    pandas = require("pandas")
+    if not _is_table(block):
+        columns = to_columns(block)
+        return pandas.DataFrame(_each_column(columns, columns.values(), _for_pandas, "a column of pandas"))
+    changed = [name for name in _distinct(block.column_names) if _changes_in_pandas(block.column(name))]
+    frame = block.drop_columns(changed).to_pandas()
+    for name, column in to_columns(block.select(changed)).items():
+        frame[name] = pandas.Series(_for_pandas(column), index=frame.index if len(frame.columns) else None)
+    return frame[block.column_names] if changed else frame
 
 
 FORMATS: dict[str | None, Callable[[Block], Any]] = {
@@ -166,156 +189,265 @@ def formatter(batch_format: str | None) -> Callable[[Block], Any]:
         raise ValueError(f"batch_format must be one of {', '.join(map(repr, FORMATS))}, got {batch_format!r}") from None
 
 
-def _column(values: Any) -> np.ndarray[Any, Any]:
-    """Return values as an array; of objects if they have different shapes."""
-    if isinstance(values, np.ndarray) or not hasattr(values, "__len__"):
-        return np.asarray(values)
-    if is_instance(values, "torch", "Tensor"):
-        values = values.detach().cpu()
+def object_types(column: np.ndarray[Any, Any]) -> str:
+    """Return the names of the types of a column of objects, for an error message."""
+    return ", ".join(sorted({type(value).__name__ for value in column.flat}))
+
+
+def _each_column(
+    names: Iterable[str], found: Iterable[Any], convert: Callable[[Any], Any], target: str
+) -> dict[str, Any]:
+    """Return the columns after a conversion. Raises DataError with the name of one that cannot be converted."""
+    columns = {}
+    name = ""
     try:
-        if len(values) and is_instance(values[0], "torch", "Tensor"):
-            return np.stack([value.detach().cpu().numpy() for value in values])
-        column = np.asarray(values)
-    except (ValueError, TypeError):
-        column = None
-    if column is not None and column.ndim and column.dtype != object:
-        return column
-    objects = np.empty(len(values), dtype=object)
-    objects[:] = list(values)
-    return objects
+        for name, values in zip(names, found, strict=True):
+            columns[name] = convert(values)
+    except _CANNOT as error:
+        raise DataError(f"column {name!r} cannot become {target}: {error}") from error
+    return columns
 
 
-def _from_series(column: Any) -> np.ndarray[Any, Any]:
-    """Return a column of pandas as an array. Missing integers become None in an array of objects."""
-    if column.dtype.kind in "iub" and column.isna().any():
-        return np.array([None if gap else value for gap, value in zip(column.isna(), column, strict=True)], object)
-    return np.asarray(column.to_numpy())
+def _distinct(names: list[str], source: str = "") -> list[str]:
+    """Return the names. Raises DataError if one comes twice."""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{source}two columns are named {twice!r}; rename one of them")
+    return names
+
+
+# -- columns ---------------------------------------------------------------------------------------------------------
+
+_LETTERS = {bool: "b", int: "i", float: "f", complex: "c"}
+
+
+def column_of(values: Any) -> np.ndarray[Any, Any]:
+    """Return a column in any form as an array; of no dimensions if it is one value."""
+    if is_instance(values, "pandas", "Series"):
+        return _from_series(values)
+    if is_instance(values, "pyarrow", "ChunkedArray") or is_instance(values, "pyarrow", "Array"):
+        return _from_arrow(values)
+    if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__len__"):
+        return np.asarray(values)
+    values = _as_numpy(values)
+    if not isinstance(values, np.ndarray):
+        return _of_values(list(values))
+    if isinstance(values, np.ma.MaskedArray):
+        return _of_values(values.tolist())
+    if values.dtype.kind not in "OSTU":
+        return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+    return _of_values(values.tolist()) if values.dtype == object and values.ndim == 1 else values.astype(object)
+
+
+def _as_numpy(value: Any) -> Any:
+    """Return an array of another package, such as a tensor or an image of PIL, as numpy's."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value
+    if is_instance(value, "torch", "Tensor"):
+        return value.detach().cpu().numpy()
+    return np.asarray(value) if hasattr(value, "__array__") or hasattr(value, "__array_interface__") else value
+
+
+def _of_values(values: list[Any]) -> np.ndarray[Any, Any]:
+    """Return Python's values as an array."""
+    kinds = set(map(type, values))
+    if not kinds <= _PLAIN:
+        values = [_as_numpy(value) for value in values]
+        kinds = set(map(type, values))
+    has_gaps = type(None) in kinds
+    kinds.discard(type(None))
+    if kinds and all(issubclass(kind, (list, tuple, np.ndarray)) for kind in kinds):
+        return _of_rows(values)
+    letters = {_letter(kind) for kind in kinds}
+    if letters == {"f"} and has_gaps:
+        gap = min(kinds, key=lambda kind: np.dtype(kind).itemsize)("nan")
+        values = [gap if value is None else value for value in values]
+    elif not letters or "O" in letters or (has_gaps and not letters <= {"M", "m"}):
+        return _objects(values)
+    if letters <= {"M", "m"}:
+        dtypes = {value.dtype for value in values if value is not None}
+        return np.array(values, dtype=dtypes.pop()) if len(dtypes) == 1 else _objects(values)
+    made = np.array(values)
+    if letters == {"i"}:
+        return made if made.dtype.kind in "iu" else _objects(values)
+    if len(letters) > 1 and not ("b" not in letters and all(map(_is_exact, made.tolist(), values))):
+        return _objects(values)
+    return made
+
+
+_PLAIN = {bool, int, float, complex, str, bytes, list, tuple, dict, type(None), np.ndarray}
+
+
+def _letter(kind: type) -> str:
+    """Return numpy's letter for a type of numbers, with one for all integers; O for others."""
+    letter = np.dtype(kind).kind if issubclass(kind, np.generic) else _LETTERS.get(kind, "O")
+    return {"u": "i", "S": "O", "U": "O", "V": "O"}.get(letter, letter)
+
+
+def _is_exact(made: Any, value: Any) -> bool:
+    plain = value.item() if isinstance(value, np.generic) else value
+    return bool(made == plain or plain != plain)
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def _of_rows(values: list[Any]) -> np.ndarray[Any, Any]:
+    """Return lists or arrays, of which some may be missing, as an array."""
+    if not any(isinstance(value, np.ndarray) for value in values):
+        lengths = np.array([-1 if value is None else len(value) for value in values])
+        return _nested(_of_values(list(chain.from_iterable(filter(None, values)))), lengths)
+    rows = [value if value is None else column_of(value) for value in values]
+    arrays = [row for row in rows if row is not None]
+    made = _combined(arrays, np.stack) if len(arrays) == len(rows) and len({row.shape for row in arrays}) == 1 else None
+    return _objects(rows) if made is None else made
+
+
+def _nested(inner: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return rows of these lengths as an array, or as objects. ``inner``: what is in all of them; -1: a missing row."""
+    if len(lengths) and lengths[0] >= 0 and (lengths == lengths[0]).all():
+        return inner.reshape(len(lengths), lengths[0], *inner.shape[1:])
+    inner = inner if inner.flags.writeable else inner.copy()
+    ends = np.cumsum(np.maximum(lengths, 0)).tolist()
+    places = zip(ends, lengths.tolist(), strict=True)
+    return _objects([None if length < 0 else inner[end - length : end] for end, length in places])
+
+
+def _combined(arrays: Sequence[np.ndarray[Any, Any]], combine: Callable[..., Any]) -> np.ndarray[Any, Any] | None:
+    """Return arrays as one of a type that has all their values; None if there is no such type."""
+    kinds = {array.dtype.kind for array in arrays}
+    if len({array.dtype for array in arrays}) > 1 and not kinds <= set("iufc"):
+        return None
+    made: np.ndarray[Any, Any] = combine(arrays)
+    if made.dtype.kind in "fc" and kinds & set("iu"):
+        if kinds <= set("iu"):
+            return None
+        with np.errstate(invalid="ignore"):
+            if any(array.dtype.kind in "iu" and _changes(array, made.dtype) for array in arrays):
+                return None
+    return made
+
+
+def _changes(integers: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
+    return bool((integers.astype(dtype).real.astype(integers.dtype) != integers).any())
+
+
+def _joined_columns(columns: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Return the values of several columns as one."""
+    if len({column.shape[1:] for column in columns}) == 1 and (made := _combined(columns, np.concatenate)) is not None:
+        return made
+    return _of_values([value for column in columns for value in column])
+
+
+def _from_series(series: Any) -> np.ndarray[Any, Any]:
+    """Return a column of pandas as an array."""
+    dtype = series.dtype
+    if hasattr(dtype, "pyarrow_dtype"):
+        return _from_arrow(require("pyarrow").array(series))
+    if hasattr(dtype, "categories"):
+        values = list(dtype.categories)
+        return _of_values([None if code < 0 else values[code] for code in series.cat.codes])
+    gaps = series.isna()
+    plain = getattr(dtype, "numpy_dtype", dtype)
+    if isinstance(plain, np.dtype) and (plain.kind in "fcMm" or (plain.kind in "biu" and not gaps.any())):
+        nan = {"na_value": np.nan} if plain is not dtype else {}
+        return np.asarray(series.to_numpy(plain, **nan))
+    return _of_values([None if gap else value for gap, value in zip(gaps, series, strict=True)])
 
 
 def _from_arrow(column: Any) -> np.ndarray[Any, Any]:
-    """Return an Arrow column as an array. Nulls among floats become NaN, others None in an array of objects."""
+    """Return an Arrow column as an array."""
     pa = require("pyarrow")
-    column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    kind, types = column.type, pa.types
+    if types.is_floating(kind) or (types.is_integer(kind) and not column.null_count):
+        return np.asarray(column.to_numpy(zero_copy_only=False))
     if isinstance(column, pa.ExtensionArray):
-        if hasattr(column, "to_numpy_ndarray"):
-            return np.asarray(column.to_numpy_ndarray())
-        column = column.storage
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.dictionary_decode()
-    elif pa.types.is_integer(kind) and column.null_count:  # as floats, large numbers would change
-        return np.array(column.to_pylist(), dtype=object)
-    elif pa.types.is_fixed_size_list(kind) and not column.null_count:
-        inner = _from_arrow(pa.chunked_array([column.flatten()]))
-        return inner.reshape(len(column), kind.list_size, *inner.shape[1:])
-    elif (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not column.null_count and len(column):
-        lengths = np.diff(column.offsets.to_numpy())
-        if (lengths == lengths[0]).all():
-            inner = _from_arrow(pa.chunked_array([column.flatten()]))
-            return inner.reshape(len(column), lengths[0], *inner.shape[1:])
+        return _from_extension(column)
+    if types.is_dictionary(kind):
+        return _from_arrow(column.dictionary_decode())
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        lengths = require("pyarrow.compute").list_value_length(column).fill_null(-1)
+        return _nested(_from_arrow(column.flatten()), lengths.to_numpy(zero_copy_only=False))
+    if types.is_nested(kind) or types.is_integer(kind) or getattr(kind, "tz", None):
+        return _objects(column.to_pylist())
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
-# -- functions of the user's -----------------------------------------------------------------------------------------
+def _from_extension(column: Any) -> np.ndarray[Any, Any]:
+    """Return a column of a type that extends another one as an array."""
+    if hasattr(column, "to_numpy_ndarray"):
+        if not column.null_count:
+            return np.asarray(column.to_numpy_ndarray())
+        return _objects([value.to_numpy() if value.is_valid else None for value in column])
+    is_of_arrow = type(column.type).__module__.startswith("pyarrow.")
+    return _of_values(column.to_pylist()) if is_of_arrow else _from_arrow(column.storage)
 
 
-class Batched:
-    """A function of the user's for blocks.
-
-    keeps_rows: it returns as many rows as it gets; None: the first rows tell, see :meth:`keeps`.
-    """
-
-    def __init__(
-        self, function: Callable[[Block], Any], name: str, batch_size: int | None, *, keeps_rows: bool | None = True
-    ) -> None:
-        self.keeps_rows = keeps_rows
-        self._function = function
-        self._name = name
-        self._batch_size = batch_size
-
-    def keeps(self, first: Block) -> bool:
-        """Return whether it returns as many rows as these."""
-        return not row_count(first) or row_count(as_block(self._function(first), self._name)) == row_count(first)
-
-    def making_rows(self) -> Batched:
-        """Return the same function, which may return any number of rows."""
-        return Batched(self._function, self._name, self._batch_size, keeps_rows=False)
-
-    def __call__(self, block: Block) -> Block:
-        """Return the rows that the function makes of these. Raises DataError for more or fewer than it may return."""
-        pieces = in_pieces([block], self._batch_size) if self._batch_size else [block]
-        made = [self._call(piece) for piece in pieces]
-        made = [piece for piece in made if row_count(piece)] or made[:1]
-        if len(made) == 1:
-            return made[0]
-        names = to_columns(made[0]).keys()
-        columns = [to_columns(piece) for piece in made]
-        return {name: np.concatenate([column[name] for column in columns]) for name in names}
-
-    def _call(self, piece: Block) -> Block:
-        made = as_block(self._function(piece), self._name)
-        if self.keeps_rows is not False and row_count(made) != row_count(piece):
-            raise DataError(
-                f"{self._name} returned {row_count(made)} rows for {row_count(piece)}; it must keep the number of "
-                "rows, so that all ranks get equally many batches. Use filter() to drop rows, flat_map(), or "
-                "map_batches(keeps_rows=False), which is udf_modifying_row_count=True in a script of Ray's."
-            )
-        return made
+def _to_arrow(column: np.ndarray[Any, Any]) -> Any:
+    """Return an array as a column of Arrow. Raises one of :data:`_CANNOT` if Arrow has no type for its values."""
+    pa = require("pyarrow")
+    if column.dtype == object:
+        return _objects_to_arrow([_listed(value) for value in column])
+    made = pa.array(column.reshape(-1))
+    lists, offset = (pa.ListArray, np.int32) if column.size < 1 << 31 else (pa.LargeListArray, np.int64)
+    for axis in range(column.ndim - 1, 0, -1):
+        rows, length = int(np.prod(column.shape[:axis])), column.shape[axis]
+        made = lists.from_arrays((np.arange(rows + 1) * length).astype(offset), made)
+    return made
 
 
-class Constructed:
-    """A function that is an instance of a class of the user's, which is constructed at the first call."""
-
-    def __init__(self, kind: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._make = partial(kind, *args, **kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_make": self._make}
-
-    @cached_property
-    def _function(self) -> Callable[..., Any]:
-        made: Callable[..., Any] = self._make()
-        return made
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
+def _objects_to_arrow(values: list[Any]) -> Any:
+    """Return values as a column of Arrow, which changes some mixtures of types. So it is compared."""
+    pa = require("pyarrow")
+    kinds = {type(value) for value in values if value is not None}
+    is_of_pandas = {(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds} == {("pandas", "Timestamp")}
+    is_large = kinds == {int} and max(value for value in values if value is not None) >= 1 << 63
+    made = pa.array(require("pandas").Series(values) if is_of_pandas else values, pa.uint64() if is_large else None)
+    is_simple = len(kinds) == 1 and kinds <= {str, bytes, int, float}
+    if not is_simple and not all(map(_is_same, made.to_pylist(), values)):
+        raise ValueError(f"Arrow has no type for all its values, which are of type {object_types(_objects(values))}")
+    return made
 
 
-def for_batches(
-    function: Callable[..., Any],
-    batch_size: int | None,
-    batch_format: str | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    keeps_rows: bool | None = True,
-) -> Batched:
-    """Return the function of ``map_batches()``."""
-    to_format = formatter(batch_format)
-
-    def mapped(block: Block) -> Any:
-        return function(writable(to_format(block)), *args, **kwargs)
-
-    return Batched(mapped, "map_batches()", batch_size, keeps_rows=keeps_rows)
+def _listed(value: Any) -> Any:
+    """Return a value with lists in place of arrays that Arrow does not take."""
+    if isinstance(value, dict):
+        return {name: _listed(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype != object:
+        return value
+    return [_listed(item) for item in value] if isinstance(value, (list, tuple, np.ndarray)) else value
 
 
-def for_rows(function: Callable[[Any], Any]) -> Batched:
-    """Return the function of ``map()``."""
+def _is_same(found: Any, given: Any) -> bool:
+    """Return whether Arrow gives the value back that it got."""
+    if isinstance(given, dict):
+        return all(_is_same(found.get(name), item) for name, item in given.items())
+    if isinstance(given, (list, np.ndarray)):
+        return all(map(_is_same, found, given))
+    if found is None or found != found:
+        return bool(given is None or given != given)
+    return bool(found == given) and isinstance(found, bool) == isinstance(given, (bool, np.bool_))
 
-    def mapped(block: Block) -> list[Any]:
-        rows = [function(row) for row in to_rows(block)]
-        if any(row is None for row in rows):
-            raise DataError("map(): the function returned None for a row; it must return the new row")
-        return rows
 
-    return Batched(mapped, "map()", None)
+def _changes_in_pandas(column: Any) -> bool:
+    """Return whether pandas would change the values of an Arrow column, or take them for others."""
+    pa = require("pyarrow")
+    kind = column.type
+    is_odd = pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
+    return is_odd or (pa.types.is_integer(kind) and column.null_count > 0)
 
 
-def for_lists(function: Callable[[Any], Iterable[Any]]) -> Batched:
-    """Return the function of ``flat_map()``."""
-    return Batched(
-        lambda block: [made for row in to_rows(block) for made in function(row)], "flat_map()", None, keeps_rows=False
-    )
+def _for_pandas(column: np.ndarray[Any, Any]) -> Any:
+    """Return an array as pandas takes it, with its type for integers with gaps."""
+    if column.ndim > 1:
+        return list(column)
+    if column.dtype == object and set(map(type, column)) == {int, type(None)}:
+        values = [value for value in column if value is not None]
+        return require("pandas").array(column, dtype="UInt64" if max(values) >= 1 << 63 else "Int64")
+    return column
 
 
 # -- kinds of objects, without importing their packages --------------------------------------------------------------

@@ -7,15 +7,12 @@ from collections.abc import Iterator, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from distrain.data.blocks import ITEM, as_block, is_instance
+from distrain.data.blocks import ITEM, as_block, is_instance, joined
 from distrain.data.dataset import Dataset, OpenDataset, check_count
 from distrain.data.files import ArrowDatasetSource, FileSource
 from distrain.data.sources import HuggingFaceSource, ItemSource, MemorySource, RangeSource
 from distrain.data.streams import Stream
 from distrain.system.arguments import check_type
-from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,11 +89,11 @@ def from_pandas(frame: Any) -> Dataset:
 
         distrain.data.from_pandas(pd.DataFrame({"x": [1, 2]}))
     """
-    if isinstance(frame, list):
-        frame = require("pandas").concat(frame)
-    if not is_instance(frame, "pandas", "DataFrame"):
-        raise TypeError(f"from_pandas() takes a pandas DataFrame, got {type(frame).__name__}")
-    return Dataset(partial(MemorySource, as_block(frame, "from_pandas()")))
+    frames = frame if isinstance(frame, list) else [frame]
+    if other := [each for each in frames if not is_instance(each, "pandas", "DataFrame")]:
+        raise TypeError(f"from_pandas() takes a pandas DataFrame, got {type(other[0]).__name__}")
+    blocks = [as_block(each, "from_pandas()") for each in frames]
+    return Dataset(partial(MemorySource, joined(blocks) if blocks else []))
 
 
 def from_numpy(arrays: Any) -> Dataset:
@@ -108,9 +105,9 @@ def from_numpy(arrays: Any) -> Dataset:
 
         distrain.data.from_numpy({"x": np.zeros((10, 3)), "y": np.arange(10)})
     """
-    joined = np.concatenate(arrays) if isinstance(arrays, list) else arrays
-    columns = joined if isinstance(joined, dict) else {"data": joined}
-    return Dataset(partial(MemorySource, as_block(columns, "from_numpy()")))
+    parts = arrays if isinstance(arrays, list) else [arrays]
+    blocks = [as_block(part if isinstance(part, dict) else {"data": part}, "from_numpy()") for part in parts]
+    return Dataset(partial(MemorySource, joined(blocks) if blocks else []))
 
 
 def from_huggingface(dataset: Any) -> Dataset:

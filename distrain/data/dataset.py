@@ -11,11 +11,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain.data import transforms
-from distrain.data.blocks import Batched, Constructed, for_batches, for_lists, for_rows, joined, rows_between, to_rows
+from distrain.data.blocks import joined, rows_between, to_rows
 from distrain.data.files import ArrowDatasetSource, FileSource
 from distrain.data.order import RowOrder
 from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, TableSource, in_order, schema_of
 from distrain.data.streams import OpenStream, Stream
+from distrain.data.transforms import Batched, Constructed, for_batches, for_lists, for_rows
 from distrain.errors import DataError
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from distrain.data.dataset import Dataset
+    from distrain.data.positions import DataLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class RunDatasets:
         ranks: int,
         start: Mapping[int, dict[str, Any]],
         is_stopping: Callable[[], bool],
+        others: Callable[[], Iterable[DataLoop]],
     ) -> DataIterator:
         """Return a worker's part of a dataset. See :class:`~distrain.data.loops.Loops`."""
         return DataIterator(
@@ -53,6 +55,7 @@ class RunDatasets:
             on_change=self.on_change,
             skip_streams=self.skip_streams,
             is_stopping=is_stopping,
+            others=others,
         )
 
 

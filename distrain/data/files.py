@@ -10,7 +10,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -69,7 +69,10 @@ class FileSource(TableSource):
         self._paths = list(paths)
         self._format = file_format
         self._columns = None if columns is None else list(columns)
-        self._options = dict(options or {})
+        self._options = {name: value for name, value in (options or {}).items() if value is not None}
+        self._has_options = bool(self._options)
+        self._fills_columns = getattr(self._options.get("convert_options"), "include_missing_columns", False)
+        """True if a column that a CSV file lacks is null there."""
 
     # -- files and blocks -----------------------------------------------------------------------------------------
 
@@ -104,12 +107,16 @@ class FileSource(TableSource):
                 partition_base_dir=self._root(filesystem), partitioning=datasets.HivePartitioning.discover()
             )
             return datasets.FileSystemDatasetFactory(arrow_filesystem, files, form, options).finish()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
+            for file in files:
+                for name in re.findall(r"/([^/=]+)=", file):
+                    if f"Field {name} has incompatible types" in str(error):
+                        raise _twice(name, file) from error
             raise DataError(f"cannot read {_named_in(error, files)}: {error}") from error
 
     def _root(self, filesystem: Any) -> str:
         """Return the directory below which ``key=value`` in a path is a column."""
-        paths = [fsspec.core.url_to_fs(given)[1] for given in self._paths]
+        paths = [_located(given)[1] for given in self._paths]
         fixed = [re.split(r"[*?\[]", path)[0] if not filesystem.exists(path) else path for path in paths]
         return os.path.commonpath([path if filesystem.isdir(path) else os.path.dirname(path) for path in fixed])
 
@@ -130,29 +137,46 @@ class FileSource(TableSource):
     def _split(self, fragment: Any) -> list[tuple[Any, int, int]]:
         """Return the blocks of a file, with the number of rows and bytes of each."""
         try:
+            self._check_columns(fragment)
             if not hasattr(fragment, "row_groups"):
-                return [(fragment, fragment.count_rows(), self._files[0].size(fragment.path) or 0)]
-            self._check_types(fragment)
+                return [(fragment, self._count(fragment), self._files[0].size(fragment.path) or 0)]
             groups = [(group.id, group.num_rows, group.total_byte_size) for group in fragment.row_groups]
             return [(fragment.subset(row_group_ids=[number]), rows, size) for number, rows, size in groups]
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {fragment.path}: {error}") from error
 
-    def _check_types(self, fragment: Any) -> None:
-        """Raise DataError if columns of this file are not those of the first one."""
-        expected = self._dataset.schema
+    def _count(self, fragment: Any) -> int:
+        """Return the number of rows of a text file. pyarrow is quick to count them, but ignores some of its options."""
+        if not self._has_options:
+            return int(fragment.count_rows())
+        return sum(batch.num_rows for batch in fragment.to_batches(columns=[]))
+
+    def _check_columns(self, fragment: Any) -> None:
+        """Raise DataError if columns of this file are not those of the first one.
+
+        The types of text files are those of the first one, which pyarrow enforces. A key may be missing in JSON.
+        """
+        kind, expected = fragment.format.default_extname, self._dataset.schema
+        has_gaps = kind == "json" or (kind == "csv" and self._fills_columns)
         for name in self._columns or expected.names:
             if expected.get_field_index(name) < 0:
                 raise DataError(f"there is no column {name!r} in {fragment.path}; it has {expected.names}")
-            if name in _partitions(fragment):
-                continue
             place = fragment.physical_schema.get_field_index(name)
+            if place >= 0 and name in _partitions(fragment):
+                raise _twice(name, fragment.path)
+            if has_gaps or name in _partitions(fragment):
+                continue
             found = fragment.physical_schema.field(place).type if place >= 0 else None
-            if found != expected.field(name).type:
+            if found is None and (other := next((file for file in self._files[1] if f"/{name}=" in file), None)):
+                raise DataError(
+                    f"column {name!r} comes from the names of directories, as in {other}, but {fragment.path} is not "
+                    f"in a directory named {name}=...; move it, or leave the column out with columns="
+                )
+            if found is None or (kind == "parquet" and found != expected.field(name).type):
                 raise DataError(
                     f"column {name!r} is {expected.field(name).type} in {self._files[1][0]}, but "
-                    f"{'missing' if found is None else found} in {fragment.path}; convert the files to one type, or "
-                    "leave the column out with read_parquet(columns=...)"
+                    f"{'missing' if found is None else found} in {fragment.path}; convert the files to the same "
+                    "columns, or leave the column out with columns="
                 )
 
     @property
@@ -263,6 +287,7 @@ class ArrowDatasetSource(FileSource):
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset.files, dataset.format.default_extname)
         self._given = dataset
+        self._has_options = self._fills_columns = True
 
     @cached_property
     def _dataset(self) -> Any:
@@ -278,35 +303,63 @@ def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: s
 
     kinds: names those that are wanted. Raises DataError if there are none.
     """
-    filesystem, _ = fsspec.core.url_to_fs(paths[0])
+    systems = [_located(given) for given in paths]
+    filesystem = systems[0][0]
     found: list[str] = []
-    for given in paths:
-        other, path = fsspec.core.url_to_fs(given)
+    for given, (other, path) in zip(paths, systems, strict=True):
         if other != filesystem:
             raise DataError(f"{paths[0]} and {given} are on different filesystems")
-        if filesystem.isfile(path):
-            found.append(path)
-            continue
-        visible = [file for file in sorted(_files_in(filesystem, path, given)) if _is_visible(file, path)]
-        chosen = [file for file in visible if is_wanted(file)]
+        files = _files_in(_Following() if isinstance(other, LocalFileSystem) else other, path, given)
+        visible = [file for file in sorted(files) if file == path or _is_visible(file, path)]
+        chosen = [file for file in visible if file == path or is_wanted(file)]
         if not chosen:
             raise DataError(f"{given} has no {kinds} files, but {count(len(visible), 'other')}")
+        if special := [file for file in chosen if files[file]["type"] != "file"]:
+            raise DataError(
+                f"{special[0]} is a pipe, a device or a broken link; remove it, or name the files that you want"
+            )
         found += chosen
     return filesystem, found
 
 
-def _files_in(filesystem: Any, path: str, given: str) -> list[str]:
-    """Return the files of a directory or a pattern. Raises DataError for anything else."""
+def _located(given: str) -> tuple[Any, str]:
+    """Return the filesystem of a path or URL, and the path there. In the name of a local file, ``::`` means nothing."""
+    if "::" in given and "://" not in given:
+        return LocalFileSystem(), os.path.abspath(given)
+    filesystem, path = fsspec.core.url_to_fs(given)
+    return filesystem, path
+
+
+class _Following(LocalFileSystem):  # type: ignore[misc, unused-ignore]
+    """The local files, with linked directories among the directories. A link to a directory above it is not."""
+
+    def info(self, path: Any, **options: Any) -> dict[str, Any]:
+        """Return facts about a path, about its target if it is a link."""
+        found: dict[str, Any] = super().info(path, **options)
+        if found["islink"]:
+            name = found["name"]
+            if os.path.isfile(name):
+                found["type"] = "file"
+            elif os.path.isdir(name) and not any(os.path.samefile(name, above) for above in PurePath(name).parents):
+                found["type"] = "directory"
+        return found
+
+
+def _files_in(filesystem: Any, path: str, given: str) -> dict[str, dict[str, Any]]:
+    """Return facts about a file, or about those in a directory or of a pattern. Raises DataError if there are none."""
     if filesystem.isdir(path):
-        files: list[str] = filesystem.find(path)
-        return files
+        in_directory: dict[str, dict[str, Any]] = filesystem.find(path, detail=True)
+        return in_directory
+    if filesystem.exists(path):
+        return {path: filesystem.info(path)}
     if not _is_pattern(path):
         raise DataError(f"there is no file or directory {given}")
-    found = filesystem.glob(path, detail=True)
-    files = [file for name, about in found.items() for file in _below(filesystem, name, about["type"])]
-    if not files:
+    found: dict[str, dict[str, Any]] = {}
+    for name, about in filesystem.glob(path, detail=True).items():
+        found |= filesystem.find(name, detail=True) if about["type"] == "directory" else {name: about}
+    if not found:
         raise DataError(f"no file matches {given}")
-    return files
+    return found
 
 
 def format_of(path: str) -> str | None:
@@ -315,23 +368,25 @@ def format_of(path: str) -> str | None:
     return SUFFIXES.get(os.path.splitext(stem)[1] if suffix in _COMPRESSED else suffix)
 
 
-def _below(filesystem: Any, path: str, kind: str) -> list[str]:
-    """Return the files in a directory, or the file itself."""
-    return filesystem.find(path) if kind == "directory" else [path]
-
-
 def _is_pattern(path: str) -> bool:
     return any(character in path for character in "*?[")
 
 
 def _is_visible(file: str, folder: str) -> bool:
-    """Return whether no part of the path below ``folder`` begins with a dot or an underscore, as in Spark's folders."""
+    """Return whether no part of the path below ``folder`` begins with a dot or an underscore, as in Spark's folders.
+
+    ``_column=value`` is a column.
+    """
     below = os.path.basename(file) if _is_pattern(folder) else os.path.relpath(file, folder)
-    return not any(part.startswith((".", "_")) for part in below.split("/"))
+    return not any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in below.split("/"))
 
 
 def _partitions(fragment: Any) -> dict[str, Any]:
     return dict(require("pyarrow.dataset").get_partition_keys(fragment.partition_expression))
+
+
+def _twice(name: str, file: str) -> DataError:
+    return DataError(f"column {name!r} is in {file}, and comes from the name of its directory, too; rename one of them")
 
 
 def _named_in(error: Exception, files: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distrain.data.blocks import Block
+    from distrain.data.positions import DataLoop
     from distrain.data.sources import Schema
 
 _ROWS_PER_READ = 256
@@ -56,13 +57,23 @@ class DataIterator:
         on_change: str = "error",
         skip_streams: bool = True,
         is_stopping: Callable[[], bool] = lambda: False,
+        others: Callable[[], Iterable[DataLoop]] = tuple,
     ) -> None:
         """See :class:`~distrain.data.loops.Loops`. ``worker``: who gets which rows."""
         self._dataset = dataset
         self._name = name
         self._worker = worker
         self._skip_streams = skip_streams
-        self._loops = Loops(dataset, name, worker, rank=rank, start=start, on_change=on_change, is_stopping=is_stopping)
+        self._loops = Loops(
+            dataset,
+            name,
+            worker,
+            rank=rank,
+            start=start,
+            on_change=on_change,
+            is_stopping=is_stopping,
+            others=others,
+        )
 
     # -- batches --------------------------------------------------------------------------------------------------
 
@@ -264,8 +275,19 @@ class DataIterator:
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch, from 0, that is being read, or that the next loop begins or continues."""
+        """The number of the epoch, from 0, that is being read, or that the next loop begins or continues.
+
+        A train_func that takes its epoch from here is in that epoch until the next loop over this dataset begins. So a
+        checkpoint that it reports in a loop over validation data belongs to the same epoch: in the resumed run, the
+        loop over this dataset has no batches, and the validation goes on.
+        """
+        self._loops.counts_epochs = True
         return self._loops.epoch
+
+    @property
+    def loop(self) -> DataLoop | None:
+        """The newest loop over it."""
+        return self._loops.loop
 
     def position(self) -> dict[str, Any]:
         """Return the position after the batches that train_func has got, as JSON. A checkpoint stores it."""

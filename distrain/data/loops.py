@@ -19,7 +19,7 @@ from distrain.errors import DataError
 from distrain.system.log import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from distrain.data.blocks import Block
     from distrain.data.dataset import Dataset, OpenDataset
@@ -86,9 +86,11 @@ class Loops:
         start: Mapping[int, dict[str, Any]] | None,
         on_change: str,
         is_stopping: Callable[[], bool],
+        others: Callable[[], Iterable[DataLoop]],
     ) -> None:
         self.times = Times()
         self.is_read_ahead = False
+        self.counts_epochs = False
         self._dataset = dataset
         self._name = name
         self._worker = worker
@@ -96,7 +98,8 @@ class Loops:
         self._start = _of_rank(start or {}, rank)
         self._on_change = on_change
         self._is_stopping = is_stopping
-        self._loop: _Loop | None = None
+        self._others = others
+        self.loop: _Loop | None = None
         self._refusal: DataError | None = None
         """Why the first loop may not be an epoch. A look at its first batch is allowed."""
         self._said: set[str] = set()
@@ -104,13 +107,13 @@ class Loops:
     @property
     def epoch(self) -> int:
         """The number of the epoch, from 0, that is being read, or that the next loop begins or continues."""
-        if self._loop is None:
+        if self.loop is None:
             return self._start["epoch"] if self._start else 0
-        return self._loop.own.epoch + self._loop.is_over
+        return self.loop.own.epoch + self.loop.is_over
 
     def position(self) -> dict[str, Any]:
         """Return the position after the batches that train_func has got, as JSON. A checkpoint stores it."""
-        loop = self._loop
+        loop = self.loop
         if loop is not None:
             loop.report()
         if loop is None or loop.is_look:
@@ -122,9 +125,13 @@ class Loops:
                 "checkpoint may leave some out. Checkpoints at the end of an epoch are exact, and so is a loop over "
                 "iter_tf_batches()",
             )
+        place: dict[str, Any] = {"epoch": self.epoch}
+        if not loop.is_over:
+            place |= loop.own.position()
+        elif self.counts_epochs and any(other.is_open and other.began > loop.ended for other in self._others()):
+            place = {"epoch": loop.own.epoch, "is_over": True}  # train_func is still in it, as in a validation
         return {
-            "epoch": self.epoch,
-            **({} if loop.is_over else loop.own.position()),
+            **place,
             "order": loop.order.as_json(),
             "data": self._facts,
             "ranks": self._worker.ranks,
@@ -142,16 +149,16 @@ class Loops:
 
     def _next_start(self, order: RowOrder) -> tuple[int, dict[str, Any] | None]:
         """Return the epoch of the next pass, and the position at which it begins; None for the first row."""
-        if self._loop is None or self._loop.is_look:
+        if self.loop is None or self.loop.is_look:
             return self.epoch, self._checked_start(order)
-        return self._loop.own.epoch + 1, None
+        return self.loop.own.epoch + 1, None
 
     def _checked_start(self, order: RowOrder) -> dict[str, Any] | None:
         """Return the position of the checkpoint, if it is inside the next epoch. Refuse data that has changed."""
         start, self._refusal = self._start, None
         if start is None or start["epoch"] != self.epoch or "data" not in start:
             return None
-        inside = start if start.get("divisions") or start.get("rows") else None
+        inside = start if start.get("divisions") or start.get("rows") or start.get("is_over") else None
         now = {"data": self._facts, "order": order.as_json() if inside else start["order"]}
         changes = [kind for kind in now if now[kind] != start[kind]]
         if not changes or self._on_change == "ignore":
@@ -181,17 +188,20 @@ class Loops:
         self, options: PassOptions, convert: Callable[[Block], Any], prefetch: int, after: Callable[..., Any] = iter
     ) -> Iterator[Any]:
         """Yield the batches of the next pass. ``after``: gets and returns the iterator in train_func's own thread."""
-        if self._loop:
-            self._loop.items.stop()  # a dataset of the user's is read by one thread at a time
+        if self.loop:
+            self.loop.items.stop()  # a dataset of the user's is read by one thread at a time
         with self.naming_errors():
             opened = self._dataset.open()
             epoch, start = self._next_start(options.order)
             own = make_pass(opened, self._worker, options, epoch, start)
-        items = Prefetched(self._made(own, opened, convert), prefetch)
-        loop = self._loop = _Loop(
-            is_stopping=self._is_stopping, is_first=self._loop is None, own=own, order=options.order, items=items
+        is_over = start is not None and start.get("is_over", False)
+        items = Prefetched(iter(()) if is_over else self._made(own, opened, convert), prefetch)
+        loop = self.loop = _Loop(
+            is_stopping=self._is_stopping, is_first=self.loop is None, own=own, order=options.order, items=items
         )
-        if start and own.begun:
+        if is_over:
+            self._say_once("continues", f"epoch {epoch} is complete, so its loop has no batches")
+        elif start and own.begun:
             self._say_once("continues", f"epoch {epoch} goes on {own.place}")
         began = last = time.monotonic()
         waited = 0.0
@@ -232,7 +242,7 @@ class Loops:
         loop.own.took(rows, note)
 
     def _check_newest(self, loop: _Loop) -> None:
-        if self._loop is not loop:
+        if self.loop is not loop:
             raise DataError(
                 f"dataset {self._name!r}: a second loop over it has begun inside of this one, so it has no position. "
                 "Name it twice in datasets=, or loop over shard.materialize()"
@@ -274,7 +284,7 @@ def _of_rank(start: Mapping[int, dict[str, Any]], rank: int) -> dict[str, Any] |
     own = start[max((other for other in start if other <= rank), default=min(start))]
     if len(start) == 1 or own.get("ranks", 1) == 1:  # all ranks are at the same place, or the data is not divided
         return own
-    least = min(start.values(), key=lambda position: (position["epoch"], position.get("rows", 0)))
+    least = min(start.values(), key=lambda position: (*_loops_done(position), position.get("rows", 0)))
     if not least.get("divisions"):
         return least
     *before, (count, share, _) = least["divisions"]
@@ -282,9 +292,14 @@ def _of_rank(start: Mapping[int, dict[str, Any]], rank: int) -> dict[str, Any] |
     position = lowest
     for number in range(count):
         position = start.get(number, position)
-        is_ahead = position["epoch"] > least["epoch"]
+        is_ahead = _loops_done(position) > _loops_done(least)
         taken.append(share if is_ahead else _taken_by(number, position, [*before, [count, share]]))
     return {**least, "divisions": [*before, [count, share, taken if len(set(taken)) > 1 else taken[0]]]}
+
+
+def _loops_done(position: dict[str, Any]) -> tuple[int, bool]:
+    """Return how many epochs are complete, and whether the loop of the next one is, too."""
+    return position["epoch"], position.get("is_over", False)
 
 
 def _taken_by(rank: int, position: dict[str, Any], divisions: list[Any]) -> int:

@@ -7,7 +7,8 @@ import contextlib
 import json
 import pickle
 import sys
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain.system.pickling import pickled
@@ -23,11 +24,14 @@ class DataLoop:
     is_stopping: tells if train_func knows that the run is being stopped.
     is_first: no loop over the same data came before.
     batches: those that train_func has got.
+    began, ended: when it began, and when train_func came to its end or left it; nanoseconds.
     """
 
     is_stopping: Callable[[], bool]
     is_first: bool
     batches: int = 0
+    began: int = field(default_factory=time.monotonic_ns)
+    ended: int = 0
     _is_ended: bool = False
     _is_left: bool = False
     _is_reported: bool = False
@@ -35,10 +39,12 @@ class DataLoop:
     def end(self) -> None:
         """Note that train_func has got all batches."""
         self._is_ended = True
+        self.ended = time.monotonic_ns()
 
     def leave(self) -> None:
         """Note that train_func has left the loop before its end."""
         self._is_left = True
+        self.ended = time.monotonic_ns()
 
     def report(self) -> None:
         """Note that train_func has reported a checkpoint."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import in_pieces, is_instance, row_count, rows_at, rows_between, to_columns
+from distrain.data.blocks import as_block, in_pieces, is_instance, row_count, rows_at, rows_between, to_columns
 from distrain.errors import DataError
+from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -194,19 +195,30 @@ class ItemSource(RandomSource):
 
 
 class HuggingFaceSource(RandomSource):
-    """A ``datasets.Dataset``. Rows come as numpy arrays, unless the user has set another format or a transform."""
+    """A ``datasets.Dataset``. Rows come as Arrow has them, unless the user has set a format or a transform.
+
+    Images and the like come decoded, as numpy arrays. All else would lose digits in the numpy format.
+    """
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset if dataset.format["type"] is not None else dataset.with_format("numpy")
+        self._dataset = dataset
+        self._decoded: Any = None
+        if dataset.format["type"] is None:
+            needs_decoding = require("datasets.features.features").require_decoding
+            names = dataset.format["columns"]
+            decoded = [name for name in names if needs_decoding(dataset.features[name])]
+            self._decoded = dataset.with_format("numpy", columns=decoded) if decoded else None
+            self._dataset = dataset.with_format("arrow", columns=names)
 
     @property
     def rows(self) -> int:
         return len(self._dataset)
 
     def take(self, rows: Indices) -> Block:
-        from distrain.data.blocks import as_block
-
         found = self._dataset[rows]
+        if self._decoded is not None:
+            found = {**to_columns(found.drop_columns(self._decoded.format["columns"])), **self._decoded[rows]}
+            found = {name: found[name] for name in self._dataset.format["columns"]}
         return as_block(dict(found) if isinstance(found, Mapping) else found, "the dataset's format or transform")
 
     def facts(self) -> dict[str, Any]:

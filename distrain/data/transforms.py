@@ -1,19 +1,32 @@
-"""Sources made of other sources: some of their rows, or their rows after a function of the user's. Runs in: worker."""
+"""Sources made of other sources: some of their rows, or their rows after a function of the user's. Runs in: worker.
+
+The functions of the user's are :class:`Batched`.
+"""
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import row_count, rows_at, rows_between, to_rows
+from distrain.data.blocks import (
+    as_block,
+    formatter,
+    in_pieces,
+    joined,
+    row_count,
+    rows_at,
+    rows_between,
+    to_rows,
+    writable,
+)
 from distrain.data.order import Permutation
 from distrain.data.sources import ROWS_AT_ONCE, RandomSource, TableSource, schema_of
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distrain.data.blocks import Block
     from distrain.data.order import Indices, Span
@@ -312,3 +325,99 @@ def span_of_split(rows: int, *, size: float, test: bool) -> Span:
     if not 0 < count < rows:
         raise DataError(f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be for tests")
     return (rows - count, rows) if test else (0, rows - count)
+
+
+# -- functions of the user's -----------------------------------------------------------------------------------------
+
+
+class Batched:
+    """A function of the user's for blocks.
+
+    keeps_rows: it returns as many rows as it gets; None: the first rows tell, see :meth:`keeps`.
+    """
+
+    def __init__(
+        self, function: Callable[[Block], Any], name: str, batch_size: int | None, *, keeps_rows: bool | None = True
+    ) -> None:
+        self.keeps_rows = keeps_rows
+        self._function = function
+        self._name = name
+        self._batch_size = batch_size
+
+    def keeps(self, first: Block) -> bool:
+        """Return whether it returns as many rows as these."""
+        return not row_count(first) or row_count(as_block(self._function(first), self._name)) == row_count(first)
+
+    def making_rows(self) -> Batched:
+        """Return the same function, which may return any number of rows."""
+        return Batched(self._function, self._name, self._batch_size, keeps_rows=False)
+
+    def __call__(self, block: Block) -> Block:
+        """Return the rows that the function makes of these. Raises DataError for more or fewer than it may return."""
+        pieces = in_pieces([block], self._batch_size) if self._batch_size else [block]
+        return joined([self._call(piece) for piece in pieces])
+
+    def _call(self, piece: Block) -> Block:
+        made = as_block(self._function(piece), self._name)
+        if self.keeps_rows is not False and row_count(made) != row_count(piece):
+            raise DataError(
+                f"{self._name} returned {row_count(made)} rows for {row_count(piece)}; it must keep the number of "
+                "rows, so that all ranks get equally many batches. Use filter() to drop rows, flat_map(), or "
+                "map_batches(keeps_rows=False), which is udf_modifying_row_count=True in a script of Ray's."
+            )
+        return made
+
+
+class Constructed:
+    """A function that is an instance of a class of the user's, which is constructed at the first call."""
+
+    def __init__(self, kind: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._make = partial(kind, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_make": self._make}
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        made: Callable[..., Any] = self._make()
+        return made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def for_batches(
+    function: Callable[..., Any],
+    batch_size: int | None,
+    batch_format: str | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    keeps_rows: bool | None = True,
+) -> Batched:
+    """Return the function of ``map_batches()``."""
+    to_format = formatter(batch_format)
+
+    def mapped(block: Block) -> Any:
+        return function(writable(to_format(block)), *args, **kwargs)
+
+    return Batched(mapped, "map_batches()", batch_size, keeps_rows=keeps_rows)
+
+
+def for_rows(function: Callable[[Any], Any]) -> Batched:
+    """Return the function of ``map()``."""
+
+    def mapped(block: Block) -> list[Any]:
+        rows = [function(row) for row in to_rows(block)]
+        if any(row is None for row in rows):
+            raise DataError("map(): the function returned None for a row; it must return the new row")
+        return rows
+
+    return Batched(mapped, "map()", None)
+
+
+def for_lists(function: Callable[[Any], Iterable[Any]]) -> Batched:
+    """Return the function of ``flat_map()``."""
+    return Batched(
+        lambda block: [made for row in to_rows(block) for made in function(row)], "flat_map()", None, keeps_rows=False
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from distrain.data.blocks import to_columns
+from distrain.data.blocks import object_types, to_columns
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -48,12 +48,17 @@ def _tensors(block: Block, dtypes: Any) -> dict[str, tf.Tensor]:
     return {name: _tensor(name, column, wanted.get(name)) for name, column in columns.items()}
 
 
-def _tensor(name: str, column: Any, dtype: Any) -> tf.Tensor:
+def _tensor(name: str, column: Any, dtype: Any = None) -> tf.Tensor:
     try:
+        if column.dtype == object and (kinds := object_types(column)) not in ("str", "bytes"):
+            raise TypeError(f"it has values of type {kinds}")
         tensor = tf.convert_to_tensor(column)
         return tensor if dtype is None else tf.cast(tensor, dtype)
     except (TypeError, ValueError) as error:
-        raise DataError(f"column {name!r} ({column.dtype}) cannot become a tensor: {error}") from error
+        raise DataError(
+            f"column {name!r} ({column.dtype}) cannot become a tensor: {error}; leave it out with columns=, or convert "
+            "it with map_batches()"
+        ) from error
 
 
 def dataset_of(
@@ -64,27 +69,55 @@ def dataset_of(
     wanted: for each element a column, or the columns of a dict; and its ``tf.TypeSpec`` (or a dict of these), or None.
     example: a batch from which the types follow.
     """
-    specs = tuple(_spec(columns, example) if spec is None else spec for columns, spec in wanted)
+    specs = tuple(_map(_type_spec, columns, example) if spec is None else spec for columns, spec in wanted)
 
     def elements() -> Iterator[tuple[Any, ...]]:
         for batch in batches:
-            yield tuple(_select(columns, batch) for columns, _ in wanted)
+            yield tuple(
+                _map(partial(_as_first, spec=spec) if own is None else _as_is, columns, batch)
+                for (columns, own), spec in zip(wanted, specs, strict=True)
+            )
 
     return _unsharded(tf.data.Dataset.from_generator(elements, output_signature=specs))
 
 
-def _spec(columns: str | Sequence[str], example: Columns) -> Any:
-    return _select(columns, {name: _type_spec(column) for name, column in example.items()})
-
-
-def _type_spec(column: Any) -> tf.TypeSpec:
-    tensor = tf.convert_to_tensor(column)
+def _type_spec(name: str, column: Any) -> tf.TypeSpec:
+    tensor = _tensor(name, column)
     return tf.TensorSpec(shape=(None, *tensor.shape[1:]), dtype=tensor.dtype)
 
 
-def _select(columns: str | Sequence[str], batch: Mapping[str, Any]) -> Any:
-    """Return one column, or a dict of several. Raises DataError for an unknown one."""
+def _as_is(name: str, column: Any) -> Any:
+    return column
+
+
+def _as_first(name: str, column: Any, spec: Any) -> Any:
+    """Return a column of a batch with the type of the first row. Raises DataError if that would change values."""
+    spec = spec[name] if isinstance(spec, dict) else spec
+    tensor = _tensor(name, column)
+    found = tensor
+    if all(kind.is_floating or kind.is_integer for kind in (tensor.dtype, spec.dtype)):
+        found = tf.cast(tensor, spec.dtype)
+        is_same = tf.cast(found, tensor.dtype) == tensor
+        if spec.dtype.is_floating and tensor.dtype.is_floating:
+            is_same |= tensor != tensor
+        found = found if tf.reduce_all(is_same) else tensor
+    if not spec.is_compatible_with(found):
+        raise DataError(
+            f"column {name!r} is {_text(spec)} in the first row, and {_text(tensor)} later; convert it with "
+            "map_batches(), or give to_tf() a type spec"
+        )
+    return found
+
+
+def _text(tensor: Any) -> str:
+    return f"{tensor.dtype.name} of the shape {tuple(tensor.shape[1:])}"
+
+
+def _map(function: Callable[[str, Any], Any], columns: str | Sequence[str], batch: Mapping[str, Any]) -> Any:
+    """Return a function's value for one column, or a dict of those for several. Raises DataError for an unknown one."""
     try:
-        return batch[columns] if isinstance(columns, str) else {name: batch[name] for name in columns}
+        if isinstance(columns, str):
+            return function(columns, batch[columns])
+        return {name: function(name, batch[name]) for name in columns}
     except KeyError as error:
         raise DataError(f"there is no column {error}; there are {sorted(batch)}") from None

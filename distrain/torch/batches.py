@@ -6,18 +6,20 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from distrain.data.blocks import to_columns
+from distrain.data.blocks import formatter, object_types, to_columns
 from distrain.errors import DataError
 from distrain.torch.device import get_device
 from distrain.torch.nested import map_leaves
 from distrain.torch.transfer import on_device
+from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    import numpy as np
 
     from distrain.data.blocks import Block
 
@@ -37,8 +39,10 @@ def converter(
 
 
 def mover(device: Any) -> Callable[[Iterator[tuple[Any, int, Any]]], Iterator[tuple[Any, int, Any]]]:
-    """Return the function that moves batches to a device; ``"auto"``: the worker's own."""
-    return partial(_moved, device=get_device() if device == "auto" else torch.device(device))
+    """Return the function that moves batches to a device; ``"auto"``: the worker's own, or the CPU outside of one."""
+    if device == "auto":
+        device = get_device() if Session.current else "cpu"
+    return partial(_moved, device=torch.device(device))
 
 
 class _Batches(IterableDataset[Any]):
@@ -73,7 +77,9 @@ def _is_object(block: Block) -> bool:
 
 
 def _collated(block: Block, collate_fn: Callable[[Any], Any]) -> Any:
-    return collate_fn(block if _is_object(block) else to_columns(block))
+    """Return a batch. A function may say in which format it wants the rows, as Ray's collate functions do."""
+    to_format = formatter(getattr(collate_fn, "batch_format", None))
+    return collate_fn(block if _is_object(block) else to_format(block))
 
 
 def _tensors(block: Block, dtypes: Any) -> Any:
@@ -91,8 +97,6 @@ def _tensors(block: Block, dtypes: Any) -> Any:
 
 
 def _tensor(name: str, column: np.ndarray[Any, Any], dtype: torch.dtype | None) -> torch.Tensor:
-    if column.dtype == object and len({np.shape(value) for value in column}) == 1 and np.shape(column[0]):
-        column = np.stack(list(column))
     try:
         if not column.flags.writeable:  # torch would warn of memory that is Arrow's
             column = column.copy()
@@ -108,8 +112,8 @@ def _cause(column: np.ndarray[Any, Any]) -> str | None:
     """Return why a column of objects has no type of its own."""
     if column.dtype != object:
         return None
-    kinds = sorted({type(value).__name__ for value in column})
-    return "its arrays have different shapes" if kinds == ["ndarray"] else f"it has values of type {', '.join(kinds)}"
+    kinds = object_types(column)
+    return "its arrays have different shapes" if kinds == "ndarray" else f"it has values of type {kinds}"
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -6,12 +6,12 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from distrain.torch.device import get_device
 from distrain.torch.progress import counted, progress_of, timed
 from distrain.torch.reproducibility import loader_generator, order_seed
-from distrain.torch.sampler import is_distributed, shared
+from distrain.torch.sampler import is_distributed, is_plain, shared
 from distrain.torch.transfer import moved, on_device
 from distrain.worker.session import session_of
 
@@ -111,7 +111,7 @@ def _samplers(loader: DataLoader[Any], context: TrainContext, *, divide: bool) -
     own, order = order, shared(order, context.world_size, context.world_rank, order_seed())
     if order is own:
         return {}
-    sampler = order.sampler if type(order) is BatchSampler else order
+    sampler = order.sampler if is_plain(order, "BatchSampler") else order
     return {"sampler": sampler, "batch_sampler": order if batched else None}
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch.utils.data import BatchSampler
-
+from distrain.data.blocks import is_instance
 from distrain.data.positions import DataLoop, decode_state, encode_state
 from distrain.errors import DataError
 from distrain.system.log import say
-from distrain.torch.sampler import ResumableSampler
+from distrain.torch.sampler import ResumableSampler, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,11 +46,12 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
     """
     name = f"loader {len(session.loaders) + 1}"
     start = session.positions_at_start(name) if resume else {}
-    order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    sampler = order.sampler if type(order) is BatchSampler else order
+    order: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    is_batched = is_plain(order, "BatchSampler")
+    sampler = order.sampler if is_batched else order
     progress: SamplerProgress | StateProgress
     if isinstance(sampler, ResumableSampler) and getattr(loader, "in_order", True):
-        size = order.batch_size if type(order) is BatchSampler else 1
+        size = order.batch_size if is_batched else 1
         progress = SamplerProgress(name, sampler, size, session)
         _note_repetition(progress, session)
     elif callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
@@ -211,10 +211,23 @@ class StateProgress:
 
     def begin(self) -> DataLoop:
         """Begin a loop, the first one with the state of the checkpoint."""
-        if self._start is not None and (self.loop is None or self.loop.is_look):
-            self._loader.load_state_dict(decode_state(self._start))
+        if self._start is not None:
+            if self.loop is None or self.loop.is_look:
+                self._loader.load_state_dict(decode_state(self._start))
+            else:
+                self._forget_start()
         self.loop = _loop_after(self.loop, self._session)
         return self.loop
+
+    def _forget_start(self) -> None:
+        """Let a Hugging Face stream begin at its first row again.
+
+        In the process that has loaded a state, it begins every pass there (huggingface/datasets#7447).
+        """
+        self._start = None
+        if is_instance(self._loader.dataset, "datasets", "IterableDataset"):
+            self._loader.load_state_dict({})  # drops the iterator, and so its persistent workers
+            self._loader.dataset.load_state_dict({})
 
     def end(self, loop: DataLoop) -> None:
         """Do nothing: the loader knows it."""

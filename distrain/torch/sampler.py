@@ -11,12 +11,16 @@ import math
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sized
+from itertools import cycle, islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, Sampler
 
-__all__ = ["ResumableSampler", "is_distributed", "shared"]
+__all__ = ["ResumableSampler", "is_distributed", "is_plain", "shared"]
+
+_MODULES_OF_LOADERS = ("torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler")
+"""The modules whose samplers DataLoader and StatefulDataLoader make themselves."""
 
 _RANK_ATTRIBUTES = ("num_replicas", "num_processes", "num_shards", "world_size", "_world_size")
 """Attributes of samplers that give each rank a share (those of timm, detectron2, accelerate, ...) and are no
@@ -33,15 +37,15 @@ def shared(sampler: Any, world_size: int, rank: int, seed: int = 0) -> Any:
 
     Raises ValueError for a sampler without a length, which cannot be divided evenly.
     """
-    if type(sampler) is BatchSampler:
+    if is_plain(sampler, "BatchSampler"):
         inner = shared(sampler.sampler, world_size, rank, seed)
         return sampler if inner is sampler.sampler else BatchSampler(inner, sampler.batch_size, sampler.drop_last)
     if type(sampler) is DistributedSampler:
         return OwnSampler(sampler)
     if _shares_already(sampler):
         return sampler
-    if _is_plain(sampler):
-        shuffle = isinstance(sampler, RandomSampler)
+    if _is_loaders_own(sampler):
+        shuffle = is_plain(sampler, "RandomSampler")
         return ResumableSampler(sampler.data_source, num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed)
     if isinstance(sampler, Sized):
         return ShareSampler(sampler, world_size, rank, seed)
@@ -55,7 +59,12 @@ def shared(sampler: Any, world_size: int, rank: int, seed: int = 0) -> Any:
 
 def is_distributed(sampler: Any) -> bool:
     """Tell if the sampler, or the one in a plain batch sampler, is a DistributedSampler of torch's own class."""
-    return type(sampler.sampler if type(sampler) is BatchSampler else sampler) is DistributedSampler
+    return type(sampler.sampler if is_plain(sampler, "BatchSampler") else sampler) is DistributedSampler
+
+
+def is_plain(sampler: Any, kind: str) -> bool:
+    """Tell if the class of a sampler is one that loaders use by themselves, with this name, and not a subclass."""
+    return type(sampler).__name__ == kind and type(sampler).__module__ in _MODULES_OF_LOADERS
 
 
 def _shares_already(sampler: Any) -> bool:
@@ -68,11 +77,11 @@ def _shares_already(sampler: Any) -> bool:
     )
 
 
-def _is_plain(sampler: Any) -> bool:
-    """Tell if the sampler is one that DataLoader makes from ``shuffle=``."""
-    if type(sampler) is RandomSampler:
+def _is_loaders_own(sampler: Any) -> bool:
+    """Tell if the sampler is one that a loader makes from ``shuffle=``."""
+    if is_plain(sampler, "RandomSampler"):
         return not sampler.replacement and len(sampler) == len(sampler.data_source)
-    return type(sampler) is SequentialSampler
+    return is_plain(sampler, "SequentialSampler")
 
 
 class WholeSampler(Sampler[Any]):
@@ -96,7 +105,8 @@ class ResumableSampler(DistributedSampler[Any]):
 
     The order of an epoch does not depend on the number of ranks. What is left of it from a row on is divided among the
     ranks in the same way as a whole order: rank r gets the rows r, r + n, r + 2n, ... If the number does not divide
-    evenly, some rows come twice (with ``drop_last``, some are left out). ``len()`` is always that of a whole epoch.
+    evenly, the first rows of the order come again (with ``drop_last``, the last ones are left out). ``len()`` is always
+    that of a whole epoch.
     """
 
     _resumed: tuple[int, int] = (0, 0)
@@ -109,11 +119,8 @@ class ResumableSampler(DistributedSampler[Any]):
         if not first:
             self._resumed = (0, 0)
         self._drawn = len(order)
-        left = order[first:] if first else order
-        size = self.share_of(len(left)) * self.num_replicas
-        if size > len(left):
-            left = (left * math.ceil(size / len(left)))[:size]
-        return iter(left[self.rank : size : self.num_replicas])
+        size = self.share_of(max(0, len(order) - first)) * self.num_replicas
+        return islice(cycle(order), first + self.rank, first + size, self.num_replicas)
 
     def __len__(self) -> int:
         return self.share_of(len(self.dataset))  # type: ignore[arg-type]

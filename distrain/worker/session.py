@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from distrain.context import TrainContext
     from distrain.data.datasets import RunDatasets
     from distrain.data.iterator import DataIterator
+    from distrain.data.positions import DataLoop
 
 MOST_UPLOADS = 2
 """Uploads of one rank at the same time; report() with a third checkpoint waits for the first upload."""
@@ -430,10 +431,15 @@ class Session:
             context = self.context
             start = self.positions_at_start(name)
             self._shards[name] = self.datasets.shard(
-                name, context.world_rank, context.world_size, start, lambda: self.stopped
+                name, context.world_rank, context.world_size, start, lambda: self.stopped, self._data_loops
             )
             self.positions[name] = self._shards[name].position
         return self._shards[name]
+
+    def _data_loops(self) -> list[DataLoop]:
+        """Return the newest loop over each dataset and each prepared loader."""
+        data = [*self._shards.values(), *(progress for progress in self.loaders if progress)]
+        return [each.loop for each in data if each.loop is not None]
 
     # -- other calls ----------------------------------------------------------------------------------------------
 

@@ -133,6 +133,34 @@ def test_a_resumed_pass_has_the_batches_that_an_uninterrupted_one_has() -> None:
     assert begun + rest == whole
 
 
+@pytest.mark.parametrize("kind", ["shuffled", "in order", "distributed", "batches", "custom"])
+def test_a_resumed_pass_pads_with_the_rows_of_an_uninterrupted_one(kind: str) -> None:
+    for rows, ranks, size in ((10, 4, 1), (11, 3, 2), (3, 8, 1)):
+        whole, _ = Ranks(ranks, loader(kind, rows, size)).take()
+        for taken in range(len(whole)):
+            first = Ranks(ranks, loader(kind, rows, size))
+            begun, _ = first.take(taken)
+            rest, _ = Ranks(ranks, loader(kind, rows, size), first.positions()).take()
+            assert begun + rest == whole
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_stateful_data_loader_is_divided_as_a_data_loader(shuffle: bool) -> None:
+    """Its samplers are of classes of torchdata's own."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make(kind: Any) -> Make:
+        return lambda rank, ranks: kind(range(10), batch_size=2, shuffle=shuffle)
+
+    whole, _ = Ranks(2, make(DataLoader)).take()
+    assert Ranks(2, make(StatefulDataLoader)).take()[0] == whole
+    first = Ranks(2, make(StatefulDataLoader))
+    begun, _ = first.take(1)
+    rest, _ = Ranks(2, make(StatefulDataLoader), first.positions()).take()
+    assert begun + rest == whole
+
+
 def test_set_epoch_and_a_look_at_a_batch() -> None:
     group = Ranks(1, loader("shuffled", 20, 4))
     group.loaders[0].sampler.set_epoch(5)
@@ -202,6 +230,27 @@ def test_a_loader_with_states_is_asked_for_its_own() -> None:
     assert len(after.take()[0]) == 4
     with pytest.raises(DataError, match="has a state for each of 1 workers, and cannot go on with 2; resume=False"):
         Ranks(2, make, group.positions())
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_epochs_after_a_resumed_one_of_hugging_face_are_whole(options: dict[str, Any]) -> None:
+    """Its streams begin each pass at the state that they were given (huggingface/datasets#7447)."""
+    import datasets
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make(rank: int, ranks: int) -> Any:
+        rows = datasets.Dataset.from_dict({"x": list(range(20))}).to_iterable_dataset()
+        return StatefulDataLoader(rows, batch_size=4, collate_fn=lambda rows: [row["x"] for row in rows], **options)
+
+    whole, _ = Ranks(1, make).take()
+    first = Ranks(1, make)
+    assert first.take(2)[0] == whole[:2]
+    resumed = Ranks(1, make, first.positions())
+    assert resumed.take() == (whole[2:], True)
+    assert resumed.take(3) == (whole[:3], False)
+    again = Ranks(1, make, resumed.positions())
+    assert [again.take()[0] for _ in range(3)] == [whole[3:], whole, whole]
 
 
 def test_a_loader_that_is_prepared_in_each_epoch_cannot_resume_in_one(capfd: pytest.CaptureFixture[str]) -> None:

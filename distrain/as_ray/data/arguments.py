@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import Constructed, as_block, joined, to_columns
+from distrain.data.blocks import as_block, joined, to_columns
+from distrain.data.transforms import Constructed
 from distrain.system.imports import require
 from distrain.system.ray_names import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 SCHEDULING = frozenset(
     (
@@ -86,7 +87,12 @@ def for_rows(name: str, fn: Any, options: dict[str, Any]) -> Callable[[Any], Any
     constructor = options.pop("fn_constructor_args", None), options.pop("fn_constructor_kwargs", None)
     check_options(name, options)
     function = constructed(fn, *constructor)
-    return lambda row: function(plain(row), *args, **kwargs)
+
+    def of_row(row: Any) -> Any:
+        made = function(plain(row), *args, **kwargs)
+        return dict(made) if isinstance(made, Mapping) else made
+
+    return of_row
 
 
 def plain(row: Any) -> Any:
@@ -95,8 +101,14 @@ def plain(row: Any) -> Any:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value of Python for one of numpy."""
-    return value.item() if isinstance(value, np.generic) else value
+    """Return a value of Python for one of numpy; of pandas for a time that Python has only as a number."""
+    if not isinstance(value, np.generic):
+        return value
+    found = value.item()
+    if isinstance(found, int) and isinstance(value, (np.datetime64, np.timedelta64)):
+        pandas = require("pandas")
+        return (pandas.Timestamp if isinstance(value, np.datetime64) else pandas.Timedelta)(value)
+    return found
 
 
 def names_of(names: str | Sequence[str]) -> list[str]:

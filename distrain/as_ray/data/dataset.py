@@ -9,13 +9,9 @@ from __future__ import annotations
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
-from uuid import uuid4
-
-import numpy as np
 
 from distrain.as_ray.data.arguments import (
     ELSEWHERE,
-    SCHEDULING,
     all_batches,
     arrow_type,
     check_options,
@@ -26,10 +22,10 @@ from distrain.as_ray.data.arguments import (
     plain_value,
 )
 from distrain.as_ray.data.groups import GroupedData
-from distrain.as_ray.data.writing import SaveMode, make_directory
+from distrain.as_ray.data.writing import SaveMode, write_files
 from distrain.data.blocks import (
-    Batched,
     as_block,
+    column_of,
     formatter,
     is_instance,
     joined,
@@ -42,9 +38,9 @@ from distrain.data.dataset import Dataset as PlainDataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 from distrain.data.sources import MemorySource, Schema
+from distrain.data.transforms import Batched
 from distrain.errors import DataError
 from distrain.system.imports import require
-from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -133,8 +129,8 @@ class Dataset(PlainDataset):
         check_options("add_column", options)
 
         def add(batch: Any) -> Any:
-            columns, made = to_columns(as_block(batch, "add_column()")), np.asarray(fn(batch))
-            return {**columns, col: made if made.ndim else np.full(row_count(columns), made)}
+            columns, made = to_columns(as_block(batch, "add_column()")), column_of(fn(batch))
+            return {**columns, col: made if made.ndim else [made.item()] * row_count(columns)}
 
         return super().map_batches(add, batch_format=batch_format)
 
@@ -297,11 +293,9 @@ class Dataset(PlainDataset):
         """Return the batches of all rows. See :meth:`DataIterator.iter_batches`."""
         return self.iterator().iter_batches(**options)
 
-    def iter_torch_batches(self, *, device: Any = "auto", **options: Any) -> Iterable[Any]:
-        """Return the batches of all rows as tensors; outside of a worker, on the CPU, unless you name a device."""
-        if device == "auto" and Session.current is None:
-            device = "cpu"
-        return self.iterator().iter_torch_batches(device=device, **options)
+    def iter_torch_batches(self, **options: Any) -> Iterable[Any]:
+        """Return the batches of all rows as tensors. See :meth:`DataIterator.iter_torch_batches`."""
+        return self.iterator().iter_torch_batches(**options)
 
     def iter_tf_batches(self, **options: Any) -> Iterable[Any]:
         """Return the batches of all rows as TensorFlow's tensors. See :meth:`DataIterator.iter_tf_batches`."""
@@ -319,7 +313,7 @@ class Dataset(PlainDataset):
 
     def union(self, *others: PlainDataset) -> Dataset:
         """Return the rows of several datasets, one after the other."""
-        return self.in_memory(joined([to_columns(dataset.read()) for dataset in (self, *others)]))
+        return self.in_memory(joined([dataset.read() for dataset in (self, *others)]))
 
     def zip(self, *others: PlainDataset) -> Dataset:
         """Return rows with the columns of several datasets. A name that comes again ends with _1, _2, and so on."""
@@ -368,24 +362,17 @@ class Dataset(PlainDataset):
         found = {name: plain_value(getattr(frame[name], how)(**options)) for name in names_of(on or list(frame))}
         return found[on] if isinstance(on, str) else {f"{how}({name})": value for name, value in found.items()}
 
-    def write_parquet(self, path: str, **options: Any) -> None:
-        """Write a Parquet file into a directory."""
-        self._write(path, "parquet", "to_parquet", index=False, **options)
+    def write_parquet(self, path: str, *, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
+        """Write a Parquet file into a directory. ``options``: of ``pyarrow.parquet.write_table()``."""
+        write_files(self.read(), path, "parquet", mode, options)
 
-    def write_csv(self, path: str, **options: Any) -> None:
-        """Write a CSV file into a directory."""
-        self._write(path, "csv", "to_csv", index=False, **options)
+    def write_csv(self, path: str, *, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
+        """Write a CSV file into a directory. ``options``: of ``pyarrow.csv.write_csv()``."""
+        write_files(self.read(), path, "csv", mode, options)
 
-    def write_json(self, path: str, **options: Any) -> None:
-        """Write a file of JSON lines into a directory."""
-        self._write(path, "json", "to_json", orient="records", lines=True, **options)
-
-    def _write(self, path: str, ending: str, method: str, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
-        frame = self.to_pandas()  # before OVERWRITE deletes the directory, whose rows these may be
-        if not make_directory(path, mode):
-            return
-        options = {name: value for name, value in options.items() if name not in SCHEDULING}
-        getattr(frame, method)(f"{str(path).rstrip('/')}/{uuid4().hex}_000000.{ending}", **options)
+    def write_json(self, path: str, *, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
+        """Write a file of JSON lines into a directory. ``options``: of ``json.dumps()``."""
+        write_files(self.read(), path, "json", mode, options)
 
 
 def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:

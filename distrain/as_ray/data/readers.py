@@ -5,6 +5,8 @@ Runs in: anywhere.
 
 from __future__ import annotations
 
+import io
+import json
 import os
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +19,10 @@ import numpy as np
 from distrain import data
 from distrain.as_ray.data.arguments import FSSPEC, check_options
 from distrain.as_ray.data.dataset import Dataset
+from distrain.data.blocks import ITEM
 from distrain.data.constructors import as_dataset
-from distrain.data.files import found_files
+from distrain.data.files import format_of, found_files
+from distrain.errors import DataError
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
@@ -63,11 +67,12 @@ def read_csv(
 def read_json(
     paths: Any, *, lines: bool = False, read_options: Any = None, parse_options: Any = None, **options: Any
 ) -> Dataset:
-    """Return the rows of files of JSON lines. Files with one JSON array each are read into memory."""
-    read = _read_arrays if _has_array(paths) else data.read_json
-    return _shuffled_files(
-        "read_json", read(_list_of(paths), read_options=read_options, parse_options=parse_options), options
-    )
+    """Return the rows of files of JSON lines. If the first one has a JSON array, each worker reads all into memory."""
+    if _has_array(paths):
+        rows = as_dataset(partial(_json_rows, paths), "read_json()")
+    else:
+        rows = data.read_json(_list_of(paths), read_options=read_options, parse_options=parse_options)
+    return _shuffled_files("read_json", rows, options)
 
 
 def read_images(
@@ -94,8 +99,8 @@ def read_binary_files(
     file_extensions: Sequence[str] | None = None,
     **options: Any,
 ) -> Dataset:
-    """Return the contents of files, in the column ``bytes``."""
-    rows = partial(_rows_of_files, paths, file_extensions, _content, "bytes", include_paths, partitioning)
+    """Return the contents of files, in the column ``bytes``; decompressed if they are compressed."""
+    rows = partial(_rows_of_files, paths, file_extensions, _unchanged, "bytes", include_paths, partitioning)
     return _shuffled_files("read_binary_files", as_dataset(rows, "read_binary_files()"), options)
 
 
@@ -140,7 +145,7 @@ class _Files:
 
     filesystem: Any
     paths: list[str]
-    read: Callable[[Any], Any]
+    read: Callable[[bytes], Any]
     column: str
     include_paths: bool
     partitioning: Partitioning | None
@@ -150,8 +155,7 @@ class _Files:
 
     def __getitem__(self, place: int) -> dict[str, Any]:
         path = self.paths[place]
-        with self.filesystem.open(path, "rb") as file:
-            row = {self.column: self.read(file)}
+        row = {self.column: self.read(_content_of(self.filesystem, path))}
         if self.partitioning is not None:
             row |= self.partitioning.columns(path)
         return {**row, "path": path} if self.include_paths else row
@@ -170,6 +174,10 @@ def _find(paths: Any, endings: Sequence[str] | None = None) -> tuple[Any, list[s
     )
 
 
+def _find_json(paths: Any) -> tuple[Any, list[str]]:
+    return found_files(_list_of(paths), lambda path: format_of(path) == "json", "JSON")
+
+
 def _list_of(paths: Any) -> list[str]:
     """Return paths as a list. Raises ValueError for URLs that only Ray knows."""
     given = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
@@ -178,45 +186,70 @@ def _list_of(paths: Any) -> list[str]:
     return given
 
 
-def _image(file: Any, size: tuple[int, int] | None, mode: str | None) -> Any:
-    image = require("PIL.Image").open(file)
+def _image(content: bytes, size: tuple[int, int] | None, mode: str | None) -> Any:
+    image = require("PIL.Image").open(io.BytesIO(content))
     if size is not None:
         image = image.resize((size[1], size[0]))
     return np.array(image if mode is None else image.convert(mode))
 
 
-def _content(file: Any) -> Any:
-    return file.read()
+def _unchanged(content: bytes) -> bytes:
+    return content
 
 
 def _lines(paths: Any, encoding: str, drop_empty: bool) -> list[dict[str, str]]:
+    """Return the lines of files. They end as those of ``open()`` do, and not at other characters of Unicode."""
     filesystem, found = _find(paths)
-    texts = (filesystem.read_text(path, encoding=encoding) for path in found)
-    return [{"text": line} for text in texts for line in text.splitlines() if line or not drop_empty]
+    texts = (io.StringIO(_content_of(filesystem, path).decode(encoding), newline=None) for path in found)
+    lines = (line.removesuffix("\n") for text in texts for line in text)
+    return [{"text": line} for line in lines if line.strip() or not drop_empty]
 
 
 def _arrays(paths: Any) -> dict[str, Any]:
-    return {"data": np.concatenate(_read_each(paths, ".npy", np.load))}
+    filesystem, found = _find(paths, (".npy",))
+    return {"data": np.concatenate([np.load(io.BytesIO(_content_of(filesystem, path))) for path in found])}
 
 
 def _has_array(paths: Any) -> bool:
     """Return whether the first file has a JSON array."""
-    filesystem, found = _find(paths, ("json", "jsonl", "gz", "zst", "ndjson"))
-    with filesystem.open(found[0], "rb") as file:
+    filesystem, found = _find_json(paths)
+    with _opened(filesystem, found[0]) as file:
         return bool(file.read(64).lstrip().startswith(b"["))
 
 
-def _read_arrays(paths: Any, **options: Any) -> data.Dataset:
-    return data.from_pandas(_read_each(paths, ".json", partial(require("pandas").read_json, orient="records")))
+def _json_rows(paths: Any) -> list[Any]:
+    """Return the rows of files with an array or with lines. A key that other rows have is None."""
+    filesystem, found = _find_json(paths)
+    rows = [row for path in found for row in _json_rows_of(_content_of(filesystem, path), path)]
+    names = {name: None for row in rows if isinstance(row, dict) for name in row}
+    return [{**names, **row} if isinstance(row, dict) else {ITEM: row} for row in rows]
 
 
-def _read_each(paths: Any, ending: str, read: Callable[[Any], Any]) -> list[Any]:
-    filesystem, found = _find(paths, (ending,))
-    made = []
-    for path in found:
-        with filesystem.open(path, "rb") as file:
-            made.append(read(file))
-    return made
+def _json_rows_of(content: bytes, path: str) -> list[Any]:
+    is_array = content.lstrip().startswith(b"[")
+    try:
+        return (
+            list(json.loads(content))
+            if is_array
+            else [json.loads(line) for line in content.split(b"\n") if line.strip()]
+        )
+    except ValueError as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+
+
+def _content_of(filesystem: Any, path: str) -> bytes:
+    with _opened(filesystem, path) as file:
+        return bytes(file.read())
+
+
+def _opened(filesystem: Any, path: str) -> Any:
+    """Return an open file, which decompresses what it reads if the name says so."""
+    pa, file = require("pyarrow"), filesystem.open(path, "rb")
+    try:
+        codec = pa.Codec.detect(path).name
+    except (TypeError, ValueError):  # the file is not compressed
+        return file
+    return pa.input_stream(file, compression=codec)
 
 
 # -- objects in memory -----------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections import UserDict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from PIL import Image
 
 from distrain import DataConfig
+from distrain.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,6 +181,62 @@ def test_files(rd: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert rd.read_parquet(str(tmp_path / "parquet"), columns=["a"], shuffle="files", concurrency=2).count() == 2
     rd.read_parquet(str(tmp_path / "parquet")).show(1)
     assert capsys.readouterr().out == "{'a': 1, 'b': 'x'}\n"
+
+
+JSON_ROWS = [
+    {"zip": "01234", "span": "18_19", "date": "2020-01-02", "big": 2**70, "deep": {"x": [1, None]}},
+    {"zip": "1e5", "span": None, "date": "", "big": 1},
+]
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.json.gz"])
+def test_values_of_a_json_array_stay_as_they_are(rd: Any, tmp_path: Path, name: str) -> None:
+    """A key that a row lacks is None, also in files with lines."""
+    open_ = gzip.open if name.endswith("gz") else open
+    with open_(tmp_path / name, "wt") as file:
+        json.dump(JSON_ROWS, file)
+    (tmp_path / "so.jsonl").write_text('{"zip": "00"}\n\n')
+    (tmp_path / "about.txt").write_text("text")
+    gaps = dict.fromkeys(JSON_ROWS[0])
+    assert rd.read_json(str(tmp_path)).take_all() == [*({**gaps, **row} for row in JSON_ROWS), {**gaps, "zip": "00"}]
+    (tmp_path / "so.jsonl").write_text("{\n")
+    with pytest.raises(DataError, match=r"cannot read .*so\.jsonl: Expecting property name"):
+        rd.read_json(str(tmp_path)).take_all()
+
+
+def test_lines_of_text_files(rd: Any, tmp_path: Path) -> None:
+    text = "one \u2028 a\x85b\x0c\x1cc\r\n \t\n\ntwo"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"three\n") + gzip.compress(b"four\n"))
+    (tmp_path / "empty.txt").touch()
+    found = [row["text"] for row in rd.read_text(str(tmp_path)).take_all()]
+    assert found == ["one \u2028 a\x85b\x0c\x1cc", "two", "three", "four"]
+    whole = rd.read_text(str(tmp_path / "a.txt"), drop_empty_lines=False)
+    assert [row["text"] for row in whole.take_all()] == [found[0], " \t", "", "two"]
+    assert rd.read_binary_files(str(tmp_path / "b.txt.gz")).take() == [{"bytes": b"three\nfour\n"}]
+
+
+def test_batches_of_any_mapping(rd: Any) -> None:
+    """A tokenizer of transformers returns one."""
+    assert rd.range(2).map_batches(lambda batch: UserDict(batch, y=batch["id"] + 1)).take(1) == [{"id": 0, "y": 1}]
+    assert rd.range(2).map(lambda row: UserDict(row)).take() == IDS
+
+
+def test_collate_functions(rd: Any) -> None:
+    from ray.data import collate_fn
+
+    def of(base: type, take: Callable[[Any], Any]) -> Any:
+        return type("Own", (base,), {"__call__": lambda self, batch: torch.as_tensor(take(batch)) + 1})()
+
+    numbers = rd.range(3).iterator()
+    for function in (
+        of(collate_fn.ArrowBatchCollateFn, lambda table: table.column("id").to_pylist()),
+        of(collate_fn.NumpyBatchCollateFn, lambda arrays: arrays["id"]),
+        of(collate_fn.PandasBatchCollateFn, lambda frame: list(frame.id)),
+    ):
+        assert plain(next(iter(numbers.iter_torch_batches(collate_fn=function)))) == ["torch.int64", [1, 2, 3]]
+    found = numbers.iter_torch_batches(collate_fn=collate_fn.DefaultCollateFn(dtypes=torch.float32))
+    assert plain(list(found)) == [{"id": ["torch.float32", [0, 1, 2]]}]
 
 
 def test_preprocessors(rd: Any) -> None:

@@ -323,6 +323,84 @@ def test_only_the_first_loop_can_be_a_look() -> None:
     assert part.epoch == 2
 
 
+def pair(start: dict[str, dict[int, Any]], rank: int = 0, ranks: int = 1) -> dict[str, DataIterator]:
+    """A dataset to train on, and one to validate, as a worker has them."""
+    parts: dict[str, DataIterator] = {}
+    for name in ("train", "val"):
+        parts[name] = DataIterator(
+            data.range(12),
+            name=name,
+            worker=Worker(rank, ranks),
+            start=start.get(name),
+            others=lambda: [part.loop for part in parts.values() if part.loop],
+        )
+    return parts
+
+
+def positions(parts: dict[str, DataIterator]) -> dict[str, dict[int, Any]]:
+    return {name: {0: json.loads(json.dumps(part.position()))} for name, part in parts.items()}
+
+
+def ids(part: DataIterator) -> Iterator[list[int]]:
+    for batch in part.iter_batches(batch_size=4):
+        yield batch["id"].tolist()
+
+
+WHOLE = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("steps", [2, 99])
+def test_a_checkpoint_in_a_validation_belongs_to_the_epoch_before_it(steps: int) -> None:
+    """The training loop of the resumed run is empty, also if it was left after a few steps, and the validation ends."""
+    parts = pair({})
+    assert parts["train"].epoch == 0
+    assert list(itertools.islice(ids(parts["train"]), steps)) == WHOLE[:steps]
+    validation = ids(parts["val"])
+    assert next(validation) == WHOLE[0]
+    inside = positions(parts)
+    assert list(validation) == WHOLE[1:]
+    after = positions(parts)
+
+    for _ in range(2):
+        parts = pair(inside)
+        assert parts["train"].epoch == 0
+        assert list(ids(parts["train"])) == []
+        assert parts["train"].epoch == 1
+        validation = ids(parts["val"])
+        assert next(validation) == WHOLE[1]
+        inside = {**positions(parts), "val": inside["val"]}
+    assert list(validation) == WHOLE[2:]
+    assert list(ids(parts["train"])) == list(ids(parts["val"])) == WHOLE
+    assert [part.epoch for part in pair(after).values()] == [1, 1]
+
+
+def test_a_checkpoint_in_a_later_training_loop_is_after_the_validation() -> None:
+    """Also in a script that validates first, or in the training loop."""
+    parts = pair({})
+    assert parts["train"].epoch == 0
+    assert list(ids(parts["val"])) == WHOLE
+    training = ids(parts["train"])
+    next(training)
+    assert positions(parts)["val"][0]["epoch"] == 1
+    assert list(ids(parts["val"])) == WHOLE
+    assert (positions(parts)["train"][0]["epoch"], positions(parts)["val"][0]["epoch"]) == (0, 2)
+    kept = ids(parts["val"])
+    next(kept)
+    assert list(training) == WHOLE[1:]
+    assert positions(parts)["train"][0]["epoch"] == 1, "the loop over val has begun in the training loop"
+
+
+def test_ranks_of_which_one_validates_already_go_on_in_the_training_loop() -> None:
+    ahead, behind = pair({}, 0, 2), pair({}, 1, 2)
+    assert [part["train"].epoch for part in (ahead, behind)] == [0, 0]
+    validation, training = ids(ahead["val"]), ids(behind["train"])
+    assert len([*ids(ahead["train"]), next(validation), next(training)]) == 4
+    start = {rank: part["train"].position() for rank, part in enumerate((ahead, behind))}
+    rest = [pair({"train": start}, rank, 2)["train"] for rank in (0, 1)]
+    assert [part.epoch for part in rest] == [0, 0]
+    assert [[row for batch in part.iter_batches() for row in batch["id"]] for part in rest] == [[10], [11]]
+
+
 def test_a_loop_that_is_left_for_a_stop_goes_on_in_the_next_run() -> None:
     part = DataIterator(data.range(10), name="x", worker=Worker(0, 1), is_stopping=lambda: True)
     for _ in part.iter_batches(batch_size=3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import pytest
 import torch
 
 from distrain import data
+from distrain.as_ray.data.dataset import Dataset
 from distrain.data import loops
 from distrain.data.constructors import as_dataset
 from distrain.data.datasets import run_datasets
@@ -28,14 +30,15 @@ from distrain.data.passes import Worker
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from distrain.data.dataset import Dataset
+    from distrain.data.dataset import Dataset as PlainDataset
 
 ROWS = [{"x": number, "y": number / 2} for number in range(5)]
 
 
-def shard(dataset: Dataset, rank: int = 0, ranks: int = 1) -> DataIterator:
+def shard(dataset: PlainDataset, rank: int = 0, ranks: int = 1) -> DataIterator:
     return DataIterator(cloudpickle.loads(cloudpickle.dumps(dataset)), name="x", worker=Worker(rank, ranks), rank=rank)
 
 
@@ -299,9 +302,79 @@ def test_files_among_others(tmp_path: Path) -> None:
         data.read_csv([str(folder / "README.md"), "memory://x"]).count()
     with pytest.raises(TypeError, match="columns must be a list of names, got 'x'"):
         data.read_parquet(folder, columns="x")
+    pq.write_table(pa.table({"x": [3]}), folder / "a.parquet")
+    with pytest.raises(
+        DataError, match=r"column 'part' comes from the names of directories, as in .*1\].parquet, but "
+    ):
+        data.read_parquet(folder).count()
     filtered = pyarrow.dataset.dataset(folder / "part=1", format="parquet").filter(pyarrow.dataset.field("x") > 0)
     with pytest.raises(DataError, match=r"Use distrain's filter\(\) instead"):
         as_dataset(filtered, "x").count()
+
+
+@pytest.mark.timeout(60)
+def test_linked_directories_are_read_too(tmp_path: Path) -> None:
+    """As by pandas and pyarrow. Circles end, and what is no file is an error instead of a silent gap or a long wait."""
+    folder, other = tmp_path / "rows", tmp_path / "other"
+    (other / "deep").mkdir(parents=True)
+    folder.mkdir()
+    for place, path in enumerate((folder / "a.parquet", other / "b.parquet", other / "deep" / "c.parquet")):
+        pq.write_table(pa.table({"x": [place]}), path)
+    (folder / "linked").symlink_to(other)
+    (folder / "link.parquet").symlink_to(folder / "a.parquet")
+    for link, target in {folder / "itself": folder, other / "up": tmp_path, other / "deep" / "rows": folder}.items():
+        link.symlink_to(target)
+    for found in data.read_parquet(folder), data.read_parquet(f"{folder}/*"), data.read_parquet(f"{tmp_path}/r*/**"):
+        assert sorted(row["x"] for row in found.take()) == [0, 0, 1, 2]
+    (tmp_path / "links").mkdir()
+    (other / "deep" / "rows").unlink()
+    (tmp_path / "links" / "rows").symlink_to(folder / "linked" / "deep")
+    assert data.read_parquet(tmp_path / "links").take() == [{"x": 2}]
+    (folder / "gone.parquet").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    for path, name in {folder: "gone", tmp_path / "pipe.parquet": "pipe"}.items():
+        with pytest.raises(DataError, match=f"{name}.parquet is a pipe, a device or a broken link; remove it"):
+            data.read_parquet(path).count()
+
+
+@pytest.mark.parametrize("header", ["a,c", "a"])
+def test_columns_that_a_csv_file_lacks(tmp_path: Path, header: str) -> None:
+    (tmp_path / "1.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "2.csv").write_text(f"{header}\n{'3,4' if ',' in header else 3}\n")
+    for rows in data.read_csv(tmp_path), as_dataset(tmp_path, "x"):
+        with pytest.raises(DataError, match=r"column 'b' is int64 in .*1\.csv, but missing in .*2\.csv; convert"):
+            rows.count()
+    assert data.read_csv(tmp_path, columns=["a"]).take() == [{"a": 1}, {"a": 3}]
+    fills = pyarrow.csv.ConvertOptions(include_missing_columns=True)
+    for rows in (
+        data.read_csv(tmp_path, convert_options=fills),
+        as_dataset(pyarrow.dataset.dataset(tmp_path, format="csv"), "x"),
+    ):
+        assert rows.take() == [{"a": 1, "b": 2}, {"a": 3, "b": None}]
+
+
+def test_columns_of_csv_files_are_found_by_name(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "2.csv").write_text("b,z,a\n4,9,3\n")
+    assert data.read_csv(tmp_path).take() == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    with pytest.raises(DataError, match=r"there is no column 'q' in .*1\.csv; it has \['a', 'b'\]"):
+        data.read_csv(tmp_path, columns=["q"]).count()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"parse_options": pyarrow.csv.ParseOptions(invalid_row_handler=lambda row: "skip")},
+        {"read_options": pyarrow.csv.ReadOptions(skip_rows_after_names=1)},
+    ],
+)
+def test_rows_that_options_leave_out_are_not_counted(tmp_path: Path, options: dict[str, Any]) -> None:
+    (tmp_path / "a.csv").write_text("a,b\nx\n1,2\n" if "parse_options" in options else "a,b\n3,4\n1,2\n")
+    rows = data.read_csv(tmp_path, **options)
+    assert rows.count() == 1
+    assert [batch["a"].tolist() for batch in shard(rows).iter_batches()] == [[1]]
+    form = pyarrow.dataset.CsvFileFormat(**options)
+    assert as_dataset(pyarrow.dataset.dataset(tmp_path, format=form), "x").count() == 1
 
 
 def test_options_of_pyarrow(tmp_path: Path) -> None:
@@ -389,3 +462,130 @@ def test_the_statistics_name_the_dataset() -> None:
     part = shard(data.range(10))
     list(part.iter_batches(batch_size=3))
     assert part.stats().startswith("dataset 'x': 10 rows in 4 batches in ")
+
+
+RAGGED = {
+    "first equal": [[1, 2], [3, 4], [5], [6, 7, 8]],
+    "last equal": [[5], [6, 7, 8], [1, 2], [3, 4]],
+    "two lengths": [[1, 2], [3, 4], [5], [6]],
+    "one empty": [[1, 2], [3, 4], [], [5, 6]],
+    "one missing": [[1, 2], [3, 4], None, [5, 6]],
+    "equal": [[1, 2], [3, 4], [5, 6], [7, 8]],
+    "texts": [["a", "b"], ["c", "d"], ["e"], ["f", "g"]],
+    "matrices": [[[1], [2]], [[3], [4]], [[5, 6]], [[7, 8]]],
+}
+
+
+def same(batch: Any) -> Any:
+    return batch
+
+
+def each_row(batch: dict[str, Any]) -> Any:
+    for place in range(len(batch["x"])):
+        yield {"x": batch["x"][place : place + 1]}
+
+
+JOINS: dict[str, Callable[[Dataset], Dataset]] = {
+    "map_batches": lambda rows: rows.map_batches(same, batch_size=2),
+    "one by one": lambda rows: rows.map_batches(same, batch_size=1),
+    "generator": lambda rows: rows.map_batches(each_row, batch_size=3),
+    "filter": lambda rows: rows.map_batches(same, batch_size=2).filter(lambda row: True),
+    "more rows": lambda rows: rows.map_batches(same, batch_size=2, udf_modifying_row_count=True),
+    "map": lambda rows: rows.map(same),
+    "union": lambda rows: rows.limit(2).union(rows.map_batches(same)),
+    "materialize": lambda rows: rows.map_batches(same, batch_size=1).materialize(),
+}
+
+
+@pytest.mark.parametrize("name", RAGGED)
+@pytest.mark.parametrize("join", JOINS)
+def test_rows_of_different_shapes_work_wherever_rows_are_joined(name: str, join: str, tmp_path: Path) -> None:
+    """Blocks in which all rows have one shape are joined with those in which they do not."""
+    values = RAGGED[name]
+    pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet", row_group_size=2)
+    expected = values[:2] + values if join == "union" else values
+    for rows in data.from_items([{"x": value} for value in values]), data.read_parquet(tmp_path):
+        for size in (1, 3, 9):
+            batches = list(shard(JOINS[join](Dataset.of(rows))).iter_batches(batch_size=size))
+            assert [listed(value) for batch in batches for value in batch["x"]] == expected
+            for batch in batches:
+                shapes = {np.shape(value) for value in batch["x"]}
+                is_one_array = len(shapes) == 1 and shapes != {()}
+                assert (batch["x"].ndim > 1) == is_one_array, "the form follows from the rows alone"
+
+
+def listed(value: Any) -> Any:
+    return [listed(item) for item in value] if isinstance(value, (list, np.ndarray)) else value
+
+
+def test_huggingface_keeps_digits_and_decodes_images() -> None:
+    import datasets
+
+    image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    columns = {"f": [1700000000.25, 1e300], "i": [2**60 + 1, None], "b": [b"\x01\x00", b""], "m": [[[1]], [[2]]]}
+    features = datasets.Features({
+        "f": datasets.Value("float64"), "image": datasets.Image(), "i": datasets.Value("int64"),
+        "b": datasets.Value("binary"), "m": datasets.Array2D((1, 1), "int64"),
+    })  # fmt: skip
+    dataset = datasets.Dataset.from_dict({**columns, "image": [image, image]}, features=features)
+    (batch,) = shard(data.from_huggingface(dataset)).iter_batches()
+    assert list(batch) == [*columns, "image"]
+    assert {name: batch[name].tolist() for name in columns} == columns
+    assert batch["image"].dtype == np.uint8
+    assert (batch["image"] == image).all()
+    dataset.set_format(columns=["f"])
+    assert shard(data.from_huggingface(dataset)).schema().names == ["f"]
+    dataset.set_format("numpy", dtype=np.float16, columns=["m"])
+    assert next(iter(shard(data.from_huggingface(dataset)).iter_batches()))["m"].dtype == np.float16, "as it was asked"
+
+
+def test_a_long_text_does_not_make_the_others_long() -> None:
+    rows = [{"text": "a" * 300_000}, *({"text": "b"} for _ in range(255))]
+    (batch,) = shard(data.from_items(rows)).iter_batches()
+    assert batch["text"].dtype == object
+    assert batch["text"].nbytes < 10_000
+    frame = pd.DataFrame(rows)
+    assert shard(data.from_pandas(frame)).schema().types == [np.dtype(object)]
+    assert shard(data.from_numpy({"text": np.array(["a", "b"])})).schema().types == [np.dtype(object)]
+
+
+@pytest.mark.parametrize(("make", "error"), [
+    (lambda: pd.DataFrame([[1, 2]], columns=["x", "x"]), "two columns are named 'x'; rename one of them"),
+    (lambda: pd.DataFrame([[1, 2]], columns=[1, "1"]), "two columns are named '1'; rename one of them"),
+    (lambda: {1: [1], "1": [2]}, "two columns are named '1'; rename one of them"),
+    (lambda: pa.table([[1], [2]], names=["x", "x"]), "two columns are named 'x'; rename one of them"),
+    (lambda: {"x": torch.zeros(2, dtype=torch.bfloat16)}, "column 'x' cannot become an array: .*BFloat16"),
+    (lambda: {"x": pa.array([1001], pa.time64("ns"))}, "column 'x' cannot become an array: .*nanoseconds"),
+])  # fmt: skip
+def test_columns_that_have_no_arrays(make: Callable[[], Any], error: str) -> None:
+    with pytest.raises(DataError, match=error):
+        list(shard(as_dataset(make, "x")).iter_batches())
+
+
+def test_tensors_and_views_of_arrow(tmp_path: Path) -> None:
+    tensors = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int32(), [1, 2]), pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2))
+    )
+    table = pa.table({"tensor": tensors, "view": pa.array(["a", None, "c"], pa.string_view())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    for rows in as_dataset(table, "x"), data.read_parquet(tmp_path):
+        found = shard(rows.random_shuffle(seed=1).filter(lambda row: True)).iter_rows()
+        assert sorted(map(repr, plain(list(found)))) == sorted(map(repr, [
+            {"tensor": [[1, 2]], "view": "a"}, {"tensor": None, "view": None}, {"tensor": [[3, 4]], "view": "c"},
+        ]))  # fmt: skip
+
+
+def test_names_of_files_and_directories(tmp_path: Path) -> None:
+    """A column must not come from a directory and from its files. Any other name works."""
+    kinds = {"int64": pa.int64(), "int32": pa.int32(), "string": pa.string()}
+    for name, kind in kinds.items():
+        (tmp_path / name / "k=1").mkdir(parents=True)
+        pq.write_table(pa.table({"x": [1], "k": pa.array([5]).cast(kind)}), tmp_path / name / "k=1" / "a.parquet")
+        with pytest.raises(DataError, match=r"column 'k' is in .*/k=1/a.parquet, and comes from the name of its direc"):
+            data.read_parquet(tmp_path / name).count()
+    (tmp_path / "ok" / "_k=1").mkdir(parents=True)
+    (tmp_path / "ok" / "_temporary").mkdir(parents=True)
+    for path in ("_k=1/a::b.parquet", "_temporary/c.parquet"):
+        pq.write_table(pa.table({"x": [1]}), tmp_path / "ok" / path)
+    assert data.read_parquet(tmp_path / "ok").take() == [{"x": 1, "_k": 1}]
+    assert data.read_parquet(tmp_path / "ok" / "_k=1" / "a::b.parquet").take() == [{"x": 1}]
