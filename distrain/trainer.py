@@ -6,7 +6,6 @@ import contextlib
 import copy
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -267,14 +266,12 @@ def run_work(
     validation: ValidationConfig | None = None,
     transports: Sequence[Transport] | None = None,
     sys_path: Sequence[str] | None = None,
-    on_command_line: bool = False,
     detached: DetachedConsole | None = None,
 ) -> Result:
     """Train as fit() and the command line do; see :meth:`DataParallelTrainer.fit`.
 
     transports: connections to the hosts; by default those that the ScalingConfig or the environment names.
     sys_path: the module search path of the workers; by default that of this process.
-    on_command_line: the user gave options of the command line, not configs, so errors name options.
     detached: the console of this process, if it has no terminal.
     """
     refuse_after_stop()
@@ -299,7 +296,6 @@ def run_work(
         trackers=pickled_trackers(trackers),
         transports=transports,
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
-        on_command_line=on_command_line,
         detached=detached,
     )
     shipping = request.shipping()
@@ -353,7 +349,7 @@ def _check_log_dir(log_dir: str | os.PathLike[str] | None) -> None:
             probe.write(b"distrain")
     except OSError as error:
         raise StorageError(
-            f"cannot write logs in {folder}: {error}; name another directory with RunConfig(log_dir=...) or --log-dir"
+            f"cannot write logs in {folder}: {error}; name another directory with RunConfig(log_dir=...)"
         ) from error
 
 
@@ -406,7 +402,6 @@ class _UserRequest:
     trackers: Mapping[str, bytes]
     transports: Sequence[Transport]
     sys_path: list[str]
-    on_command_line: bool
     detached: DetachedConsole | None
     launcher: OuterLauncher | None
 
@@ -781,11 +776,10 @@ class _Run:
         name, logs, latest = self._store.location.name, None, self._store.latest
         if self._request.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
-        named = f"with --name {shlex.quote(name)}" if self._request.on_command_line else f"as RunConfig(name={name!r})"
         return RunErrors(
             summary=end,
             run=str(self._store.location),
-            name=named,
+            name=name,
             step="{:,} of {:,}".format(*status.progress) if status.progress else None,
             checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
             logs=logs,

@@ -52,6 +52,8 @@ def _module(options: argparse.Namespace) -> str:
         raise ValueError("-m needs the name of a module")
     _refuse_config(options, "a module")
     name: str = options.module[0]
+    if name.startswith("-"):
+        raise ValueError(f"-m {name}: is not a module; put -m after the options, just before the name of the module")
     if ":" in name:
         raise ValueError(f"-m {name}: is a function; leave out -m")
     return name
