@@ -319,7 +319,7 @@ class FailureConfig:
         restart.
     retry_same_failure: restart even if the same rank has raised exactly the same exception twice in a row, after as
         many reports and without a checkpoint in between. By default distrain takes such a failure for a bug, and the
-        run fails.
+        run fails. Scripts that do not report checkpoints always restart: they may resume from snapshots of their own.
     backoff_s: seconds to wait before a restart. The wait doubles each time there was no new checkpoint, up to 5
         minutes.
     hang_report_s: seconds without any report or output of any rank before distrain shows the stacks of all ranks, once;

@@ -39,6 +39,7 @@ from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.decisions.events import RunRequest, RunSummary, Validator
 from distrain.decisions.failures import stopped_by
 from distrain.decisions.placement import shares_of, workers_on
+from distrain.decisions.retries import start_without_checkpoint
 from distrain.decisions.states import RunState
 from distrain.errors import (
     CheckpointError,
@@ -410,6 +411,11 @@ class _UserRequest:
         """True unless train_func runs in this process."""
         return self.launcher is None and self.scaling.num_workers != 0
 
+    @property
+    def is_script(self) -> bool:
+        """True if the workers run a script or a module, not a function."""
+        return isinstance(self.work, job.ScriptWork)
+
     def _validator(self) -> Validator | None:
         """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
         if self.validation is None:
@@ -498,6 +504,7 @@ class _UserRequest:
             metadata=self.metadata,
             validator=self._validator(),
             debug_rank=self.run.debug_rank,
+            is_script=self.is_script,
         )
 
 
@@ -651,10 +658,9 @@ class _Run:
             say(f"run {wanted!r} is finished; this one is {name}")
         if self._continued:
             latest = self._store.latest
-            say(
-                f"continuing the unfinished run {self._store.location} "
-                + (f"at {latest.path.name}" if latest else "from scratch (no checkpoint yet)")
-            )
+            fresh = start_without_checkpoint(is_script=self._request.is_script)
+            start = f"at {latest.path.name}" if latest else f"from {fresh}"
+            say(f"continuing the unfinished run {self._store.location} {start}")
         say(f"{self._what()}; run directory {self._store.location}")
 
     def _what(self) -> str:
@@ -780,6 +786,7 @@ class _Run:
             summary=end,
             run=str(self._store.location),
             name=name,
+            is_script=self._request.is_script,
             step="{:,} of {:,}".format(*status.progress) if status.progress else None,
             checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
             logs=logs,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from distrain.coordinator.stop_signals import exit_code, preempted
 from distrain.decisions.failures import culprit_first, failure_screen, hang_failures
+from distrain.decisions.retries import start_without_checkpoint
 from distrain.errors import (
     ControllerError,
     DistrainError,
@@ -49,6 +50,7 @@ class RunErrors:
 
     run: the run directory, a path or URL.
     name: the name under which the user continues the run.
+    is_script: the ranks run a script, which may keep snapshots of its own.
     step: how far the latest attempt was, such as ``21 of 120``, if that is known.
     checkpoint: the latest checkpoint, such as ``checkpoint_000003, at step 18``, if there is one.
     logs: the directory of the logs of the latest attempt, if there are any.
@@ -58,6 +60,7 @@ class RunErrors:
     summary: RunSummary
     run: str
     name: str
+    is_script: bool
     step: str | None
     checkpoint: str | None
     logs: str | None
@@ -173,4 +176,4 @@ class RunErrors:
     def how_to_continue(self) -> str:
         """The way to continue the run, as a request to the user."""
         again = in_users_words(f"start the run again with RunConfig(name={self.name!r})")
-        return again + ("" if self.checkpoint else ", from scratch (no checkpoint yet)")
+        return again if self.checkpoint else f"{again}, from {start_without_checkpoint(is_script=self.is_script)}"

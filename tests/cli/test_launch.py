@@ -391,6 +391,25 @@ def test_a_script_that_is_killed_goes_on_at_its_checkpoint(launch: Launch, tmp_p
     assert result.error is None
 
 
+SNAPSHOT_SCRIPT = """
+from pathlib import Path
+
+snapshot = Path("snapshot")
+for epoch in range(int(snapshot.read_text()) if snapshot.exists() else 0, 6):
+    snapshot.write_text(str(epoch + 1))
+    if epoch in (2, 4):
+        raise OSError(116, "Stale file handle")
+print("epochs", snapshot.read_text())
+"""
+
+
+def test_a_script_with_snapshots_of_its_own_is_restarted_after_equal_failures(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SNAPSHOT_SCRIPT)
+    run = launch("--max-restarts", "3", "train.py")
+    assert lines(run) == ["[rank 0] epochs 6"]
+    assert "restart 2 of 3, from the script's own snapshot, if it keeps one (distrain has no checkpoint)" in run.stderr
+
+
 # -- scripts that call fit() ------------------------------------------------------------------------------------------
 
 FIT_SCRIPT = """

@@ -36,6 +36,7 @@ def error_of(
         summary=summary,
         run="/runs/run",
         name="run",
+        is_script=False,
         step="21 of 120",
         checkpoint=checkpoint,
         logs="/logs",
