@@ -92,6 +92,14 @@ def test_torchruns_options_are_understood_or_said_to_do_nothing(launch: Launch, 
     assert launch("--nproc-per-node", "many", "train.py").returncode == 2
 
 
+def test_variables_that_a_script_sets_above_its_imports_have_effect(launch: Launch, tmp_path: Path) -> None:
+    """Torch reads this one when it is imported, which the forkserver does before the scripts of others."""
+    (tmp_path / "train.py").write_text(
+        "import os\nos.environ['PYTORCH_JIT'] = '0'\nimport torch\nprint(torch.jit._state._enabled.enabled)"
+    )
+    assert lines(launch("--num-workers", "2", "train.py")) == ["[rank 0] False", "[rank 1] False"]
+
+
 def test_a_script_may_leave_its_process_group_open(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from torch.distributed import *; init_process_group(); barrier(); print('ok')")
     assert lines(launch("--num-workers", "2", "train.py")) == ["[rank 0] ok", "[rank 1] ok"]
