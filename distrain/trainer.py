@@ -519,7 +519,7 @@ class _Run:
         self._config = request.run
         self._run_id = uuid.uuid4().hex
         configs = {
-            "scaling_config": asdict(request.scaling),
+            "scaling_config": plain(asdict(request.scaling)),
             "checkpoint_config": asdict(request.run.checkpoint_config),
             "failure_config": asdict(request.run.failure_config),
             "run_config": _plain_run_config(request.run),
