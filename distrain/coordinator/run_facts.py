@@ -41,8 +41,8 @@ _SECRET_WORD = re.compile(
 """A word of a name that says that the value is secret. Of several (``max_tokens``), a number may be shown."""
 _NUMBER = re.compile(r"[-+]?[\d._]+(?:[eE][-+]?\d+)?[kMGTB]?|true|false|none", re.IGNORECASE)
 _CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_NAME = re.compile(r"""(?<![\w.\-])([\w.\-]+)["'\]]*\s*[=:]\s*|(?<!\S)(--?[\w.\-]+)\s+(?!-)""")
-"""A name in front of a value: ``token=``, ``"token": ``, ``Authorization: ``, ``?token=``, ``--token ``."""
+_NAME = re.compile(r"""(?<![\w.\-])([\w.\-]+)["'\]]*\s*[=:]\s*|(?<![^\s"'])(--?[\w.\-]+)(?:\s+|["']\s*,\s*)(?!-)""")
+"""A name in front of a value: ``token=``, ``"token": ``, ``Authorization: ``, ``--token ``, ``"--token", ``."""
 _QUOTED = re.compile(r"""(["'])(?:(?!\1)[^\\]|\\.)*\1""")
 _WORD = re.compile(r"\S+")
 _REST = re.compile(r".+", re.DOTALL)
@@ -182,7 +182,7 @@ def _hidden(text: str) -> str:
     text = _CREDENTIALS_IN_URL.sub(_HIDDEN, text)
     shown, at = "", 0
     for match in _NAME.finditer(text):
-        value = (_WORD if match[2] else _QUOTED).match(text, match.end()) or _REST.match(text, match.end())
+        value = _QUOTED.match(text, match.end()) or (_WORD if match[2] else _REST).match(text, match.end())
         if match.start() >= at and value and _is_secret(match[1] or match[2], value[0].strip("\"'")):
             shown, at = shown + text[at : match.end()] + _HIDDEN, value.end()
     return shown + text[at:]

@@ -68,6 +68,8 @@ def test_what_looks_secret_is_not_kept(argv: str, kept: str) -> None:
         ('{"token": "S\\"S", "lr": 0.1}', '{"token": ***, "lr": 0.1}'),
         ("{'hub': {'apiKey': 'S'}, 'lr': 0.1}", "{'hub': {'apiKey': ***}, 'lr': 0.1}"),
         ("python train.py --api-key S --lr 0.1", "python train.py --api-key *** --lr 0.1"),
+        ('args=["--api-key","S", "--lr", "0.1"]', 'args=["--api-key",***, "--lr", "0.1"]'),
+        ("train.py --password 'S S' --lr 0.1", "train.py --password *** --lr 0.1"),
         ("env HF_TOKEN=S docker exec -i {host}", "env HF_TOKEN=***"),
         ("ssh -o ProxyCommand=x", "ssh -o ProxyCommand=x"),
     ],
