@@ -217,7 +217,7 @@ class ScalingConfig:
                 f"{self.interface!r}"
             )
         if self.hosts is not None and self.hostfile is not None:
-            raise ValueError("ScalingConfig: hosts and hostfile are both given; drop one of the two")
+            raise ValueError("ScalingConfig.hosts and ScalingConfig.hostfile are both given; drop one of the two")
         if self.num_workers == 0 and (self.hosts is not None or self.hostfile is not None):
             raise ValueError("ScalingConfig: num_workers=0 trains in this process; it needs no hosts")
 
@@ -315,11 +315,11 @@ class FailureConfig:
     """Restarts after failures, and the time limits that detect hangs and lost hosts.
 
     max_failures: the number of failures after which the workers restart from the last committed checkpoint, counted
-        over the whole run. 0 never restarts, -1 always restarts. A run in which no rank ever entered train_func does
-        not restart.
+        over the whole run; 0 never restarts, -1 always. A run in which no rank ever entered train_func does not
+        restart.
     retry_same_failure: restart even if the same rank has raised exactly the same exception twice in a row, after as
         many reports and without a checkpoint in between. By default distrain takes such a failure for a bug, and the
-        run fails.
+        run fails. Scripts that do not report checkpoints always restart: they may resume from snapshots of their own.
     backoff_s: seconds to wait before a restart. The wait doubles each time there was no new checkpoint, up to 5
         minutes.
     hang_report_s: seconds without any report or output of any rank before distrain shows the stacks of all ranks, once;

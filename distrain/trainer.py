@@ -6,7 +6,6 @@ import contextlib
 import copy
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -40,6 +39,7 @@ from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.decisions.events import RunRequest, RunSummary, Validator
 from distrain.decisions.failures import stopped_by
 from distrain.decisions.placement import shares_of, workers_on
+from distrain.decisions.retries import start_without_checkpoint
 from distrain.decisions.states import RunState
 from distrain.errors import (
     CheckpointError,
@@ -267,14 +267,12 @@ def run_work(
     validation: ValidationConfig | None = None,
     transports: Sequence[Transport] | None = None,
     sys_path: Sequence[str] | None = None,
-    on_command_line: bool = False,
     detached: DetachedConsole | None = None,
 ) -> Result:
     """Train as fit() and the command line do; see :meth:`DataParallelTrainer.fit`.
 
     transports: connections to the hosts; by default those that the ScalingConfig or the environment names.
     sys_path: the module search path of the workers; by default that of this process.
-    on_command_line: the user gave options of the command line, not configs, so errors name options.
     detached: the console of this process, if it has no terminal.
     """
     refuse_after_stop()
@@ -299,7 +297,6 @@ def run_work(
         trackers=pickled_trackers(trackers),
         transports=transports,
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
-        on_command_line=on_command_line,
         detached=detached,
     )
     shipping = request.shipping()
@@ -353,7 +350,7 @@ def _check_log_dir(log_dir: str | os.PathLike[str] | None) -> None:
             probe.write(b"distrain")
     except OSError as error:
         raise StorageError(
-            f"cannot write logs in {folder}: {error}; name another directory with RunConfig(log_dir=...) or --log-dir"
+            f"cannot write logs in {folder}: {error}; name another directory with RunConfig(log_dir=...)"
         ) from error
 
 
@@ -406,7 +403,6 @@ class _UserRequest:
     trackers: Mapping[str, bytes]
     transports: Sequence[Transport]
     sys_path: list[str]
-    on_command_line: bool
     detached: DetachedConsole | None
     launcher: OuterLauncher | None
 
@@ -414,6 +410,11 @@ class _UserRequest:
     def starts_workers(self) -> bool:
         """True unless train_func runs in this process."""
         return self.launcher is None and self.scaling.num_workers != 0
+
+    @property
+    def is_script(self) -> bool:
+        """True if the workers run a script or a module, not a function."""
+        return isinstance(self.work, job.ScriptWork)
 
     def _validator(self) -> Validator | None:
         """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
@@ -503,6 +504,7 @@ class _UserRequest:
             metadata=self.metadata,
             validator=self._validator(),
             debug_rank=self.run.debug_rank,
+            is_script=self.is_script,
         )
 
 
@@ -517,7 +519,7 @@ class _Run:
         self._config = request.run
         self._run_id = uuid.uuid4().hex
         configs = {
-            "scaling_config": asdict(request.scaling),
+            "scaling_config": plain(asdict(request.scaling)),
             "checkpoint_config": asdict(request.run.checkpoint_config),
             "failure_config": asdict(request.run.failure_config),
             "run_config": _plain_run_config(request.run),
@@ -656,10 +658,9 @@ class _Run:
             say(f"run {wanted!r} is finished; this one is {name}")
         if self._continued:
             latest = self._store.latest
-            say(
-                f"continuing the unfinished run {self._store.location} "
-                + (f"at {latest.path.name}" if latest else "from scratch (no checkpoint yet)")
-            )
+            fresh = start_without_checkpoint(is_script=self._request.is_script)
+            start = f"at {latest.path.name}" if latest else f"from {fresh}"
+            say(f"continuing the unfinished run {self._store.location} {start}")
         say(f"{self._what()}; run directory {self._store.location}")
 
     def _what(self) -> str:
@@ -781,11 +782,11 @@ class _Run:
         name, logs, latest = self._store.location.name, None, self._store.latest
         if self._request.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
-        named = f"with --name {shlex.quote(name)}" if self._request.on_command_line else f"as RunConfig(name={name!r})"
         return RunErrors(
             summary=end,
             run=str(self._store.location),
-            name=named,
+            name=name,
+            is_script=self._request.is_script,
             step="{:,} of {:,}".format(*status.progress) if status.progress else None,
             checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
             logs=logs,

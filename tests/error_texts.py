@@ -24,7 +24,10 @@ PAGE = ROOT / "docs" / "troubleshooting.md"
 MESSAGES = ROOT / "docs" / "messages.md"
 NO_ERRORS = ROOT / "tests" / "no_errors.txt"
 
-SCREENS = ("page/", "console/", "cli/", "launching/options.py", "system/ray_names.py", "as_ray/sentences.py")
+SCREENS = (
+    *("page/", "console/", "cli/", "launching/config_options.py", "launching/options.py", "system/ray_names.py"),
+    "as_ray/sentences.py",
+)
 """Where strings that are not raised are screens, helps, or sentences about names of Ray, which one entry explains."""
 ARGUMENTS = frozenset({
     "ValueError", "TypeError", "ArgumentTypeError", "WrongArgument", "NoSuchRun", "AttributeError", "KeyError",

@@ -144,7 +144,7 @@ _TRAIN: dict[str, Home] = {
     "ray.train.torch.torch_checkpoint": {"distrain.torch": ("TorchCheckpoint",)},
     "ray.train.torch.torch_trainer": _TORCH_TRAINER,
     "ray.train.torch.train_loop_utils": "distrain.torch",
-    "ray.train.trainer": {},
+    "ray.train.trainer": {"distrain.errors": ("TrainingFailedError",)},
 }
 _TRAIN_V2: dict[str, Home] = {
     "ray.train.v2.api.callback": {"distrain.config": ("UserCallback",)},

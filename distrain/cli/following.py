@@ -49,9 +49,9 @@ def run_logs(options: argparse.Namespace) -> int:
 
     run = parsers.run_of(options)
     try:
-        ranks = shown_ranks(options.ranks)
+        ranks = None if options.ranks is None else shown_ranks(options.ranks, "-r")
     except ValueError as error:
-        raise NoSuchRun(str(error).replace("--ranks-shown", "-r")) from None
+        raise NoSuchRun(str(error)) from None
     if options.follow:
         return _follow(run, ranks, options)
     attempts = attempts_with_logs(run)

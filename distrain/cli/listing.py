@@ -36,8 +36,8 @@ def ls_parser() -> argparse.ArgumentParser:
         "  distrain ls\n  distrain ls -n 5 ~/runs\n  distrain ls s3://bucket/runs\n"
         "  distrain ls --json | jq -r '.[] | select(.state == \"failed\") | .name'",
     )
+    parsers.add_storage(parser, "the storage path, or a run")
     add = parser.add_argument
-    add("path", nargs="?", metavar="PATH_OR_URL", help="the storage path, or a run (default: ~/distrain_results)")
     add("-n", type=parsers.number, metavar="N", help="show the newest N")
     add("--all", action="store_true", help="show all, also on a terminal")
     add("--size", action="store_true", help=f"show the sizes also of more than {_MOST_SIZED} runs")
@@ -159,8 +159,8 @@ def clean_parser() -> argparse.ArgumentParser:
         "  distrain clean --older-than 30d --dry-run\n  distrain clean --failed --aborted --older-than 7d\n"
         "  distrain clean ~/runs --killed --yes",
     )
+    parsers.add_storage(parser)
     add = parser.add_argument
-    add("path", nargs="?", metavar="PATH_OR_URL", help="the storage path (default: ~/distrain_results)")
     add("--older-than", metavar="AGE", type=_seconds, help="only those that ended so long ago: 12h, 7d, 4w")
     for state in (FAILED, FINISHED, ABORTED, KILLED):
         add(f"--{state}", dest="states", action="append_const", const=state, help=f"only those that are {state}")

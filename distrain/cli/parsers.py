@@ -56,6 +56,14 @@ def add_run(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     parser.add_argument("--storage-path", metavar="DIR", help="where the runs are (default: ~/distrain_results)")
 
 
+def add_storage(parser: argparse.ArgumentParser, help_text: str = "the storage path") -> None:
+    """Add the argument that names a storage path, and the option of the other commands that does so, too."""
+    either = parser.add_mutually_exclusive_group().add_argument
+    default = "(default: ~/distrain_results)"
+    either("path", nargs="?", metavar="PATH_OR_URL", default=argparse.SUPPRESS, help=f"{help_text} {default}")
+    either("--storage-path", dest="path", metavar="DIR", help="the same")
+
+
 def run_of(options: argparse.Namespace) -> Run:
     """Return the run that the options name. Raises NoSuchRun or OSError."""
     return find_run(options.run, storage_at(options.storage_path))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from distrain.coordinator.stop_signals import exit_code, preempted
 from distrain.decisions.failures import culprit_first, failure_screen, hang_failures
+from distrain.decisions.retries import start_without_checkpoint
 from distrain.errors import (
     ControllerError,
     DistrainError,
@@ -19,6 +20,7 @@ from distrain.errors import (
     WorkerGroupError,
 )
 from distrain.storage.files import is_full_disk
+from distrain.system.arguments import in_users_words
 from distrain.system.log import warn, without_controls
 from distrain.work.job import original
 
@@ -47,7 +49,8 @@ class RunErrors:
     """The exceptions of one run, from its summary.
 
     run: the run directory, a path or URL.
-    name: how the user names the run to continue it, such as ``as RunConfig(name='run')``.
+    name: the name under which the user continues the run.
+    is_script: the ranks run a script, which may keep snapshots of its own.
     step: how far the latest attempt was, such as ``21 of 120``, if that is known.
     checkpoint: the latest checkpoint, such as ``checkpoint_000003, at step 18``, if there is one.
     logs: the directory of the logs of the latest attempt, if there are any.
@@ -57,6 +60,7 @@ class RunErrors:
     summary: RunSummary
     run: str
     name: str
+    is_script: bool
     step: str | None
     checkpoint: str | None
     logs: str | None
@@ -71,11 +75,12 @@ class RunErrors:
             return self._hang_error(summary.hung)
         if summary.failures and not self._problem_explains_failures():
             return self._worker_group_error()
-        if summary.storage_failed:
-            return ControllerError("\n".join([str(summary.problem), *self._facts("once that is fixed, ")]))
-        if summary.resources_missing:
-            return ResourcesError(summary.problem)
         problem = summary.problem or "all workers have ended, but no rank has failed; their logs may show why"
+        problem = in_users_words(problem)
+        if summary.storage_failed:
+            return ControllerError("\n".join([problem, *self._facts("once that is fixed, ")]))
+        if summary.resources_missing:
+            return ResourcesError(problem)
         text = "\n".join([problem, *self._postscript()])
         return ControllerError(text) if summary.entered else LaunchError(text)
 
@@ -145,15 +150,15 @@ class RunErrors:
         """Return what else went wrong. The failure screen shows lost hosts already."""
         summary = self.summary
         if summary.storage_failed:
-            return [f"in addition, the storage has failed: {summary.problem}"]
+            return [in_users_words(f"in addition, the storage has failed: {summary.problem}")]
         if summary.problem and not any(failure.lost for failure in summary.failures):
-            return [f"in addition: {summary.problem}"]
+            return [in_users_words(f"in addition: {summary.problem}")]
         return []
 
     def _postscript(self) -> list[str]:
         """Return the last lines of every failure's text."""
-        summary = self.summary
-        return [*summary.earlier_attempts, *([summary.no_retry] if summary.no_retry else []), *self._facts()]
+        refusal = [in_users_words(self.summary.no_retry)] if self.summary.no_retry else []
+        return [*self.summary.earlier_attempts, *refusal, *self._facts()]
 
     def _facts(self, condition: str = "") -> list[str]:
         """Return how far the run was, its files, and how to continue it, which ``condition`` allows."""
@@ -170,4 +175,5 @@ class RunErrors:
     @property
     def how_to_continue(self) -> str:
         """The way to continue the run, as a request to the user."""
-        return f"start the run again {self.name}" + ("" if self.checkpoint else ", from scratch (no checkpoint yet)")
+        again = in_users_words(f"start the run again with RunConfig(name={self.name!r})")
+        return again if self.checkpoint else f"{again}, from {start_without_checkpoint(is_script=self.is_script)}"

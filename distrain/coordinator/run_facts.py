@@ -33,11 +33,19 @@ _MOST_ITEMS = 100
 _LONGEST_TEXT = 300
 _DEEPEST = 6
 _HIDDEN = "***"
-_SECRET_WORDS = {
-    *("apikey", "auth", "credential", "credentials", "key", "passphrase", "passwd", "password", "pwd", "secret"),
-    "token",
-}
+_WORD_END = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_SECRET_WORD = re.compile(
+    r"(?:[a-z0-9]*(?:apikey|accesskey|credential|passphrase|passwd|password|privatekey|secret|secretkey|token)"
+    r"|auth|authorization|bearer|key|pwd)(s?)"
+)
+"""A word of a name that says that the value is secret. Of several (``max_tokens``), a number may be shown."""
+_NUMBER = re.compile(r"[-+]?[\d._]+(?:[eE][-+]?\d+)?[kMGTB]?|true|false|none", re.IGNORECASE)
 _CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_NAME = re.compile(r"""(?<![\w.\-])([\w.\-]+)["'\]]*\s*[=:]\s*|(?<![^\s"'])(--?[\w.\-]+)(?:\s+|["']\s*,\s*)(?!-)""")
+"""A name in front of a value: ``token=``, ``"token": ``, ``Authorization: ``, ``--token ``, ``"--token", ``."""
+_QUOTED = re.compile(r"""(["'])(?:(?!\1)[^\\]|\\.)*\1""")
+_WORD = re.compile(r"\S+")
+_REST = re.compile(r".+", re.DOTALL)
 
 
 # -- the code --------------------------------------------------------------------------------------------------------
@@ -151,26 +159,40 @@ def _read(path: Path) -> str:
 def without_secrets(argv: Sequence[str]) -> list[str]:
     """Return the arguments with ``***`` for what looks secret by its name, and for credentials in URLs.
 
-    Other users may read the run directory. ``--api-key X``, ``--api-key=X``, ``api_key=X`` and ``WANDB_API_KEY=X`` look
-    secret, as one of the words in their names is in :data:`_SECRET_WORDS`.
+    Other users may read the run directory. ``--api-key X`` and all that :func:`_hidden` finds within an argument look
+    secret.
     """
-    shown = []
-    is_value = False
+    shown: list[str] = []
+    option = ""
     for word in argv:
-        name, equals, _ = word.partition("=")
-        is_secret = _names_secret(name)
-        if is_value and not word.startswith("--"):
-            shown.append(_HIDDEN)
-        elif equals and is_secret:
-            shown.append(f"{name}={_HIDDEN}")
-        else:
-            shown.append(_CREDENTIALS_IN_URL.sub(_HIDDEN, word))
-        is_value = is_secret and not equals and word.startswith("-")
+        is_value = option and not word.startswith("--") and _is_secret(option, word)
+        shown.append(_HIDDEN if is_value else _hidden(word))
+        option = word if word.startswith("-") and "=" not in word else ""
     return shown
 
 
-def _names_secret(text: str) -> bool:
-    return not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", text.lower()))
+def _hidden(text: str) -> str:
+    """Return a text with ``***`` for the values in it whose names look secret.
+
+    Where such a value ends is known only if it is in quotes; otherwise, the rest of the text is hidden with it.
+
+    >>> [_hidden(text) for text in ("--set=token=X", "https://me:X@host/?accessToken=X", "{'secretKey': 'X', 'a': 1}")]
+    ['--set=token=***', 'https://***@host/?accessToken=***', "{'secretKey': ***, 'a': 1}"]
+    """
+    text = _CREDENTIALS_IN_URL.sub(_HIDDEN, text)
+    shown, at = "", 0
+    for match in _NAME.finditer(text):
+        value = _QUOTED.match(text, match.end()) or (_WORD if match[2] else _REST).match(text, match.end())
+        if match.start() >= at and value and _is_secret(match[1] or match[2], value[0].strip("\"'")):
+            shown, at = shown + text[at : match.end()] + _HIDDEN, value.end()
+    return shown + text[at:]
+
+
+def _is_secret(name: str, value: object) -> bool:
+    """Tell by a name if a value is secret. Names may be snake_case, kebab-case or camelCase."""
+    words = [match for word in _WORD_END.split(name) if (match := _SECRET_WORD.fullmatch(word.lower()))]
+    is_number = isinstance(value, (int, float)) or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
+    return any(not is_number or not word[1] for word in words)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
@@ -188,12 +210,14 @@ def plain(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, (str, PurePath)):
-        return _shortened(_CREDENTIALS_IN_URL.sub(_HIDDEN, str(value)))
+        return _shortened(_hidden(str(value)))
     if depth < _DEEPEST and isinstance(value, Mapping):
         some = list(value.items())[:_MOST_ITEMS]
         left = {"...": f"{len(value) - len(some)} more"} if len(value) > len(some) else {}
-        return {str(k): _HIDDEN if _names_secret(str(k)) else plain(v, depth + 1) for k, v in some} | left
+        return {str(k): _HIDDEN if _is_secret(str(k), v) else plain(v, depth + 1) for k, v in some} | left
     if depth < _DEEPEST and isinstance(value, (list, tuple)):
+        if all(isinstance(item, str) for item in value):  # it may be a command line
+            value = without_secrets(value)
         rest = len(value) - _MOST_ITEMS
         return [plain(item, depth + 1) for item in value[:_MOST_ITEMS]] + [f"... {rest} more"] * (rest > 0)
     return _repr_of(value)
@@ -205,7 +229,7 @@ def _repr_of(value: Any) -> str:
         text = repr(value)
     except Exception:
         return kind
-    return kind if _names_secret(text) else _shortened(_CREDENTIALS_IN_URL.sub(_HIDDEN, text))
+    return kind if _is_secret(text, None) else _shortened(_hidden(text))
 
 
 def _shortened(text: str) -> str:

@@ -54,6 +54,7 @@ class RunRequest:
     checkpoint: path or URL of the checkpoint that the first attempt starts from.
     filesystem, metadata: see :class:`~distrain.hosts.world.WorkerFacts`.
     debug_rank: see :class:`~distrain.RunConfig`.
+    is_script: the ranks run a script or a module, not a function.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class RunRequest:
     validator: Validator | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     debug_rank: int | None = None
+    is_script: bool = False
 
     def worker_facts(self, plan: WorldPlan, rank: RankPlan, attempt: int) -> WorkerFacts:
         """Return the facts that the worker of this rank gets."""

@@ -17,13 +17,21 @@ LONGEST_BACKOFF_S = 300.0
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
+def start_without_checkpoint(*, is_script: bool) -> str:
+    """Return where ranks begin while distrain has no checkpoint, in words that follow ``from``."""
+    own = "the script's own snapshot, if it keeps one (distrain has no checkpoint)"
+    return own if is_script else "scratch (no checkpoint yet)"
+
+
 class RetryPolicy:
     """The restarts of one run.
 
     checkpoint: the checkpoint that the first attempt starts from.
+    is_script: the ranks run a script, which may keep snapshots of its own. Unless it brings checkpoints to distrain,
+        nobody can tell whether it made progress, so that an equal failure counts as another one.
     """
 
-    def __init__(self, config: FailureConfig, checkpoint: str | None = None) -> None:
+    def __init__(self, config: FailureConfig, checkpoint: str | None = None, *, is_script: bool = False) -> None:
         self.used = 0
         """The number of restarts so far."""
         self.ever_entered = False
@@ -31,6 +39,7 @@ class RetryPolicy:
         self.refusal: str | None = None
         """Why the run was not restarted although its budget allowed a restart."""
         self._config = config
+        self._is_script = is_script
         self._started_from = checkpoint
         self._without_progress = 0
         """How many attempts in a row have failed without a new checkpoint."""
@@ -76,6 +85,8 @@ class RetryPolicy:
         """
         before, self._last_failure = self._last_failure, None
         if culprit is None or culprit.kind != "exception" or culprit.role != "culprit":
+            return False
+        if self._is_script and checkpoint is None:
             return False
         if checkpoint == self._started_from:
             self._last_failure = (culprit.rank, _ADDRESS.sub("0x", culprit.traceback or culprit.summary), reports)

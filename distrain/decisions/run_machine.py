@@ -44,7 +44,7 @@ from distrain.decisions.placement import (
     rendezvous_address,
     worker_spec,
 )
-from distrain.decisions.retries import RetryPolicy
+from distrain.decisions.retries import RetryPolicy, start_without_checkpoint
 from distrain.decisions.stack_summary import raised_at
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, Rank, Ranks, RankState, RunState
 from distrain.decisions.stop_consensus import StopConsensus, StopOrder
@@ -99,7 +99,7 @@ class RunStateMachine:
         """The plan of the latest attempt."""
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
         """The latest moves of the run and its ranks, for InvalidTransition."""
-        self.retries = RetryPolicy(request.failure_config, request.checkpoint)
+        self.retries = RetryPolicy(request.failure_config, request.checkpoint, is_script=request.is_script)
         self.hung: HangDetected | None = None
         """The hang that ended the latest attempt."""
         self.lost_ranks: set[int] = set()
@@ -242,7 +242,8 @@ class RunStateMachine:
                 self.checkpoint = path
                 return []
             case CheckpointReplaced(path):
-                self.checkpoint, self.retries = path, RetryPolicy(self.request.failure_config, path)
+                self.checkpoint = path
+                self.retries = RetryPolicy(self.request.failure_config, path, is_script=self.request.is_script)
                 return []
             case Tick():
                 return self._on_tick(now)
@@ -468,8 +469,8 @@ class RunStateMachine:
         if not self.retries.used:
             return []
         own = f"{self.request.storage_path}/{self.request.run_name}/"
-        start = self.checkpoint.removeprefix(own) if self.checkpoint else "scratch (no checkpoint yet)"
-        return [ShowLine(f"{self.retries}, from {start}")]
+        fresh = start_without_checkpoint(is_script=self.request.is_script)
+        return [ShowLine(f"{self.retries}, from {self.checkpoint.removeprefix(own) if self.checkpoint else fresh}")]
 
     # -- ranks train ----------------------------------------------------------------------------------------------
 

@@ -7,17 +7,19 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
+from distrain.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.connection.choice import hosts_of, transports_for
 from distrain.connection.worker_settings import settings_for
 from distrain.console.detached import run_detached
 from distrain.console.error_screen import show_error
 from distrain.coordinator.requests import STACKS, ask
 from distrain.coordinator.run_errors import exit_code_of
-from distrain.errors import DistrainError, LaunchError
+from distrain.decisions.placement import shares_of, workers_on
+from distrain.errors import DistrainError, LaunchError, PreemptionError, ResourcesError, WorkerGroupError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
+from distrain.launching.config_options import config_from, named_options
 from distrain.launching.driver import driver_of, is_for_ray
 from distrain.launching.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
 from distrain.launching.preflight import Preflight
@@ -26,13 +28,14 @@ from distrain.launching.slurm_job import batch_job
 from distrain.launching.target import work_of, workers_path
 from distrain.storage.paths import RunPaths
 from distrain.storage.remote_store import local_directory_of
+from distrain.system.arguments import in_users_words, options_named
 from distrain.system.log import say, warn
 from distrain.trackers.choice import parse_tracker
 from distrain.trainer import run_work
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from distrain.console.detached import DetachedConsole
     from distrain.hosts.hostfile import HostSpec
@@ -66,9 +69,11 @@ def run_command(
         if options.check or options.clear_caches:
             return _check(options, hosts, user_path)
         work = work_of(options, user_path)
-        scaling, run = _scaling_config(options, hosts), _run_config(options)
-    except (ValueError, TypeError, OSError) as error:
-        parser.error(str(error))
+        scaling = _scaling_config(options, hosts)
+        run = _run_config(options, hosts, scaling)
+    except (ValueError, TypeError, OSError, ResourcesError) as error:
+        with options_named(named_options()):
+            parser.error(in_users_words(str(error)))
     train = partial(_run, work, scaling, run, workers_path(work, user_path))
     return run_detached(train) if options.detach else train()
 
@@ -102,17 +107,7 @@ def _hosts(options: argparse.Namespace) -> tuple[HostSpec, ...]:
 
 
 def _scaling_config(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> ScalingConfig:
-    return ScalingConfig(
-        num_workers=_num_workers(options, hosts),
-        use_gpu=options.use_gpu,
-        start_method=options.start_method,
-        numa_binding=options.numa_binding,
-        interface=options.interface,
-        hosts=options.hosts,
-        hostfile=options.hostfile,
-        transport=options.transport,
-        ssh_args=options.ssh_args or (),
-    )
+    return config_from(ScalingConfig, options, num_workers=_num_workers(options, hosts))
 
 
 def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int | tuple[int, int]:
@@ -144,25 +139,29 @@ def _count_devices(kind: str) -> int:
     return len(gpus) or usable_cpus()
 
 
-def _run_config(options: argparse.Namespace) -> RunConfig:
-    host_wait = {} if options.hosts_wait is None else {"host_wait_s": options.hosts_wait}
-    return RunConfig(
-        name=options.name,
-        storage_path=options.storage_path,
-        log_dir=options.log_dir,
-        failure_config=FailureConfig(max_failures=options.max_failures, **host_wait),
-        progress=options.progress,
-        debug_rank=options.debug_rank,
-        logging_config=LoggingConfig(ranks=shown_ranks(options.ranks_shown)),
+def _run_config(options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig) -> RunConfig:
+    return config_from(
+        RunConfig,
+        options,
+        failure_config=config_from(FailureConfig, options),
+        checkpoint_config=config_from(CheckpointConfig, options),
+        logging_config=config_from(LoggingConfig, options, ranks=_ranks_shown(options, hosts, scaling)),
+        shipping_config=config_from(ShippingConfig, options),
         worker_runtime_env={"env_vars": environment_variables(options.env)},
-        shipping_config=_shipping_config(options),
         trackers=None if options.tracker is None else [parse_tracker(text) for text in options.tracker],
     )
 
 
-def _shipping_config(options: argparse.Namespace) -> ShippingConfig:
-    limit = {} if options.ship_limit is None else {"limit_bytes": options.ship_limit}
-    return ShippingConfig(enabled=not options.no_ship, include=options.ship, env_from=options.env_from, **limit)
+def _ranks_shown(
+    options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig
+) -> Collection[int] | None:
+    """Return the ranks whose output is shown; for local ranks, those that have them while no host is lost."""
+    if options.local_ranks_filter is None:
+        return None if options.ranks_shown is None else shown_ranks(options.ranks_shown)
+    local = shown_ranks(options.local_ranks_filter, "--local-ranks-filter")
+    slots = {host.name: host.slots for host in hosts}
+    shares = list(shares_of(slots, workers_on(slots, scaling)).values())
+    return [sum(shares[:i]) + rank for i, share in enumerate(shares) for rank in local if rank < share]
 
 
 # -- actions ---------------------------------------------------------------------------------------------------------
@@ -183,13 +182,15 @@ def _run(
     work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str], detached: DetachedConsole | None = None
 ) -> int:
     """Train, and return the exit code."""
-    try:
-        run_work(work, scaling, run, sys_path=sys_path, on_command_line=True, detached=detached)
-    except KeyboardInterrupt as error:
-        return exit_code_of(error)
-    except DistrainError as error:
-        show_error(type(error), str(error))
-        return exit_code_of(error)
+    with options_named(named_options()):
+        try:
+            run_work(work, scaling, run, sys_path=sys_path, detached=detached)
+        except KeyboardInterrupt as error:
+            return exit_code_of(error)
+        except DistrainError as error:
+            quotes_ranks = isinstance(error, (WorkerGroupError, PreemptionError))  # their own lines are theirs
+            show_error(type(error), str(error) if quotes_ranks else in_users_words(str(error)))
+            return exit_code_of(error)
     return 0
 
 
@@ -221,7 +222,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
         hosts,
         scaling,
         os.environ,
-        ships=not options.no_ship,
+        ships=options.enabled,
         makes_environment=options.env_from is not None,
     )
     settings = settings_for(

@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from distrain.config import FailureConfig, RunConfig, ScalingConfig, ShippingConfig
+from distrain.launching.config_options import CONFIGS
 from distrain.launching.options import environment_variables, is_function
 from distrain.launching.target import work_of, workers_path
 from distrain.system.imports import AS_RAY, import_as_ray, is_asked_for_as_ray
@@ -25,8 +25,7 @@ _VARIABLES = {**_HOSTS, "transport": "DISTRAIN_TRANSPORT", "ssh_args": "DISTRAIN
 """Options, and the variables that do the same for a fit()."""
 _OTHERS = {"as_ray", "env", "tracker", "target", "arguments", "module"}
 """Further options that have a meaning here."""
-_CONFIGS = (ScalingConfig, RunConfig, FailureConfig, ShippingConfig)
-_CONFIG_FIELDS = {"nproc_per_node": "num_workers", "ranks_shown": "logging_config"}
+_CONFIG_FIELDS = {"nproc_per_node": "num_workers", "ranks_shown": "ranks", "local_ranks_filter": "ranks"}
 
 
 def is_for_ray(options: argparse.Namespace) -> bool:
@@ -65,7 +64,7 @@ def _refuse_others(parser: argparse.ArgumentParser, options: argparse.Namespace)
         known = action.dest in (*_VARIABLES, *_OTHERS) or not hasattr(options, action.dest)
         if not known and getattr(options, action.dest) != action.default:
             field = _CONFIG_FIELDS.get(action.dest, action.dest)
-            homes = (config.__name__ for config in _CONFIGS if field in {one.name for one in fields(config)})
+            homes = (config.__name__ for config in CONFIGS if field in {one.name for one in fields(config)})
             home = next(homes, None)
             cure = f"write {home}({field}=...) there" if home else "leave it out"
             asked = "--as-ray" if options.as_ray else f"{AS_RAY}={os.environ[AS_RAY]}"
@@ -78,7 +77,7 @@ def _set_variables(options: argparse.Namespace, variables: dict[str, str]) -> No
     if given["hosts"] or given["hostfile"]:
         for name in _HOSTS.values():
             os.environ.pop(name, None)
-    os.environ.update({_VARIABLES[name]: value for name, value in given.items() if value not in (None, "auto")})
+    os.environ.update({_VARIABLES[name]: value for name, value in given.items() if value and value != "auto"})
     os.environ.update(variables)
     if variables:
         os.environ["DISTRAIN_ENV"] = ",".join(filter(None, (os.environ.get("DISTRAIN_ENV"), *variables)))

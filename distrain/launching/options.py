@@ -6,21 +6,30 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, get_args
+from typing import TYPE_CHECKING, NoReturn
 
-from distrain.config import NumaBinding, ProgressDisplay
+from distrain.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.hosts.hostfile import ALWAYS_SET
+from distrain.launching.config_options import add_options_of
 from distrain.system.ray_names import did_you_mean
 from distrain.system.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-_TORCHRUN_ONLY = (
-    *("local-addr", "master-addr", "master-port", "monitor-interval", "node-rank", "rdzv-backend", "rdzv-conf"),
-    *("rdzv-endpoint", "rdzv-id", "redirects", "role", "tee"),
+_WITHOUT_EFFECT = (
+    *("duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "local-addr"),
+    *("log-line-prefix-template", "logs-specs", "master-addr", "master-port", "monitor-interval", "node-rank"),
+    *("rdzv-backend", "rdzv-conf", "rdzv-endpoint", "rdzv-id", "redirects", "role", "tee"),
 )
 """Options of torchrun for things that distrain always does, or never needs."""
+_SHORT = {"redirects": "-r", "tee": "-t"}
+_INSTEAD = {
+    "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
+    "print-completion": "`distrain completion` prints it",
+    "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",
+}
+"""Options of torchrun that distrain does not have, and what to do instead."""
 
 _EPILOG = """\
 targets:
@@ -65,6 +74,8 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def _refuse_unknown(parser: argparse.ArgumentParser, option: str, target: str | None) -> NoReturn:
+    if instead := _INSTEAD.get(option.removeprefix("--").replace("_", "-")):
+        parser.error(f"there is no option {option}; {instead}")
     names = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
     hint = did_you_mean(option.lstrip("-"), names, prefix="--")
     if not hint and target and is_function(target):
@@ -80,11 +91,11 @@ def is_function(target: str) -> bool:
 
 def ignored_options(options: argparse.Namespace) -> list[str]:
     """Return the options of torchrun that were given and have no effect here."""
-    return [f"--{name}" for name in _TORCHRUN_ONLY if getattr(options, _attribute(name)) is not None]
+    return [f"--{name}" for name in _WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]
 
 
 def make_parser(prog: str = "python -m distrain.launch") -> argparse.ArgumentParser:
-    """Make the parser of the command line. ``tests/launch_help.txt`` holds its ``--help``."""
+    """Make the parser of the command line. ``tests/cli/launch_help.txt`` holds its ``--help``."""
     parser = _Parser(
         prog=prog,
         description="Run a PyTorch script, module or function on several workers, of this machine or of many.",
@@ -93,18 +104,25 @@ def make_parser(prog: str = "python -m distrain.launch") -> argparse.ArgumentPar
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"distrain {__version__}")
-    _add_placement_options(parser)
-    _add_shipping_options(parser)
-    _add_run_options(parser)
+    _add_placement_options(parser.add_argument_group("hosts and workers").add_argument)
+    add_options_of(ShippingConfig, parser.add_argument_group("files for hosts that do not share them").add_argument)
+    _add_run_options(parser.add_argument_group("the run"))
+    add_options_of(FailureConfig, parser.add_argument_group("failures and time limits").add_argument)
+    reported = "checkpoints that are reported with distrain.report()"
+    add_options_of(CheckpointConfig, parser.add_argument_group(reported).add_argument)
+    _add_actions(parser.add_argument_group("instead of a run").add_argument)
     _add_target(parser)
-    parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)
-    for name in ("nnodes", *_TORCHRUN_ONLY):
-        parser.add_argument(f"--{name}", f"--{_attribute(name)}", dest=_attribute(name), help=argparse.SUPPRESS)
+    for name in ("standalone", "run-path"):  # what distrain does in any case
+        parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
+    for name in ("nnodes", *_WITHOUT_EFFECT):
+        short = (_SHORT[name],) if name in _SHORT else ()
+        parser.add_argument(*short, f"--{name}", help=argparse.SUPPRESS)
+    known = parser._option_string_actions
+    known.update({f"--{name[2:].replace('-', '_')}": action for name, action in known.items() if name[:2] == "--"})
     return parser
 
 
-def _add_placement_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def _add_placement_options(add: Callable[..., object]) -> None:
     add(
         "--num-workers",
         type=_worker_count,
@@ -112,21 +130,14 @@ def _add_placement_options(parser: argparse.ArgumentParser) -> None:
         help="workers to start, on all hosts together (default: all slots of the hosts, else 1); or: gpu, cpu, auto; "
         "or 2:8, as many as the slots allow",
     )
-    per_node = ("--nproc-per-node", "--nproc_per_node")
-    add(*per_node, type=_worker_count, metavar="N", help="the same as --num-workers, for a single host")
+    add("--nproc-per-node", type=_worker_count, metavar="N", help="the same as --num-workers, for a single host")
+    add_options_of(ScalingConfig, add)
     add(
-        "--hostfile",
-        metavar="FILE",
-        help="file with the hosts to train on, one per line: alpha slots=4 (default: DISTRAIN_HOSTFILE, else the nodes "
-        "of the Slurm job, else this machine)",
-    )
-    add("--hosts", metavar="alpha:4,beta:4", help="the hosts to train on, each with its slots")
-    add(
-        "--transport",
-        default="auto",
-        metavar="HOW",
-        help="how hosts are reached: local, ssh, slurm (by srun, in a job), or a command line such as 'docker exec -i "
-        "{host}' (default: auto, slurm for the nodes of a Slurm job, ssh for other hosts)",
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="environment variable for all workers; without a value, it keeps its value from here",
     )
     add(
         "--slurm",
@@ -136,58 +147,11 @@ def _add_placement_options(parser: argparse.ArgumentParser) -> None:
         help="submit a job of Slurm that runs this command, with these options of sbatch: partition=gpu,time=4:00:00",
     )
     add("--dry-run", action="store_true", help="with --slurm: show the batch script; submit nothing")
-    add("--ssh-args", metavar="ARGS", help='further arguments for ssh, such as --ssh-args="-i my_key"')
-    add(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="environment variable for all workers; without a value, it keeps its value from here",
-    )
-    add("--use-gpu", action="store_true", help="give every worker a GPU")
-    add(
-        *("--numa-binding", "--numa_binding"),
-        choices=get_args(NumaBinding),
-        help="bind each worker to CPUs near its GPU, as torchrun does (default: it may use all CPUs)",
-    )
-    add(
-        "--interface",
-        metavar="NAME",
-        help="network interface over which workers of different hosts connect, such as ib0 (default: the one that leads"
-        " to rank 0's host)",
-    )
-    methods = ("forkserver", "spawn")
-    add("--start-method", choices=methods, default="forkserver", help="how workers start (default: forkserver)")
 
 
-def _add_shipping_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--ship",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="file or directory that hosts need in addition to your code, such as small data files",
-    )
-    add("--no-ship", action="store_true", help="bring no code to other hosts: they have it at the same paths")
-    add("--ship-limit", type=_size, metavar="SIZE", help="largest size of all that is brought (default: 100MB)")
-    add(
-        "--env-from",
-        metavar="SOURCE",
-        help="make a virtual environment on each host, from freeze (the packages installed here), uv.lock or "
-        "requirements.txt (default: hosts use the Python that they have)",
-    )
-
-
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--name",
-        help="name of the run; an unfinished run of that name continues (default: the name of the script, the time "
-        "and a random suffix)",
-    )
-    add("--storage-path", metavar="DIR", help="directory of the run directories (default: ~/distrain_results)")
-    add("--log-dir", metavar="DIR", help="directory of the ranks' logs (default: logs/ in the run directory)")
+def _add_run_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add_options_of(RunConfig, add)
     add(
         "--tracker",
         action="append",
@@ -196,46 +160,22 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         "(default: DISTRAIN_TRACKERS)",
     )
     add(
-        *("--max-failures", "--max-restarts", "--max_restarts"),
-        type=int,
-        default=0,
-        metavar="N",
-        help="restart the workers after a failure, up to N times, or always with -1 (default: 0)",
-    )
-    add(
-        "--hosts-wait",
-        type=float,
-        metavar="SECONDS",
-        help="time to wait for a lost host to come back, if no others can take its workers (default: 60)",
-    )
-    add(
         "--detach",
         action="store_true",
         help="return once the ranks train; the run goes on, also when the terminal is closed; its console is "
         "console.log in the run directory, and `distrain attach` shows it",
     )
+    add_options_of(LoggingConfig, add)
+    ranks = group.add_mutually_exclusive_group().add_argument
     shown = ("--ranks-shown", "--console-ranks")
-    add(*shown, metavar="0,2-5", help="ranks whose output is shown here (default: all); the logs have everything")
-    add(
-        "--progress",
-        choices=get_args(ProgressDisplay),
-        default="auto",
-        help="how the progress is shown: live, a footer on a terminal; plain, a line every 30 s; off (default: auto, "
-        "live on a terminal, else plain)",
-    )
-    add(
-        "--debug-rank",
-        type=int,
-        metavar="RANK",
-        help="open pdb at breakpoint(), or where an exception was raised, on this rank (default: no rank)",
-    )
-    add(
-        "--check",
-        action="store_true",
-        help="check if the hosts can train together, and show a table of them; run nothing",
-    )
-    add("--clear-caches", action="store_true", help="delete what distrain has stored on the hosts; run nothing")
-    add("--stacks", metavar="RUN_DIR", help="show the stacks of all ranks of a running run; run nothing")
+    ranks(*shown, metavar="0,2-5", help="ranks whose output is shown here (default: all); the logs have everything")
+    ranks("--local-ranks-filter", metavar="0,2-5", help="the same, for the local ranks of each host")
+
+
+def _add_actions(add: Callable[..., object]) -> None:
+    add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
+    add("--clear-caches", action="store_true", help="delete what distrain has stored on the hosts")
+    add("--stacks", metavar="RUN_DIR", help="show the stacks of all ranks of a running run")
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
@@ -255,13 +195,9 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         help="one entry of the config, JSON or text; a.b=1 sets config['a']['b']",
     )
     module = "run a module as a script; everything after it belongs to the module"
-    add("-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help=module)
+    add("-m", "--module", metavar="MODULE", nargs=argparse.REMAINDER, help=module)
     add("target", nargs="?", help="script.py, file.py:function or module:function")
     add("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
-
-
-def _attribute(name: str) -> str:
-    return name.replace("-", "_")
 
 
 # -- values ----------------------------------------------------------------------------------------------------------
@@ -273,18 +209,13 @@ def _worker_count(text: str) -> str:
     return text
 
 
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text, re.ASCII)
-    if not match or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"must be a size such as 300MB or 2GB, got {text!r}")
-    return int(float(match[1]) * 1000 ** " kMGT".index(match[2] or " "))
-
-
 def environment_variables(settings: Sequence[str]) -> dict[str, str]:
     """Return the variables of ``--env``. Raises ValueError for one without a value, or one that each rank gets."""
     variables = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
+        if not name:
+            raise ValueError(f"--env {setting}: must be NAME=VALUE, or the name of a variable that is set here")
         if not equals and name not in os.environ:
             raise ValueError(f"--env {name}: is not set here; give a value, --env {name}=VALUE")
         if name in ALWAYS_SET:
@@ -293,16 +224,14 @@ def environment_variables(settings: Sequence[str]) -> dict[str, str]:
     return variables
 
 
-def shown_ranks(text: str | None) -> list[int] | None:
-    """Return the ranks of ``--ranks-shown 0,2-5`` as a list, None for all ranks. Raises ValueError."""
-    if text is None:
-        return None
+def shown_ranks(text: str, option: str = "--ranks-shown") -> list[int]:
+    """Return ranks such as ``0,2-5`` as a list. Raises ValueError."""
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
-            raise ValueError(f"--ranks-shown {text!r}: must be ranks such as 0,2-5")
+            raise ValueError(f"{option} {text!r}: must be ranks such as 0,2-5")
         if int(last or first) < int(first):
-            raise ValueError(f"--ranks-shown {text!r}: {part.strip()} has no rank in it; the lower one comes first")
+            raise ValueError(f"{option} {text!r}: {part.strip()} has no rank in it; the lower one comes first")
         found += range(int(first), int(last or first) + 1)
     return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.launching.options import is_function
 from distrain.system.ray_names import did_you_mean
 from distrain.work import job
+from distrain.work.early_variables import sets_early
 from distrain.work.main_module import is_archive
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ def work_of(options: argparse.Namespace, user_path: Sequence[str]) -> job.Work:
 
     backend = TorchConfig()
     if options.module is not None:
-        return job.ScriptWork(backend=backend, module=_module(options), argv=options.module[1:])
+        module, places = _module(options), [os.getcwd(), *user_path]
+        source = _source_of_module(f"{module}.__main__", places) or _source_of_module(module, places)
+        alone = source is not None and sets_early(source)
+        return job.ScriptWork(backend=backend, module=module, argv=options.module[1:], imports_alone=alone)
     if options.target is None:
         raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")
     if is_function(options.target):
@@ -32,7 +36,10 @@ def work_of(options: argparse.Namespace, user_path: Sequence[str]) -> job.Work:
         return job.TargetWork(backend=backend, target=options.target, config=_config(options), launched_in=os.getcwd())
     _refuse_config(options, "a script")
     path = options.target if is_archive(options.target) else _existing(options.target)
-    return job.ScriptWork(backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd())
+    alone = sets_early(os.path.join(path, "__main__.py") if os.path.isdir(path) else path)
+    return job.ScriptWork(
+        backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd(), imports_alone=alone
+    )
 
 
 def workers_path(work: job.Work, user_path: Sequence[str]) -> list[str]:
@@ -52,6 +59,8 @@ def _module(options: argparse.Namespace) -> str:
         raise ValueError("-m needs the name of a module")
     _refuse_config(options, "a module")
     name: str = options.module[0]
+    if name.startswith("-"):
+        raise ValueError(f"-m {name}: is not a module; put -m after the options, just before the name of the module")
     if ":" in name:
         raise ValueError(f"-m {name}: is a function; leave out -m")
     return name

@@ -281,7 +281,7 @@ def read_manifest(root: Path | RemotePath) -> dict[str, Any]:
         raise StorageError(
             f"{path} is damaged, or another program's ({error}). If it is damaged, move it "
             "away: a run of this name then continues at its last checkpoint. If it is another program's, give the run "
-            "another name (RunConfig.name, --name)"
+            "another name (RunConfig.name)"
         ) from error
     return manifest
 

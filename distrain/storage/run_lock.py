@@ -69,7 +69,7 @@ class LocalLock:
             self.release()
             raise StorageError(
                 f"another run (process {holder or 'unknown'}) is using {run}; "
-                "wait for it, or give this run another name (RunConfig.name, --name)"
+                "wait for it, or give this run another name (RunConfig.name)"
             ) from None
         except OSError:  # a full disk
             self.release()
@@ -257,7 +257,7 @@ def _wait_until_free(run: RemotePath, lock: RemotePath) -> None:
 
 
 def _in_use(run: RemotePath, who: str) -> str:
-    return f"{run} is in use by {who}; wait for it, or give this run another name (RunConfig.name, --name)"
+    return f"{run} is in use by {who}; wait for it, or give this run another name (RunConfig.name)"
 
 
 # -- both -------------------------------------------------------------------------------------------------------------

@@ -1,16 +1,19 @@
-"""Checks of the arguments that users give. Runs in: anywhere.
+"""Checks of the arguments that users give, and the names that texts have for these. Runs in: anywhere.
 
 Each check raises TypeError or ValueError. The text names the argument, what it must be, and what was given.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
+import shlex
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _NAMES_OF_TYPES = {bool: "True or False", dict: "a dict", Mapping: "a dict", str: "a str", Callable: "a function"}
 
@@ -74,3 +77,58 @@ def check_choice(label: str, value: object, choices: Sequence[str]) -> None:
 
 def _text(label: str, allowed: str, value: object, *, optional: bool = False) -> str:
     return f"{label} must be {allowed}{' or None' * optional}, got {value!r:.80} ({type(value).__name__})"
+
+
+# -- names in texts --------------------------------------------------------------------------------------------------
+
+_VALUE = r"""(\.\.\.|\w+|'[^']*'|"[^"]*"|\(\w+, \w+\))"""
+_SETTING = re.compile(rf"\b(\w+Config)(?:\.(\w+)|\((\w+)={_VALUE}\))")
+"""A field of a config, with or without a value: ``FailureConfig.max_failures``, ``FailureConfig(max_failures=1)``."""
+_CONFIG = re.compile(r"\b\w+Config: ")
+_BARE_SETTING = re.compile(rf"(?<![\w./'\"\-])(\w+_\w+)(?:={_VALUE})?(?![\w/'\"])")
+"""A field without its config. It has an underscore: other names are words, too."""
+_options: dict[str, str] = {}
+
+
+@contextlib.contextmanager
+def options_named(options: Mapping[str, str]) -> Iterator[None]:
+    """Have :func:`in_users_words` name options of the command line within the block.
+
+    options: the option of each field, such as ``--hosts-wait`` for ``FailureConfig.host_wait_s``.
+    """
+    _options.update(options)
+    try:
+        yield
+    finally:
+        _options.clear()
+
+
+def in_users_words(text: str) -> str:
+    """Return a text of distrain that names settings as the user gives them: as fields, or as options.
+
+    >>> with options_named({"FailureConfig.host_wait_s": "--hosts-wait"}):
+    ...     in_users_words("raise FailureConfig.host_wait_s, such as FailureConfig(host_wait_s=90)")
+    'raise --hosts-wait, such as --hosts-wait 90'
+    """
+    if not _options:
+        return text
+    bare = {field.partition(".")[2]: option for field, option in _options.items()}
+
+    def of_config(match: re.Match[str]) -> str:
+        option = _options.get(f"{match[1]}.{match[2] or match[3]}")
+        return match[0] if option is None else _with_value(option, match[4])
+
+    def of_field(match: re.Match[str]) -> str:
+        option = bare.get(match[1])
+        return match[0] if option is None else _with_value(option, match[2])
+
+    return _BARE_SETTING.sub(of_field, _SETTING.sub(of_config, _CONFIG.sub("", text)))
+
+
+def _with_value(option: str, value: str | None) -> str:
+    """Return an option with a value of Python as a shell takes it: ``(2, 8)`` is ``2:8``, and ``True`` is left out."""
+    if value is None or value in ("True", "False"):
+        return option
+    if value[0] in "'\"":
+        value = shlex.quote(value[1:-1])
+    return f"{option} {value.strip('()').replace(', ', ':')}"

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import IO, TYPE_CHECKING
 
+from distrain.system.arguments import in_users_words
 from distrain.system.consoles import has_footer, write_to
 from distrain.system.notebook import is_kernel
 
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 def say(text: str) -> None:
     """Print a line about the progress of a run."""
-    _logger.info(text)
+    _logger.info(in_users_words(text))
 
 
 def warn(text: str) -> None:
     """Print a line that the user should read."""
-    _logger.warning(text)
+    _logger.warning(in_users_words(text))
 
 
 _warned: set[str] = set()

@@ -142,12 +142,14 @@ class ScriptWork(Work):
     path: the script, a zip file with a ``__main__.py``, or a directory with one.
     module: the name of the module, instead of ``path``.
     launched_in: the directory in which the launcher found the script; workers may be in another.
+    imports_alone: nothing must be imported before the script, because it sets variables that libraries read then.
     """
 
     path: str | None = None
     module: str | None = None
     argv: list[str] = field(default_factory=list)
     launched_in: str = ""
+    imports_alone: bool = False
     initialises_backend = False
 
     @property
@@ -236,6 +238,8 @@ def make_job(work: Work, *, workers_per_host: int = 1) -> Job:
         blob = pickled(work)
     except Exception as error:
         raise JobError(_explanation(work, error)) from error
+    if isinstance(work, ScriptWork) and work.imports_alone:
+        return Job(blob=blob)
     of_datasets = work.run_datasets.preload if work.run_datasets else ()
     preload = dict.fromkeys((*work.backend.preload, *of_datasets, *third_party_modules(blob, function)))
     if workers_per_host >= _SHARED_FROM and "torch" in preload and makes_optimizers(blob, function):

@@ -24,7 +24,7 @@ from distrain.checkpoint import fetch_with
 from distrain.context import TrainContext
 from distrain.system.process import STACKS_SIGNAL
 from distrain.wire.channel import Channel
-from distrain.work import job, main_module
+from distrain.work import early_variables, job, main_module
 from distrain.worker.debugger import Debugger
 from distrain.worker.session import Session
 from distrain.worker.user_code import (
@@ -92,6 +92,8 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
         fetch_with(session.fetch_checkpoint, Path(context.get_trial_dir()))
     try:
         sampler = VitalsSampler(channel, context, spec.vitals_s)
+        if context.world_rank == 0:  # one rank is enough to say it
+            early_variables.watch()
         done = run_user_code(lambda: _load(fds.job), session, channel, sampler)
         debugger.after_failure(done.error)
         _ignore_signals()

@@ -105,6 +105,9 @@ def test_the_help_fits_on_a_screen_and_each_command_has_its_own_with_an_example(
         (("show",), "distrain show: error: the following arguments are required: RUN (see --help)"),
         (("show", "x", "--storage-path", "."), "distrain show: error: no run in"),
         (("ls", "missing"), "distrain ls: error: "),
+        (("ls", "--storage-path", "missing"), "distrain ls: error: "),
+        (("ls", "x", "--storage-path", "y"), "distrain ls: error: argument --storage-path: not allowed with argument"),
+        (("clean", "--failed", "--storage-path", "missing"), "distrain clean: error: "),
         (("logs", "x/y", "-r", "a"), "distrain logs: error: there is no directory"),
     ],
 )
@@ -188,6 +191,7 @@ def test_a_real_run_is_listed_shown_compared_exported_and_drawn(
     assert newest["bytes"] > 0
 
     place = ("--storage-path", str(finished))
+    assert json.loads(distrain("ls", *place, "--json").stdout) == [newest, other]
     shown = " ".join(distrain("show", "last", *place).stdout.split())
     assert shown.startswith("fast: finished after ")
     for expected in (" at step 2 ", "lr=1 api_key=***", "localhost: rank 0", "2 checkpoints", "1 (step 1)", "torch "):

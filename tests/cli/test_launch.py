@@ -92,6 +92,14 @@ def test_torchruns_options_are_understood_or_said_to_do_nothing(launch: Launch, 
     assert launch("--nproc-per-node", "many", "train.py").returncode == 2
 
 
+def test_variables_that_a_script_sets_above_its_imports_have_effect(launch: Launch, tmp_path: Path) -> None:
+    """Torch reads this one when it is imported, which the forkserver does before the scripts of others."""
+    (tmp_path / "train.py").write_text(
+        "import os\nos.environ['PYTORCH_JIT'] = '0'\nimport torch\nprint(torch.jit._state._enabled.enabled)"
+    )
+    assert lines(launch("--num-workers", "2", "train.py")) == ["[rank 0] False", "[rank 1] False"]
+
+
 def test_a_script_may_leave_its_process_group_open(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from torch.distributed import *; init_process_group(); barrier(); print('ok')")
     assert lines(launch("--num-workers", "2", "train.py")) == ["[rank 0] ok", "[rank 1] ok"]
@@ -389,6 +397,25 @@ def test_a_script_that_is_killed_goes_on_at_its_checkpoint(launch: Launch, tmp_p
     result = Result.from_path(tmp_path / "runs" / "long")
     assert result.metrics == {"step": 5}
     assert result.error is None
+
+
+SNAPSHOT_SCRIPT = """
+from pathlib import Path
+
+snapshot = Path("snapshot")
+for epoch in range(int(snapshot.read_text()) if snapshot.exists() else 0, 6):
+    snapshot.write_text(str(epoch + 1))
+    if epoch in (2, 4):
+        raise OSError(116, "Stale file handle")
+print("epochs", snapshot.read_text())
+"""
+
+
+def test_a_script_with_snapshots_of_its_own_is_restarted_after_equal_failures(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SNAPSHOT_SCRIPT)
+    run = launch("--max-restarts", "3", "train.py")
+    assert lines(run) == ["[rank 0] epochs 6"]
+    assert "restart 2 of 3, from the script's own snapshot, if it keeps one (distrain has no checkpoint)" in run.stderr
 
 
 # -- scripts that call fit() ------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(
         (["--nproc-per-node", "gpu", "train.py"], "no usable NVIDIA GPU was found"),
         (["--ranks-shown", "0,3-1", "train.py"], "--ranks-shown '0,3-1': 3-1 has no rank in it"),
         (["--ssh-args", '-i "my key', "train.py"], "--ssh-args: '-i \"my key': no closing quotation"),
-        (["--max-failures", "-2", "train.py"], "max_failures"),
+        (["--max-failures", "-2", "train.py"], "--max-failures must be"),
         (["--no-such-option", "train.py"], "--no-such-option"),
         (["--name", "a/b", "train.py"], "name"),
         (["--config", "nowhere.json", "train.py:train"], "nowhere.json"),

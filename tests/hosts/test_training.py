@@ -257,14 +257,14 @@ def test_hosts_may_be_named_on_the_command_line(user: User) -> None:
     assert sorted(ran.out.splitlines()) == ["[rank 0 beta] beta 3", "[rank 2 alpha] alpha 3"]
     ran = user.launches(*common, "--num-workers", "5", "train.py")
     assert ran.code == 2
-    assert "num_workers is 5, but the hosts have only 4 slots: beta 2, alpha 2." in ran.err
+    assert "--num-workers is 5, but the hosts have only 4 slots: beta 2, alpha 2." in ran.err
     for arguments, words in (
         (("--nnodes", "3"), "--nnodes 3, but 2 host(s)"),
         (("--nproc-per-node", "2"), "--nproc-per-node: with several hosts, their slots say how many"),
         (("--num-workers", "auto"), "--num-workers auto would count this machine's"),
         (("--env", "NOT_SET"), "--env NOT_SET: is not set here"),
         (("--env", "RANK=0"), "--env RANK: each rank is given its own RANK; leave it out"),
-        (("--hostfile", "none"), "hosts and hostfile are both given"),
+        (("--hostfile", "none"), "--hosts and --hostfile are both given"),
     ):
         ran = user.launches(*common, *arguments, "train.py")
         assert (ran.code, words in ran.err) == (2, True), ran.err

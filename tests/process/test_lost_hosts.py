@@ -362,7 +362,7 @@ def test_a_lost_host_without_which_there_are_too_few_slots_is_named(hosts: Hosts
     assert "two did not come back at once (FailureConfig.host_wait_s), and the other hosts have 2 slots for 4" in text
     assert "attempt 0 before: ranks 2, 3 on two were lost" in text
     assert "checkpoint: checkpoint_000000, at step " in text
-    assert "start the run again as RunConfig(name='run')" in text
+    assert "start the run again with RunConfig(name='run')" in text
     assert not run_members(test_run_id)
 
 

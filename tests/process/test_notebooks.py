@@ -167,6 +167,6 @@ def test_a_notebook_stays_small(shown: dict[str, Cell]) -> None:
 def test_an_interrupt_is_one_screen(shown: dict[str, Cell]) -> None:
     interrupt = shown["interrupt"]
     assert interrupt.block["text/plain"].startswith("stopped by Ctrl-C after ")
-    assert "    continue:    start the run again as RunConfig(name=" in interrupt.block["text/plain"]
+    assert "    continue:    start the run again with RunConfig(name=" in interrupt.block["text/plain"]
     assert interrupt.error[-1].startswith("KeyboardInterrupt")
     assert not [line for line in interrupt.error if "trainer.py" in line]

@@ -265,7 +265,7 @@ def test_a_storage_that_fails_in_the_middle(fault: Fault, tmp_path: Path, undo: 
     assert str(disk.run) in str(error)
     if isinstance(error, ControllerError):
         assert "checkpoint: checkpoint_" in str(error)
-        assert "once that is fixed, start the run again as RunConfig(name='run')" in str(error)
+        assert "once that is fixed, start the run again with RunConfig(name='run')" in str(error)
     if fault.says == NO_SPACE:
         assert isinstance(error, ControllerError), error
         assert "free some space there" in str(error)

@@ -101,7 +101,7 @@ def test_the_second_of_two_coordinators_is_refused_also_on_another_machine(
         assert second.returncode == 1
         used = f"another run (process {first.pid}) is using {bucket.url}/run;"
         assert used in complained or f"{bucket.url}/run is in use by process {first.pid}" in complained
-        assert "or give this run another name (RunConfig.name, --name)" in complained
+        assert "or give this run another name (RunConfig.name)" in complained
     go.touch()
     said, complained = first.communicate(timeout=60)
     assert (first.returncode, said.split()[-1]) == (0, "0"), complained

@@ -59,7 +59,7 @@ def test_a_host_that_cannot_reach_the_storage_is_named_before_the_first_checkpoi
     config = {"wait_at": 0, "until": str(tmp_path / "never")}
     with pytest.raises(ControllerError, match=r"localhost cannot use the storage: .*127.0.0.1:9") as raised:
         one_fit(train, config, name="run", worker_runtime_env=environment)
-    assert "once that is fixed, start the run again as RunConfig(name='run')" in str(raised.value)
+    assert "once that is fixed, start the run again with RunConfig(name='run')" in str(raised.value)
 
 
 @pytest.mark.sample(1)

@@ -42,7 +42,7 @@ PUBLIC = {
     "ray.train.torch": """
         LegacyTorchCheckpoint TorchCheckpoint TorchConfig TorchDetectionPredictor TorchPredictor TorchTrainer accelerate
         backward enable_reproducibility get_device get_devices prepare_data_loader prepare_model prepare_optimizer""",
-    "ray.train.trainer": "BaseTrainer GenDataset TrainingIterator",
+    "ray.train.trainer": "BaseTrainer GenDataset TrainingFailedError TrainingIterator",
     "ray.train.v2.api.callback": "UserCallback",
     "ray.train.v2.api.config": "CheckpointConfig FailureConfig LoggingConfig RunConfig ScalingConfig",
     "ray.train.v2.api.exceptions": "ControllerError NCCLHangError PreemptionError TrainingFailedError WorkerGroupError",

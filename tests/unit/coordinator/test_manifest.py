@@ -42,10 +42,40 @@ def test_an_attempt_that_nobody_saw_ending_says_so_when_the_run_goes_on(tmp_path
         ("launch --env WANDB_API_KEY=S --set hf.token=S", "launch --env WANDB_API_KEY=*** --set hf.token=***"),
         ("train.py --store redis://me:S@host/0", "train.py --store redis://***@host/0"),
         ("train.py --max-tokens 512 --tokenizer x key y", "train.py --max-tokens 512 --tokenizer x key y"),
+        ("run --set=token=S --env=HF_TOKEN=S", "run --set=token=*** --env=HF_TOKEN=***"),
+        (
+            "train.py --accessToken=S --tokens S --num-tokens=1e6",
+            "train.py --accessToken=*** --tokens *** --num-tokens=1e6",
+        ),
+        ("train.py --secretKey S --APIKey S --authtoken=S", "train.py --secretKey *** --APIKey *** --authtoken=***"),
+        ("train.py --pin_password=1234 --tokens 12", "train.py --pin_password=*** --tokens 12"),
+        ("train.py --hub https://h/?lr=1&token=S&x=S", "train.py --hub https://h/?lr=1&token=***"),
+        ("train.py --hub=https://me:S@h/x?sig=1", "train.py --hub=https://***@h/x?sig=1"),
+        ("run --tracker wandb:project=p,api_key=S,mode=offline", "run --tracker wandb:project=p,api_key=***"),
+        ("train.py --monkey=1 --author me --keyboard x", "train.py --monkey=1 --author me --keyboard x"),
     ],
 )
 def test_what_looks_secret_is_not_kept(argv: str, kept: str) -> None:
     assert " ".join(without_secrets(argv.split())) == kept
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("Authorization: Bearer S S", "Authorization: ***"),
+        ("--password=S with spaces, and = S", "--password=***"),
+        ('{"token": "S", "lr": 0.1}', '{"token": ***, "lr": 0.1}'),
+        ('{"token": "S\\"S", "lr": 0.1}', '{"token": ***, "lr": 0.1}'),
+        ("{'hub': {'apiKey': 'S'}, 'lr': 0.1}", "{'hub': {'apiKey': ***}, 'lr': 0.1}"),
+        ("python train.py --api-key S --lr 0.1", "python train.py --api-key *** --lr 0.1"),
+        ('args=["--api-key","S", "--lr", "0.1"]', 'args=["--api-key",***, "--lr", "0.1"]'),
+        ("train.py --password 'S S' --lr 0.1", "train.py --password *** --lr 0.1"),
+        ("env HF_TOKEN=S docker exec -i {host}", "env HF_TOKEN=***"),
+        ("ssh -o ProxyCommand=x", "ssh -o ProxyCommand=x"),
+    ],
+)
+def test_what_looks_secret_within_one_argument_is_not_kept(word: str, kept: str) -> None:
+    assert without_secrets([word]) == [kept]
 
 
 def test_no_file_of_a_run_has_a_secret_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

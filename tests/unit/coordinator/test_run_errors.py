@@ -35,7 +35,8 @@ def error_of(
     return RunErrors(
         summary=summary,
         run="/runs/run",
-        name="as RunConfig(name='run')",
+        name="run",
+        is_script=False,
         step="21 of 120",
         checkpoint=checkpoint,
         logs="/logs",
@@ -72,7 +73,7 @@ def test_a_failure_ends_with_the_earlier_attempts_the_logs_and_how_to_continue()
         "checkpoint: checkpoint_000003, at step 18",
         "logs:       /logs",
         "page:       /page",
-        "continue:   start the run again as RunConfig(name='run')",
+        "continue:   start the run again with RunConfig(name='run')",
     ]
 
 
@@ -80,7 +81,7 @@ def test_a_failure_without_checkpoint_or_page_says_so() -> None:
     lines = str(error_of(failures=[failure()], checkpoint=None, page=None)).splitlines()
     assert lines[-2:] == [
         "run:        /runs/run",
-        "continue:   start the run again as RunConfig(name='run'), from scratch (no checkpoint yet)",
+        "continue:   start the run again with RunConfig(name='run'), from scratch (no checkpoint yet)",
     ]
 
 

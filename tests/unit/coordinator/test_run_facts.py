@@ -104,6 +104,9 @@ def test_the_config_is_kept_as_json_without_secrets_and_never_fails() -> None:
         "hub": {"token": "S", "url": "https://me:S@host/x"},
         "model": Model(3, "S"),
         "options": argparse.Namespace(epochs=2, secret="S"),
+        "headers": {"Authorization": "Bearer S", "X-Api-Key": "S"},
+        "keys": {"secretKey": "S", "tokens": ["S"], "max_tokens": 512},
+        "command": ["train.py", "--api-key", "S", "--set=token=S"],
         "text": "x" * 5000,
         "many": list(range(1000)),
         "broken": Broken(),
@@ -115,6 +118,9 @@ def test_the_config_is_kept_as_json_without_secrets_and_never_fails() -> None:
     kept = plain(config)
     assert "'S'" not in repr(kept)
     assert ":S@" not in repr(kept)
+    assert "Bearer" not in repr(kept)
+    assert kept["command"] == ["train.py", "--api-key", "***", "--set=token=***"]
+    assert kept["headers"] == {"Authorization": "***", "X-Api-Key": "***"}
     assert len(json.dumps(kept, allow_nan=False)) < 20_000
     assert (kept["lr"], kept["nan"], kept["path"], kept["3"]) == (0.1, "nan", "data/train.csv", "<class 'object'>")
     assert kept["model"] == {"depth": 3, "api_key": "***"}

@@ -11,8 +11,10 @@ from distrain.decisions.retries import LONGEST_BACKOFF_S, RetryPolicy
 from distrain.errors import RankFailure
 
 
-def retries(*, entered: bool = True, checkpoint: str | None = None, **config: Any) -> RetryPolicy:
-    made = RetryPolicy(FailureConfig(**config), checkpoint)
+def retries(
+    *, entered: bool = True, checkpoint: str | None = None, is_script: bool = False, **config: Any
+) -> RetryPolicy:
+    made = RetryPolicy(FailureConfig(**config), checkpoint, is_script=is_script)
     made.ever_entered = entered
     return made
 
@@ -86,6 +88,15 @@ def test_the_same_exception_twice_is_enough() -> None:
     assert made.refusal is not None
     assert "retry_same_failure" in made.refusal
     assert made.used == 1
+
+
+def test_a_script_may_have_made_progress_unless_its_checkpoints_show_that_it_has_not() -> None:
+    """It resumes from snapshots of its own, of which distrain does not know."""
+    made = retries(max_failures=4, is_script=True)
+    assert [allow(made, failure(), reports=2) for _ in range(5)] == [True, True, True, True, False]
+    assert made.refusal is None
+    made = retries(max_failures=-1, is_script=True)
+    assert [allow(made, failure(), checkpoint="checkpoint 0") for _ in range(3)] == [True, True, False]
 
 
 def test_the_same_exception_is_retried_if_that_is_wanted() -> None:

@@ -450,6 +450,14 @@ def test_a_retry_is_a_new_attempt_with_a_new_port() -> None:
     assert said(play.reserve()).startswith("restart 1 of 1, from scratch (no checkpoint yet)")
 
 
+def test_a_script_may_continue_at_a_snapshot_of_its_own() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1), is_script=True).run()
+    play.raises(1)
+    play.gone()
+    expected = "restart 1 of 1, from the script's own snapshot, if it keeps one (distrain has no checkpoint)"
+    assert said(play.reserve()).startswith(expected)
+
+
 def test_a_retry_can_finish_the_run() -> None:
     play = Play(failure_config=FailureConfig(max_failures=1)).run()
     play.raises(1)
