@@ -19,9 +19,11 @@ from distrain.decisions.failures import signal_in_words
 from distrain.decisions.stack_summary import LIBRARY_FILE
 from distrain.errors import DistrainError, Portable
 from distrain.hosts.host import MIRROR
+from distrain.system.log import warn
 from distrain.system.notebook import cell_of, with_cells
 from distrain.system.pickling import pickled
 from distrain.work.job import ScriptWork
+from distrain.work.unpicklable import describe_unpicklable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,11 +63,10 @@ class UserCodeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """The outcome of a rank as a message, and the work, value and exception themselves."""
+    """The outcome of a rank as a message, and the work and the exception themselves."""
 
     outcome: wire.Outcome
     work: Work | None
-    value: Any = None
     error: BaseException | None = None
 
 
@@ -110,14 +111,14 @@ def run_user_code(
 
 def make_rank_result(done: UserCodeResult, session: Session) -> RankResult:
     """Make the outcome of the user's code. Raises nothing."""
-    context, error, body = session.context, done.error, b""
+    context, error, body = session.context, done.error, pickled(None)
     if error is None and context.world_rank == 0:
         try:
             body = _pickled_value(done.value)
-        except BaseException as unpicklable:  # its __reduce__ is the user's code
-            error = unpicklable
+        except BaseException as interrupt:  # Ctrl-C without workers
+            error = interrupt
     if error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0 and done.stage == "run"):
-        return RankResult(outcome=_success(session, stage=done.stage, body=body), work=done.work, value=done.value)
+        return RankResult(outcome=_success(session, stage=done.stage, body=body), work=done.work)
     if isinstance(error, SystemExit) and isinstance(error.code, str):
         print(error.code, file=sys.stderr)  # as the interpreter does
     return RankResult(outcome=_failure(context, done, error), work=done.work, error=error)
@@ -173,17 +174,19 @@ def terminate(number: int, frame: object) -> NoReturn:
 
 
 def _pickled_value(value: object) -> bytes:
+    """Pickle what train_func has returned. If that fails, warn and pickle None: the training has finished."""
     try:
-        body = pickled(value)
+        return pickled(value)
     except Exception as error:
-        raise TypeError(
-            f"train_func returned a {type(value).__qualname__} that cannot be pickled: {error}. Return plain data, or "
-            "save it in a checkpoint."
-        ) from None
-    return body
+        culprit = describe_unpicklable("return_value", value)
+        warn(
+            f"train_func has finished, but Result.return_value is None: {culprit} cannot be pickled: "
+            f"{_one_line(error)}. Return plain data, or save it in a checkpoint."
+        )
+        return pickled(None)
 
 
-def _success(session: Session, *, stage: str, body: bytes = b"") -> wire.Outcome:
+def _success(session: Session, *, stage: str, body: bytes) -> wire.Outcome:
     return wire.Outcome(
         attempt=session.context.attempt,
         rank=session.context.world_rank,
@@ -192,7 +195,7 @@ def _success(session: Session, *, stage: str, body: bytes = b"") -> wire.Outcome
         error=None,
         traceback="",
         exit_code=0,
-        body=body or pickled(None),
+        body=body,
         stopped=session.stopped,
     )
 
