@@ -44,7 +44,7 @@ class Result:
     path: the run directory, a path or URL.
     storage_filesystem: the filesystem of the path, if the user gave one instead of a URL.
     error: why training failed; ``fit()`` raises it.
-    return_value: the return value of rank 0's train_func.
+    return_value: the return value of rank 0's train_func, None if it cannot be pickled.
 
     ::
 

@@ -748,7 +748,7 @@ class _Run:
             self._store.committed,
             self._config.checkpoint_config,
             metrics=self._earlier_metrics() if end.metrics is None else end.metrics,
-            return_value=None if value is None else _return_value(value),
+            return_value=None if value is None else job.unpickle_return_value(value),
         )
         if end.state is RunState.FINISHED:
             return result, None
@@ -800,12 +800,3 @@ def _plain_run_config(config: RunConfig) -> dict[str, Any]:
     settings: dict[str, Any] = plain({name: getattr(config, name) for name in kept})
     log_dir = None if config.log_dir is None else str(_absolute(config.log_dir))
     return {**settings, "log_dir": log_dir}
-
-
-def _return_value(blob: bytes) -> Any:
-    """Return the value, or None with a warning: the result of a training must not depend on it."""
-    try:
-        return job.unpickle_value(blob)
-    except Exception as error:
-        warn(f"the return value cannot be unpickled in this process ({error!r}); it is kept in return_value.pkl")
-        return None

@@ -5,12 +5,14 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
+import math
 import re
 import signal
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from distrain.errors import CheckpointError, RankFailure
+from distrain.errors import RankFailure
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,17 +21,23 @@ if TYPE_CHECKING:
 
 # The errors of ranks whose peer is gone, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15), TensorFlow (2.21)
 # and JAX (0.10), whose collectives are gloo's and NCCL's.
-_CONSEQUENCE = re.compile(
-    r"connection (closed|reset|was closed)|closed by (remote )?peer|broken pipe|timed out waiting|wait timeout after|"
-    r"collective operation timeout|operation timed out!|socket timeout|store.{0,40}timed out|"
-    r"failed to pass monitoredbarrier|"
-    r"recvvalue failed|sendbytes failed|remote process exited|ncclremoteerror|remote error detected|socket closed|"
-    r"dump signal from another rank|"
-    r"which goes first on this host, failed|"
+_PEER_GONE = re.compile(
+    r"collective operation timeout|failed to pass monitoredbarrier|ncclremoteerror|dump signal from another rank|"
+    r"which runs it first on this host, failed|"
     r"collective ops is aborted by|tasks are unhealthy \(stopped sending heartbeats\)|"
     r"the jax distributed service detected fatal errors",
     re.IGNORECASE,
 )
+"""Only communication between ranks fails with these words."""
+_CONNECTION_GONE = re.compile(
+    r"connection (was )?(likely )?(closed|reset|aborted)|closed by (remote )?peer|broken pipe|socket closed|"
+    r"timed out|timeouterror|wait timeout|socket timeout|failed to recv|recvvalue failed|sendbytes failed|"
+    r"remote process exited|remote error detected",
+    re.IGNORECASE,
+)
+"""Any connection may fail with these words: to another rank, to a storage, to a child process."""
+_BETWEEN_RANKS = re.compile(r"\bgloo\b|\bnccl\b|c10d|tcpstore|remote target /job:|coordination ?service", re.IGNORECASE)
+"""Names of what connects ranks."""
 
 _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "often the kernel does it, when the host is out of memory",
@@ -70,7 +78,7 @@ def failure_of(
             summary=_summary(outcome, exited),
             traceback=outcome.traceback,
             exit_code=outcome.exit_code,
-            consequence=_is_consequence(outcome),
+            consequence=outcome.blames_peer,
             max_rss_bytes=exited.max_rss_bytes if exited is not None else 0,
             payload=outcome.body,
         )
@@ -86,7 +94,7 @@ def failure_of(
         signal=exited.signal,
         max_rss_bytes=exited.max_rss_bytes,
         exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
-        consequence=exited.signal == signal.SIGABRT and bool(_CONSEQUENCE.search(reason)),
+        consequence=exited.signal == signal.SIGABRT and blames_peer(reason),
     )
 
 
@@ -114,23 +122,34 @@ def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s:
 
 
 def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
-    """Sort failures: those with a cause of their own before consequences, each in order of arrival."""
-    return sorted(failures, key=lambda failure: (failure.consequence, failure.order))
+    """Sort failures: those with a cause of their own before consequences, each in order of arrival.
 
-
-def _is_consequence(outcome: wire.Outcome) -> bool:
-    """Tell if an exception means that another rank is gone. One about a checkpoint never does.
-
-    Its text may name a broken connection, too: that for files.
+    An error about any connection becomes a consequence if another rank had failed by itself before, or has died: a
+    death is noticed later than the connections that it breaks.
     """
-    is_own = (outcome.error or "").startswith(CheckpointError.__name__)
-    return not is_own and bool(_CONSEQUENCE.search(_message(outcome)))
+    found = list(failures)
+    own = [one for one in found if not one.consequence and not _is_about_connection(one)]
+    first = min((one.order for one in own), default=math.inf)
+    has_death = any(one.kind != "exception" for one in own)
+    judged = [
+        replace(one, consequence=True) if _is_about_connection(one) and (has_death or first < one.order) else one
+        for one in found
+    ]
+    return sorted(judged, key=lambda failure: (failure.consequence, failure.order))
 
 
-def _message(outcome: wire.Outcome) -> str:
-    """Return the whole text of the exception, without the stack in front of it."""
-    first = (outcome.error or "").removesuffix(" ...")
-    return outcome.traceback[max(outcome.traceback.rfind(first), 0) :] if first in outcome.traceback else first
+def blames_peer(text: str, *, between_ranks: bool = False) -> bool:
+    """Tell if the text of an error means that another rank is gone.
+
+    between_ranks: the error is known to come from the communication between ranks.
+    """
+    if _PEER_GONE.search(text):
+        return True
+    return bool(_CONNECTION_GONE.search(text) and (between_ranks or _BETWEEN_RANKS.search(text)))
+
+
+def _is_about_connection(failure: RankFailure) -> bool:
+    return failure.kind == "exception" and bool(_CONNECTION_GONE.search(failure.summary))
 
 
 def _summary(outcome: wire.Outcome, exited: wire.Exited | None) -> str:

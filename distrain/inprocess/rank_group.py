@@ -32,7 +32,7 @@ from distrain.inprocess.rank_process import current, environment, module_path, o
 from distrain.system import process
 from distrain.system.pickling import pickled
 from distrain.transfer.streams import StreamEndedError
-from distrain.work.job import Work
+from distrain.work.job import Work, unpickle_return_value
 from distrain.worker.session import Session
 from distrain.worker.user_code import RankResult, run_rank
 
@@ -350,15 +350,25 @@ class RankGroup:
 
 
 def _pickled_end(result: Result | None, error: BaseException | None) -> bytes:
+    """Pickle the end of the run. The return value is a pickle within it: no rank fails for want of that."""
+    value = b"" if result is None else _pickled(result.return_value)
+    if result is not None:
+        result = replace(result, return_value=None)
+    unknown = ControllerError(str(error) or "what rank 0 returns cannot be pickled")
+    return _pickled((result, error, value)) or pickle.dumps((None, unknown, b""))
+
+
+def _pickled(value: object) -> bytes:
+    """Return the pickle of the value, empty if there can be none."""
     for dumps in (pickle.dumps, pickled):  # classes of __main__ are the same on all ranks, for the first one
         with contextlib.suppress(Exception):
-            return dumps((result, error))
-    return pickle.dumps((None, ControllerError(str(error) or "what rank 0 returns cannot be pickled")))
+            return dumps(value)
+    return b""
 
 
 def _unpickled_end(body: bytes) -> tuple[Result | None, BaseException | None]:
     try:
-        end: tuple[Result | None, BaseException | None] = pickle.loads(body)  # noqa: S301 - rank 0 knew the secret
+        result, error, value = pickle.loads(body)  # noqa: S301 - rank 0 knew the secret
     except Exception as error:
         return None, ControllerError(f"what fit() returns or raises on rank 0 cannot be unpickled here: {error!r}")
-    return end
+    return (result and replace(result, return_value=unpickle_return_value(value))), error

@@ -17,7 +17,7 @@ from distrain import wire
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.decisions.events import RunSummary
-from distrain.decisions.failures import failure_of
+from distrain.decisions.failures import culprit_first, failure_of
 from distrain.decisions.states import RunState
 from distrain.decisions.stop_consensus import StopConsensus
 from distrain.errors import RankFailure
@@ -314,7 +314,7 @@ class RankServer:
         deadline = self._failure_deadline()
         if deadline is None:
             return
-        culprit = min(self.failures, key=lambda failure: (failure.consequence, failure.order))
+        culprit = culprit_first(self.failures)[0]
         if time.monotonic() < deadline:
             progress = self._report_handler.storing({failure.rank for failure in self.failures})
             if culprit.consequence or progress.parts or progress.expected:

@@ -93,7 +93,7 @@ def failure(facts: RunFacts) -> Section | None:
 
 def _failed_rank(one: Mapping[str, Any]) -> Html:
     rank, host, where = whole(one.get("rank")), text(one.get("host")), failed_at(one)
-    role = {"culprit": " (failed first)", "consequence": " (because of another rank)"}.get(str(one.get("role")), "")
+    role = {"culprit": " (failed first)", "victim": " (because of another rank)"}.get(str(one.get("role")), "")
     head = el("h3", f"Rank {'?' if rank is None else rank}", f" on {clip(host, 80)}" if host else "", role)
     why = el("p", text(one.get("summary")) or "No reason is known.", f" ({where})" if where else "")
     parts = [head, why]

@@ -24,7 +24,7 @@ from distrain.storage.local_store import LocalStore
 from distrain.storage.order_link import OrderLink
 from distrain.storage.paths import DAMAGED_FILE, choose_run, is_copy, number_of, read_manifest
 from distrain.storage.records import CommittedCheckpoint, committed_at, remote_damage
-from distrain.storage.run_lock import RemoteLock
+from distrain.storage.run_lock import Heartbeats, RemoteLock
 from distrain.storage.run_store import RunStore
 from distrain.system import process
 from distrain.system.log import warn
@@ -81,6 +81,7 @@ class RemoteStore(RunStore):
             if list(spool.iterdir()) == [self.paths.lock]:  # no earlier run has left files
                 undo.callback(_delete_spool, spool)
             self._run_lock = RemoteLock.take(run)
+            self._heartbeats = Heartbeats(self._run_lock)
             undo.callback(self._release_run_lock)
             self._fill_spool()
             self._directory.open()
@@ -163,6 +164,7 @@ class RemoteStore(RunStore):
     def _on_answer(self, message: wire.Message) -> None:
         match message:
             case wire.StorageStatus(failed=failed):
+                self._heartbeats.stop()
                 if failed is not None:
                     self._fail(f"cannot use the storage: {failed}")
             case wire.OrderDone(failed=failed):
@@ -303,6 +305,7 @@ class RemoteStore(RunStore):
 
     def _release(self, problem: str | None) -> None:
         """Release the run. Delete the spool before its lock is released, as the next run may use it at once."""
+        self._heartbeats.stop()
         try:
             if not self._is_abandoned:  # else the run is free when this process has ended, or some seconds later
                 self._release_run_lock()
@@ -314,6 +317,7 @@ class RemoteStore(RunStore):
             super().close()
 
     def _release_run_lock(self) -> None:
+        self._heartbeats.end()
         with contextlib.suppress(OSError, StorageError):  # the run is free when the lock has been silent for a while
             self._run_lock.release()
 

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import platform
+import threading
 import time
 import uuid
 from dataclasses import asdict, dataclass, field
@@ -38,8 +39,6 @@ _LONG_AGO_S = 600.0
 It is longer than clocks differ, and than a passing failure of the storage lasts.
 """
 _POLL_S = 0.5
-_SAME_START_S = 1.0
-"""Seconds by which two readings of the start of one process may differ."""
 
 
 # -- local run directories --------------------------------------------------------------------------------------------
@@ -123,16 +122,16 @@ class _Owner:
         """Return True if the process is known to be dead, False if it is alive or on another machine."""
         if not self.machine or self.machine != _machine():
             return False
-        began = process.began_at(self.pid)
-        return began is None or abs(began - self.started) > _SAME_START_S
+        return process.began_at(self.pid) != self.started
 
 
 def _machine() -> str:
-    """Return an identifier of the pid namespace of this machine, or "" if it is unknown."""
+    """Return an identifier of this machine, its boot, and its namespaces of pids and times; "" if it is unknown."""
     with contextlib.suppress(OSError):
         if not process.sees_pids():
             return ""
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+        namespaces = (os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "time"))
+        return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text().strip(), *namespaces])
     return ""
 
 
@@ -149,13 +148,16 @@ class RemoteLock:
         """Take the lock. Raise StorageError if another process uses the run, OSError if the storage fails."""
         folder = run / ".lock"
         numbers = _numbers(folder)
-        if numbers:
-            _wait_until_free(run, folder / f"{numbers[-1]:06d}")
         lock = cls(run=run, number=max(numbers, default=0) + 1, owner=_Owner())
         try:
-            lock._path.create(lock._text(0))
-        except FileExistsError:
-            raise StorageError(_in_use(run, "another process, which has just begun")) from None
+            if numbers:
+                _wait_until_free(run, folder / f"{numbers[-1]:06d}")
+            lock._create()
+            is_first = _numbers(folder)[-1:] == [lock.number]
+        except (FileExistsError, FileNotFoundError):
+            is_first = False
+        if not is_first:
+            raise StorageError(_in_use(run, "another process, which has just begun"))
         for number in numbers:
             with contextlib.suppress(OSError):
                 (folder / f"{number:06d}").remove()
@@ -164,6 +166,15 @@ class RemoteLock:
     @property
     def _path(self) -> RemotePath:
         return self.run / ".lock" / f"{self.number:06d}"
+
+    def _create(self) -> None:
+        """Create the object. Raise FileExistsError if another process has done so."""
+        text = self._text(0)
+        try:
+            self._path.create(text)
+        except FileExistsError:
+            if self._path.read_bytes() != text:  # else the answer to the first try was lost
+                raise
 
     def _text(self, beat: float, *, released: bool = False) -> bytes:
         return json.dumps({**asdict(self.owner), "beat": beat, "released": released}).encode()
@@ -197,6 +208,34 @@ class RemoteLock:
         """Release the run. Raise the same errors as :meth:`check`."""
         self.check()
         self._path.write_bytes(self._text(0, released=True))
+
+
+class Heartbeats:
+    """A thread that sends the heartbeats of a lock while its run is opened. Later the uploader does that."""
+
+    def __init__(self, lock: RemoteLock) -> None:
+        self._lock = lock
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="distrain-heartbeats", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send no more heartbeats. One may be on its way."""
+        self._stopped.set()
+
+    def end(self) -> None:
+        """Stop, and wait until none is on its way."""
+        self.stop()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(BEAT_S):
+            try:
+                self._lock.beat()
+            except StorageError:  # the uploader finds out, too
+                return
+            except OSError:
+                continue
 
 
 def _is_remote_run_in_use(folder: RemotePath) -> bool:
@@ -245,8 +284,7 @@ def _wait_until_free(run: RemotePath, lock: RemotePath) -> None:
         return
     who = f"process {owner.pid} on {owner.host}"
     warn(f"{run} was used by {who}; looking for {HEARTBEAT_TIMEOUT_S:g} s whether it is still alive")
-    deadline = time.monotonic() + HEARTBEAT_TIMEOUT_S
-    while time.monotonic() < deadline:
+    for _ in range(round(HEARTBEAT_TIMEOUT_S / _POLL_S)):  # no deadline: the whole machine may stand still for a while
         time.sleep(_POLL_S)
         with contextlib.suppress(FileNotFoundError):
             last = lock.read_bytes()

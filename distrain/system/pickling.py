@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+MAIN_NAMES = ("__main__", "__mp_main__")
+"""The names of the user's main module. Children of multiprocessing that are not forked know it by the second."""
+
+
 def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
     """Reduce code as cloudpickle does, with the name of its file, which errors, stacks and hang reports show.
 
@@ -29,22 +33,28 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's pickler, with file names, and for modules of a subclass, such as ``torch.backends.cudnn``."""
+    """cloudpickle's pickler, with file names. By name go modules of a subclass, as torch.backends.cudnn, and main."""
 
     dispatch_table: ClassVar[Mapping[type, Any]] = ChainMap(
         {types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
     )
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
+        if isinstance(value, types.ModuleType):
             name = value.__name__
-            if sys.modules.get(name) is value:
+            by_name = type(value) is not types.ModuleType or name in MAIN_NAMES
+            if by_name and sys.modules.get(name) is value:
                 return importlib.import_module, (name,)
         return super().reducer_override(value)
 
 
 def pickled(value: object) -> bytes:
     """Pickle the value; functions and classes that workers cannot import are included."""
+    main = sys.modules.get("__mp_main__")
+    if (
+        main is not None and main.__name__ == "__mp_main__"
+    ):  # this is a child, and workers cannot import its main module
+        cloudpickle.register_pickle_by_value(main)
     file = io.BytesIO()
     Pickler(file).dump(value)
     return file.getvalue()

@@ -42,6 +42,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
+_START_FIELD = 19
+"""The start time among the fields of /proc/PID/stat that follow the name."""
 _KILL_ROUNDS = 50
 _LONGEST_COMMAND = 400
 """Characters of a command line that people are shown."""
@@ -319,19 +321,23 @@ def sees_pids() -> bool:
 
 
 def began_at(pid: int) -> float | None:
-    """Return the start time of a process in seconds since 1970, or None if it cannot be seen.
+    """Return when a process began, or None if it cannot be seen. It tells it from another one that gets the same id.
 
-    The start time tells it from another process that gets the same id.
+    On Linux these are clock ticks since the boot: seconds since 1970 would change whenever the clock is set.
     """
-    import psutil
-
     if not sees_pids():
         return None
-    try:
-        moment: float = psutil.Process(pid).create_time()
-    except psutil.Error:
+    if not os.path.exists("/proc/self/stat"):  # such as macOS
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            return float(psutil.Process(pid).create_time())
         return None
-    return moment
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return float(stat.rpartition(")")[2].split()[_START_FIELD])
 
 
 def kill_group(leader: int, number: int) -> None:

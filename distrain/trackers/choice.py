@@ -16,7 +16,7 @@ from distrain.trackers.tensorboard import TensorBoard
 from distrain.trackers.tracker import Tracker, name_of
 from distrain.trackers.trackio import Trackio
 from distrain.trackers.wandb import Wandb
-from distrain.work.unpicklable import find_unpicklable
+from distrain.work.unpicklable import describe_unpicklable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -122,10 +122,9 @@ def pickled_trackers(trackers: Iterable[Tracker]) -> dict[str, bytes]:
         try:
             blobs[name_of(tracker)] = pickled(tracker)
         except Exception as error:
-            found = find_unpicklable([(name_of(tracker), tracker)])
-            what = f"{found[0]} cannot be pickled ({type(found[1]).__name__})" if found else str(error)
+            culprit = describe_unpicklable(name_of(tracker), tracker)
             raise LaunchError(
-                f"the tracker {name_of(tracker)} cannot be sent to its process: {what}; open files and connections "
-                "in its start()"
+                f"the tracker {name_of(tracker)} cannot be sent to its process: {culprit} cannot be pickled: {error}; "
+                "open files and connections in its start()"
             ) from error
     return blobs

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 14
+WIRE_VERSION = 15
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -927,7 +927,8 @@ class Outcome(FromWorker):
 
     stage: where it ended: import, setup or run. error, traceback: one line, and the whole text. exit_code: the argument
     of SystemExit, 1 for any other exception. body: the pickled return value, or the pickled exception if ``error`` is
-    set. stopped: should_stop() was true, so that train_func may not have done all its work.
+    set. stopped: should_stop() was true, so that train_func may not have done all its work. blames_peer: the exception
+    means that another rank is gone.
 
     Worker -> coordinator; answered by :class:`Release` if ``ok``.
     """
@@ -939,6 +940,7 @@ class Outcome(FromWorker):
     exit_code: int
     body: bytes
     stopped: bool = False
+    blames_peer: bool = False
 
 
 @message

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import JobError, StandInError
 from distrain.hosts.host import MIRROR
+from distrain.system.log import warn
 from distrain.system.notebook import cell_of
 from distrain.system.pickling import pickled
 from distrain.work.functions import call_with_config, check_signature, name_of
@@ -284,15 +285,19 @@ def loads(blob: bytes) -> Work:
     return work
 
 
-def unpickle_value(blob: bytes) -> Any:
-    """Unpickle a worker's return value or exception, in the user's process. Raises what unpickling raises."""
-    return pickle.loads(blob)  # noqa: S301 - see loads()
+def unpickle_return_value(blob: bytes) -> Any:
+    """Unpickle what train_func returned. If that fails, warn and return None: the training has finished."""
+    try:
+        return pickle.loads(blob)  # noqa: S301 - see loads()
+    except Exception as error:
+        warn(f"the return value cannot be unpickled in this process ({error!r}); it is kept in return_value.pkl")
+        return None
 
 
 def original(failure: RankFailure) -> BaseException:
     """Return the exception that the rank raised, or a StandInError if there is none that can be unpickled here."""
     try:
-        error = unpickle_value(failure.payload) if failure.payload else None
+        error = pickle.loads(failure.payload) if failure.payload else None  # noqa: S301 - see loads()
     except Exception:
         error = None
     if not isinstance(error, BaseException):

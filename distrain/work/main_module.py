@@ -1,4 +1,4 @@
-"""The user's ``__main__`` in a worker, and in the children that the worker's libraries start. Runs in: worker.
+"""The user's ``__main__`` in a worker, and in the children that its libraries start. Runs in: worker, validator.
 
 Workers do not run the user's script again. Classes and functions of the script that came with a pickled train_func must
 be found all the same: by ``torch.save`` of a whole model, and by DataLoader workers and pools of every start method.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from distrain.system.pickling import pickled
+from distrain.system.pickling import MAIN_NAMES, pickled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,10 +79,10 @@ def publish(function: object) -> None:
     main = vars(sys.modules["__main__"])
     function = inspect.unwrap(getattr(function, "func", function))  # type: ignore[arg-type]
     namespace = getattr(function, "__globals__", {})
-    if namespace.get("__name__") == "__main__":
+    if namespace.get("__name__") in MAIN_NAMES:
         main.update({name: value for name, value in namespace.items() if not name.startswith("__")})
     for cls in list(_DYNAMIC_CLASSES.values()):  # including those that came with the config or with an object
-        if cls.__module__ == "__main__" and "." not in cls.__qualname__:
+        if cls.__module__ in MAIN_NAMES and "." not in cls.__qualname__:
             main.setdefault(cls.__qualname__, cls)
     _send_by_value()
 
@@ -98,14 +98,15 @@ def load(blob: bytes) -> Any:
 
 
 def _send_by_value() -> None:
-    """Make multiprocessing send classes and functions of ``__main__`` by value.
+    """Make multiprocessing and cloudpickle send classes and functions of ``__main__`` by value, under both its names.
 
     A class that a child sends back is the same class again, because cloudpickle keeps track of it.
     """
+    cloudpickle.register_pickle_by_value(sys.modules["__main__"])
     setattr(ForkingPickler, "reducer_override", _reduce)  # noqa: B010 - mypy takes it for a method of ForkingPickler
 
 
 def _reduce(pickler: ForkingPickler, value: object) -> Any:
-    if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
+    if isinstance(value, (type, types.FunctionType)) and value.__module__ in MAIN_NAMES:
         return load, (pickled(value),)
     return NotImplemented

@@ -14,6 +14,7 @@ import sysconfig
 import types
 from typing import TYPE_CHECKING, Any
 
+from distrain.system.pickling import MAIN_NAMES
 from distrain.work.unpicklable import global_names
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _imports(code: types.CodeType) -> set[str]:
 def _modules_in_namespace(name: str) -> set[str]:
     """Return the modules that define the values in a user module's namespace. A worker imports them with it."""
     module = sys.modules.get(name)
-    if name == "__main__" or module is None:
+    if name in MAIN_NAMES or module is None:
         return set()
     return {home for value in list(vars(module).values()) if isinstance(home := _home(value), str)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -34,6 +35,14 @@ def find_unpicklable(parts: Iterable[NamedValue]) -> NamedValue | None:
         found = culprit
         parts = parts_of(*culprit)
     return found
+
+
+def describe_unpicklable(name: str, value: object) -> str:
+    """Return the path to the innermost part that cannot be pickled, and its type. Raises nothing."""
+    path, culprit = name, value
+    with contextlib.suppress(Exception):  # a __repr__ or a property of the user's
+        path, culprit = find_unpicklable([(name, value)]) or (name, value)
+    return f"{path} ({type(culprit).__module__}.{type(culprit).__qualname__})"
 
 
 def largest_parts(parts: Iterable[NamedValue], count: int) -> list[tuple[str, int]]:

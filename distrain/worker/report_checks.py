@@ -19,7 +19,7 @@ from distrain.storage.files import list_files
 from distrain.storage.paths import RunPaths
 from distrain.system.pickling import pickled
 from distrain.system.remote_path import RemotePath, own_temporary_path
-from distrain.work.unpicklable import can_pickle
+from distrain.work.unpicklable import describe_unpicklable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -158,11 +158,10 @@ def _pickled_arguments(arguments: Mapping[str, Any]) -> bytes:
     try:
         return pickled(dict(arguments))
     except Exception as error:
-        name = next((name for name, value in arguments.items() if not can_pickle(value)), None)
-        where = "" if name is None else f"[{name!r}] ({type(arguments[name]).__qualname__})"
+        culprit = describe_unpicklable("ValidationTaskConfig.fn_kwargs", dict(arguments))
         raise TypeError(
-            f"report(): ValidationTaskConfig.fn_kwargs{where} cannot be pickled: {error}. The validation function runs "
-            "in another process: make it there"
+            f"report(): {culprit} cannot be pickled: {error}. The validation function runs in another process: make it "
+            "there"
         ) from error
 
 

@@ -10,21 +10,22 @@ import runpy
 import sys
 import threading
 import traceback
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import wire
-from distrain.decisions.failures import signal_in_words
+from distrain.decisions.failures import blames_peer, signal_in_words
 from distrain.decisions.stack_summary import LIBRARY_FILE
 from distrain.errors import DistrainError, Portable
 from distrain.hosts.host import MIRROR
+from distrain.system.log import warn
 from distrain.system.notebook import cell_of, with_cells
 from distrain.system.pickling import pickled
 from distrain.work.job import ScriptWork
+from distrain.work.unpicklable import describe_unpicklable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from types import TracebackType
 
@@ -39,6 +40,10 @@ _LONGEST_TRACEBACK = 32 << 10
 """Longest traceback, in characters."""
 _LARGEST_EXCEPTION = 64 << 20
 """Largest pickled exception, in bytes. A larger one holds data, which would cost more than it helps."""
+_COMMUNICATION = ("torch.distributed.", "torch.nn.parallel.")
+"""Modules whose exceptions come from the communication between ranks, or of which one called its native code."""
+_FILES = ("torch.distributed.checkpoint.",)
+"""Modules among them that read and write files."""
 OWN_FILES = (os.path.dirname(os.path.dirname(__file__)), "<frozen runpy>", "<frozen importlib", runpy.__file__)
 """Files of distrain, and of what it runs scripts with."""
 
@@ -61,11 +66,10 @@ class UserCodeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """The outcome of a rank as a message, and the work, value and exception themselves."""
+    """The outcome of a rank as a message, and the work and the exception themselves."""
 
     outcome: wire.Outcome
     work: Work | None
-    value: Any = None
     error: BaseException | None = None
 
 
@@ -110,14 +114,14 @@ def run_user_code(
 
 def make_rank_result(done: UserCodeResult, session: Session) -> RankResult:
     """Make the outcome of the user's code. Raises nothing."""
-    context, error, body = session.context, done.error, b""
+    context, error, body = session.context, done.error, pickled(None)
     if error is None and context.world_rank == 0:
         try:
             body = _pickled_value(done.value)
-        except BaseException as unpicklable:  # its __reduce__ is the user's code
-            error = unpicklable
+        except BaseException as interrupt:  # Ctrl-C without workers
+            error = interrupt
     if error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0 and done.stage == "run"):
-        return RankResult(outcome=_success(session, stage=done.stage, body=body), work=done.work, value=done.value)
+        return RankResult(outcome=_success(session, stage=done.stage, body=body), work=done.work)
     if isinstance(error, SystemExit) and isinstance(error.code, str):
         print(error.code, file=sys.stderr)  # as the interpreter does
     return RankResult(outcome=_failure(context, done, error), work=done.work, error=error)
@@ -173,17 +177,19 @@ def terminate(number: int, frame: object) -> NoReturn:
 
 
 def _pickled_value(value: object) -> bytes:
+    """Pickle what train_func has returned. If that fails, warn and pickle None: the training has finished."""
     try:
-        body = pickled(value)
+        return pickled(value)
     except Exception as error:
-        raise TypeError(
-            f"train_func returned a {type(value).__qualname__} that cannot be pickled: {error}. Return plain data, or "
-            "save it in a checkpoint."
-        ) from None
-    return body
+        culprit = describe_unpicklable("return_value", value)
+        warn(
+            f"train_func has finished, but Result.return_value is None: {culprit} cannot be pickled: "
+            f"{_one_line(error)}. Return plain data, or save it in a checkpoint."
+        )
+        return pickled(None)
 
 
-def _success(session: Session, *, stage: str, body: bytes = b"") -> wire.Outcome:
+def _success(session: Session, *, stage: str, body: bytes) -> wire.Outcome:
     return wire.Outcome(
         attempt=session.context.attempt,
         rank=session.context.world_rank,
@@ -192,7 +198,7 @@ def _success(session: Session, *, stage: str, body: bytes = b"") -> wire.Outcome
         error=None,
         traceback="",
         exit_code=0,
-        body=body or pickled(None),
+        body=body,
         stopped=session.stopped,
     )
 
@@ -207,7 +213,37 @@ def _failure(context: TrainContext, done: UserCodeResult, error: BaseException) 
         traceback=_with_users_paths(_traceback_text(error)) + _explanation(done.work, error),
         exit_code=_exit_code(error),
         body=_pickled_exception(error),
+        blames_peer=any(map(_blames_peer, _chain(error))),
     )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exception, and those from which it follows."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        yield following
+        seen.add(id(following))
+        following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
+
+
+def _blames_peer(error: BaseException) -> bool:
+    """Tell if an exception means that another rank is gone.
+
+    A text about a broken connection is not enough: the rank may have lost one of its own, such as to a storage.
+    """
+    places = (f"{type(error).__module__}.", f"{_raised_in(error)}.")
+    between_ranks = any(place.startswith(_COMMUNICATION) and not place.startswith(_FILES) for place in places)
+    try:
+        return blames_peer(str(error), between_ranks=between_ranks)
+    except Exception:  # its __str__ fails
+        return False
+
+
+def _raised_in(error: BaseException) -> str:
+    """Return the name of the module that raised the exception, or called the native code that did."""
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return names[-1] if names else ""
 
 
 def _pickled_exception(error: BaseException) -> bytes:
@@ -297,8 +333,7 @@ def _with_users_paths(text: str) -> str:
 def _explanation(work: Work | None, error: BaseException) -> str:
     """Return what distrain or the framework's backend adds to the text of an exception."""
     text = work.backend.explain(error) if work is not None else None
-    innermost = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
-    if any(frame.f_globals.get("__name__") in ("bdb", "pdb") for frame, _ in innermost) and _has_no_stdin():
+    if _raised_in(error) in ("bdb", "pdb") and _has_no_stdin():
         text = (
             "pdb needs a terminal, which workers do not have: name a rank with RunConfig(debug_rank=0) or "
             "--debug-rank 0, or train in your own process with ScalingConfig(num_workers=0)"

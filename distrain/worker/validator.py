@@ -19,7 +19,7 @@ from distrain.checkpoint import Checkpoint
 from distrain.system import process
 from distrain.system.remote_path import decode_filesystem
 from distrain.wire.channel import Channel
-from distrain.work import job
+from distrain.work import job, main_module
 from distrain.worker.metrics import encode_metrics
 
 
@@ -39,8 +39,10 @@ def _validate(order: wire.RunValidation) -> wire.ValidationResult:
     try:
         os.chdir(order.directory)
         sys.path[:] = order.sys_path
+        main_module.replace_main()
         work = job.loads(order.body)
         assert isinstance(work, job.FunctionWork)
+        main_module.publish(work.function)
         overrides = pickle.loads(base64.b64decode(order.overrides))  # noqa: S301 - the worker of this run has pickled it
         checkpoint = Checkpoint(order.checkpoint, decode_filesystem(order.filesystem))
         metrics = work.function(checkpoint, **{**work.config, **overrides})

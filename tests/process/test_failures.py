@@ -514,12 +514,27 @@ def test_nonsense_in_a_workers_pipe_ends_that_worker_with_an_explanation(any_fit
     assert "its code wrote to the pipe of distrain" in str(error)
 
 
-def test_a_return_value_that_cannot_be_pickled_is_explained(fit: Fit) -> None:
-    def train() -> Any:
-        return threading.Lock()
+class Holder:
+    """A trainer as libraries have it: training needs it, and it cannot be pickled."""
 
-    error = failure(fit, train, workers=1)
-    assert "train_func returned a lock that cannot be pickled" in str(error)
+    def __init__(self) -> None:
+        self.state = {"lock": threading.Lock()}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_return_value_that_cannot_be_pickled_is_left_out(
+    fit: Fit, capfd: pytest.CaptureFixture[str], workers: int
+) -> None:
+    def train() -> Holder:
+        distrain.report({"loss": 1})
+        return Holder()
+
+    result = fit(train, workers=workers, failure_config=distrain.FailureConfig(max_failures=3))
+    assert (result.metrics, result.return_value) == ({"loss": 1}, None)
+    assert len(reported(result.path)) == max(workers, 1)  # of one attempt
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "Result.return_value is None" in line]
+    assert len(warnings) == 1
+    assert "return_value.state['lock'] (_thread.lock) cannot be pickled: TypeError: " in warnings[0]
 
 
 def test_a_failure_is_answered_by_a_restart_if_allowed(any_fit: Fit) -> None:

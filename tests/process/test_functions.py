@@ -173,6 +173,83 @@ print(fit(train, start_method=sys.argv[1]))
     assert output(user_script(PREAMBLE + source, start_method)) == f"{expected}\n"
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_from_a_child_of_multiprocessing(user_script: Script, method: str) -> None:
+    """The child calls its main module ``__mp_main__``, and workers do not have it."""
+    source = """
+import multiprocessing
+from distrain import Checkpoint, UserCallback, ValidationConfig
+from distrain.data import from_items
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+class Wrong(Exception):
+    pass
+
+class Counter(UserCallback):
+    seen = 0
+
+    def after_report(self, run_context, metrics, checkpoint):
+        Counter.seen += 1
+
+def double(box):
+    return Box(box.value * 2)
+
+def in_children(box):
+    values = []
+    for method in ("spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            values += [box.value for box in pool.map(double, [box])]
+    return values
+
+def triple(row):
+    return {"x": row["x"] * 3}
+
+def validate(checkpoint):
+    return {"validated": in_children(Box(checkpoint.to_dict()["box"].value))}
+
+def train(config):
+    [batch] = distrain.get_dataset_shard("train").iter_batches(batch_size=10)
+    rows = batch["x"].tolist()
+    distrain.report({"rows": rows}, Checkpoint.from_dict({"box": config["box"]}), validation=True)
+    if config["fails"]:
+        raise Wrong(config["box"])
+    return Box([type(config["box"]) is Box, __name__, *in_children(config["box"])])
+
+def trial(fails):
+    trainer = DataParallelTrainer(
+        train,
+        train_loop_config={"box": Box(7), "fails": fails},
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path=os.environ["RUNS"], callbacks=[Counter()]),
+        datasets={"train": from_items([{"x": 1}, {"x": 2}]).map(triple)},
+        validation_config=ValidationConfig(validate),
+    )
+    result = trainer.fit()
+    assert type(result.return_value) is Box
+    assert type(result.checkpoint.to_dict()["box"]) is Box
+    print("value", result.return_value.value, result.metrics, Counter.seen, os.path.basename(result.path)[:6])
+
+def both():
+    trial(False)
+    try:
+        trial(True)
+    except distrain.WorkerGroupError as error:
+        print(type(error.original) is Wrong, type(error.original.args[0]) is Box)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context(sys.argv[1]).Process(target=both)
+    child.start()
+    child.join()
+"""
+    metrics = {"rows": [3, 6], "validated": [14, 14]}
+    lines = output(user_script(PREAMBLE + source, method)).splitlines()
+    assert lines == [f"value [True, '__mp_main__', 14, 14] {metrics} 1 script", "True True"]
+
+
 def test_no_main_guard_is_needed_and_the_script_runs_once(user_script: Script) -> None:
     source = 'print("top level")\nfit(lambda: 1)\nfit(lambda: 1, start_method="spawn")\n'
     assert output(user_script(PREAMBLE + source)) == "top level\n"

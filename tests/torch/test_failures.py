@@ -138,6 +138,8 @@ def fail_in_a_collective(config: dict[str, Any]) -> None:
                 raise ValueError("the real reason")
             finally:
                 dist.destroy_process_group()  # so the others may hear of its end first
+        case "loses a connection of its own":
+            raise ConnectionResetError(104, "Connection reset by peer")
         case "exits":
             sys.exit(7)
         case "is killed":
@@ -152,6 +154,7 @@ def fail_in_a_collective(config: dict[str, Any]) -> None:
     [
         ("raises", "ValueError: the real reason", 1),
         ("raises after leaving the group", "ValueError: the real reason", 1),
+        ("loses a connection of its own", "ConnectionResetError: ", 1),
         ("exits", "sys.exit(7)", 7),
         ("is killed", "SIGKILL", 137),
         ("ends by os._exit", "code 9", 9),

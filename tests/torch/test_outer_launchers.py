@@ -378,7 +378,25 @@ def rank_1_finishes(config):
     if RANK != 1:
         barrier()
 
+class OfRank0(int):
+    def __reduce__(self):
+        return make_on_rank_0, ()
+
+def make_on_rank_0():
+    return OfRank0(1 if os.environ["RANK"] == "0" else 1 / 0)
+
+def returns_what_only_rank_0_can_unpickle(config):
+    return OfRank0(1)
+
+def returns_a_lock(config):
+    import threading
+
+    return threading.Lock()
+
 for function in (waits, mixes_up, rank_0_finishes, rank_1_finishes, waits):
+    said.setdefault(function.__name__, []).append(outcome(function, function.__name__))
+    write()
+for function in (returns_what_only_rank_0_can_unpickle, returns_a_lock):
     said.setdefault(function.__name__, []).append(outcome(function, function.__name__))
     write()
 """
@@ -410,6 +428,12 @@ def test_all_ranks_hear_of_a_mix_up_and_meet_again(one_after_the_other: list[dic
         assert said["mixes_up"] == [["returned", "from 0"]]
         assert "barrier()" in said["mix-up"]
         assert "broadcast_from_rank_zero()" in said["mix-up"]
+
+
+def test_a_return_value_that_cannot_travel_is_left_out(one_after_the_other: list[dict[str, Any]]) -> None:
+    for rank, said in enumerate(one_after_the_other):
+        assert said["returns_what_only_rank_0_can_unpickle"] == [["returned", None if rank else 1]]
+        assert said["returns_a_lock"] == [["returned", None]]
 
 
 @pytest.mark.parametrize("finished", [0, 1])

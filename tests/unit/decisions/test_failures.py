@@ -154,31 +154,36 @@ def test_a_lost_rank_says_how() -> None:
 # -- who is to blame -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3921",
-        "RuntimeError: Connection reset by peer",
-        "DistNetworkError: Broken pipe",
-        "DistBackendError: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
-        "DistNetworkError: failed to recv, got 0 bytes: recvValue failed on SocketImpl",
-    ],
-)
-def test_what_survivors_of_a_dead_peer_raise_is_a_consequence(error: str) -> None:
-    assert failed(outcome(error=error)).consequence
+@pytest.mark.parametrize("blames_peer", [True, False])
+def test_the_rank_knows_if_its_exception_blames_a_peer(blames_peer: bool) -> None:
+    assert failed(outcome(error="RuntimeError: broken pipe", blames_peer=blames_peer)).consequence is blames_peer
+
+
+GLOO = {"summary": "RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer", "consequence": True}
+RESET = {"summary": "ConnectionResetError: [Errno 104] Connection reset by peer"}
+KILLED = {"summary": "was killed by SIGKILL (9) during training, not by distrain", "kind": "signal"}
+LATE = {"summary": "TimeoutError: timed out waiting for the data server"}
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("first", "second", "culprits", "victims"),
     [
-        "ValueError: boom",
-        "RuntimeError: CUDA out of memory",
-        "KeyError: 'peer'",
-        "CheckpointError: rank 0 cannot store checkpoint_000000: the connection for files has ended: Broken pipe",
+        (RESET, GLOO, [1], [2]),
+        (GLOO, RESET, [2], [1]),
+        ({}, RESET, [1], [2]),
+        (RESET, {}, [1, 2], []),
+        (RESET, KILLED, [2], [1]),
+        (RESET, LATE, [1, 2], []),
+        (GLOO, GLOO, [], [1, 2]),
     ],
 )
-def test_other_errors_are_no_consequences(error: str) -> None:
-    assert not failed(outcome(error=error)).consequence
+def test_an_error_about_a_connection_is_a_consequence_only_if_somebody_else_failed_first(
+    first: dict[str, Any], second: dict[str, Any], culprits: list[int], victims: list[int]
+) -> None:
+    """Except that a death is noticed late."""
+    found = culprit_first([failure(1, 1, **first), failure(2, 2, **second)])
+    assert [f.rank for f in found] == culprits + victims
+    assert [f.rank for f in found if f.role == "culprit"] == culprits
 
 
 def test_the_culprit_comes_before_consequences_that_arrived_first() -> None:

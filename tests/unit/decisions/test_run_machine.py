@@ -154,6 +154,7 @@ class Play:
 
     def raises(self, rank: int, error: str = "ValueError") -> list[Action]:
         bad = {"ok": False, "stage": "run", "error": error, "traceback": "", "exit_code": 1, "body": b""}
+        bad["blames_peer"] = error == CONSEQUENCE
         return self.rank_says(wire.Outcome, rank, **bad)
 
     def all_succeed(self) -> list[Action]:
@@ -410,6 +411,19 @@ def test_the_rank_that_went_first_is_blamed_for_a_restart() -> None:
     play.raises(0, CONSEQUENCE)
     play.raises(1)
     assert said(play.gone()).startswith("rank 1 on one failed: ValueError")
+
+
+def test_a_broken_connection_of_a_ranks_own_is_not_retried_for_ever() -> None:
+    """Its peers break because of it, and may be heard first."""
+    play = Play(failure_config=FailureConfig(max_failures=5)).run()
+    for attempt in range(2):
+        if attempt:
+            play.begin_attempt()
+        play.raises(0, CONSEQUENCE)
+        play.raises(1, "ConnectionResetError: [Errno 104] Connection reset by peer")
+        play.gone()
+    assert (play.state, play.machine.retries.used) == (RunState.FAILED, 1)
+    assert str(play.machine.retries.refusal).startswith("no restart: the same rank has failed twice")
 
 
 def test_without_a_budget_the_run_has_failed_when_all_hosts_are_empty() -> None:

@@ -86,5 +86,5 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
 def test_the_part_of_a_tracker_that_cannot_be_pickled_is_named() -> None:
     mine = Mine()
     mine.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(LaunchError, match=r"mine.*lock cannot be pickled.*open files and connections in its start"):
+    with pytest.raises(LaunchError, match=r"mine.*lock \(_thread.lock\) cannot be pickled.*open files and connections"):
         pickled_trackers([mine])

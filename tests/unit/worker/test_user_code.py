@@ -1,0 +1,103 @@
+"""The outcome of the user's code: does an exception blame another rank?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain.context import TrainContext
+from distrain.errors import CheckpointError
+from distrain.worker.session import Session
+from distrain.worker.user_code import UserCodeResult, make_rank_result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+C10D = "torch.distributed.distributed_c10d"
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:34020."
+
+
+class DistStoreError(RuntimeError):
+    """As that of torch, without torch."""
+
+    __module__ = "torch.distributed"
+
+
+def raised_in(module: str, error: BaseException) -> BaseException:
+    """Return the exception with a traceback whose innermost frame is in this module."""
+    namespace: dict[str, Any] = {"__name__": module}
+    exec("def fail(error):\n    raise error", namespace)
+    return caught(lambda: namespace["fail"](error))
+
+
+def caught(function: Callable[[], object]) -> BaseException:
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError
+
+
+def wrapped() -> None:
+    try:
+        raise raised_in("torch.autograd.graph", RuntimeError(GLOO))
+    except RuntimeError as error:
+        raise KeyError("step 7") from error
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.fixture
+def session() -> Session:
+    context = TrainContext(
+        world_rank=1, world_size=4, local_rank=1, local_world_size=2, node_rank=0, run_name="run",
+        storage_path="/runs", attempt=2, devices=(),
+    )  # fmt: skip
+    return Session(None, context, None)  # type: ignore[arg-type]
+
+
+def blames_peer(session: Session, error: BaseException) -> bool:
+    return make_rank_result(UserCodeResult(stage="run", error=error), session).outcome.blames_peer
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        raised_in("torch.autograd.graph", RuntimeError(GLOO)),
+        raised_in("torch._ops", RuntimeError("ncclRemoteError: A call failed possibly due to a network error")),
+        raised_in(C10D, RuntimeError("Connection reset by peer")),
+        raised_in("__main__", DistStoreError("wait timeout after 3000ms, keys: /default_pg/0//nokey")),
+        raised_in("__main__", DistStoreError("Failed to recv, got 0 bytes. Connection was likely closed.")),
+        raised_in("train", RuntimeError("Collective ops is aborted by: Socket closed")),
+        raised_in(
+            "distrain.torch.device", RuntimeError("rank 0, which runs it first on this host, failed: KeyError()")
+        ),
+        caught(wrapped),
+    ],
+    ids=str,
+)
+def test_an_exception_of_the_communication_between_ranks_blames_a_peer(session: Session, error: BaseException) -> None:
+    assert blames_peer(session, error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        raised_in("urllib3.connection", ConnectionResetError(104, "Connection reset by peer")),
+        raised_in("redis.connection", TimeoutError("Timeout reading from socket: timed out waiting")),
+        raised_in("subprocess", BrokenPipeError(32, "Broken pipe")),
+        raised_in("__main__", RuntimeError("the feature store timed out: connection was closed")),
+        raised_in("torch.distributed.checkpoint.filesystem", BrokenPipeError(32, "Broken pipe")),
+        raised_in("__main__", DistStoreError("The server socket has failed to listen: address already in use")),
+        raised_in(C10D, ValueError("Default process group has not been initialized")),
+        CheckpointError("rank 0 cannot store checkpoint_000000: the connection for files has ended: Broken pipe"),
+        Unspeakable(),
+    ],
+    ids=repr,
+)
+def test_other_exceptions_do_not(session: Session, error: BaseException) -> None:
+    assert not blames_peer(session, error)
