@@ -150,6 +150,10 @@ class ReportHandler:
             absent=set(range(world_size)).difference(similar[-1].ranks) if similar else (),
             silent=similar[-1].silent if similar else (),
         )
+        self._start = self._store.latest
+        self._start_until = math.inf
+        self._unheard = set(range(world_size))
+        """The ranks that may still read the checkpoint that the attempt has started from."""
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size) if self._callbacks else None
         self.report_counts: dict[int, int] = {}
@@ -162,6 +166,8 @@ class ReportHandler:
     def handle(self, message: wire.FromWorker) -> None:
         """Handle a message from a rank of this attempt, or about its files; ignore it if it is about something else."""
         now = self._clock.now()
+        if isinstance(message, (wire.Reported, wire.ReportFailed, wire.Outcome)):
+            self._unheard.discard(message.rank)
         match message:
             case wire.Reported():
                 self._on_reported(message, now)
@@ -179,6 +185,7 @@ class ReportHandler:
                 self._answer([(message, now + self._config.missing_rank_s)])
             case wire.Running(rank=rank):
                 self._console.status.rank_begins(rank, time.monotonic())
+                self._start_until = now + self._config.missing_rank_s
                 self._do(self._assembly.running(rank, now))
             case wire.Vitals():
                 self._on_slow(self._console.status.heard_vitals(message, time.monotonic()))
@@ -246,6 +253,7 @@ class ReportHandler:
         self._do(self._assembly.close(self._clock.now()))
         self._console.flush(time.monotonic())
         self._is_over = True
+        self._delete_surplus()
         self._end_rows()
 
     def _end_rows(self) -> None:
@@ -481,8 +489,16 @@ class ReportHandler:
     def _delete_surplus(self) -> None:
         kept = [committed.metrics for committed in self._store.committed]
         doubtful = {n for n, saved in enumerate(self._store.committed) if saved.silent}
-        pending = {n for n, saved in enumerate(self._store.committed) if self._validations.awaits(saved)}
-        self._store.delete([n for n in retention.surplus(kept, self._config, doubtful) if n not in pending])
+        needed = {
+            n
+            for n, saved in enumerate(self._store.committed)
+            if self._validations.awaits(saved) or (saved is self._start and self._is_start_read())
+        }
+        self._store.delete([n for n in retention.surplus(kept, self._config, doubtful) if n not in needed])
+
+    def _is_start_read(self) -> bool:
+        """Return whether a rank that has not reported yet may read the checkpoint that the attempt has started from."""
+        return bool(self._unheard) and not self._is_over and self._clock.now() < self._start_until
 
     def _warn_of_missing_scores(self) -> None:
         """Warn once, of the first checkpoint without a score whose validation can no longer add one."""

@@ -231,6 +231,66 @@ def test_the_same_contents_from_all_ranks_are_nothing_to_talk_about(
     assert "different" not in capsys.readouterr().err
 
 
+def test_a_report_that_fails_on_one_rank_costs_one_checkpoint(fit: Fit, capfd: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        rank = distrain.get_context().get_world_rank()
+        for step in range(3):
+            fails = rank == 1 and step == 1
+            try:
+                save(f"shard-{rank}", f"{step}", {"step": object() if fails else step})
+            except TypeError:
+                assert fails
+
+    result = fit(train)
+    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
+        {"shard-0": f"{step}", "shard-1": f"{step}"} for step in (0, 2)
+    ]
+    said = "checkpoint 2 is dropped, as report() has failed on rank 1: TypeError: report(): metrics['step'] is a "
+    assert said in " ".join(capfd.readouterr().err.split())
+
+
+@pytest.mark.parametrize("ranks", ["all ranks", "rank 0"])
+def test_after_report_all_ranks_get_that_checkpoint(any_fit: Fit, ranks: str) -> None:
+    """Rank 1 is slow, and its report need not have a checkpoint."""
+
+    def train() -> list[str]:
+        rank = distrain.get_context().get_world_rank()
+        seen = []
+        for step in range(3):
+            if rank == 1:
+                time.sleep(0.2)
+            if rank == 0 or ranks == "all ranks":
+                save(f"shard-{rank}", f"{step}")
+            else:
+                distrain.report({"step": step})
+            latest = distrain.get_checkpoint()
+            seen.append(latest and Path(latest.path).name)
+            distrain.collective.barrier()
+        assert seen == [f"checkpoint_{step:06d}" for step in range(3)], seen
+        return seen
+
+    any_fit(train)
+
+
+def test_get_checkpoint_waits_for_a_rank_no_longer_than_missing_rank_s(fit: Fit) -> None:
+    """Rank 1 brings one checkpoint, and then waits for rank 0."""
+
+    def train() -> str:
+        rank = distrain.get_context().get_world_rank()
+        save(f"shard-{rank}", "0")
+        if rank == 0:
+            save(f"shard-{rank}", "1")
+            latest = distrain.get_checkpoint()
+        distrain.collective.barrier()
+        if rank == 1:
+            save(f"shard-{rank}", "1")
+            latest = distrain.get_checkpoint()
+        assert latest is not None
+        return Path(latest.path).name
+
+    assert fit(train, checkpoint_config=CheckpointConfig(missing_rank_s=0.5)).return_value == "checkpoint_000000"
+
+
 @pytest.mark.parametrize("mode", [CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC])
 def test_folders_in_a_checkpoint_are_kept(fit: Fit, tmp_path: Path, mode: CheckpointUploadMode) -> None:
     def train() -> None:
