@@ -24,6 +24,7 @@ from distrain.checkpoint import Checkpoint
 from distrain.context import TrainContext
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.wire.channel import Channel
+from distrain.worker.main import _first_frames
 from distrain.worker.session import Session
 
 if TYPE_CHECKING:
@@ -291,6 +292,31 @@ def test_get_checkpoint_waits_until_what_was_reported_is_committed(worker: Worke
     assert first is not None
     assert distrain.get_checkpoint() is first  # without a question, as nothing was reported since
     assert worker.said() == []
+
+
+def test_a_rank_hears_what_was_sent_while_it_started(worker: Worker, tmp_path: Path) -> None:
+    spec = wire.WorkerSpec(
+        attempt=2,
+        rank=1,
+        environment={},
+        defaults={},
+        directory="",
+        sys_path=[],
+        argv=[],
+        context={},
+        checkpoint=None,
+        vitals_s=1.0,
+        debug_rank=None,
+    )
+    commit = wire.CommitDone(attempt=2, rank=1, ordinal=1, path=str(tmp_path), has_files=False)
+    worker.coordinator.send(wire.encode(spec) + wire.encode(commit) + wire.encode(wire.AnnounceStop(attempt=2, rank=1)))
+    first, early = _first_frames(worker.channel)
+    worker.session.handle(early)
+    assert first == spec
+    assert worker.session._stop_announced
+    checkpoint = distrain.get_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.path == str(tmp_path)
 
 
 def test_a_path_is_no_checkpoint_and_the_fix_is_named(worker: Worker, folder: Path) -> None:
