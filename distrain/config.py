@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from distrain.hosts.hostfile import check_transport, parse_hosts, split_ssh_args
-from distrain.system.arguments import check_choice, check_fields, check_int, check_seconds, check_type
+from distrain.system.arguments import check_choice, check_fields, check_int, check_ranks, check_seconds, check_type
 from distrain.system.ray_names import explaining, without
 
 if TYPE_CHECKING:
@@ -362,22 +362,31 @@ class CheckpointConfig:
     checkpoint_score_attribute: metric to rank by; ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. Missing and NaN
         scores rank worst, whatever the order.
     checkpoint_score_order: ``"max"`` or ``"min"``.
-    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never called report(), and
-        after which a rank that is ahead no longer waits in report() for the others.
+    checkpoint_ranks: the ranks that bring checkpoints, such as ``[0]`` if only rank 0 saves, or ``"all"``. A checkpoint
+        then waits for all of these, and for no other rank. None: distrain finds out, which may delay the first
+        checkpoints by ``missing_rank_s``.
+    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never brought one, and after
+        which a rank that is ahead no longer waits in report() for the others.
 
     >>> CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min").num_to_keep
     2
+    >>> CheckpointConfig(checkpoint_ranks=range(0, 8, 4)).checkpoint_ranks
+    (0, 4)
     """
 
     num_to_keep: int | None = None
     checkpoint_score_attribute: str | None = None
     checkpoint_score_order: Literal["max", "min"] = "max"
+    checkpoint_ranks: Sequence[int] | Literal["all"] | None = None
     missing_rank_s: float = 60.0
 
     def __post_init__(self) -> None:
         check_fields(self, check_int, "num_to_keep", minimum=1, optional=True)
         check_fields(self, check_type, "checkpoint_score_attribute", kind=str, optional=True)
         check_fields(self, check_choice, "checkpoint_score_order", choices=("max", "min"))
+        if self.checkpoint_ranks not in (None, "all"):
+            check_fields(self, check_ranks, "checkpoint_ranks")
+            object.__setattr__(self, "checkpoint_ranks", tuple(sorted(set(self.checkpoint_ranks or ()))))
         check_fields(self, check_seconds, "missing_rank_s")
 
 

@@ -62,7 +62,7 @@ def report(
     other ranks that bring checkpoints waits for these, ``CheckpointConfig.missing_rank_s`` at most.
 
     checkpoint_dir_name: the name of the checkpoint's directory in the run directory, instead of ``checkpoint_000000``.
-        If ranks give different names, the lowest rank's is taken. A number is added to a name that is taken already.
+        Ranks that give one must give the same. A number is added to a name that is taken already.
     checkpoint_upload_mode: see :class:`~distrain.CheckpointUploadMode`. With ASYNC, do not touch the files after the
         call. At most two checkpoints of a rank are uploaded at the same time, and the run ends when all are stored. If
         one cannot be stored, a later call raises the error.
@@ -79,6 +79,9 @@ def report(
         ranks if either all ranks or no ranks give one.
     progress: the step, or epoch, that is done, and their number, such as ``(300, 1000)``. The console then shows a bar
         and the time left.
+
+    A call that raises counts, too: the n-th checkpoint is dropped, and this rank's next one is the n+1-th, as it is on
+    other ranks. So do not repeat the call on this rank alone.
 
     Raises TypeError or ValueError for metrics that cannot be recorded and for bad arguments, CheckpointError for a
     checkpoint that cannot be stored, RuntimeError outside of a worker.
@@ -111,6 +114,10 @@ def get_checkpoint() -> Checkpoint | None:
     """Return the checkpoint to resume from, or None if there is none.
 
     It is the latest committed one of this run, or else ``resume_from_checkpoint``.
+
+    After ``report(checkpoint=...)`` it is that checkpoint, on every rank that has made as many reports. The call waits
+    until the checkpoints of these reports are committed or dropped, for at most ``CheckpointConfig.missing_rank_s``. It
+    does not wait for those that ASYNC stores.
 
     Raises RuntimeError outside of a worker.
 

@@ -384,7 +384,13 @@ class Coordinator:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
-            case wire.Reported() | wire.FilesCopied() | wire.CollectiveEntered() | wire.AskCheckpointList():
+            case (
+                wire.Reported()
+                | wire.ReportFailed()
+                | wire.FilesCopied()
+                | wire.CollectiveEntered()
+                | wire.AskCheckpointList()
+            ):
                 self._hang_monitor.progress()
                 self._report_handler.handle(message)
                 if self.machine.waits_for_checkpoint:
@@ -420,6 +426,7 @@ class Coordinator:
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited():
+                self._report_handler.rank_ended(message.rank)
                 if self._is_training or self.machine.waits_for_checkpoint:
                     self._update_storing(message.rank)
                 self._note_end(message.rank, ok=False)
@@ -465,9 +472,10 @@ class Coordinator:
         self._host_files.lost(lost.host)
         self._copies.lost(lost.host)
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
-        self._update_storing(*ranks)
         for rank in ranks:
+            self._report_handler.rank_ended(rank)
             self._debuggers.rank_ended(rank)
+        self._update_storing(*ranks)
         self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:

@@ -74,6 +74,11 @@ class _Unsettled:
         self.first_index = min((report.index for report in self.reports.values()), default=math.inf)
 
     @property
+    def is_synced(self) -> bool:
+        """True unless a rank has brought files with ASYNC, so that report() has not waited for them."""
+        return all(report.waits or report.in_place for report in self.reports.values())
+
+    @property
     def directory_name(self) -> str | None:
         return None if self.named_by is None else self.named_by.name
 
@@ -133,14 +138,22 @@ class ReportHandler:
         """Unanswered requests, and until when each waits for other ranks."""
         self._list_deadline: float | None = None
         """When the first of these requests stops waiting for other ranks."""
-        self._settled_up_to: float = 0
-        """All checkpoints of reports with this index, or a lower one, are committed or dropped."""
+        self._settled_up_to = (0.0, 0.0)
+        """See :meth:`_find_settled`."""
         self._uploads: set[tuple[int, int]] = set()
         """Rank and ordinal of the files that uploaders are storing."""
-        latest = self._store.latest
+        similar = [saved for saved in self._store.committed if saved.world_size == world_size]
         self._assembly = CheckpointAssembly(
-            world_size, self._config, incomparable=_INCOMPARABLE, brought_last=latest.ranks if latest else ()
+            world_size,
+            self._config,
+            incomparable=_INCOMPARABLE,
+            absent=set(range(world_size)).difference(similar[-1].ranks) if similar else (),
+            silent=similar[-1].silent if similar else (),
         )
+        self._start = self._store.latest
+        self._start_until = math.inf
+        self._unheard = set(range(world_size))
+        """The ranks that may still read the checkpoint that the attempt has started from."""
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size) if self._callbacks else None
         self.report_counts: dict[int, int] = {}
@@ -153,9 +166,16 @@ class ReportHandler:
     def handle(self, message: wire.FromWorker) -> None:
         """Handle a message from a rank of this attempt, or about its files; ignore it if it is about something else."""
         now = self._clock.now()
+        if isinstance(message, (wire.Reported, wire.ReportFailed, wire.Outcome)):
+            self._unheard.discard(message.rank)
         match message:
             case wire.Reported():
                 self._on_reported(message, now)
+            case wire.ReportFailed(rank=rank, index=index, ordinal=ordinal, why=why):
+                self._count_report(rank, index)
+                if self._rows:
+                    self._do(self._rows.skipped(rank, index, now))
+                self._do(self._assembly.failed(rank, index, ordinal, why, now))
             case wire.FilesCopied():
                 self._on_copied(message, now)
             case wire.CollectiveEntered(rank=rank, index=index, operation=operation, body=body, timeout_s=timeout_s):
@@ -165,22 +185,29 @@ class ReportHandler:
                 self._answer([(message, now + self._config.missing_rank_s)])
             case wire.Running(rank=rank):
                 self._console.status.rank_begins(rank, time.monotonic())
+                self._start_until = now + self._config.missing_rank_s
                 self._do(self._assembly.running(rank, now))
             case wire.Vitals():
                 self._on_slow(self._console.status.heard_vitals(message, time.monotonic()))
             case wire.FetchCheckpoint(rank=rank):
                 self._assembly.fetching(rank)
-            case wire.Outcome(ok=True, rank=rank):
+            case wire.Outcome(ok=False, rank=rank):
+                self.rank_ended(rank)
+            case wire.Outcome(rank=rank):
                 self._do(self._assembly.finished(rank, now))
                 self._do(self._barriers.finished(rank))
                 if self._rows:
                     self._do(self._rows.finished(rank))
-        if self._list_requests and self._find_settled() != self._settled_up_to:
+        if self._list_requests and self._find_settled(now) != self._settled_up_to:
             self._answer_list_requests()
 
     def fetched(self, rank: int) -> None:
         """Note that a rank has the files of the checkpoint for which it waited."""
         self._do(self._assembly.fetched(rank, self._clock.now()))
+
+    def rank_ended(self, rank: int) -> None:
+        """Note that the process of a rank has ended, or that it will report nothing more."""
+        self._assembly.ended(rank)
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` should be called if nothing else happens."""
@@ -226,6 +253,7 @@ class ReportHandler:
         self._do(self._assembly.close(self._clock.now()))
         self._console.flush(time.monotonic())
         self._is_over = True
+        self._delete_surplus()
         self._end_rows()
 
     def _end_rows(self) -> None:
@@ -254,11 +282,7 @@ class ReportHandler:
     def _on_reported(self, message: wire.Reported, now: float) -> None:
         rank, index, ordinal = message.rank, message.index, message.ordinal
         metrics: dict[str, Any] = json.loads(message.body)
-        if not self.report_counts and self._store.latest is not None:
-            self._first_step = self._store.latest.step
-        self.report_counts[rank] = index
-        if index >= self._acknowledged.get(rank, 0) + _ACKNOWLEDGE_AFTER:
-            self._unacknowledged[rank] = index
+        self._count_report(rank, index)
         line: dict[str, Any] = {"time": message.time, "attempt": message.attempt, "rank": rank, "index": index}
         if message.progress is not None:
             line["progress"] = message.progress
@@ -273,7 +297,14 @@ class ReportHandler:
         if self._rows:
             self._do(self._rows.reported(rank, index, metrics, ordinal, now))
         in_place = message.folder if message.in_place else ""
-        self._do(self._assembly.reported(rank, index, metrics, ordinal, message.files, now, in_place))
+        self._do(self._assembly.reported(rank, index, metrics, ordinal, message.files, now, in_place, message.name))
+
+    def _count_report(self, rank: int, index: int) -> None:
+        if not self.report_counts and self._store.latest is not None:
+            self._first_step = self._store.latest.step
+        self.report_counts[rank] = index
+        if index >= self._acknowledged.get(rank, 0) + _ACKNOWLEDGE_AFTER:
+            self._unacknowledged[rank] = index
 
     def heard_troubles(self, host: str, message: wire.Troubles) -> None:
         """Show and record what is wrong with the memory and the GPUs of a host, or is over. A line appears once."""
@@ -326,7 +357,7 @@ class ReportHandler:
                 case Commit():
                     self._commit(action)
                 case Drop(ordinal):
-                    for rank in self._unsettled[ordinal].reports:
+                    for rank in self._unsettled[ordinal].reports if ordinal in self._unsettled else ():
                         self._send_done(rank, ordinal)
                     self._settle(ordinal, None)
                 case EndCall(rank, index, data, refused):
@@ -443,7 +474,7 @@ class ReportHandler:
 
     def _settle(self, ordinal: int, saved: CommittedCheckpoint | None) -> None:
         """Note that a checkpoint is committed, or (None) dropped."""
-        del self._unsettled[ordinal]
+        self._unsettled.pop(ordinal, None)  # it has none if report() has failed on all ranks
         if self._rows:
             self._do(self._rows.settled(ordinal, saved.checkpoint if saved else None))
 
@@ -457,8 +488,17 @@ class ReportHandler:
 
     def _delete_surplus(self) -> None:
         kept = [committed.metrics for committed in self._store.committed]
-        pending = {n for n, saved in enumerate(self._store.committed) if self._validations.awaits(saved)}
-        self._store.delete([n for n in retention.surplus(kept, self._config) if n not in pending])
+        doubtful = {n for n, saved in enumerate(self._store.committed) if saved.silent}
+        needed = {
+            n
+            for n, saved in enumerate(self._store.committed)
+            if self._validations.awaits(saved) or (saved is self._start and self._is_start_read())
+        }
+        self._store.delete([n for n in retention.surplus(kept, self._config, doubtful) if n not in needed])
+
+    def _is_start_read(self) -> bool:
+        """Return whether a rank that has not reported yet may read the checkpoint that the attempt has started from."""
+        return bool(self._unheard) and not self._is_over and self._clock.now() < self._start_until
 
     def _warn_of_missing_scores(self) -> None:
         """Warn once, of the first checkpoint without a score whose validation can no longer add one."""
@@ -487,14 +527,18 @@ class ReportHandler:
         """Answer these requests, or have them wait.
 
         A rank waits for its own checkpoints, and for those of other ranks up to the report that it has made itself.
-        It waits for ranks with fewer reports no longer than ``missing_rank_s``.
+        It waits for ranks with fewer reports no longer than ``missing_rank_s``, and with ``synced`` for nothing longer.
         """
-        now, self._settled_up_to = self._clock.now(), self._find_settled()
+        now = self._clock.now()
+        self._settled_up_to = self._find_settled(now)
         validating = any(map(self._validations.awaits, self._store.committed))
         body = self._checkpoint_list()
         for request, until in requests:
-            others = now < until < math.inf and self.report_counts.get(request.rank, 0) > self._settled_up_to
-            own = any(request.rank in unsettled.reports for unsettled in self._unsettled.values())
+            settled = self._settled_up_to[request.synced]
+            others = now < until < math.inf and self.report_counts.get(request.rank, 0) > settled
+            own = not request.synced and any(
+                request.rank in unsettled.reports for unsettled in self._unsettled.values()
+            )
             if (others or own or (request.validated and validating)) and not request.at_once:
                 self._list_requests.append((request, until if others else math.inf))
                 if others:
@@ -504,10 +548,17 @@ class ReportHandler:
                     wire.CheckpointList(attempt=request.attempt, rank=request.rank, index=request.index, body=body)
                 )
 
-    def _find_settled(self) -> float:
-        """Return the index up to which the checkpoints of all reports are committed or dropped."""
-        first = min((unsettled.first_index for unsettled in self._unsettled.values()), default=math.inf)
-        return min(self._assembly.fewest_reports(), first - 1)
+    def _find_settled(self, now: float) -> tuple[float, float]:
+        """Return the index up to which the checkpoints of all reports are committed or dropped.
+
+        The second number is that for ``synced``: it leaves out checkpoints that ASYNC stores, and ranks that have not
+        brought any.
+        """
+        unsettled = self._unsettled.values()
+        first = min((one.first_index for one in unsettled), default=math.inf)
+        first_synced = min((one.first_index for one in unsettled if one.is_synced), default=math.inf)
+        slowest, slowest_synced = self._assembly.fewest_reports(), self._assembly.fewest_reports_of_bringing(now)
+        return min(slowest, first - 1), min(slowest_synced, first_synced - 1)
 
     def _checkpoint_list(self) -> bytes:
         checkpoints = [

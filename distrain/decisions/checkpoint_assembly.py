@@ -29,8 +29,9 @@ FIRST_PATIENCE_S = 1.0
 """Seconds that a rank's first checkpoint waits for lower ranks, which may bring the same files, before it is copied."""
 PATIENCE_S = 10.0
 """Seconds that a later checkpoint waits for lower ranks if one of them brought the same files the last time."""
-FIRST_REPORT_TIMEOUT_S = 10.0
-"""Seconds in train_func after which others stop waiting for a rank that has never reported."""
+
+_SAY_IT = "If only some ranks bring checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
+"""The cure for waiting for ranks that never bring a checkpoint."""
 
 MOST_AHEAD = 2
 """Checkpoints of one rank that may be stored while they wait for other ranks; the next one waits in report()."""
@@ -105,6 +106,8 @@ class _Pending:
     parts: dict[int, _Part] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     """By name of a file: the lowest rank that brings it."""
+    named_by: tuple[int, str] | None = None
+    """The first rank that has named the directory, and the name."""
     folders: dict[str, int] = field(default_factory=dict)
     """By name of a directory: the first rank that brings files in it."""
     ordered: dict[str, int] = field(default_factory=dict)
@@ -120,8 +123,8 @@ class _Pending:
     lister: int | None = None
     """The lowest rank whose host was ordered to list the files that are in place."""
     unstored: set[int] = field(default_factory=set)
-    halted: set[int] = field(default_factory=set)
-    """Ranks that have not reported again since they brought their parts."""
+    failed: set[int] = field(default_factory=set)
+    """Ranks whose report() has failed, so that they bring nothing although they should."""
     in_step: set[int] = field(default_factory=set)
     """Ranks that have made the same report without a checkpoint, or the next one."""
     undecided: int = 0
@@ -129,7 +132,19 @@ class _Pending:
     holder: int = 0
     """A cursor: no lower rank keeps others waiting (see :meth:`CheckpointAssembly._is_held_back`)."""
     problem: str | None = None
-    """Why a part cannot be stored: the rest of the sentence "checkpoint 1 is dropped"."""
+    """Why a part is missing: the rest of the sentence "checkpoint 1 is dropped"."""
+
+    def other_name(self, rank: int, name: str | None) -> str | None:
+        """Return why the rank's name for the directory differs from another rank's, or None if it does not."""
+        if name is None:
+            return None
+        first, known = self.named_by = self.named_by or (rank, name)
+        if name == known:
+            return None
+        return (
+            f"checkpoint_dir_name is {known!r} on rank {first} and {name!r} on rank {rank}; the ranks are not at the "
+            "same step, or must give one name"
+        )
 
     def clash(self, rank: int, files: Collection[str], folders: Collection[str]) -> str | None:
         """Return why names that the rank brings clash with those of another rank, or None if they do not."""
@@ -190,21 +205,27 @@ class _Pending:
 
 @dataclass(slots=True)
 class _RankRecord:
-    brought_last: bool = False
+    brings: bool | None = None
+    """True once the rank has brought a part, or if the user says that it does. False if nobody waits for it: the user
+    says that it brings nothing, or a checkpoint was committed without it, in this attempt or before. Else None."""
+    silent: bool = False
+    """True if ``brings`` is False only because the rank had not reported in time."""
     last_index: int = 0
     last_ordinal: int = 0
     running_since: float | None = None
+    """When the rank entered train_func, or went on after it had waited for the files of a checkpoint."""
     is_fetching: bool = False
-    has_fetched: bool = False
     finished: bool = False
-    written_off: bool = False
+    ended: bool = False
+    """True if the rank's process has ended before train_func did."""
 
 
 class CheckpointAssembly:
     """The checkpoints of one attempt, joined from the parts of its ranks.
 
     incomparable: endings of file names whose bytes differ although their contents are the same.
-    brought_last: the ranks that have brought parts of the checkpoint from which the attempt starts.
+    absent: the ranks without a part in the latest checkpoint that as many ranks have made in an earlier attempt.
+    silent: those of them that had just not reported in time.
     """
 
     def __init__(
@@ -213,13 +234,26 @@ class CheckpointAssembly:
         config: CheckpointConfig,
         *,
         incomparable: Collection[str] = (),
-        brought_last: Collection[int] = (),
+        absent: Collection[int] = (),
+        silent: Collection[int] = (),
     ) -> None:
         self._incomparable = tuple(incomparable)
         self._world_size = world_size
-        self._ranks = {rank: _RankRecord(brought_last=rank in brought_last) for rank in range(world_size)}
+        self._declared = config.checkpoint_ranks
+        self._ranks = {rank: _RankRecord(brings=self._is_declared(rank)) for rank in range(world_size)}
+        if self._declared is None:
+            for rank in absent:
+                self._ranks[rank].brings, self._ranks[rank].silent = False, rank in silent
         self._counts = ReportCounts(world_size)
-        """Of the ranks that are neither finished nor written off."""
+        """Of the ranks that are neither finished nor known to bring nothing."""
+        for rank in [rank for rank, record in self._ranks.items() if record.brings is False]:
+            self._counts.remove(rank)
+        self._bringing = ReportCounts(0)
+        """Of the ranks that bring checkpoints; rank 0 among them until it is known that it does not."""
+        for rank in [
+            rank for rank, record in self._ranks.items() if record.brings or (rank == 0 and rank in self._counts)
+        ]:
+            self._bringing.set(rank, 0)
         self._metrics_of_rank_0: dict[str, Any] = {}
         self._missing_rank_s = config.missing_rank_s
         self._pending: dict[int, _Pending] = {}
@@ -234,6 +268,10 @@ class CheckpointAssembly:
         """True if a rank that was ahead has waited for ``missing_rank_s`` since the last commit."""
         self._warnings: set[str] = set()
 
+    def _is_declared(self, rank: int) -> bool | None:
+        """Return whether the rank brings checkpoints as the user says, None if the user does not say it."""
+        return None if self._declared is None else self._declared == "all" or rank in self._declared
+
     # -- events ---------------------------------------------------------------------------------------------------
 
     def running(self, rank: int, now: float) -> list[Action]:
@@ -244,7 +282,7 @@ class CheckpointAssembly:
 
     def fetching(self, rank: int) -> None:
         """Note that the rank waits for the files of a checkpoint. It is not written off meanwhile."""
-        self._ranks[rank].is_fetching = self._ranks[rank].has_fetched = True
+        self._ranks[rank].is_fetching = True
 
     def fetched(self, rank: int, now: float) -> list[Action]:
         """Note that the rank goes on: its time for a first report begins."""
@@ -260,9 +298,11 @@ class CheckpointAssembly:
         files: Iterable[str],
         now: float,
         in_place: str = "",
+        name: str | None = None,
     ) -> list[Action]:
         """Handle one call of report(); ``index`` counts the calls of the rank from 1.
 
+        name: the name that the rank gives to the checkpoint's directory.
         in_place: the directory of the run directory that the ranks have filled themselves; empty if ``files`` are to be
             copied. Its files are listed when every rank has reported it.
         """
@@ -271,37 +311,57 @@ class CheckpointAssembly:
             self._metrics_of_rank_0 = metrics
         refusals: list[Action] = []
         if ordinal is not None:
+            if self._is_declared(rank) is False:
+                return [Refuse(rank, ordinal, self._not_declared(rank))]
             if ordinal <= self._settled_ordinal:
                 return [Refuse(rank, ordinal, self._too_late(rank, ordinal))]
-            refusals = self._add_part(rank, ordinal, _Part(index, now, frozenset(files), metrics, in_place))
+            refusals = self._add_part(rank, ordinal, _Part(index, now, frozenset(files), metrics, in_place), name)
         return [*refusals, *self.tick(now)]
+
+    def failed(self, rank: int, index: int, ordinal: int | None, why: str, now: float) -> list[Action]:
+        """Handle a call of report() that has raised: the n-th checkpoint is dropped, and the next one is the n+1-th."""
+        self._note_report(rank, index)
+        if ordinal is not None:
+            self._miss_part(rank, ordinal, why, now)
+        return self.tick(now)
+
+    def _miss_part(self, rank: int, ordinal: int, why: str, now: float) -> None:
+        """Note that the rank does not bring this part, which it should, nor those before that it has left out."""
+        record = self._ranks[rank]
+        for missed in range(max(record.last_ordinal, self._settled_ordinal) + 1, ordinal + 1):
+            pending = self._pending.setdefault(missed, _Pending(first_at=now))
+            pending.last_at = now
+            pending.failed.add(rank)
+            pending.problem = pending.problem or f", as report() has failed on rank {rank}: {why}"
+        record.last_ordinal, record.brings, record.silent = ordinal, True, False
+        self._bringing.set(rank, record.last_index)
 
     def _note_report(self, rank: int, index: int) -> None:
         record = self._ranks[rank]
         record.last_index = index
-        if (brought := self._pending.get(record.last_ordinal)) is not None:
-            brought.halted.discard(rank)
-        if rank not in self._counts:
-            return
-        self._counts.set(rank, index)
+        if rank in self._bringing:
+            self._bringing.set(rank, index)
+        if rank in self._counts:
+            self._counts.set(rank, index)
         if not record.last_ordinal:
             for pending in self._pending.values():
                 if index - pending.index in (0, 1):
                     pending.in_step.add(rank)
 
-    def _add_part(self, rank: int, ordinal: int, part: _Part) -> list[Action]:
+    def _add_part(self, rank: int, ordinal: int, part: _Part, name: str | None) -> list[Action]:
         record = self._ranks[rank]
-        record.last_ordinal, record.written_off = ordinal, False
+        self._miss_part(rank, ordinal - 1, "an exception came before it was sent", part.reported_at)
+        record.last_ordinal = ordinal
         self._counts.set(rank, record.last_index)
         pending = self._pending.setdefault(ordinal, _Pending(first_at=part.reported_at))
         pending.last_at = part.reported_at
         pending.parts[rank] = part
-        pending.halted.add(rank)
         if part.index > pending.index:
             pending.index = part.index
             pending.in_step |= self._counts.ranks_with(part.index) | self._counts.ranks_with(part.index + 1)
         folders = _folders_of(part.files)
-        if (clash := pending.clash(rank, part.files, folders)) is not None:
+        clash = pending.other_name(rank, name) or pending.clash(rank, part.files, folders)
+        if clash is not None:
             self._cannot_store(pending, rank, clash)
             return [Refuse(rank, ordinal, f"checkpoint {ordinal}: {clash}")]
         pending.unstored.add(rank)
@@ -345,12 +405,20 @@ class CheckpointAssembly:
         """Note that the rank has done its work and will not report again."""
         self._ranks[rank].finished = True
         self._counts.remove(rank)
+        self._bringing.remove(rank)
         return self.tick(now)
 
+    def ended(self, rank: int) -> None:
+        """Note that the rank's process has ended. Nobody knows what it would have brought, however long they wait."""
+        self._ranks[rank].ended = True
+        self._bringing.remove(rank)
+
     def close(self, now: float) -> list[Action]:
-        """End the attempt: no rank will report again, and ranks that never reported were not just slow."""
+        """End the attempt: no rank will report again. Say which checkpoints are lost, as they may lack ranks."""
         self._closed = True
-        return self.tick(now)
+        for rank in self._ranks:
+            self.ended(rank)
+        return [*self.tick(now), *self._describe_dropped(now)]
 
     def tick(self, now: float) -> list[Action]:
         """Decide everything that can be decided by now."""
@@ -374,12 +442,14 @@ class CheckpointAssembly:
         while self._entered and self._is_over(*self._entered[0]):
             self._entered.popleft()
         if self._entered:
-            moments.append(self._entered[0][0] + FIRST_REPORT_TIMEOUT_S)
+            moments.append(self._entered[0][0] + self._missing_rank_s)
         return min((moment for moment in moments if moment > self._ticked_at), default=None)
 
     def _is_over(self, entered: float, rank: int) -> bool:
-        """Return whether nothing waits any more for the first report of a rank."""
-        return self._closed or self._ranks[rank].last_index > 0 or entered + FIRST_REPORT_TIMEOUT_S <= self._ticked_at
+        """Return whether nothing waits any more for the first checkpoint of a rank."""
+        record = self._ranks[rank]
+        is_known = record.brings is not None or record.finished or record.ended
+        return is_known or entered + self._missing_rank_s <= self._ticked_at
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -401,6 +471,17 @@ class CheckpointAssembly:
     def fewest_reports(self) -> float:
         """Return how many reports the slowest rank has made, of those that may still bring checkpoints."""
         return self._counts.fewest
+
+    def fewest_reports_of_bringing(self, now: float) -> float:
+        """Return how many reports the slowest of the ranks has made that bring checkpoints.
+
+        Rank 0 is taken for one of them in the first ``missing_rank_s``.
+        """
+        if 0 in self._bringing and self._ranks[0].brings is None:
+            since = self._ranks[0].running_since
+            if since is not None and now >= since + self._missing_rank_s:
+                self._bringing.remove(0)
+        return self._bringing.fewest
 
     def storing(
         self, failed: Collection[int], uploads: Collection[tuple[int, int]], now: float
@@ -501,7 +582,7 @@ class CheckpointAssembly:
 
     def _holds_back(self, rank: int, earliest: _Pending, now: float) -> bool:
         record = self._ranks[rank]
-        may_never_come = not record.last_ordinal and record.running_since is not None
+        may_never_come = not record.brings and record.running_since is not None
         return not may_never_come and not self._is_decided(rank, earliest, now)
 
     def _patience_s(self, rank: int) -> float:
@@ -516,31 +597,25 @@ class CheckpointAssembly:
         return FIRST_PATIENCE_S if self._sharing is None else PATIENCE_S
 
     def _is_decided(self, rank: int, pending: _Pending, now: float) -> bool:
-        return rank in pending.parts or self._brings_nothing(rank, pending, now)
+        return rank in pending.parts or rank in pending.failed or self._brings_nothing(rank, pending, now)
 
     def _brings_nothing(self, rank: int, pending: _Pending, now: float) -> bool:
         """Return whether ``rank``, which has brought no part yet, will not bring one.
 
-        True once the rank has finished. A rank that has never brought a checkpoint is also written off when it reports
-        in step with the others but without one; when it has never reported, though it has had the time, and the others
-        have made their next report, unless it has brought a part of the checkpoint from which the attempt starts; and
-        after ``missing_rank_s``. A rank that waits for the files of a checkpoint is not written off. After that its
-        times begin anew, even if the attempt ends meanwhile.
+        docs/checkpoints.md has the rule. A rank that has brought one before, or should by what the user says, brings
+        the next one, too, or finishes.
         """
         record = self._ranks[rank]
-        if record.finished or record.written_off:
-            return True
-        if record.last_ordinal or record.is_fetching:
-            return False
+        if record.finished or record.brings is not None:
+            return record.finished or not record.brings
+        return rank in pending.in_step or self._is_silent(record, pending, now)
+
+    def _is_silent(self, record: _RankRecord, pending: _Pending, now: float) -> bool:
+        """Return whether the rank has had ``missing_rank_s`` to bring its part, in train_func."""
         since = record.running_since
-        is_over = self._closed and not record.has_fetched
-        had_time = since is not None and (is_over or now >= since + FIRST_REPORT_TIMEOUT_S)
-        begins_late = record.has_fetched and since is not None and now < since + self._missing_rank_s
-        return (
-            rank in pending.in_step
-            or (not pending.halted and had_time and not record.last_index and not record.brought_last)
-            or (self._waited_for_missing(pending, now) and not begins_late)
-        )
+        if since is None or record.is_fetching or record.ended:
+            return False
+        return self._waited_for_missing(pending, now) and now >= since + self._missing_rank_s
 
     def _waited_for_missing(self, pending: _Pending, now: float) -> bool:
         return now >= pending.last_at + self._missing_rank_s
@@ -559,10 +634,14 @@ class CheckpointAssembly:
         self._settled_ordinal = ordinal
         self._waited_in_vain = False
         self._note_sharing(pending.parts)
-        warnings = self._write_off(ordinal, pending, now)
+        silent = self._write_off(pending)
         if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:
             return [ShowLine(f"checkpoint {ordinal} is dropped{problem}"), Drop(ordinal)]
-        return [*warnings, *self._warn_of_differences(pending.parts), self._commit(ordinal, pending.parts)]
+        return [
+            *self._warn_of_silent(ordinal, silent),
+            *self._warn_of_differences(pending.parts),
+            self._commit(ordinal, pending.parts),
+        ]
 
     def _has_all_parts(self, pending: _Pending, now: float) -> bool:
         """Return whether no rank may still bring a part."""
@@ -582,21 +661,27 @@ class CheckpointAssembly:
             for rank in [rank for rank in pending.patient if not self._patience_s(rank)]:
                 pending.make_ready(rank)
 
-    def _write_off(self, ordinal: int, pending: _Pending, now: float) -> list[Action]:
-        """Wait no longer for the ranks without a part, until they bring one. Return a warning about silent ones."""
-        silent = []
-        for rank in self._ranks.keys() - pending.parts.keys():
+    def _write_off(self, pending: _Pending) -> list[int]:
+        """Wait no longer for the ranks without a part, until they bring one. Return those that were just silent."""
+        newly_silent = []
+        for rank in self._ranks.keys() - pending.parts.keys() - pending.failed:
             record = self._ranks[rank]
-            record.written_off = True
+            if record.brings is None and not record.finished:
+                record.brings, record.silent = False, rank not in pending.in_step
+                newly_silent += [rank] if record.silent else []
+            record.silent = record.silent and not (record.finished or rank in pending.in_step)
             self._counts.remove(rank)
-            if not (record.last_index or record.finished):
-                silent.append(rank)
-        if not silent or not self._waited_for_missing(pending, now):
+            self._bringing.remove(rank)
+        return newly_silent
+
+    def _warn_of_silent(self, ordinal: int, ranks: Sequence[int]) -> list[Action]:
+        if not ranks:
             return []
         return self._warn_once(
-            "written off",
-            f"checkpoint {ordinal} was committed without {name_ranks(silent)}: no call of report() "
-            f"for {self._missing_rank_s:g} s (CheckpointConfig.missing_rank_s).",
+            "silent",
+            f"checkpoint {ordinal} is committed without {name_ranks(ranks)}: no checkpoint from "
+            f"{'it' if len(ranks) == 1 else 'them'} within {self._missing_rank_s:g} s "
+            f"(CheckpointConfig.missing_rank_s). {_SAY_IT}",
         )
 
     def _commit(self, ordinal: int, parts: Mapping[int, _Part]) -> Commit:
@@ -605,7 +690,9 @@ class CheckpointAssembly:
             for path, size, crc32 in parts[rank].stored:
                 files.setdefault(path, CommittedFile(path, rank, size, crc32))
         metrics = parts[0].metrics if 0 in parts else self._metrics_of_rank_0 or parts[min(parts)].metrics
-        return Commit(ordinal, tuple(files[path] for path in sorted(files)), tuple(sorted(parts)), metrics)
+        silent = tuple(rank for rank, record in self._ranks.items() if rank not in parts and record.silent)
+        chosen = tuple(files[path] for path in sorted(files))
+        return Commit(ordinal, chosen, tuple(sorted(parts)), metrics, world_size=self._world_size, silent=silent)
 
     # -- warnings -------------------------------------------------------------------------------------------------
 
@@ -618,16 +705,47 @@ class CheckpointAssembly:
     def _warn_of_missing(self, ordinal: int, pending: _Pending, now: float) -> list[Action]:
         if "missing" in self._warnings or not self._waited_for_missing(pending, now):
             return []
-        missing = self._missing(pending, now)
-        if fetching := [rank for rank in missing if self._ranks[rank].is_fetching]:
-            why = f"{ranks_have(fetching)} to wait for the files of a checkpoint to read"
-        else:
-            why = f"{name_ranks(missing)} brought earlier ones, but not this one"
+        if all(self._is_due(self._ranks[rank]) for rank in self._missing(pending, now)):
+            return []  # they are silent before long, or have ended
         return self._warn_once(
             "missing",
-            f"checkpoint {ordinal} of {name_ranks(pending.parts)} is not complete: {why}. It is committed when "
-            "they bring it or finish.",
+            f"checkpoint {ordinal} of {name_ranks(pending.parts)} is not complete: "
+            f"{self._describe_missing(pending, now)}. It is committed when they bring it or finish.",
         )
+
+    @staticmethod
+    def _is_due(record: _RankRecord) -> bool:
+        is_slow = record.brings is None and record.running_since is not None and not record.is_fetching
+        return is_slow or record.ended
+
+    def _describe_missing(self, pending: _Pending, now: float) -> str:
+        """Return what keeps a checkpoint from being committed."""
+        missing = self._missing(pending, now)
+        records = {rank: self._ranks[rank] for rank in missing}
+        if fetching := [rank for rank, record in records.items() if record.is_fetching]:
+            return f"{ranks_have(fetching)} to wait for the files of a checkpoint to read"
+        if starting := [rank for rank, record in records.items() if record.running_since is None]:
+            return f"{ranks_have(starting)} not entered train_func"
+        if silent := [rank for rank, record in records.items() if not record.last_ordinal]:
+            return f"{ranks_have(silent)} not brought a first one"
+        return f"{name_ranks(missing)} brought earlier ones, but not this one"
+
+    def _describe_dropped(self, now: float) -> list[Action]:
+        """Say which checkpoints of an attempt that has ended may lack ranks that had not brought a first one."""
+        first = self._settled_ordinal + 1
+        if (pending := self._pending.get(first)) is None:
+            return []
+        missing = [rank for rank in self._missing(pending, now) if not self._ranks[rank].last_ordinal]
+        if not missing:
+            return []
+        last = max(self._pending)
+        which = f"checkpoint {first} is" if last == first else f"checkpoints {first} to {last} are"
+        return [
+            ShowLine(
+                f"{which} dropped: the attempt ended before {name_ranks(missing)} had brought a first one, so that "
+                f"files may be missing. {_SAY_IT}"
+            )
+        ]
 
     def _warn_of_differences(self, parts: Mapping[int, _Part]) -> list[Action]:
         kept: dict[str, tuple[int, int]] = {}
@@ -643,6 +761,14 @@ class CheckpointAssembly:
                         "kept. Put the rank into the file name to keep each rank's own.",
                     )
         return []
+
+    def _not_declared(self, rank: int) -> str:
+        assert not isinstance(self._declared, str | None)
+        named = name_ranks(self._declared)
+        return (
+            f"rank {rank} brought a checkpoint, but CheckpointConfig.checkpoint_ranks names only {named}; add this "
+            "rank there, or report its metrics alone"
+        )
 
     def _too_late(self, rank: int, ordinal: int) -> str:
         return (

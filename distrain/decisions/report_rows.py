@@ -105,6 +105,13 @@ class RowAssembly:
                 row.ordinals.add(ordinal)
         return self._complete()
 
+    def skipped(self, rank: int, index: int, now: float) -> list[CallBack]:
+        """Note that a call of report() has failed: the rank has no metrics in this row."""
+        self._counts.set(rank, index)
+        if index >= self._next:
+            self._rows.setdefault(index, _Row(now))
+        return self._complete()
+
     def settled(self, ordinal: int, checkpoint: Checkpoint | None) -> list[CallBack]:
         """Note that a checkpoint is committed, or (None) never will be."""
         self._settled[ordinal] = checkpoint

@@ -282,6 +282,7 @@ class RankServer:
         self._end_rank(rank, replace(failure, consequence=True) if failure and self._has_told else failure)
 
     def _on_lost(self, rank: int) -> None:
+        self._report_handler.rank_ended(rank)
         lost = RankFailure(
             rank=rank,
             host=self._hosts[rank],

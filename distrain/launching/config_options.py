@@ -69,8 +69,34 @@ def _size(text: str) -> int:
     return int(float(match[1]) * 1000 ** " kMGT".index(match[2] or " "))
 
 
+def parse_ranks(text: str) -> list[int]:
+    """Return ranks such as ``0,2-5`` as a list. Raises ValueError."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
+            raise ValueError(f"{text!r}: must be ranks such as 0,2-5")
+        if int(last or first) < int(first):
+            raise ValueError(f"{text!r}: {part.strip()} has no rank in it; the lower one comes first")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _checkpoint_ranks(text: str) -> list[int] | str:
+    try:
+        return text if text == "all" else parse_ranks(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 _KEYWORDS: dict[str, dict[str, Any]] = {
     "cache_bytes": {"help": "size up to which the cache of a host may grow (default: 20 GiB)"},
+    "checkpoint_ranks": {
+        "type": _checkpoint_ranks,
+        "metavar": "0,2-5",
+        "help": "the ranks that bring checkpoints, or all; a checkpoint then waits for these and no others (default: "
+        "distrain finds out, which may delay the first ones by --missing-rank)",
+    },
     "checkpoint_score_order": {"help": "the better scores: the higher or the lower ones (default: max)"},
     "debug_rank": {"metavar": "RANK"},
     "enabled": {"help": "bring no code to other hosts: they have it at the same paths"},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from distrain.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.hosts.hostfile import ALWAYS_SET
-from distrain.launching.config_options import add_options_of
+from distrain.launching.config_options import add_options_of, parse_ranks
 from distrain.system.ray_names import did_you_mean
 from distrain.system.version import __version__
 
@@ -225,13 +225,8 @@ def environment_variables(settings: Sequence[str]) -> dict[str, str]:
 
 
 def shown_ranks(text: str, option: str = "--ranks-shown") -> list[int]:
-    """Return ranks such as ``0,2-5`` as a list. Raises ValueError."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
-            raise ValueError(f"{option} {text!r}: must be ranks such as 0,2-5")
-        if int(last or first) < int(first):
-            raise ValueError(f"{option} {text!r}: {part.strip()} has no rank in it; the lower one comes first")
-        found += range(int(first), int(last or first) + 1)
-    return found
+    """Return ranks such as ``0,2-5`` as a list. Raises ValueError, which names the option."""
+    try:
+        return parse_ranks(text)
+    except ValueError as error:
+        raise ValueError(f"{option} {error}") from None

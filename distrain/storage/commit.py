@@ -21,12 +21,17 @@ class CommittedFile:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The order to commit a checkpoint, as all its files are stored."""
+    """The order to commit a checkpoint, as all its files are stored.
+
+    silent: the ranks of which nobody knows that they bring nothing: they had just not reported in time.
+    """
 
     ordinal: int
     files: tuple[CommittedFile, ...]
     ranks: tuple[int, ...]
     metrics: dict[str, Any]
+    world_size: int = 0
+    silent: tuple[int, ...] = ()
 
 
 def merged_positions(by_rank: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

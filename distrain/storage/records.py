@@ -41,8 +41,12 @@ class CommittedCheckpoint:
     """The number of the commit, counted from 0 over the whole run."""
     step: int = field(default=0, compare=False)
     """The number of reports that a rank had made with it, over the whole run. A restart repeats later ones."""
+    world_size: int = field(default=0, compare=False)
+    """The number of ranks in the attempt that has made it; 0 if that is unknown."""
     ranks: tuple[int, ...] = field(default=(), compare=False)
     """The ranks that have brought its files."""
+    silent: tuple[int, ...] = field(default=(), compare=False)
+    """The ranks whose files it may lack: they had just not reported in time."""
 
     @property
     def is_pending(self) -> bool:
@@ -65,14 +69,15 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
             assert manifest is not None
         metrics = with_nonfinite(dict(manifest["metrics"].items()), manifest.get("nonfinite", {}))
         index, validation = int(manifest.get("index", -1)), manifest.get("validation")
-        step, ranks = int(manifest.get("step", 0)), tuple(map(int, manifest.get("ranks", ())))
+        step, world_size = int(manifest.get("step", 0)), int(manifest.get("world_size", 0))
+        ranks, silent = (tuple(map(int, manifest.get(name, ()))) for name in ("ranks", "silent"))
         if validation is not None:
             str(validation["status"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(
             f"{path} is damaged, its manifest cannot be read ({error}); move it away, then start again"
         ) from error
-    return CommittedCheckpoint(path, metrics, validation, index, step, ranks)
+    return CommittedCheckpoint(path, metrics, validation, index, step, world_size, ranks, silent)
 
 
 def file_entry(size: int, crc32: int, rank: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,9 +88,13 @@ def best_first(metrics: Sequence[Mapping[str, Any]], rule: Retention) -> list[in
     return sorted(newest_first, key=lambda i: score(metrics[i], attribute, rule.checkpoint_score_order), reverse=True)
 
 
-def surplus(metrics: Sequence[Mapping[str, Any]], rule: Retention) -> list[int]:
-    """Return the indices of the checkpoints to delete: all but the best ``num_to_keep`` and the latest."""
+def surplus(metrics: Sequence[Mapping[str, Any]], rule: Retention, doubtful: Collection[int] = ()) -> list[int]:
+    """Return the indices of the checkpoints to delete: all but the best ``num_to_keep`` and the latest.
+
+    doubtful: the indices of those that may lack files of some ranks. They are worse than any other one.
+    """
     if rule.num_to_keep is None:
         return []
     latest = len(metrics) - 1
-    return sorted(i for i in best_first(metrics, rule)[rule.num_to_keep :] if i != latest)
+    order = sorted(best_first(metrics, rule), key=lambda i: i in doubtful)
+    return sorted(i for i in order[rule.num_to_keep :] if i != latest)

@@ -377,7 +377,9 @@ class RunStore(ABC):
             "attempt": attempt,
             "step": step,
             "time": time.time(),
+            "world_size": commit.world_size,
             "ranks": list(commit.ranks),
+            "silent": list(commit.silent),
             "metrics": finite,
             "nonfinite": nonfinite,
             "validation": validation,
@@ -386,7 +388,9 @@ class RunStore(ABC):
 
         def done(path: Path | RemotePath) -> None:
             self._open_commits -= 1
-            saved = CommittedCheckpoint(path, dict(commit.metrics), validation, index, step, commit.ranks)
+            saved = CommittedCheckpoint(
+                path, dict(commit.metrics), validation, index, step, commit.world_size, commit.ranks, commit.silent
+            )
             self.committed.append(saved)
             then(saved)
 

@@ -9,11 +9,11 @@ import contextlib
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 _NAMES_OF_TYPES = {bool: "True or False", dict: "a dict", Mapping: "a dict", str: "a str", Callable: "a function"}
 
@@ -73,6 +73,17 @@ def check_choice(label: str, value: object, choices: Sequence[str]) -> None:
     """Raise ValueError unless the value is one of ``choices``."""
     if value not in choices:
         raise ValueError(_text(label, f"one of {', '.join(map(repr, choices))}", value))
+
+
+def check_ranks(label: str, value: object) -> None:
+    """Raise TypeError or ValueError unless the value is a sequence of ranks, and not empty."""
+    allowed = 'ranks, such as [0], "all"'
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(_text(label, allowed, value, optional=True))
+    if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in value):
+        raise TypeError(_text(label, allowed, value, optional=True))
+    if not value or min(value) < 0:
+        raise ValueError(_text(label, allowed, value, optional=True))
 
 
 def _text(label: str, allowed: str, value: object, *, optional: bool = False) -> str:

@@ -988,6 +988,20 @@ class Reported(FromWorker):
 
 
 @message
+class ReportFailed(FromWorker):
+    """A call of report() that has raised an exception before anything was reported. It counts all the same.
+
+    index, ordinal: as in :class:`Reported`. why: the exception.
+
+    Worker -> coordinator.
+    """
+
+    index: int
+    ordinal: int | None
+    why: str
+
+
+@message
 class Acknowledged(ToWorker):
     """The kernel of the coordinator's machine has the rank's reports up to ``index``. Not sent for every report.
 
@@ -1080,7 +1094,8 @@ class CheckpointFetched(ToWorker):
 class AskCheckpointList(FromWorker):
     """Ask which checkpoints there are, once all that this rank has reported are committed or dropped.
 
-    validated: and once no checkpoint waits for its validation. at_once: without waiting for anything.
+    validated: and once no checkpoint waits for its validation. at_once: without waiting for anything. synced: wait only
+    for ranks that bring checkpoints, not for what ASYNC stores, and at most for ``missing_rank_s``.
 
     Worker -> coordinator; answered by :class:`CheckpointList` with the same ``index``.
     """
@@ -1088,6 +1103,7 @@ class AskCheckpointList(FromWorker):
     index: int
     validated: bool
     at_once: bool
+    synced: bool = False
 
 
 @message

@@ -77,7 +77,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     _take_over_standard_streams(fds)
     channel = Channel(fds.down, fds.up)
     _keep_fds_out_of_children(fds)
-    spec = _first_frame(channel)
+    spec, early = _first_frames(channel)
     _apply(spec)
     _handle_signals(fds.stacks)
     if forked:
@@ -85,6 +85,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     context = _context(spec)
     checkpoint = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
     session = Session(channel, context, checkpoint)
+    session.handle(early)
     Session.current = session
     debugger = Debugger(session, channel, spec.debug_rank)
     debugger.install()
@@ -156,13 +157,14 @@ def _keep_fds_out_of_children(fds: WorkerFds) -> None:
     os.register_at_fork(after_in_child=forget_worker)
 
 
-def _first_frame(channel: Channel) -> wire.WorkerSpec:
+def _first_frames(channel: Channel) -> tuple[wire.WorkerSpec, list[wire.Frame]]:
+    """Return the spec, and what has arrived with it."""
     frames = channel.wait()
     if not frames:
         os._exit(1)  # the agent is gone
     spec = frames[0].message()
     assert isinstance(spec, wire.WorkerSpec)
-    return spec
+    return spec, frames[1:]
 
 
 def _apply(spec: wire.WorkerSpec) -> None:

@@ -103,6 +103,8 @@ class Session:
         """True if this rank runs a script, as under torchrun, and no function."""
         self._channel = channel
         self._reports = 0
+        self._reports_settled = 0
+        """The reports whose checkpoints get_checkpoint() knows."""
         self._acknowledged = 0
         self._checkpoints = 0
         self._resumed = int(checkpoint is not None)  # Ray AIR counted it
@@ -145,15 +147,16 @@ class Session:
     ) -> None:
         """Do what :func:`distrain.report` does."""
         began = time.monotonic()
-        self.at_report()
-        body = encode_metrics(metrics)
-        steps = check_progress(progress)
-        check_checkpoint(checkpoint, self.context)
-        validation = encoded_validation(options, checkpoint, self.context)
-        positions = self._positions_now() if checkpoint else {}
-        if options.mode is ASYNC and not self._channel.has_uploader:
-            options = replace(options, mode=SYNC, delete=options.deletes)
-        with self._alone("report()"), contextlib.ExitStack() as stack:
+        has_checkpoint = checkpoint is not None
+        with self._alone("report()"), self._counted(has_checkpoint=has_checkpoint), contextlib.ExitStack() as stack:
+            self.at_report()
+            body = encode_metrics(metrics)
+            steps = check_progress(progress)
+            check_checkpoint(checkpoint, self.context)
+            validation = encoded_validation(options, checkpoint, self.context)
+            positions = self._positions_now() if checkpoint else {}
+            if options.mode is ASYNC and not self._channel.has_uploader:
+                options = replace(options, mode=SYNC, delete=options.deletes)
             self._listen()
             self._await_acknowledgement()
             self._raise_storing_error()
@@ -184,6 +187,26 @@ class Session:
             else:
                 self._await_uploads(MOST_UPLOADS)
             self._listen()
+
+    @contextlib.contextmanager
+    def _counted(self, *, has_checkpoint: bool) -> Iterator[None]:
+        """Count a call that fails, too, so that the n-th reports of all ranks still belong together."""
+        before = self._reports
+        try:
+            yield
+        except BaseException as error:
+            if self._reports == before:
+                self._reports, self._checkpoints = before + 1, self._checkpoints + has_checkpoint
+                failed = wire.ReportFailed(
+                    attempt=self.context.attempt,
+                    rank=self.context.world_rank,
+                    index=self._reports,
+                    ordinal=self._checkpoints if has_checkpoint else None,
+                    why=f"{type(error).__name__}: {error}",
+                )
+                with contextlib.suppress(Exception):  # the coordinator is gone, or a signal handler has raised again
+                    self._channel.send(failed)
+            raise
 
     def _note_blocked(self, since: float) -> None:
         self._waits["checkpoint"] += time.monotonic() - since
@@ -446,14 +469,13 @@ class Session:
     def all_checkpoints(self, mode: CheckpointConsistencyMode, timeout_s: float | None) -> list[ReportedCheckpoint]:
         """Do what :func:`distrain.get_all_reported_checkpoints` does."""
         deadline = None if timeout_s is None or timeout_s == math.inf else time.monotonic() + timeout_s
+        validated = mode is CheckpointConsistencyMode.VALIDATED
         with self._alone("get_all_reported_checkpoints()"):
-            self._list_requests += 1
-            self._request_list(mode, at_once=False)
+            self._request_list(validated=validated)
             while self._list is None or self._list.index != self._list_requests:
                 if deadline is not None and time.monotonic() >= deadline:
                     deadline = None
-                    self._list_requests += 1
-                    self._request_list(mode, at_once=True)
+                    self._request_list(validated=validated, at_once=True)
                 self._listen(wait=True, until=deadline)
             known = json.loads(self._list.body)
         storage = self.context.get_storage()
@@ -462,14 +484,16 @@ class Session:
             for c in known
         ]
 
-    def _request_list(self, mode: CheckpointConsistencyMode, *, at_once: bool) -> None:
+    def _request_list(self, *, validated: bool = False, at_once: bool = False, synced: bool = False) -> None:
+        self._list_requests += 1
         self._channel.send(
             wire.AskCheckpointList(
                 attempt=self.context.attempt,
                 rank=self.context.world_rank,
                 index=self._list_requests,
-                validated=mode is CheckpointConsistencyMode.VALIDATED,
+                validated=validated,
                 at_once=at_once,
+                synced=synced,
             )
         )
 
@@ -550,7 +574,17 @@ class Session:
                 if not self._call:  # else this is a signal handler, which gets what is known
                     with self._alone("get_checkpoint()"):
                         self._listen()
+                        self._await_reported_checkpoints()
         return self.checkpoint
+
+    def _await_reported_checkpoints(self) -> None:
+        """Wait until the checkpoints of all reports that this rank has made are committed or dropped."""
+        if self._reports == self._reports_settled:
+            return
+        self._request_list(synced=True)
+        while self._list is None or self._list.index != self._list_requests:
+            self._listen(wait=True)
+        self._reports_settled = self._reports
 
     def fetch_checkpoint(self, path: str) -> str:
         """Have a checkpoint brought to this host, which does not see it. Return where it is; wait until it is there.
@@ -589,11 +623,14 @@ class Session:
         wait: for at least one message, but not longer than ``until`` (time.monotonic).
         """
         left_s = None if until is None else max(0.0, until - time.monotonic())
-        frames = self._channel.wait(left_s) if wait else self._channel.receive()
-        for frame in frames:
-            self._on_message(frame.message())
+        self.handle(self._channel.wait(left_s) if wait else self._channel.receive())
         if wait and self._channel.at_end:
             os._exit(1)  # the agent is gone, and with it the connection to the coordinator
+
+    def handle(self, frames: Sequence[wire.Frame]) -> None:
+        """Handle messages that were received."""
+        for frame in frames:
+            self._on_message(frame.message())
 
     def _on_message(self, message: wire.Message) -> None:
         match message:

@@ -78,15 +78,16 @@ def test_rank_0_alone_while_the_others_are_silent(any_fit: Fit) -> None:
 
 
 @pytest.mark.timeout(30)  # far below missing_rank_s
+@pytest.mark.parametrize(
+    "config", [CheckpointConfig(missing_rank_s=1.0), CheckpointConfig(checkpoint_ranks=[0])], ids=["in time", "at once"]
+)
 def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit: Fit, tmp_path: Path, config: CheckpointConfig
 ) -> None:
-    monkeypatch.setattr("distrain.decisions.checkpoint_assembly.FIRST_REPORT_TIMEOUT_S", 1.0)
-
     def train() -> None:
         if distrain.get_context().get_world_rank() == 0:
             save("model.txt", "first")
-            save("model.txt", "second")  # the others are written off now
+            save("model.txt", "second")
             while distrain.get_checkpoint() is None:
                 time.sleep(0.001)
             (place / "committed").touch()
@@ -94,7 +95,7 @@ def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(
             time.sleep(0.001)
 
     place = tmp_path
-    assert files_of(fit(train, workers=3).checkpoint) == {"model.txt": "second"}
+    assert files_of(fit(train, workers=3, checkpoint_config=config).checkpoint) == {"model.txt": "second"}
 
 
 def test_a_rank_that_is_slow_at_the_beginning_is_waited_for(any_fit: Fit) -> None:
@@ -230,6 +231,66 @@ def test_the_same_contents_from_all_ranks_are_nothing_to_talk_about(
     assert "different" not in capsys.readouterr().err
 
 
+def test_a_report_that_fails_on_one_rank_costs_one_checkpoint(fit: Fit, capfd: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        rank = distrain.get_context().get_world_rank()
+        for step in range(3):
+            fails = rank == 1 and step == 1
+            try:
+                save(f"shard-{rank}", f"{step}", {"step": object() if fails else step})
+            except TypeError:
+                assert fails
+
+    result = fit(train)
+    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
+        {"shard-0": f"{step}", "shard-1": f"{step}"} for step in (0, 2)
+    ]
+    said = "checkpoint 2 is dropped, as report() has failed on rank 1: TypeError: report(): metrics['step'] is a "
+    assert said in " ".join(capfd.readouterr().err.split())
+
+
+@pytest.mark.parametrize("ranks", ["all ranks", "rank 0"])
+def test_after_report_all_ranks_get_that_checkpoint(any_fit: Fit, ranks: str) -> None:
+    """Rank 1 is slow, and its report need not have a checkpoint."""
+
+    def train() -> list[str]:
+        rank = distrain.get_context().get_world_rank()
+        seen = []
+        for step in range(3):
+            if rank == 1:
+                time.sleep(0.2)
+            if rank == 0 or ranks == "all ranks":
+                save(f"shard-{rank}", f"{step}")
+            else:
+                distrain.report({"step": step})
+            latest = distrain.get_checkpoint()
+            seen.append(latest and Path(latest.path).name)
+            distrain.collective.barrier()
+        assert seen == [f"checkpoint_{step:06d}" for step in range(3)], seen
+        return seen
+
+    any_fit(train)
+
+
+def test_get_checkpoint_waits_for_a_rank_no_longer_than_missing_rank_s(fit: Fit) -> None:
+    """Rank 1 brings one checkpoint, and then waits for rank 0."""
+
+    def train() -> str:
+        rank = distrain.get_context().get_world_rank()
+        save(f"shard-{rank}", "0")
+        if rank == 0:
+            save(f"shard-{rank}", "1")
+            latest = distrain.get_checkpoint()
+        distrain.collective.barrier()
+        if rank == 1:
+            save(f"shard-{rank}", "1")
+            latest = distrain.get_checkpoint()
+        assert latest is not None
+        return Path(latest.path).name
+
+    assert fit(train, checkpoint_config=CheckpointConfig(missing_rank_s=0.5)).return_value == "checkpoint_000000"
+
+
 @pytest.mark.parametrize("mode", [CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC])
 def test_folders_in_a_checkpoint_are_kept(fit: Fit, tmp_path: Path, mode: CheckpointUploadMode) -> None:
     def train() -> None:
@@ -293,6 +354,63 @@ def test_a_rank_that_dies_while_others_bring_their_part_leaves_no_half_checkpoin
     assert names(result.path) == ["checkpoint_000000"]
     assert files_of(result.checkpoint) == {"shard-0.txt": "first", "shard-1.txt": "first"}
     assert not Path(result.path, ".staging").exists()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_before_its_first_report_leaves_no_incomplete_checkpoint(
+    any_fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str], victim: int
+) -> None:
+    def train() -> int:
+        rank, checkpoint = distrain.get_context().get_world_rank(), distrain.get_checkpoint()
+        first = not (place / "died").exists()
+        if first and rank == victim:
+            while not (place / "saved").exists():
+                time.sleep(0.001)
+            (place / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        for step in range(3):
+            save(f"shard-{rank}", f"{step}")
+        (place / "saved").touch()
+        while first:
+            time.sleep(0.001)
+        return 0 if checkpoint is None else len(os.listdir(checkpoint.path))
+
+    place = tmp_path
+    result = any_fit(train, failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == 0
+    assert [sorted(files_of(checkpoint)) for checkpoint, _ in result.best_checkpoints] == [["shard-0", "shard-1"]] * 3
+    said = f"checkpoints 1 to 3 are dropped: the attempt ended before rank {victim} had brought a first one"
+    assert said in " ".join(capfd.readouterr().err.split())
+
+
+def test_a_checkpoint_that_may_lack_ranks_replaces_no_complete_one(fit: Fit, tmp_path: Path) -> None:
+    """The run goes on with one more worker, which is too slow at first."""
+
+    def train(config: dict[str, Any]) -> None:
+        rank = distrain.get_context().get_world_rank()
+        if rank < config["quick"]:
+            for step in range(2):
+                save(f"shard-{rank}", f"{step}")
+            while len(names(distrain.get_context().get_trial_dir())) < config["kept"]:
+                time.sleep(0.001)
+            raise ValueError("ends")
+        while True:
+            time.sleep(0.001)
+
+    def names_after(**options: Any) -> list[str]:
+        with pytest.raises(WorkerGroupError, match="ends") as raised:
+            fit(train, name="mine", **options)
+        assert raised.value.result is not None
+        return names(raised.value.result.path)
+
+    config = CheckpointConfig(num_to_keep=1, missing_rank_s=0.2)
+    assert names_after(config={"quick": 1, "kept": 1}, workers=1, checkpoint_config=config) == ["checkpoint_000001"]
+    assert names_after(config={"quick": 1, "kept": 2}, workers=2, checkpoint_config=config) == [
+        "checkpoint_000001",
+        "checkpoint_000003",
+    ]
+    manifest = json.loads((fit.storage / "mine/checkpoint_000003/.manifest.json").read_text())
+    assert (manifest["world_size"], manifest["ranks"], manifest["silent"]) == (2, [0], [1])
 
 
 # -- what is kept ----------------------------------------------------------------------------------------------------
@@ -402,11 +520,12 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
             raise ValueError("not finished")
         return began
 
+    only_rank_0 = CheckpointConfig(checkpoint_ranks=[0])
     with pytest.raises(WorkerGroupError):
-        any_fit(train, {"fails": True}, name="mine")
+        any_fit(train, {"fails": True}, name="mine", checkpoint_config=only_rank_0)
     run = any_fit.storage / "mine"
     flip_a_bit(run / "checkpoint_000001" / "epoch.txt")
-    result = any_fit(train, {"fails": False}, name="mine")
+    result = any_fit(train, {"fails": False}, name="mine", checkpoint_config=only_rank_0)
     assert result.return_value == "0"
     said = capsys.readouterr().err
     assert "checkpoint_000001 is damaged: epoch.txt has changed since it was committed" in said

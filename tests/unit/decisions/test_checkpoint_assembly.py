@@ -6,17 +6,16 @@ import math
 import random
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from distrain.config import CheckpointConfig
 from distrain.decisions.checkpoint_assembly import (
     FIRST_PATIENCE_S,
-    FIRST_REPORT_TIMEOUT_S,
     PATIENCE_S,
     Action,
     CheckpointAssembly,
@@ -29,14 +28,22 @@ from distrain.storage.commit import Commit, CommittedFile
 from distrain.storage.retention import best_first, surplus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 MISSING_RANK_S = 60.0
 
 
-def assembly_of(world_size: int, *, running_since: float = -FIRST_REPORT_TIMEOUT_S) -> CheckpointAssembly:
-    """By default every rank has been in train_func long enough to have reported."""
-    assembly = CheckpointAssembly(world_size, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
+def assembly_of(
+    world_size: int,
+    *,
+    running_since: float = -MISSING_RANK_S,
+    ranks: Sequence[int] | Literal["all"] | None = None,
+    absent: Sequence[int] = (),
+    silent: Sequence[int] = (),
+) -> CheckpointAssembly:
+    """All ranks are in train_func. ``ranks``: those that bring checkpoints, as the user says."""
+    config = CheckpointConfig(missing_rank_s=MISSING_RANK_S, checkpoint_ranks=ranks)
+    assembly = CheckpointAssembly(world_size, config, absent=absent, silent=silent)
     for rank in range(world_size):
         assembly.running(rank, running_since)
     return assembly
@@ -94,7 +101,7 @@ def test_a_single_rank_is_granted_and_committed_at_once() -> None:
     assembly = assembly_of(1)
     assert bring(assembly, 0, 1, "b", "a", loss=0.5) == [RequestFiles(0, 1, ("a", "b"))]
     files = (CommittedFile("a", 0, 10, 1), CommittedFile("b", 0, 10, 1))
-    assert deliver(assembly, 0, 1, "a", "b") == [Commit(1, files, (0,), {"loss": 0.5})]
+    assert deliver(assembly, 0, 1, "a", "b") == [Commit(1, files, (0,), {"loss": 0.5}, world_size=1)]
 
 
 def test_metrics_alone_decide_nothing() -> None:
@@ -152,11 +159,15 @@ def test_what_a_lost_host_owes() -> None:
 # -- rank 0 only -----------------------------------------------------------------------------------------------------
 
 
-def test_rank_0_only_commits_when_rank_0_goes_on() -> None:
-    assembly = assembly_of(2)
-    bring(assembly, 0, 1, "model")
-    assert deliver(assembly, 0, 1, "model") == []
-    assert the_commit(bring(assembly, 0, 2, "model", now=1)).ordinal == 1
+def test_rank_0_only_commits_when_the_others_have_been_silent_for_long_enough() -> None:
+    assembly = assembly_of(2, running_since=0.0)
+    bring(assembly, 0, 1, "model", now=1)
+    assert deliver(assembly, 0, 1, "model", now=1) == []
+    assert not only(Commit, bring(assembly, 0, 2, "model", now=20))
+    assert assembly.deadline() == MISSING_RANK_S
+    assert assembly.tick(MISSING_RANK_S) == []
+    commit = the_commit(assembly.tick(1 + MISSING_RANK_S))
+    assert (commit.ordinal, commit.ranks, commit.silent) == (1, (0,), (1,))
 
 
 def test_rank_0_only_loses_no_checkpoint() -> None:
@@ -171,10 +182,55 @@ def test_rank_0_only_loses_no_checkpoint() -> None:
 
 def test_after_the_first_one_rank_0_only_commits_at_once() -> None:
     assembly = assembly_of(2)
+    for ordinal in (1, 2):
+        bring(assembly, 0, ordinal, "model")
+        deliver(assembly, 0, ordinal, "model")
+    assert [commit.ordinal for commit in only(Commit, assembly.tick(MISSING_RANK_S))] == [1, 2]
+    bring(assembly, 0, 3, "model", now=MISSING_RANK_S)
+    assert the_commit(deliver(assembly, 0, 3, "model", now=MISSING_RANK_S)).silent == (1,)
+
+
+@pytest.mark.parametrize("absent_before", [False, True])
+def test_rank_0_only_commits_at_once_if_the_user_or_an_earlier_checkpoint_says_so(*, absent_before: bool) -> None:
+    assembly = assembly_of(2, absent=[1]) if absent_before else assembly_of(2, ranks=[0])
     bring(assembly, 0, 1, "model")
-    deliver(assembly, 0, 1, "model")
-    bring(assembly, 0, 2, "model", now=1)
-    assert the_commit(deliver(assembly, 0, 2, "model", now=1)).ordinal == 2
+    commit = the_commit(deliver(assembly, 0, 1, "model"))
+    assert (commit.ranks, commit.silent) == ((0,), ())
+
+
+def test_a_rank_that_was_silent_before_and_is_again_may_still_bring_something() -> None:
+    assembly = assembly_of(2, absent=[1], silent=[1])
+    bring(assembly, 0, 1, "model")
+    assert the_commit(deliver(assembly, 0, 1, "model")).silent == (1,)
+    note(assembly, 1, 2)
+    bring(assembly, 0, 2, "model")
+    assert the_commit(deliver(assembly, 0, 2, "model")).silent == (1,)
+    bring(assembly, 0, 3, "model")
+    note(assembly, 1, 3)
+    assert the_commit(deliver(assembly, 0, 3, "model")).silent == ()
+
+
+@pytest.mark.parametrize("ranks", [[0, 1], "all"])
+def test_ranks_that_bring_checkpoints_as_the_user_says_are_waited_for(ranks: list[int] | Literal["all"]) -> None:
+    assembly = assembly_of(2, ranks=ranks)
+    bring(assembly, 0, 1, "shard-0")
+    deliver(assembly, 0, 1, "shard-0")
+    note(assembly, 1, 1)
+    [said] = assembly.tick(2 * MISSING_RANK_S)
+    assert isinstance(said, ShowLine)
+    assert "checkpoint 1 of rank 0 is not complete: rank 1 has not brought a first one." in said.text
+    bring(assembly, 1, 1, "shard-1", index=2)
+    assert the_commit(deliver(assembly, 1, 1, "shard-1")).ranks == (0, 1)
+
+
+def test_a_rank_that_brings_none_as_the_user_says_is_refused() -> None:
+    [refusal] = bring(assembly_of(3, ranks=[0, 2]), 1, 1, "model")
+    assert refusal == Refuse(
+        1,
+        1,
+        "rank 1 brought a checkpoint, but CheckpointConfig.checkpoint_ranks names only ranks 0, 2; add this rank "
+        "there, or report its metrics alone",
+    )
 
 
 def test_rank_0_only_commits_when_the_others_have_finished() -> None:
@@ -192,39 +248,10 @@ def test_a_rank_that_waits_for_the_files_of_a_checkpoint_is_not_written_off() ->
     assert (
         "not complete: rank 1 has to wait for the files of a checkpoint to read. It" in only(ShowLine, actions)[0].text
     )
-    actions += [*assembly.fetched(1, 1000.0), *assembly.tick(1000.0 + FIRST_REPORT_TIMEOUT_S / 2)]
+    actions += [*assembly.fetched(1, 1000.0), *assembly.tick(999.0 + MISSING_RANK_S)]
     assert not only(Commit, actions)
-    bring(assembly, 1, 1, "b", now=1006.0)
-    assert the_commit(deliver(assembly, 1, 1, "b", now=1007.0)).ranks == (0, 1)
-
-
-def test_a_rank_that_has_brought_a_part_of_the_last_checkpoint_is_not_taken_for_one_that_brings_none() -> None:
-    assembly = CheckpointAssembly(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S), brought_last=[0, 1])
-    for rank in range(2):
-        assembly.running(rank, 0.0)
-    bring(assembly, 0, 1, "a")
-    deliver(assembly, 0, 1, "a")
-    actions = [*note(assembly, 0, 2, now=20.0), *assembly.tick(30.0), *assembly.close(40.0)]
-    assert not only(Commit, actions)
-    assert the_commit(assembly.tick(MISSING_RANK_S)).ranks == (0,)
-
-
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_the_end_of_an_attempt_writes_off_no_rank_that_had_to_wait_for_files(goes_on: bool) -> None:
-    assembly = assembly_of(2)
-    assembly.fetching(1)
-    if goes_on:
-        assembly.fetched(1, 0.0)
-    bring(assembly, 0, 1, "a")
-    actions = [*deliver(assembly, 0, 1, "a"), *note(assembly, 0, 2), *assembly.close(FIRST_REPORT_TIMEOUT_S / 2)]
-    assert not only(Commit, actions)
-
-
-def test_rank_0_only_says_nothing_about_it() -> None:
-    assembly = assembly_of(2)
-    bring(assembly, 0, 1, "model")
-    deliver(assembly, 0, 1, "model")
-    assert only(ShowLine, note(assembly, 0, 2, now=1)) == []
+    bring(assembly, 1, 1, "b", now=1059.0)
+    assert the_commit(deliver(assembly, 1, 1, "b", now=1060.0)).ranks == (0, 1)
 
 
 # -- some ranks ------------------------------------------------------------------------------------------------------
@@ -240,10 +267,9 @@ def test_ranks_1_and_3_only() -> None:
     ]
     deliver(assembly, 1, 1, "shard-1", now=2)
     assert deliver(assembly, 3, 1, "shard-3", now=2) == []
-    assert only(Commit, note(assembly, 1, 2, now=3)) == []
-    commit = the_commit(note(assembly, 3, 2, now=3))
+    commit = the_commit(assembly.tick(MISSING_RANK_S))
     assert owners(commit) == {"shard-1": 1, "shard-3": 3}
-    assert commit.ranks == (1, 3)
+    assert (commit.ranks, commit.silent) == ((1, 3), (0, 2))
 
 
 def test_ranks_that_share_nothing_keep_all_their_files() -> None:
@@ -432,39 +458,71 @@ def test_a_rank_that_has_just_started_is_slow_not_silent() -> None:
     assert the_commit(deliver(assembly, 1, 1, "shard-1", now=1)).ranks == (0, 1)
 
 
-def test_a_slow_rank_becomes_a_silent_one() -> None:
-    assembly = assembly_of(2, running_since=0.0)
-    bring(assembly, 0, 1, "model", now=0.1)
-    deliver(assembly, 0, 1, "model", now=0.1)
-    note(assembly, 0, 2, now=0.2)
-    assert assembly.deadline() == FIRST_REPORT_TIMEOUT_S
-    assert assembly.tick(FIRST_REPORT_TIMEOUT_S * 0.99) == []
-    assert the_commit(assembly.tick(FIRST_REPORT_TIMEOUT_S)).ranks == (0,)
-
-
-def test_a_rank_that_is_not_in_train_func_yet_is_not_silent() -> None:
+def test_a_rank_that_enters_train_func_late_has_as_much_time_as_the_others() -> None:
     assembly = CheckpointAssembly(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
-    bring(assembly, 0, 1, "model")
-    deliver(assembly, 0, 1, "model")
-    assert only(Commit, note(assembly, 0, 2, now=FIRST_REPORT_TIMEOUT_S * 3)) == []
+    assembly.running(0, 0.0)
+    bring(assembly, 0, 1, "shard-0", now=1)
+    deliver(assembly, 0, 1, "shard-0", now=1)
+    [said] = assembly.tick(3 * MISSING_RANK_S)
+    assert "rank 1 has not entered train_func" in said.text  # type: ignore[union-attr]
+    assembly.running(1, 200.0)
+    assert assembly.deadline() == 200.0 + MISSING_RANK_S
+    assert assembly.tick(199.0 + MISSING_RANK_S) == []
+    assert the_commit(assembly.tick(200.0 + MISSING_RANK_S)).ranks == (0,)
 
 
 def test_a_silent_rank_that_reports_after_all_is_waited_for_again() -> None:
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "shard-0")
     deliver(assembly, 0, 1, "shard-0")
-    bring(assembly, 0, 2, "shard-0", now=1)
-    assert only(Refuse, bring(assembly, 1, 2, "shard-1", index=1, now=1)) == []
-    deliver(assembly, 0, 2, "shard-0", now=1)
-    assert the_commit(deliver(assembly, 1, 2, "shard-1", now=1)).ranks == (0, 1)
+    the_commit(assembly.tick(MISSING_RANK_S))
+    bring(assembly, 0, 2, "shard-0", now=61)
+    assert only(Refuse, bring(assembly, 1, 2, "shard-1", index=1, now=61)) == []
+    deliver(assembly, 0, 2, "shard-0", now=61)
+    commit = the_commit(deliver(assembly, 1, 2, "shard-1", now=61))
+    assert (commit.ranks, commit.silent) == ((0, 1), ())
 
 
-def test_at_the_end_of_an_attempt_nobody_is_just_slow() -> None:
-    assembly = assembly_of(2, running_since=0.0)
-    bring(assembly, 0, 1, "model", now=0.1)
-    deliver(assembly, 0, 1, "model", now=0.1)
-    note(assembly, 0, 2, now=0.2)
-    assert the_commit(assembly.close(0.3)).ranks == (0,)
+@pytest.mark.parametrize("end", ["failure", "stop"])
+@pytest.mark.parametrize("fetching", [False, True])
+def test_checkpoints_that_may_lack_ranks_are_dropped_at_the_end_of_an_attempt(end: str, *, fetching: bool) -> None:
+    assembly = assembly_of(3, running_since=0.0)
+    if fetching:
+        assembly.fetching(2)
+    for ordinal in (1, 2):
+        for rank in (0, 1):
+            bring(assembly, rank, ordinal, f"shard-{rank}", now=0.1)
+            deliver(assembly, rank, ordinal, f"shard-{rank}", now=0.1)
+    if end == "failure":
+        assembly.ended(2)
+        assert assembly.tick(2 * MISSING_RANK_S) == []
+    assert assembly.close(2 * MISSING_RANK_S if end == "failure" else MISSING_RANK_S) == [
+        ShowLine(
+            "checkpoints 1 to 2 are dropped: the attempt ended before rank 2 had brought a first one, so that files "
+            "may be missing. If only some ranks bring checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
+        )
+    ]
+
+
+def test_at_the_end_of_an_attempt_nothing_is_said_of_ranks_that_were_just_behind() -> None:
+    assembly = assembly_of(2)
+    for rank in (0, 1):
+        bring(assembly, rank, 1, f"shard-{rank}")
+        deliver(assembly, rank, 1, f"shard-{rank}")
+    bring(assembly, 0, 2, "shard-0")
+    deliver(assembly, 0, 2, "shard-0")
+    assert assembly.close(1000.0) == []
+
+
+def test_what_is_known_of_the_silent_ranks_holds_at_the_end_of_an_attempt() -> None:
+    assembly = assembly_of(3, running_since=0.0)
+    bring(assembly, 0, 1, "model")
+    deliver(assembly, 0, 1, "model")
+    assembly.finished(1, 1.0)
+    note(assembly, 2, 1, now=1.0)
+    bring(assembly, 0, 2, "model", now=2.0)
+    assert [commit.silent for commit in only(Commit, deliver(assembly, 0, 2, "model", now=2.0))] == [()]
+    assert assembly.close(3.0) == []
 
 
 def test_the_end_of_an_attempt_commits_nothing_that_is_not_whole() -> None:
@@ -545,6 +603,57 @@ def test_a_rank_that_waits_in_vain_does_not_wait_again() -> None:
     assert only(RequestFiles, actions) == [RequestFiles(0, 4, ("shard-0-4",))]
     assert "rank 1 brought earlier ones" in only(ShowLine, actions)[0].text
     assert run_ahead(assembly, [5, 6], now=6.0 + MISSING_RANK_S) == [5, 6]
+
+
+# -- calls of report() that fail ---------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_whose_report_has_failed_on_a_rank_is_dropped_and_the_next_one_is_whole() -> None:
+    assembly = assembly_of(2)
+    bring(assembly, 0, 1, "shard-0")
+    deliver(assembly, 0, 1, "shard-0")
+    said, dropped = assembly.failed(1, 1, 1, "TypeError: a metric", 0.0)
+    assert said == ShowLine("checkpoint 1 is dropped, as report() has failed on rank 1: TypeError: a metric")
+    assert dropped == Drop(1)
+    for rank in (0, 1):
+        bring(assembly, rank, 2, f"shard-{rank}")
+        actions = deliver(assembly, rank, 2, f"shard-{rank}")
+    assert the_commit(actions).ranks == (0, 1)
+
+
+def test_a_report_that_has_failed_on_all_ranks_is_dropped() -> None:
+    assembly = assembly_of(2)
+    assert assembly.failed(0, 1, 1, "no", 0.0) == []
+    assert Drop(1) in assembly.failed(1, 1, 1, "no", 0.0)
+
+
+def test_a_report_without_a_checkpoint_that_has_failed_is_in_step() -> None:
+    assembly = assembly_of(2)
+    bring(assembly, 0, 1, "model")
+    deliver(assembly, 0, 1, "model")
+    assert the_commit(assembly.failed(1, 1, None, "no", 0.0)).silent == ()
+
+
+def test_a_part_that_an_exception_kept_from_being_sent_is_missing() -> None:
+    assembly = assembly_of(2)
+    for ordinal in (1, 2):
+        bring(assembly, 0, ordinal, "shard-0")
+        deliver(assembly, 0, ordinal, "shard-0")
+    assert Drop(1) in bring(assembly, 1, 2, "shard-1")
+    assert the_commit(deliver(assembly, 1, 2, "shard-1")).ordinal == 2
+
+
+def test_ranks_that_name_a_checkpoint_differently_are_told_so() -> None:
+    assembly = assembly_of(3)
+    assembly.reported(0, 1, {}, 1, ["a"], 0.0, name="step-1")
+    assembly.reported(1, 1, {}, 1, ["b"], 0.0)
+    [refusal] = only(Refuse, assembly.reported(2, 1, {}, 1, ["c"], 0.0, name="step-2"))
+    assert refusal.why == (
+        "checkpoint 1: checkpoint_dir_name is 'step-1' on rank 0 and 'step-2' on rank 2; the ranks are not at the same "
+        "step, or must give one name"
+    )
+    deliver(assembly, 0, 1, "a")
+    assert Drop(1) in deliver(assembly, 1, 1, "b")
 
 
 # -- what is still being stored when a rank fails ----------------------------------------------------------------------
@@ -870,7 +979,7 @@ class JoiningMachine(RuleBasedStateMachine):
         self.assembly = CheckpointAssembly(world_size, CheckpointConfig(missing_rank_s=1e6))
         self.ranks = [Oracle() for _ in range(world_size)]
         for rank in range(world_size):
-            self.assembly.running(rank, -FIRST_REPORT_TIMEOUT_S)
+            self.assembly.running(rank, 0.0)
         self.in_step = in_step
         self.committed = 0
         self.now = 0.0
@@ -965,6 +1074,132 @@ TestJoining = JoiningMachine.TestCase
 TestJoining.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
 
 
+# -- any order of starts, reports and deaths -------------------------------------------------------------------------
+
+
+@dataclass
+class Life:
+    """A rank as the world sees it. ``brings``: its reports have checkpoints."""
+
+    brings: bool
+    entered_at: float = math.inf
+    reports: int = 0
+    unstored: set[int] = field(default_factory=set)
+    finished: bool = False
+    died: bool = False
+
+    @property
+    def trains(self) -> bool:
+        return self.entered_at < math.inf and not (self.finished or self.died)
+
+
+class World:
+    """Ranks start, report, store, finish and die in any order, with any time in between.
+
+    A checkpoint may lack only ranks that are known to bring nothing, and those that were alive in train_func for
+    ``missing_rank_s`` after its last part.
+    """
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.now = 0.0
+        self.committed = 0
+        self.last_part: dict[int, float] = {}
+        world_size = chance.randint(2, 4)
+        self.ranks = [Life(chance.random() < 0.7) for _ in range(world_size)]
+        silent = {rank for rank, life in enumerate(self.ranks) if not life.brings}
+        declares = chance.random() < 0.2 and len(silent) < world_size
+        self.known = {rank for rank in silent if declares or chance.random() < 0.2}
+        bringing = sorted(set(range(world_size)) - silent) if declares else None
+        config = CheckpointConfig(missing_rank_s=MISSING_RANK_S, checkpoint_ranks=bringing)
+        self.assembly = CheckpointAssembly(world_size, config, absent=self.known)
+        for rank in range(world_size):
+            if chance.random() < 0.7:
+                self.enter(rank)
+
+    def live(self) -> None:
+        """Do something at random, again and again, and end the attempt."""
+        for _ in range(self.chance.randint(5, 40)):
+            do = self.chance.choice(
+                [self.enter, self.report, self.report, self.report, self.store, self.wait, self.end]
+            )
+            do(self.chance.randrange(len(self.ranks)))
+        for life in self.ranks:
+            life.died = life.died or not life.finished
+        self._obey(self.assembly.close(self.now))
+
+    def living(self, rank: int) -> Life | None:
+        return self.ranks[rank] if self.ranks[rank].trains else None
+
+    def _obey(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Refuse(rank, ordinal, _):
+                    self.ranks[rank].unstored.discard(ordinal)
+                case Commit():
+                    self._check(action)
+
+    def _check(self, commit: Commit) -> None:
+        self.committed += 1
+        assert commit.ordinal == self.committed
+        for rank, life in enumerate(self.ranks):
+            if rank in commit.ranks:
+                assert commit.ordinal not in life.unstored
+                continue
+            long_since = self.last_part[commit.ordinal] + MISSING_RANK_S
+            was_silent = life.trains and self.now >= max(life.entered_at + MISSING_RANK_S, long_since)
+            if was_silent:
+                self.known.add(rank)
+            in_step = life.reports > 0 and not life.brings
+            assert was_silent or in_step or life.finished or rank in self.known
+            assert rank in commit.silent or in_step or life.finished or rank in self.known
+
+    def enter(self, rank: int) -> None:
+        if self.ranks[rank].entered_at == math.inf:
+            self.ranks[rank].entered_at = self.now
+            self._obey(self.assembly.running(rank, self.now))
+
+    def report(self, rank: int) -> None:
+        if (life := self.living(rank)) is None:
+            return
+        life.reports += 1
+        ordinal = life.reports if life.brings else None
+        if ordinal is not None and ordinal > self.committed:
+            life.unstored.add(ordinal)
+            self.last_part[ordinal] = self.now
+            self.known.discard(rank)
+        self._obey(self.assembly.reported(rank, life.reports, {}, ordinal, [f"shard-{rank}"], self.now))
+        if self.chance.random() < 0.7:
+            self.store(rank)
+
+    def store(self, rank: int) -> None:
+        if (life := self.living(rank)) is None or not life.unstored:
+            return
+        ordinal = min(life.unstored)
+        life.unstored.discard(ordinal)
+        self._obey(self.assembly.stored(rank, ordinal, [(f"shard-{rank}", 1, 1)], [], self.now))
+
+    def end(self, rank: int) -> None:
+        if (life := self.living(rank)) is None or self.chance.random() < 0.5:
+            return
+        if self.chance.random() < 0.5:
+            life.died = True
+            self.assembly.ended(rank)
+        elif not life.unstored:
+            life.finished = True
+            self._obey(self.assembly.finished(rank, self.now))
+
+    def wait(self, _: int) -> None:
+        self.now += self.chance.choice((0.1, PATIENCE_S, MISSING_RANK_S))
+        self._obey(self.assembly.tick(self.now))
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_checkpoint_lacks_only_ranks_that_bring_nothing_or_had_their_time(seed: int) -> None:
+    World(random.Random(seed)).live()
+
+
 # -- which to keep ---------------------------------------------------------------------------------------------------
 
 
@@ -1031,6 +1266,13 @@ def test_surplus_spares_the_latest_although_it_is_the_worst() -> None:
 
 def test_surplus_without_a_score_keeps_the_newest() -> None:
     assert surplus(losses(1, 2, 3), keeping(2, None)) == [0]
+
+
+@pytest.mark.parametrize(("doubtful", "deleted"), [({2, 3}, [0, 2]), ({0, 1, 2}, [0, 1, 2]), ({0, 1, 2, 3}, [0, 1, 2])])
+def test_surplus_spares_a_complete_one_rather_than_one_that_may_lack_ranks(
+    doubtful: set[int], deleted: list[int]
+) -> None:
+    assert surplus(losses(1, 2, 3, 4), keeping(1, None), doubtful) == deleted
 
 
 def test_fewer_than_the_number_are_all_kept() -> None:

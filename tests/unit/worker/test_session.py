@@ -24,6 +24,7 @@ from distrain.checkpoint import Checkpoint
 from distrain.context import TrainContext
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.wire.channel import Channel
+from distrain.worker.main import _first_frames
 from distrain.worker.session import Session
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class Worker:
 
     def commits(self, ordinal: int, path: Path, *, has_files: bool = True) -> None:
         self.coordinator.send(wire.CommitDone(attempt=2, rank=1, ordinal=ordinal, path=str(path), has_files=has_files))
+
+    def lists_checkpoints(self, index: int = 1) -> None:
+        """Answer the n-th question for the checkpoints, which are known by then."""
+        self.coordinator.send(wire.CheckpointList(attempt=2, rank=1, index=index, body=b"[]"))
 
     def said(self) -> list[Any]:
         return [frame.message() for frame in self.coordinator.receive()]
@@ -143,15 +148,32 @@ CIRCULAR["self"] = [CIRCULAR]
 def test_what_cannot_be_recorded_is_named(worker: Worker, metrics: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         distrain.report(metrics)
-    assert worker.said() == []
+    assert list(map(type, worker.said())) == [wire.ReportFailed]
 
 
-def test_a_refused_report_does_not_count(worker: Worker) -> None:
+def test_a_report_that_fails_counts(worker: Worker, folder: Path, tmp_path: Path) -> None:
+    """Else the next checkpoint of this rank would be joined with an earlier one of other ranks."""
+    with pytest.raises(TypeError):
+        distrain.report({"a": object()}, Checkpoint(folder))
     with pytest.raises(TypeError):
         distrain.report({"a": object()})
-    distrain.report({})
-    [message] = worker.said()
-    assert message.index == 1
+    worker.orders_copy(2, tmp_path / "staging")
+    distrain.report({}, Checkpoint(folder))
+    failed, without, reported, _ = worker.said()
+    assert [(m.index, m.ordinal) for m in (failed, without, reported)] == [(1, 1), (2, None), (3, 2)]
+    assert failed.why.startswith("TypeError: report(): metrics['a'] is a builtins.object")
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_report_that_raises_the_error_of_an_earlier_one_counts(
+    worker: Worker, folder: Path, *, has_checkpoint: bool
+) -> None:
+    distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+    worker.coordinator.send(wire.FilesStored(attempt=2, rank=1, ordinal=1, failed="no space left"))
+    with pytest.raises(CheckpointError, match="no space left"):
+        distrain.report({}, Checkpoint(folder) if has_checkpoint else None)
+    _, failed = worker.said()
+    assert (type(failed), failed.index, failed.ordinal) == (wire.ReportFailed, 2, 2 if has_checkpoint else None)
 
 
 def test_reports_are_counted_and_carry_rank_and_attempt(worker: Worker) -> None:
@@ -216,7 +238,7 @@ def test_ordinals_count_checkpoints_only(worker: Worker, folder: Path, tmp_path:
     assert ordinals == [(2, 1), (4, 2)]
 
 
-def test_a_checkpoint_that_an_alarm_kept_from_being_announced_does_not_count(
+def test_a_checkpoint_that_an_alarm_kept_from_being_announced_counts(
     worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def alarm() -> float:
@@ -226,9 +248,9 @@ def test_a_checkpoint_that_an_alarm_kept_from_being_announced_does_not_count(
         patch.setattr(time, "time", alarm)
         with pytest.raises(TimeoutError):
             distrain.report({}, Checkpoint(folder))
-    worker.orders_copy(1, tmp_path / "staging")
+    worker.orders_copy(2, tmp_path / "staging")
     distrain.report({}, Checkpoint(folder))
-    assert [(m.index, m.ordinal) for m in worker.said() if isinstance(m, wire.Reported)] == [(1, 1)]
+    assert [(type(m), m.ordinal) for m in worker.said()[:2]] == [(wire.ReportFailed, 1), (wire.Reported, 2)]
 
 
 def test_a_refusal_is_raised_with_its_reason(worker: Worker, folder: Path, tmp_path: Path) -> None:
@@ -251,6 +273,52 @@ def test_get_checkpoint_is_the_latest_committed_one(worker: Worker, tmp_path: Pa
     assert checkpoint.path == str(tmp_path)
 
 
+def test_get_checkpoint_waits_until_what_was_reported_is_committed(worker: Worker, tmp_path: Path) -> None:
+    distrain.report({})
+    asked = []
+
+    def coordinate() -> None:
+        """Commit what another rank has brought."""
+        while wire.AskCheckpointList not in map(type, asked):
+            asked.extend(frame.message() for frame in worker.coordinator.wait())
+        worker.commits(1, tmp_path, has_files=False)
+        worker.lists_checkpoints()
+
+    thread = threading.Thread(target=coordinate)
+    thread.start()
+    first = distrain.get_checkpoint()
+    thread.join()
+    assert asked[-1].synced
+    assert first is not None
+    assert distrain.get_checkpoint() is first  # without a question, as nothing was reported since
+    assert worker.said() == []
+
+
+def test_a_rank_hears_what_was_sent_while_it_started(worker: Worker, tmp_path: Path) -> None:
+    spec = wire.WorkerSpec(
+        attempt=2,
+        rank=1,
+        environment={},
+        defaults={},
+        directory="",
+        sys_path=[],
+        argv=[],
+        context={},
+        checkpoint=None,
+        vitals_s=1.0,
+        debug_rank=None,
+    )
+    commit = wire.CommitDone(attempt=2, rank=1, ordinal=1, path=str(tmp_path), has_files=False)
+    worker.coordinator.send(wire.encode(spec) + wire.encode(commit) + wire.encode(wire.AnnounceStop(attempt=2, rank=1)))
+    first, early = _first_frames(worker.channel)
+    worker.session.handle(early)
+    assert first == spec
+    assert worker.session._stop_announced
+    checkpoint = distrain.get_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.path == str(tmp_path)
+
+
 def test_a_path_is_no_checkpoint_and_the_fix_is_named(worker: Worker, folder: Path) -> None:
     with pytest.raises(TypeError, match=r"Checkpoint\.from_directory\(path\)"):
         distrain.report({}, str(folder))  # type: ignore[arg-type]
@@ -263,7 +331,7 @@ def test_a_file_with_a_name_of_ours_is_refused(worker: Worker, folder: Path, nam
     (folder / name).write_text(text)
     with pytest.raises(CheckpointError, match=rf"{name}: distrain keeps a file of its own"):
         distrain.report({}, checkpoint=Checkpoint(folder))
-    assert worker.said() == []
+    assert list(map(type, worker.said())) == [wire.ReportFailed]
 
 
 def test_a_temporary_directory_of_somebody_else_is_in_nobodys_way(
@@ -304,7 +372,7 @@ def test_an_option_that_needs_the_storage_is_refused_where_it_is_not_seen(
     }
     with pytest.raises(ValueError, match=rf"{option} needs the run directory .*/run, which this host does not see"):
         distrain.report({}, Checkpoint(folder), **options[option])
-    assert worker.said() == []
+    assert list(map(type, worker.said())) == [wire.ReportFailed]
 
 
 def test_metrics_can_be_reported_where_the_working_directory_is_gone(
@@ -332,6 +400,7 @@ def test_local_files_stay_until_they_are_committed_and_the_rank_is_done(
     report_and_delete(worker, folder, tmp_path / "target")
     assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
     worker.commits(1, tmp_path)
+    worker.lists_checkpoints()
     distrain.get_checkpoint()
     assert folder.exists()  # train_func may just be writing the next checkpoint into it
     worker.session.wait_for_commits()
@@ -366,6 +435,7 @@ def test_nobody_waits_for_the_commit_of_a_dropped_checkpoint(worker: Worker, fol
     worker.coordinator.send(wire.CommitDone(attempt=2, rank=1, ordinal=1, path="", has_files=False))
     worker.session.wait_for_commits()  # without a limit, as nobody has sent Release
     assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
+    worker.lists_checkpoints()
     assert distrain.get_checkpoint() is None
 
 
@@ -386,6 +456,7 @@ def test_a_directory_that_is_reported_again_is_not_deleted_for_the_first_report(
     distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=False)
     worker.commits(1, tmp_path)
     worker.commits(2, tmp_path)
+    worker.lists_checkpoints()
     distrain.get_checkpoint()
     assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
 
@@ -438,7 +509,7 @@ def test_a_validation_argument_that_cannot_be_pickled_is_named_and_nothing_is_re
     task = distrain.ValidationTaskConfig(fn_kwargs={"batches": 3, "lock": threading.Lock()})
     with pytest.raises(TypeError, match=r"fn_kwargs\['lock'\] \(_thread\.lock\) cannot be pickled: "):
         distrain.report({}, Checkpoint(folder), validation=task)
-    assert worker.said() == []
+    assert list(map(type, worker.said())) == [wire.ReportFailed]
 
 
 @pytest.mark.usefixtures("worker")
