@@ -239,6 +239,11 @@ def column_of(values: Any) -> np.ndarray[Any, Any]:
     return _of_values(values.tolist()) if values.dtype == object and values.ndim == 1 else values.astype(object)
 
 
+def empty_column(kind: Any) -> np.ndarray[Any, Any]:
+    """Return a column without values of a type of numpy's or Arrow's."""
+    return np.empty(0, kind) if isinstance(kind, np.dtype) else _from_arrow(require("pyarrow").array([], kind))
+
+
 def _as_numpy(value: Any) -> Any:
     """Return an array of another package, such as a tensor or an image of PIL, as numpy's."""
     if isinstance(value, (np.ndarray, np.generic)):
