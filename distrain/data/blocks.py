@@ -204,7 +204,10 @@ def _each_column(
         for name, values in zip(names, found, strict=True):
             columns[name] = convert(values)
     except _CANNOT as error:
-        raise DataError(f"column {name!r} cannot become {target}: {error}") from error
+        raise DataError(
+            f"column {name!r} cannot become {target}: {error}; give its values one type with map_batches(), or leave "
+            "the column out"
+        ) from error
     return columns
 
 
