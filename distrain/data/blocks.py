@@ -204,7 +204,10 @@ def _each_column(
         for name, values in zip(names, found, strict=True):
             columns[name] = convert(values)
     except _CANNOT as error:
-        raise DataError(f"column {name!r} cannot become {target}: {error}") from error
+        raise DataError(
+            f"column {name!r} cannot become {target}: {error}; give its values one type with map_batches(), or leave "
+            "the column out"
+        ) from error
     return columns
 
 
@@ -237,6 +240,11 @@ def column_of(values: Any) -> np.ndarray[Any, Any]:
     if values.dtype.kind not in "OSTU":
         return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
     return _of_values(values.tolist()) if values.dtype == object and values.ndim == 1 else values.astype(object)
+
+
+def empty_column(kind: Any) -> np.ndarray[Any, Any]:
+    """Return a column without values of a type of numpy's or Arrow's."""
+    return np.empty(0, kind) if isinstance(kind, np.dtype) else _from_arrow(require("pyarrow").array([], kind))
 
 
 def _as_numpy(value: Any) -> Any:

@@ -64,6 +64,10 @@ class OpenDataset:
     functions: tuple[Callable[[Block], Block], ...] = ()
     order: RowOrder = field(default_factory=RowOrder)
 
+    def no_rows(self) -> Block:
+        """Return a block without rows, with the columns if they are known."""
+        return [] if self.functions else self.source.schema().no_rows()
+
     def finished(self, block: Block) -> Block:
         """Return rows of the source after the functions."""
         for function in self.functions:
@@ -275,7 +279,7 @@ class Dataset:
         opened = self.open()
         rows = ROWS_AT_ONCE if isinstance(opened.source, Stream) else opened.source.rows
         blocks = [*self._blocks(rows, opened.order)]
-        return joined(blocks) if blocks else []
+        return joined(blocks) if blocks else opened.no_rows()
 
     def materialize(self) -> Self:
         """Read all rows, in the order of epoch 0, into memory, in the calling process; they are sent to the workers.
@@ -311,8 +315,9 @@ class Dataset:
         return schema_of(self.sample())
 
     def sample(self) -> Block:
-        """Return a block of one row; none if there are no rows."""
-        return next((rows_between(block, 0, 1) for block in self._blocks(1, RowOrder())), [])
+        """Return a block of one row; of none if there are no rows."""
+        found = next(self._blocks(1, RowOrder()), None)
+        return self.open().no_rows() if found is None else rows_between(found, 0, 1)
 
     def open(self) -> OpenDataset:
         """Open the source in this process, once."""

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import as_block, in_pieces, is_instance, row_count, rows_at, rows_between, to_columns
+from distrain.data.blocks import (
+    as_block,
+    empty_column,
+    in_pieces,
+    is_instance,
+    row_count,
+    rows_at,
+    rows_between,
+    to_columns,
+)
 from distrain.errors import DataError
 from distrain.system.imports import require
 
@@ -43,13 +52,17 @@ class Schema:
     names: list[str]
     types: list[Any]
 
+    def no_rows(self) -> Block:
+        """Return a block without rows that has these columns."""
+        return {name: empty_column(kind) for name, kind in zip(self.names, self.types, strict=True)}
+
     def __str__(self) -> str:
         return ", ".join(f"{name}: {kind}" for name, kind in zip(self.names, self.types, strict=True))
 
 
 def schema_of(block: Block) -> Schema:
     """Return the columns of some rows."""
-    columns = to_columns(block) if row_count(block) else {}
+    columns = to_columns(block)
     return Schema(list(columns), [column.dtype for column in columns.values()])
 
 
@@ -90,7 +103,7 @@ class TableSource(ABC):
 
     def schema(self) -> Schema:
         """Return the columns of the first row."""
-        return schema_of(next(self.read(range(len(self.block_rows)), 0, 1), []))
+        return schema_of(next(self.read(range(len(self.block_rows)), 0, min(1, self.rows)), []))
 
 
 class RandomSource(TableSource):
@@ -144,7 +157,7 @@ class MemorySource(RandomSource):
     def schema(self) -> Schema:
         if is_instance(self._block, "pyarrow", "Table"):
             return Schema(list(self._block.schema.names), list(self._block.schema.types))
-        return super().schema()
+        return schema_of(rows_between(self._block, 0, 1))
 
 
 def _checksum(column: np.ndarray[Any, Any]) -> int:

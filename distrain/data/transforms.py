@@ -88,6 +88,9 @@ class IndexedSource(RandomSource):
     def facts(self) -> dict[str, Any]:
         return {**self._inner.facts(), self._facts: self._rows}
 
+    def schema(self) -> Schema:
+        return self._inner.schema()
+
 
 class DerivedSource(TableSource):
     """Some rows of each block of another source."""

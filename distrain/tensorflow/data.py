@@ -103,14 +103,11 @@ def _as_first(name: str, column: Any, spec: Any) -> Any:
         found = found if tf.reduce_all(is_same) else tensor
     if not spec.is_compatible_with(found):
         raise DataError(
-            f"column {name!r} is {_text(spec)} in the first row, and {_text(tensor)} later; convert it with "
-            "map_batches(), or give to_tf() a type spec"
+            f"column {name!r} is {spec.dtype.name} in the first row, with the shape {tuple(spec.shape[1:])}, and "
+            f"{tensor.dtype.name} later, with the shape {tuple(tensor.shape[1:])}; convert it with map_batches(), or "
+            "give to_tf() a type spec"
         )
     return found
-
-
-def _text(tensor: Any) -> str:
-    return f"{tensor.dtype.name} of the shape {tuple(tensor.shape[1:])}"
 
 
 def _map(function: Callable[[str, Any], Any], columns: str | Sequence[str], batch: Mapping[str, Any]) -> Any:

@@ -37,7 +37,7 @@ from distrain.data.blocks import (
 from distrain.data.dataset import Dataset as PlainDataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
-from distrain.data.sources import MemorySource, Schema
+from distrain.data.sources import MemorySource, Schema, TableSource
 from distrain.data.transforms import Batched
 from distrain.errors import DataError
 from distrain.system.imports import require
@@ -285,21 +285,29 @@ class Dataset(PlainDataset):
         """Return an iterator over all rows, in this process."""
         return DataIterator(self, name="dataset", worker=Worker(0, 1))
 
+    def _loop(self, method: str, **options: Any) -> Iterable[Any]:
+        """Return what a method of the iterator returns; nothing if there are no rows, as a loop has none then."""
+        source = self.open().source
+        if isinstance(source, TableSource) and not source.rows:
+            return ()
+        batches: Iterable[Any] = getattr(self.iterator(), method)(**options)
+        return batches
+
     def iter_rows(self) -> Iterator[Any]:
         """Yield all rows, as dicts of Python's values."""
-        return map(plain, self.iterator().iter_rows())
+        return map(plain, self._loop("iter_rows"))
 
     def iter_batches(self, **options: Any) -> Iterable[Any]:
         """Return the batches of all rows. See :meth:`DataIterator.iter_batches`."""
-        return self.iterator().iter_batches(**options)
+        return self._loop("iter_batches", **options)
 
     def iter_torch_batches(self, **options: Any) -> Iterable[Any]:
         """Return the batches of all rows as tensors. See :meth:`DataIterator.iter_torch_batches`."""
-        return self.iterator().iter_torch_batches(**options)
+        return self._loop("iter_torch_batches", **options)
 
     def iter_tf_batches(self, **options: Any) -> Iterable[Any]:
         """Return the batches of all rows as TensorFlow's tensors. See :meth:`DataIterator.iter_tf_batches`."""
-        return self.iterator().iter_tf_batches(**options)
+        return self._loop("iter_tf_batches", **options)
 
     def to_tf(self, feature_columns: Any, label_columns: Any, **options: Any) -> Any:
         """Return a ``tf.data.Dataset``. See :meth:`DataIterator.to_tf`."""
@@ -326,16 +334,17 @@ class Dataset(PlainDataset):
     def sort(self, key: str | list[str], descending: bool | list[bool] = False, **options: Any) -> Dataset:
         """Return the rows in the order of some columns."""
         ascending = [not flag for flag in descending] if isinstance(descending, list) else not descending
-        return self.in_memory(self.to_pandas().sort_values(key, ascending=ascending, kind="stable"))
+        frame = self._frame_with("sort", key)
+        return self.in_memory(frame.sort_values(key, ascending=ascending, kind="stable"))
 
     def groupby(self, key: str | list[str], **options: Any) -> GroupedData:
         """Group the rows by the values of columns."""
         check_options("groupby", options)
-        return GroupedData(self.to_pandas(), key, self.in_memory)
+        return GroupedData(self._frame_with("groupby", key), key, self.in_memory)
 
     def unique(self, column: str, **options: Any) -> list[Any]:
         """Return the values of a column, each once."""
-        return list(self.to_pandas()[column].unique().tolist())
+        return list(self._frame_with("unique", column)[column].unique().tolist())
 
     def sum(self, on: str | list[str] | None = None, **options: Any) -> Any:
         """Return the sum of a column, or a dict of those of several ones."""
@@ -358,9 +367,20 @@ class Dataset(PlainDataset):
         return self._aggregated("std", on, ddof=ddof)
 
     def _aggregated(self, how: str, on: str | list[str] | None, **options: Any) -> Any:
-        frame = self.to_pandas()
-        found = {name: plain_value(getattr(frame[name], how)(**options)) for name in names_of(on or list(frame))}
+        frame = self._frame_with(how, on or ())
+        found: dict[str, Any] = {}
+        try:
+            for name in names_of(on or list(frame)):
+                found[name] = plain_value(getattr(frame[name], how)(**options)) if len(frame) else None
+        except TypeError as error:
+            raise DataError(f"{how}(): column {name!r} ({frame[name].dtype}) has no {how}: {error}") from error
         return found[on] if isinstance(on, str) else {f"{how}({name})": value for name, value in found.items()}
+
+    def _frame_with(self, function: str, names: str | Sequence[str]) -> Any:
+        """Return all rows as a DataFrame. Raises DataError if it lacks a column."""
+        frame = self.to_pandas()
+        _check_columns(function, names_of(names), frame)
+        return frame
 
     def write_parquet(self, path: str, *, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
         """Write a Parquet file into a directory. ``options``: of ``pyarrow.parquet.write_table()``."""
@@ -371,7 +391,7 @@ class Dataset(PlainDataset):
         write_files(self.read(), path, "csv", mode, options)
 
     def write_json(self, path: str, *, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
-        """Write a file of JSON lines into a directory. ``options``: of ``json.dumps()``."""
+        """Write a file of JSON lines into a directory."""
         write_files(self.read(), path, "json", mode, options)
 
 

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distrain.as_ray.data.dataset import Dataset
-from distrain.data.blocks import as_block, is_instance, to_columns, to_frame
+from distrain.data.blocks import as_block, is_instance, object_types, to_columns, to_frame
 from distrain.data.dataset import Dataset as PlainDataset
-from distrain.system.imports import require
+from distrain.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,6 +70,9 @@ class Preprocessor:
         return getattr(self, "_transform_pandas"), "pandas"  # noqa: B009 - derived classes of the user's have it
 
 
+_EMPTY: np.ndarray[Any, Any] = np.empty(0)
+
+
 class _OfColumns(Preprocessor):
     """A change of each of some columns by itself."""
 
@@ -78,46 +82,85 @@ class _OfColumns(Preprocessor):
 
     def _fit(self, ds: Dataset) -> Any:
         found = to_columns(ds.select_columns(self.columns).read())
-        self.stats_ = {key: value for name in self.columns for key, value in self._facts(name, found[name]).items()}
+        self.stats_ = {
+            key: value for name in self.columns for key, value in self._facts(name, found.get(name, _EMPTY)).items()
+        }
         return self
 
     def _transform_numpy(self, batch: Columns) -> Columns:
         pairs = zip(self.columns, self.output_columns, strict=True)
-        return {**batch, **{new: self._changed(name, batch[name]) for name, new in pairs}}
+        return {**batch, **{new: self._changed(name, _column(batch, name)) for name, new in pairs}}
 
     def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
         raise NotImplementedError
 
     def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
         raise NotImplementedError
+
+
+def _column(batch: Columns, name: str) -> np.ndarray[Any, Any]:
+    if name not in batch:
+        raise DataError(f"there is no column {name!r}; there are {sorted(batch)}")
+    return batch[name]
+
+
+def _numbers(name: str, column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a column of numbers, with NaN for those that are missing. Raises DataError for other values."""
+    kinds = set(map(type, column)) if column.dtype == object else set()
+    if not kinds <= {int, float, type(None)} or column.dtype.kind not in "biufcO":
+        types = object_types(column) if kinds else column.dtype
+        raise DataError(f"column {name!r} has values of type {types}, where numbers are needed")
+    return np.asarray(column, float) if kinds else column
+
+
+def _present(name: str, column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the numbers of a column that are not missing. Raises DataError if there are none."""
+    numbers = _numbers(name, column)
+    found: np.ndarray[Any, Any] = numbers[~np.isnan(numbers)]
+    if not found.size:
+        raise _all_missing(name)
+    return found
+
+
+def _all_missing(name: str) -> DataError:
+    return DataError(f"column {name!r} has no values to fit to: all are missing")
+
+
+def _is_gap(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
 
 
 class StandardScaler(_OfColumns):
     """Scale columns to mean 0 and standard deviation 1."""
 
     def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
-        return {f"mean({name})": float(np.nanmean(column)), f"std({name})": float(np.nanstd(column))}
+        numbers = _present(name, column)
+        return {f"mean({name})": float(numbers.mean()), f"std({name})": float(numbers.std())}
 
     def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
-        return (column - self.stats_[f"mean({name})"]) / (self.stats_[f"std({name})"] or 1)
+        return (_numbers(name, column) - self.stats_[f"mean({name})"]) / (self.stats_[f"std({name})"] or 1)
 
 
 class MinMaxScaler(_OfColumns):
     """Scale columns to values from 0 to 1."""
 
     def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
-        return {f"min({name})": np.nanmin(column).item(), f"max({name})": np.nanmax(column).item()}
+        numbers = _present(name, column)
+        return {f"min({name})": numbers.min().item(), f"max({name})": numbers.max().item()}
 
     def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
         least, most = self.stats_[f"min({name})"], self.stats_[f"max({name})"]
-        return (column - least) / ((most - least) or 1)
+        return (_numbers(name, column) - least) / ((most - least) or 1)
 
 
 class OrdinalEncoder(_OfColumns):
     """Replace each value by its place among the sorted values; values that are new become NaN."""
 
     def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
-        values = sorted({value for value in column.tolist() if value is not None})
+        try:
+            values = sorted({value for value in column.tolist() if not _is_gap(value)})
+        except TypeError as error:
+            raise DataError(f"column {name!r} has no order: {error}; convert it with map_batches()") from error
         return {f"unique_values({name})": {value: place for place, value in enumerate(values)}}
 
     def _changed(self, name: str, column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -134,8 +177,13 @@ class LabelEncoder(OrdinalEncoder):
     def inverse_transform(self, ds: PlainDataset) -> Dataset:
         """Return the dataset with the labels in place of their places."""
         (name,), (encoded,) = self.columns, self.output_columns
-        labels = np.array(list(self.stats_[f"unique_values({name})"]), dtype=object)
-        return Dataset.of(PlainDataset.map_batches(ds, lambda batch: {**batch, name: labels[batch[encoded]]}))
+        labels = list(self.stats_[f"unique_values({name})"])
+
+        def decoded(batch: Columns) -> dict[str, Any]:
+            places = _column(batch, encoded).tolist()
+            return {**batch, name: [None if _is_gap(place) else labels[int(place)] for place in places]}
+
+        return Dataset.of(PlainDataset.map_batches(ds, decoded))
 
 
 class OneHotEncoder(OrdinalEncoder):
@@ -164,13 +212,16 @@ class SimpleImputer(_OfColumns):
         self._is_fittable = strategy != "constant"
 
     def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
-        series = require("pandas").Series(column)
-        return {f"{self.strategy}({name})": series.mean() if self.strategy == "mean" else series.mode()[0]}
+        if self.strategy == "mean":
+            return {f"mean({name})": float(_present(name, column).mean())}
+        counts = Counter(value for value in column.tolist() if not _is_gap(value))
+        if not counts:
+            raise _all_missing(name)
+        return {f"most_frequent({name})": counts.most_common(1)[0][0]}
 
-    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        value = self.stats_[f"{self.strategy}({name})"] if self._is_fittable else self.fill_value
-        filled = require("pandas").Series(column).fillna(value).infer_objects()
-        return np.asarray(filled.to_numpy())
+    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> list[Any]:
+        filling = self.stats_[f"{self.strategy}({name})"] if self._is_fittable else self.fill_value
+        return [filling if _is_gap(value) else value for value in column.tolist()]
 
 
 class Concatenator(Preprocessor):
@@ -191,7 +242,8 @@ class Concatenator(Preprocessor):
         self.dtype = dtype
 
     def _transform_numpy(self, batch: Columns) -> Columns:
-        parts = [batch[name].reshape(len(batch[name]), -1) for name in self.columns]
+        numbers = [_numbers(name, _column(batch, name)) for name in self.columns]
+        parts = [column.reshape(len(column), -1) for column in numbers]
         kept = {name: column for name, column in batch.items() if name not in self.columns}
         joined = np.concatenate(parts, axis=1)
         return {**kept, self.output_column_name: joined if self.dtype is None else joined.astype(self.dtype)}

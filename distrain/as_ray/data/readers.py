@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
@@ -19,14 +20,14 @@ import numpy as np
 from distrain import data
 from distrain.as_ray.data.arguments import FSSPEC, check_options
 from distrain.as_ray.data.dataset import Dataset
-from distrain.data.blocks import ITEM
+from distrain.data.blocks import ITEM, joined
 from distrain.data.constructors import as_dataset
 from distrain.data.files import format_of, found_files
 from distrain.errors import DataError
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _OF_FILES = (
     "arrow_open_file_args",
@@ -155,7 +156,8 @@ class _Files:
 
     def __getitem__(self, place: int) -> dict[str, Any]:
         path = self.paths[place]
-        row = {self.column: self.read(_content_of(self.filesystem, path))}
+        with _naming(path):
+            row = {self.column: self.read(_content_of(self.filesystem, path))}
         if self.partitioning is not None:
             row |= self.partitioning.columns(path)
         return {**row, "path": path} if self.include_paths else row
@@ -187,7 +189,10 @@ def _list_of(paths: Any) -> list[str]:
 
 
 def _image(content: bytes, size: tuple[int, int] | None, mode: str | None) -> Any:
-    image = require("PIL.Image").open(io.BytesIO(content))
+    try:
+        image = require("PIL.Image").open(io.BytesIO(content))
+    except require("PIL").UnidentifiedImageError:
+        raise ValueError("it is not an image, or one of a kind that Pillow does not know") from None
     if size is not None:
         image = image.resize((size[1], size[0]))
     return np.array(image if mode is None else image.convert(mode))
@@ -200,14 +205,20 @@ def _unchanged(content: bytes) -> bytes:
 def _lines(paths: Any, encoding: str, drop_empty: bool) -> list[dict[str, str]]:
     """Return the lines of files. They end as those of ``open()`` do, and not at other characters of Unicode."""
     filesystem, found = _find(paths)
-    texts = (io.StringIO(_content_of(filesystem, path).decode(encoding), newline=None) for path in found)
-    lines = (line.removesuffix("\n") for text in texts for line in text)
-    return [{"text": line} for line in lines if line.strip() or not drop_empty]
+    lines: list[str] = []
+    for path in found:
+        with _naming(path):
+            lines += io.StringIO(_content_of(filesystem, path).decode(encoding), newline=None)
+    return [{"text": line.removesuffix("\n")} for line in lines if line.strip() or not drop_empty]
 
 
-def _arrays(paths: Any) -> dict[str, Any]:
+def _arrays(paths: Any) -> Any:
     filesystem, found = _find(paths, (".npy",))
-    return {"data": np.concatenate([np.load(io.BytesIO(_content_of(filesystem, path))) for path in found])}
+    blocks = []
+    for path in found:
+        with _naming(path):
+            blocks.append({"data": np.load(io.BytesIO(_content_of(filesystem, path)))})
+    return joined(blocks)
 
 
 def _has_array(paths: Any) -> bool:
@@ -226,14 +237,18 @@ def _json_rows(paths: Any) -> list[Any]:
 
 
 def _json_rows_of(content: bytes, path: str) -> list[Any]:
-    is_array = content.lstrip().startswith(b"[")
+    with _naming(path):
+        if content.lstrip().startswith(b"["):
+            return list(json.loads(content))
+        return [json.loads(line) for line in content.split(b"\n") if line.strip()]
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Turn the errors of those who read a file's content into a DataError with its path."""
     try:
-        return (
-            list(json.loads(content))
-            if is_array
-            else [json.loads(line) for line in content.split(b"\n") if line.strip()]
-        )
-    except ValueError as error:
+        yield
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
 
 

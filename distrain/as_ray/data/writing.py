@@ -88,7 +88,7 @@ def _csv(table: Any, options: Mapping[str, Any]) -> Callable[[Any], None]:
         try:
             column.slice(0, 0).cast(pa.string())
         except NotImplementedError as error:
-            raise _refused("CSV", name, column, "it is no text") from error
+            raise _refused("CSV", name, column, str(error)) from error
     return partial(require("pyarrow.csv").write_csv, table, **options)
 
 

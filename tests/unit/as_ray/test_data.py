@@ -313,3 +313,99 @@ def test_what_is_not_offered_says_what_to_do(rd: Any, idiom: Callable[[Any], Any
     with pytest.raises(Exception, match=text) as raised:
         idiom(rd)
     assert "\n" not in str(raised.value)
+
+
+def test_no_rows_are_nothing_to_loop_over_or_to_add_up(rd: Any, tmp_path: Path) -> None:
+    nothing = rd.from_items([{"a": 1.5, "s": "x"}]).filter(lambda row: False)
+    for rows in nothing, nothing.materialize(), rd.from_pandas(pd.DataFrame({"a": [1.5], "s": "x"})[:0]):
+        assert [list(loop) for loop in (rows.iter_rows(), rows.iter_batches(), rows.iter_torch_batches())] == [[]] * 3
+        assert rows.columns() == ["a", "s"]
+        assert {name: len(column) for name, column in rows.take_batch().items()} == {"a": 0, "s": 0}
+        assert list(rows.take_batch(batch_format="pandas")) == rows.take_batch(batch_format="pyarrow").column_names
+        assert [rows.sum("a"), rows.mean(["a"]), rows.unique("a")] == [None, {"mean(a)": None}, []]
+        assert rows.sort("a").union(rd.from_items(PAIRS[:0])).count() == 0
+    assert rd.range(0).sum("id") is None
+    nothing.write_parquet(str(tmp_path / "files"))
+    assert rd.read_parquet(str(tmp_path / "files")).columns() == ["a", "s"]
+
+
+@pytest.mark.parametrize(("use", "error"), [
+    (lambda rows: rows.sum("q"), r"sum\(\) names the column 'q'; there are \['a', 's', 'n'\]"),
+    (lambda rows: rows.sort("q"), r"sort\(\) names the column 'q'"),
+    (lambda rows: rows.groupby("q"), r"groupby\(\) names the column 'q'"),
+    (lambda rows: rows.mean("s"), r"mean\(\): column 's' \(str\) has no mean"),
+])  # fmt: skip
+def test_aggregates_name_the_column(rd: Any, use: Callable[[Any], Any], error: str) -> None:
+    with pytest.raises(DataError, match=error):
+        use(rd.from_items([{"a": 1, "s": "x", "n": None}]))
+
+
+GAPS = [{"a": 1, "s": "x", "n": None}, {"a": None, "s": None, "n": None}, {"a": 3, "s": "y", "n": None}]
+
+
+@pytest.mark.parametrize(("name", "arguments", "column", "expected"), [
+    ("StandardScaler", (["a"],), "a", [-1.0, None, 1.0]),
+    ("MinMaxScaler", (["a"],), "a", [0.0, None, 1.0]),
+    ("SimpleImputer", (["a"],), "a", [1.0, 2.0, 3.0]),
+    ("SimpleImputer", (["s"], "most_frequent"), "s", ["x", "x", "y"]),
+    ("SimpleImputer", (["s"], "constant", "z"), "s", ["x", "z", "y"]),
+    ("OrdinalEncoder", (["s"],), "s", [0, None, 1]),
+    ("Concatenator", (["a"],), "concat_out", [[1.0], [None], [3.0]]),
+    ("StandardScaler", (["s"],), "s", "column 's' has values of type NoneType, str, where numbers are needed"),
+    ("Concatenator", (["a", "s"],), "s", "column 's' has values of type NoneType, str, where numbers are needed"),
+    ("Concatenator", (["a", "q"],), "q", r"there is no column 'q'; there are \['a', 'n', 's'\]"),
+    ("MinMaxScaler", (["n"],), "n", "column 'n' has no values to fit to: all are missing"),
+    ("SimpleImputer", (["n"], "most_frequent"), "n", "column 'n' has no values to fit to: all are missing"),
+])  # fmt: skip
+def test_preprocessors_over_gaps(rd: Any, name: str, arguments: Any, column: str, expected: Any) -> None:
+    changed = getattr(rd.preprocessors, name)(*arguments)
+    if isinstance(expected, str):
+        with pytest.raises(DataError, match=expected):
+            changed.fit_transform(rd.from_items(GAPS)).take()
+        return
+    rows = [row[column] for row in changed.fit_transform(rd.from_items(GAPS)).take()]
+    assert [gaps_as_none(value) for value in rows] == expected
+
+
+def gaps_as_none(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [gaps_as_none(item) for item in value]
+    return None if value is None or value != value else value
+
+
+def test_labels_with_gaps_come_back(rd: Any) -> None:
+    labels = rd.preprocessors.LabelEncoder("s")
+    decoded = labels.inverse_transform(labels.fit_transform(rd.from_items(GAPS)))
+    assert [row["s"] for row in decoded.take()] == ["x", None, "y"]
+
+
+def test_files_that_are_broken_are_named(rd: Any, tmp_path: Path) -> None:
+    for name in ("a.png", "b.npy", "c.txt"):
+        (tmp_path / name).write_bytes(b"\xff\xfe")
+    for read, name in ((rd.read_images, "a.png"), (rd.read_numpy, "b.npy"), (rd.read_text, "c.txt")):
+        with pytest.raises(DataError, match=f"cannot read {tmp_path}/{name}: "):
+            read(str(tmp_path / name)).take()
+
+
+def test_text_files_hold_what_they_are_given(rd: Any, tmp_path: Path) -> None:
+    """Or the error names the column, and the files that were there are left alone."""
+    rows = [{"i": 2**60 + 1, "f": 0.1 + 0.2, "s": 'a,"b"'}, {"i": None, "f": 1e300, "s": "\u00e9"}]
+    for kind in ("csv", "json"):
+        path = str(tmp_path / kind)
+        getattr(rd.from_items(rows), f"write_{kind}")(path)
+        assert getattr(rd, f"read_{kind}")(path).take() == rows
+        for values in (b"\x01", [1, "a"], {"k": b"\x01"}):
+            with pytest.raises(DataError, match=r"column 'v' .*cannot"):
+                getattr(rd.from_items([{"v": values}]), f"write_{kind}")(path, mode=rd.SaveMode.OVERWRITE)
+        assert getattr(rd, f"read_{kind}")(path).count() == 2
+    with pytest.raises(DataError, match=r"column 'f' \(double\) cannot be written as JSON: Out of range"):
+        rd.from_items([{"f": float("inf")}]).write_json(str(tmp_path / "json"))
+    with pytest.raises(TypeError, match=r"write_json\(orient=...\) is not offered: use to_pandas\(\).to_json\(\)"):
+        rd.from_items(rows).write_json(str(tmp_path / "json"), orient="table")
+
+
+def test_contents_of_files_keep_their_zeros(rd: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"\x01\x00")
+    rows = rd.read_binary_files(str(tmp_path / "a.bin")).map_batches(lambda batch: batch)
+    rows.write_parquet(str(tmp_path / "files"))
+    assert rd.read_parquet(str(tmp_path / "files")).take() == rows.take() == [{"bytes": b"\x01\x00"}]
