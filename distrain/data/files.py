@@ -123,8 +123,9 @@ class FileSource(TableSource):
     @cached_property
     def _blocks(self) -> tuple[list[Any], Indices, float]:
         """The blocks, the number of rows of each, and the bytes of all of them."""
+        dataset = self._dataset
         try:
-            fragments = list(self._dataset.get_fragments())
+            fragments = list(dataset.get_fragments())
         except ValueError as error:  # pyarrow refuses it for datasets with a filter
             raise DataError(
                 f"{error} Use distrain's filter() instead, or pass the table that you have read."
@@ -326,7 +327,10 @@ def _located(given: str) -> tuple[Any, str]:
     """Return the filesystem of a path or URL, and the path there. In the name of a local file, ``::`` means nothing."""
     if "::" in given and "://" not in given:
         return LocalFileSystem(), os.path.abspath(given)
-    filesystem, path = fsspec.core.url_to_fs(given)
+    try:
+        filesystem, path = fsspec.core.url_to_fs(given)
+    except ValueError as error:
+        raise DataError(f"cannot read {given}: {error}") from error
     return filesystem, path
 
 
