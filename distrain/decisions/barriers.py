@@ -71,24 +71,25 @@ class BarrierTracker:
 
         All ranks get the ``data`` of rank 0; if the collective gathers, that of all ranks as lines, in their order.
         """
+        abandoned = self._abandon_call(rank)
         if index in self._refused:
-            return [EndCall(rank, index, refused=self._refused[index])]
+            return [*abandoned, EndCall(rank, index, refused=self._refused[index])]
         call = _Call(index, operation, data, now, math.inf if timeout_s is None else now + timeout_s)
         other = next(iter(self._waiting.values()), call)
-        self._waiting.pop(rank, None)  # an exception took it out of an earlier call
         self._waiting[rank] = call
         self._limit = min(self._limit, call.until)
         if self._finished or (other.index, other.operation) != (index, operation):
-            return self._refuse_calls()
+            return [*abandoned, *self._refuse_calls()]
         if len(self._waiting) == self._world_size:
             senders = range(self._world_size) if gathers else (0,)
             return self._end_calls(index, data=b"\n".join(self._waiting[sender].data for sender in senders))
-        return []
+        return abandoned
 
     def finished(self, rank: int) -> Sequence[Action]:
         """Note that the rank has done its work and will make no further call."""
         self._finished.add(rank)
-        return self._refuse_calls() if self._waiting else []
+        abandoned = self._abandon_call(rank)
+        return [*abandoned, *(self._refuse_calls() if self._waiting else [])]
 
     def tick(self, now: float) -> Sequence[Action]:
         """End the calls whose timeout is over; warn once of each call that takes long."""
@@ -121,6 +122,11 @@ class BarrierTracker:
     def _missing(self) -> list[int]:
         return [rank for rank in range(self._world_size) if rank not in self._waiting]
 
+    def _abandon_call(self, rank: int) -> list[EndCall]:
+        """End the call in which the rank seems to wait: an exception took it out, so it is never complete."""
+        call = self._waiting.pop(rank, None)
+        return [] if call is None else self._refuse(call.index, _gave_up([rank], call))
+
     def _refuse_calls(self) -> list[EndCall]:
         """End the calls that can never be complete."""
         latest = max(call.index for call in self._waiting.values())
@@ -131,8 +137,7 @@ class BarrierTracker:
         """Return why the ranks in call ``index`` wait in vain: an exception took others out of that call."""
         ahead = [rank for rank, call in self._waiting.items() if call.index == latest]
         behind = [rank for rank, call in self._waiting.items() if call.index == index]
-        operation = self._waiting[behind[0]].operation
-        return f"{name_ranks(ahead)} gave up waiting in {operation}, call number {index}, and continued"
+        return _gave_up(ahead, self._waiting[behind[0]])
 
     def _impossible(self, index: int) -> str:
         """Return why the waiting ranks cannot meet any more."""
@@ -158,3 +163,7 @@ class BarrierTracker:
             del self._waiting[rank]
         self._limit = min((call.until for call in self._waiting.values()), default=math.inf)
         return [EndCall(rank, index, data, refused) for rank in ranks]
+
+
+def _gave_up(ranks: Sequence[int], call: _Call) -> str:
+    return f"{name_ranks(ranks)} gave up waiting in {call.operation}, call number {call.index}, and continued"

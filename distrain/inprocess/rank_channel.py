@@ -19,7 +19,7 @@ from distrain.decisions.failures import ranks_have
 from distrain.errors import LaunchError, StandInError, StorageError, WorkerGroupError
 from distrain.storage.executor import StorageExecutor
 from distrain.system.remote_path import RemotePath
-from distrain.transfer.peers import introduce, keep_alive, welcome
+from distrain.transfer.peers import introduce, keep_alive, receive, welcome
 from distrain.transfer.streams import StreamEndedError
 from distrain.wire.channel import Channel
 
@@ -91,7 +91,9 @@ class Entrance:
     def _welcome(self, connection: socket.socket) -> None:
         try:
             welcome(connection, self.secret)
-            rank = int.from_bytes(connection.recv(_RANK_BYTES, socket.MSG_WAITALL), "big")
+            rank = int.from_bytes(receive(connection, _RANK_BYTES, time.monotonic() + _CONNECT_S), "big")
+            if rank not in range(1, self._ranks) or rank in self._connections:
+                raise StreamEndedError(f"rank {rank} is not expected")
             keep_alive(connection)
         except (OSError, StreamEndedError):
             connection.close()  # a stranger; who connects learns it from that

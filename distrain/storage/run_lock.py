@@ -39,6 +39,7 @@ _LONG_AGO_S = 600.0
 It is longer than clocks differ, and than a passing failure of the storage lasts.
 """
 _POLL_S = 0.5
+_NEWCOMER = "another process, which has just begun"
 
 
 # -- local run directories --------------------------------------------------------------------------------------------
@@ -149,15 +150,14 @@ class RemoteLock:
         folder = run / ".lock"
         numbers = _numbers(folder)
         lock = cls(run=run, number=max(numbers, default=0) + 1, owner=_Owner())
+        if numbers:
+            _wait_until_free(run, folder / f"{numbers[-1]:06d}")
         try:
-            if numbers:
-                _wait_until_free(run, folder / f"{numbers[-1]:06d}")
             lock._create()
-            is_first = _numbers(folder)[-1:] == [lock.number]
-        except (FileExistsError, FileNotFoundError):
-            is_first = False
-        if not is_first:
-            raise StorageError(_in_use(run, "another process, which has just begun"))
+        except FileExistsError:
+            raise StorageError(_in_use(run, _NEWCOMER)) from None
+        if _numbers(folder)[-1] != lock.number:
+            raise StorageError(_in_use(run, _NEWCOMER))
         for number in numbers:
             with contextlib.suppress(OSError):
                 (folder / f"{number:06d}").remove()
@@ -277,7 +277,10 @@ def _numbers(folder: RemotePath) -> list[int]:
 
 def _wait_until_free(run: RemotePath, lock: RemotePath) -> None:
     """Return when the owner has released the lock or is dead. Raise StorageError if it is alive."""
-    first = last = lock.read_bytes()
+    try:
+        first = last = lock.read_bytes()
+    except FileNotFoundError:  # replaced after it was listed
+        raise StorageError(_in_use(run, _NEWCOMER)) from None
     fields = _fields_of(lock, first)
     owner = _owner_of(fields)
     if fields["released"] or owner.is_dead():

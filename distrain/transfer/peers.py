@@ -186,8 +186,8 @@ def welcome(connection: socket.socket, secret: str) -> None:
     own = secrets.token_bytes(_NONCE_BYTES)
     connection.settimeout(_HANDSHAKE_S)
     connection.sendall(own)
-    other = _receive(connection, _NONCE_BYTES, deadline)
-    _check(_receive(connection, _PROOF_BYTES, deadline), _proof(secret, b"reads", own, other))
+    other = receive(connection, _NONCE_BYTES, deadline)
+    _check(receive(connection, _PROOF_BYTES, deadline), _proof(secret, b"reads", own, other))
     connection.sendall(_proof(secret, b"serves", own, other))
 
 
@@ -195,9 +195,9 @@ def introduce(connection: socket.socket, secret: str) -> None:
     """Be the other side of :func:`welcome`."""
     deadline = time.monotonic() + _HANDSHAKE_S
     own = secrets.token_bytes(_NONCE_BYTES)
-    other = _receive(connection, _NONCE_BYTES, deadline)
+    other = receive(connection, _NONCE_BYTES, deadline)
     connection.sendall(own + _proof(secret, b"reads", other, own))
-    _check(_receive(connection, _PROOF_BYTES, deadline), _proof(secret, b"serves", other, own))
+    _check(receive(connection, _PROOF_BYTES, deadline), _proof(secret, b"serves", other, own))
 
 
 def _proof(secret: str, role: bytes, servers_nonce: bytes, readers_nonce: bytes) -> bytes:
@@ -210,7 +210,8 @@ def _check(found: bytes, wanted: bytes) -> None:
         raise StreamEndedError("it does not know the secret")
 
 
-def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
+def receive(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """Return exactly so many bytes. Raise StreamEndedError if it sends fewer, OSError after the deadline."""
     data = b""
     while len(data) < size:
         connection.settimeout(max(0.001, deadline - time.monotonic()))

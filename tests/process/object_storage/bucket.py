@@ -35,7 +35,8 @@ def moto_server() -> Iterator[int]:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: can_connect(port), what="the S3 server")
+        wait_until(lambda: can_connect(port) or server.poll() is not None, timeout_s=120.0, what="the S3 server")
+        assert server.poll() is None, "the port was taken, perhaps by the S3 server of another test"
         yield port
     finally:
         server.kill()
@@ -90,7 +91,7 @@ class Door:
     def wait_for_requests(self, count: int) -> None:
         """Wait for ``count`` more requests."""
         goal = self.requests + count
-        wait_until(lambda: self.requests >= goal, timeout_s=60.0, what=f"{count} requests")
+        wait_until(lambda: self.requests >= goal, timeout_s=300.0, what=f"{count} requests")
 
     def _change(self, mood: str) -> None:
         self._opened.clear()

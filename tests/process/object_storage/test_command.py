@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def command(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "distrain", *arguments], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", "distrain", *arguments], capture_output=True, text=True, timeout=300, check=True
     )
     return done.stdout
 

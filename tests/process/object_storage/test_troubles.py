@@ -48,7 +48,7 @@ def test_a_bucket_that_is_not_there_is_known_at_once(one_fit: Fit, bucket: Bucke
     bucket.door.shut()
     with pytest.raises(StorageError, match=r"^cannot use the storage: cannot read s3://.*(Could not connect|closed)"):
         one_fit(train, name="run")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 200, "not after the patience for passing troubles, which is 300 s"
     assert not list(Path(tempfile.gettempdir()).glob("distrain-*/spool/*"))
 
 
@@ -140,7 +140,7 @@ def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_g
     go = tmp_path / "go"
 
     def shut_after_the_first() -> None:
-        wait_until(lambda: bucket.committed("run"), what="a checkpoint")
+        wait_until(lambda: bucket.committed("run"), timeout_s=300.0, what="a checkpoint")
         bucket.door.shut()
         go.touch()
 
@@ -165,7 +165,7 @@ def test_ctrl_c_ends_the_wait_for_a_silent_storage_and_leaves_no_process(
     go = tmp_path / "go"
 
     def silence_and_stop() -> None:
-        wait_until(lambda: bucket.committed("run"), what="a checkpoint")
+        wait_until(lambda: bucket.committed("run"), timeout_s=300.0, what="a checkpoint")
         [uploader] = [child for child in psutil.Process().children() if "uploader" in child.cmdline()]
         bucket.door.hold()
         for _ in range(3):

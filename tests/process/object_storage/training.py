@@ -70,7 +70,7 @@ class Waiter:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        wait_until(self._file.with_suffix(".waiting").exists, timeout_s=60.0, what="a rank that waits")
+        wait_until(self._file.with_suffix(".waiting").exists, timeout_s=300.0, what="a rank that waits")
         self._then()
 
     def __enter__(self) -> None:

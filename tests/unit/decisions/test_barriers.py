@@ -140,6 +140,36 @@ def test_a_rank_that_gave_up_waiting_does_not_pair_its_next_call_with_this_one()
     assert [answer for answer in answers if answer.refused is None] == []
 
 
+GAVE_UP = "rank 0 gave up waiting in barrier(), call number 1, and continued"
+
+
+def test_a_rank_that_an_exception_took_out_is_named_and_all_meet_in_the_next_call() -> None:
+    collectives = BarrierTracker(3)
+    join(collectives, 0, 1, timeout_s=5.0)
+    assert join(collectives, 0, 2, BROADCAST) == []
+    assert collectives.deadline() == WARN_AFTER_S
+    for rank in (1, 2):
+        assert refusals(join(collectives, rank, 1)) == {rank: GAVE_UP}
+    assert join(collectives, 1, 2, BROADCAST) == []
+    assert [answer.refused for answer in join(collectives, 2, 2, BROADCAST)] == [None] * 3
+
+
+def test_those_who_wait_with_it_hear_of_it_at_once() -> None:
+    collectives = BarrierTracker(3)
+    join(collectives, 0, 1)
+    join(collectives, 1, 1)
+    assert refusals(join(collectives, 0, 2)) == {1: GAVE_UP}
+
+
+def test_a_rank_that_an_exception_took_out_may_finish() -> None:
+    collectives = BarrierTracker(3)
+    join(collectives, 0, 1)
+    join(collectives, 1, 1)
+    assert refusals(collectives.finished(0)) == {1: GAVE_UP}
+    assert refusals(join(collectives, 2, 1)) == {2: GAVE_UP}
+    assert "rank 0 finished train_func" in the_reason(join(collectives, 1, 2))
+
+
 # -- ranks that have finished ----------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +12,10 @@ from distrain import StorageError, wire
 from distrain.errors import WorkerGroupError
 from distrain.inprocess import rank_channel
 from distrain.inprocess.rank_channel import Entrance, RankChannel, connect
+from distrain.transfer.peers import introduce
 from distrain.transfer.streams import StreamEndedError
 from distrain.wire.channel import Channel
+from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +39,40 @@ def test_only_who_knows_the_secret_gets_in(entrance: Entrance) -> None:
         connections[2].sendall(b"for rank 2")
         assert ranks[0].recv(100) == b"for rank 2"
     for connection in (mute, *ranks, *connections.values()):
+        connection.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"\0", b"\0\0\0\0", b"\0\0\0\3", b"\0\0\0\1"], ids=repr)
+def test_a_connection_that_is_no_other_rank_is_refused(entrance: Entrance, said: bytes) -> None:
+    """It has died while it said who it is, says that it is rank 0, or one that is not there or has come already."""
+    first = connect("127.0.0.1", entrance.port, entrance.secret, 1)
+    wait_until(lambda: entrance._connections)
+    with socket.create_connection(("127.0.0.1", entrance.port), timeout=60) as odd:
+        introduce(odd, entrance.secret)
+        odd.sendall(said)
+        odd.shutdown(socket.SHUT_WR)
+        odd.settimeout(60)
+        assert odd.recv(1) == b""
+    second = connect("127.0.0.1", entrance.port, entrance.secret, 2)
+    connections = entrance.connections()
+    assert connections.keys() == {1, 2}
+    connections[1].sendall(b"for rank 1")
+    assert first.recv(100) == b"for rank 1"
+    for connection in (first, second, *connections.values()):
+        connection.close()
+
+
+def test_a_rank_that_pauses_within_its_number_is_welcome(entrance: Entrance) -> None:
+    first = connect("127.0.0.1", entrance.port, entrance.secret, 1)
+    with first, socket.create_connection(("127.0.0.1", entrance.port), timeout=60) as slow:
+        introduce(slow, entrance.secret)
+        slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        slow.sendall(b"\0\0")
+        time.sleep(0.05)
+        slow.sendall(b"\0\2")
+        connections = entrance.connections()
+    assert connections.keys() == {1, 2}
+    for connection in connections.values():
         connection.close()
 
 

@@ -16,7 +16,6 @@ from distrain.storage import run_lock
 from distrain.storage.remote_store import RemoteStore
 from distrain.storage.run_lock import RemoteLock
 from distrain.system.remote_path import RemotePath
-from tests.conftest import wait_until
 
 UNSHARE = ("unshare", "--user", "--map-root-user", "--mount")
 
@@ -127,11 +126,13 @@ def test_the_owner_sends_heartbeats_while_it_opens_a_run_for_long(
 ) -> None:
     """Such as one with a thousand checkpoints, before there is an uploader."""
     monkeypatch.setattr(run_lock, "BEAT_S", 0.01)
-    beats = set[float]()
+    beats = threading.Semaphore(0)
+    beat = RemoteLock.beat
+    monkeypatch.setattr(RemoteLock, "beat", lambda lock: (beat(lock), beats.release()))
 
     def find_intact(store: RemoteStore) -> list[object]:
-        lock = store.location / ".lock" / "000001"
-        wait_until(lambda: beats.add(json.loads(lock.read_bytes())["beat"]) or len(beats) >= 3, timeout_s=60.0)
+        for _ in range(3):
+            assert beats.acquire(timeout=60)
         return []
 
     monkeypatch.setattr(RemoteStore, "_find_intact", find_intact)
