@@ -87,7 +87,8 @@ class ReportHandler:
     """The reports of one attempt after the other.
 
     send: sends a message to a rank. upload: has the files of a rank stored by another process. is_apart: tells if the
-    host of a rank does not see the storage. on_commit: called with the path of every checkpoint that was committed.
+    host of a rank does not see the storage. on_commit: called with the path of the checkpoint to restart from, whenever
+    it changes; None if there is none any more.
     clock: the time for which ranks wait for each other.
     """
 
@@ -100,7 +101,7 @@ class ReportHandler:
         send: Callable[[wire.ToWorker], None],
         upload: Callable[[wire.Upload], None],
         is_apart: Callable[[int], bool] = lambda rank: False,
-        on_commit: Callable[[str], None],
+        on_commit: Callable[[str | None], None],
         callbacks: Callbacks | None = None,
         validations: Validations,
         clock: PausableClock | None = None,
@@ -154,6 +155,8 @@ class ReportHandler:
         self._start_until = math.inf
         self._unheard = set(range(world_size))
         """The ranks that may still read the checkpoint that the attempt has started from."""
+        self._bringing: set[int] = set()
+        """The ranks that have brought a checkpoint."""
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size) if self._callbacks else None
         self.report_counts: dict[int, int] = {}
@@ -292,12 +295,26 @@ class ReportHandler:
         if rank == 0:
             self.metrics = metrics
         self._console.report(rank, index, metrics, message.progress, time.monotonic())
+        if ordinal == 1:
+            self._bringing.add(rank)
+            self._disown(rank)
         if ordinal is not None:
             self._unsettled.setdefault(ordinal, _Unsettled()).add(message, now)
         if self._rows:
             self._do(self._rows.reported(rank, index, metrics, ordinal, now))
         in_place = message.folder if message.in_place else ""
         self._do(self._assembly.reported(rank, index, metrics, ordinal, message.files, now, in_place, message.name))
+
+    def _disown(self, rank: int) -> None:
+        """Give up the checkpoints that were committed without a rank that does bring some: it was not silent, but slow.
+
+        The next attempt starts from an earlier one, if there is one.
+        """
+        if lacking := self._store.disown(rank):
+            names = ", ".join(saved.path.name for saved in lacking)
+            warn(f"the run will not continue from {names}: rank {rank} brings checkpoints, and its files are missing")
+            latest = self._store.latest
+            self._on_commit(None if latest is None else str(latest.path))
 
     def _count_report(self, rank: int, index: int) -> None:
         if not self.report_counts and self._store.latest is not None:
@@ -467,6 +484,8 @@ class ReportHandler:
             self._end_rows()
         if saved.is_pending:
             self._validations.add(saved)
+        for rank in self._bringing.intersection(saved.silent):  # it came while this was committed
+            self._disown(rank)
         self._after_change()
 
     def _send_done(self, rank: int, ordinal: int, path: str = "", *, has_files: bool = False) -> None:

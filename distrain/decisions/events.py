@@ -163,9 +163,12 @@ class CheckpointsInProgress:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAvailable:
-    """A checkpoint was committed; restarts resume from it."""
+    """A checkpoint was committed; restarts resume from it.
 
-    path: str
+    path: None if the earlier ones turned out to lack files, so that restarts begin from scratch.
+    """
+
+    path: str | None
 
 
 @dataclass(frozen=True, slots=True)

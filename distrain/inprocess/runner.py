@@ -209,7 +209,7 @@ class InProcessRun:
         assert isinstance(done, wire.FromWorker)
         self._report_handler.handle(done)
 
-    def _on_commit(self, path: str) -> None:
+    def _on_commit(self, path: str | None) -> None:
         self._checkpoint = path
 
     def _storage_failed(self, why: str) -> None:

@@ -77,7 +77,16 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
         raise StorageError(
             f"{path} is damaged, its manifest cannot be read ({error}); move it away, then start again"
         ) from error
+    if lacks := _describe_lack(manifest):
+        raise StorageError(f"{path}: {lacks}")
     return CommittedCheckpoint(path, metrics, validation, index, step, world_size, ranks, silent)
+
+
+def _describe_lack(manifest: Mapping[str, Any]) -> str | None:
+    """Return whose files a checkpoint lacks, as it turned out later, or None."""
+    if "lacks" not in manifest:
+        return None
+    return f"it lacks the files of rank {manifest['lacks']}, which had not reported in time"
 
 
 def file_entry(size: int, crc32: int, rank: int) -> dict[str, Any]:
@@ -190,6 +199,8 @@ def _difference(
     try:
         fields = json.loads(manifest)
         fields["metrics"].items(), int(fields.get("index", -1))
+        if lacks := _describe_lack(fields):
+            return lacks
         files = {name: fact for name, fact in fields["files"].items() if name != METADATA_FILE}
         sizes = {name: fact["size"] for name, fact in files.items()}
         hashes = {name: int(fact["crc32"], 16) for name, fact in files.items()}

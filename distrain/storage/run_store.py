@@ -414,8 +414,18 @@ class RunStore(ABC):
     ) -> None:
         """Write the metadata, then the manifest. Call ``done`` with the checkpoint's path, or ``failed``."""
 
+    def disown(self, rank: int) -> list[CommittedCheckpoint]:
+        """Forget, and mark as damaged, the checkpoints that lack files of a rank, as it turns out. Return them."""
+        lacking = [saved for saved in self.committed if rank in saved.silent]
+        for saved in lacking:
+            self.committed.remove(saved)
+            self._update_manifest(saved, {"lacks": rank})
+        return lacking
+
     def add_validation(self, saved: CommittedCheckpoint, status: str, metrics: Mapping[str, Any]) -> None:
         """Note the status of the validation of a checkpoint, and add its metrics to the checkpoint's own."""
+        if saved not in self.committed:
+            return
         position = self.committed.index(saved)
         metrics = {**saved.metrics, **metrics}
         validation = {**(saved.validation or {}), "status": status}

@@ -383,6 +383,40 @@ def test_a_rank_that_dies_before_its_first_report_leaves_no_incomplete_checkpoin
     assert said in " ".join(capfd.readouterr().err.split())
 
 
+def test_no_restart_begins_with_a_checkpoint_that_lacks_the_files_of_a_slow_rank(
+    any_fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> str:
+        context, checkpoint = distrain.get_context(), distrain.get_checkpoint()
+        rank = context.get_world_rank()
+        if context.attempt == 0:
+            while rank == 1 and len(names(context.get_trial_dir())) < 2:
+                time.sleep(0.001)
+        else:
+            distrain.collective.barrier()
+        for step in range(2):
+            save(f"shard-{rank}", f"{step}")
+        distrain.collective.barrier()
+        return "scratch" if checkpoint is None else checkpoint.path
+
+    result = any_fit(
+        train,
+        name="mine",
+        failure_config=FailureConfig(max_failures=1),
+        checkpoint_config=CheckpointConfig(missing_rank_s=0.5),
+    )
+    assert result.return_value == "scratch"
+    assert [sorted(files_of(checkpoint)) for checkpoint, _ in result.best_checkpoints] == [["shard-0", "shard-1"]] * 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "the run will not continue from checkpoint_000000" in said
+    assert "restart 1 of 1, from scratch" in said
+    with pytest.warns(
+        UserWarning, match="skipped a checkpoint: .*: it lacks the files of rank 1, which had not reported"
+    ):
+        kept = Result.from_path(result.path).best_checkpoints
+    assert [sorted(files_of(checkpoint)) for checkpoint, _ in kept] == [["shard-0", "shard-1"]] * 2
+
+
 def test_a_checkpoint_that_may_lack_ranks_replaces_no_complete_one(fit: Fit, tmp_path: Path) -> None:
     """The run goes on with one more worker, which is too slow at first."""
 

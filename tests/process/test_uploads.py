@@ -349,14 +349,17 @@ def test_an_exception_in_report_costs_only_that_checkpoint(fit: Fit, tmp_path: P
         for number in range(3):
             folder = Path(tempfile.mkdtemp(dir=tmp_path))
             (folder / f"shard-{rank}").write_text(str(number))
+            checkpoint = Checkpoint(folder)
             if number == 0 and rank == 0:
-                time.sleep(1.0)
+                while not (tmp_path / "raised").exists():
+                    time.sleep(0.01)
             if number == 0 and rank == 1:
                 signal.setitimer(signal.ITIMER_REAL, 0.2)
             try:
-                distrain.report({"number": number}, Checkpoint(folder), delete_local_checkpoint_after_upload=delete)
+                distrain.report({"number": number}, checkpoint, delete_local_checkpoint_after_upload=delete)
             except TimeoutError:
                 assert (rank, number) == (1, 0)
+                (tmp_path / "raised").touch()
             signal.setitimer(signal.ITIMER_REAL, 0)
         return len(distrain.get_all_reported_checkpoints(timeout_s=30.0))
 
