@@ -118,6 +118,6 @@ def _without_slurm(options: argparse.Namespace, arguments: Sequence[str]) -> lis
     for word in words:
         if word == "--slurm":
             next(words)
-        elif word != "--dry-run" and not word.startswith("--slurm="):
+        elif word not in ("--dry-run", "--dry_run") and not word.startswith("--slurm="):
             kept.append(word)
     return kept + rest

@@ -114,8 +114,10 @@ def options_named(options: Mapping[str, str]) -> Iterator[None]:
         _options.clear()
 
 
-def in_users_words(text: str) -> str:
+def in_users_words(text: str, *, bare_names: bool = True) -> str:
     """Return a text of distrain that names settings as the user gives them: as fields, or as options.
+
+    bare_names: fields without their config count, too. False: the text may have names of the user's in it.
 
     >>> with options_named({"FailureConfig.host_wait_s": "--hosts-wait"}):
     ...     in_users_words("raise FailureConfig.host_wait_s, such as FailureConfig(host_wait_s=90)")
@@ -133,7 +135,8 @@ def in_users_words(text: str) -> str:
         option = bare.get(match[1])
         return match[0] if option is None else _with_value(option, match[2])
 
-    return _BARE_SETTING.sub(of_field, _SETTING.sub(of_config, _CONFIG.sub("", text)))
+    text = _SETTING.sub(of_config, _CONFIG.sub("", text))
+    return _BARE_SETTING.sub(of_field, text) if bare_names else text
 
 
 def _with_value(option: str, value: str | None) -> str:

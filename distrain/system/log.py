@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def say(text: str) -> None:
     """Print a line about the progress of a run."""
-    _logger.info(in_users_words(text))
+    _logger.info(in_users_words(text, bare_names=False))  # metrics have names, too
 
 
 def warn(text: str) -> None:

@@ -87,6 +87,7 @@ def test_texts_name_options_on_the_command_line_only(text: str, expected: str) -
     with options_named(named_options()):
         assert in_users_words(text) == expected
         assert in_users_words(expected) == expected
+        assert in_users_words("num_workers=4", bare_names=False) == "num_workers=4"
     assert in_users_words(text) == text
 
 

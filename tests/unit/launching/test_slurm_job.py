@@ -61,6 +61,7 @@ def test_the_job_runs_the_same_command_line_and_names_the_run() -> None:
         command_of("train.py:train", "--name=n", "--slurm=time=1", "--set", "a=1")
         == "train.py:train --name=n --set a=1"
     )
+    assert command_of("--dry_run", "--slurm", "x", "--name", "n", "train.py") == "--name n train.py"
     assert command_of("--slurm", "partition=p", "train.py").startswith("--name train-2")
 
 
