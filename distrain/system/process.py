@@ -19,14 +19,21 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distrain.errors import ResourcesError
+from distrain.system.process_table import (
+    ProcessEntry,
+    ancestors,
+    below,
+    environment_of,
+    is_alive,
+    is_resource_tracker,
+    process_table,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    import psutil
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 RUN_IDS = "DISTRAIN_RUN_IDS"
 """Environment variable with the ids of the runs that a process belongs to, colon-separated, the innermost last."""
@@ -42,6 +49,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
+TRACKERS_S = 2.5
+"""Seconds that resource trackers have after the death of all other processes. The one of torch takes 2 of them."""
 _KILL_ROUNDS = 50
 _LONGEST_COMMAND = 400
 """Characters of a command line that people are shown."""
@@ -65,6 +74,7 @@ if root and isfile(root + "/__init__.py"):
     package = sys.modules["distrain"] = module_from_spec(spec)
     spec.loader.exec_module(package)
 from importlib import import_module
+import_module("distrain.system.process").show_program(program, arguments=sys.argv[3:])
 import_module(MODULE).main(sys.argv[3:])
 """
 BROUGHT = ".brought"
@@ -278,6 +288,26 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def show_command(*words: str) -> None:
+    """Set the command line of this process, and of those that it forks, that ``ps`` shows (Linux).
+
+    It replaces the real one, as far as there is room.
+    """
+    with contextlib.suppress(OSError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end; 0 where they are hidden
+        text = "\0".join(words).encode()[: max(end - start - 1, 0)]
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def show_program(*words: str, arguments: Sequence[str] = ()) -> None:
+    """Set the command line that ``ps`` shows for a program of distrain: the run rather than the bootstrap.
+
+    arguments: shown if the process belongs to no run.
+    """
+    show_command("distrain:", *words, *(["of", "run", own_run_id()] if os.environ.get(RUN_IDS) else arguments))
+
+
 def show_as(name: str) -> None:
     """Set the name under which ``ps`` lists this process, at most 15 characters (Linux)."""
     _prctl(_PR_SET_NAME, name.encode())
@@ -344,8 +374,35 @@ def kill_group(leader: int, number: int) -> None:
         os.killpg(leader, number)
 
 
+def kill_groups(leaders: Collection[int]) -> set[int]:
+    """SIGKILL the process groups that unreaped children of this process lead, except for resource trackers.
+
+    Return the pids of those that were killed.
+    """
+    for leader in leaders:
+        kill(leader, signal.SIGKILL)
+    killed = set[int]()
+    for _ in range(_KILL_ROUNDS if sees_pids() else 0):
+        members = [e for e in process_table().values() if e.group in leaders and e.pid not in killed and not e.is_dead]
+        victims = [member for member in members if not is_resource_tracker(member.pid)]
+        if not victims:
+            return killed
+        for victim in victims:
+            _kill_entry(victim)
+        killed |= {victim.pid for victim in victims}
+    for leader in leaders:  # they start processes as fast as these are killed, or cannot be seen
+        kill_group(leader, signal.SIGKILL)
+    return killed
+
+
+def _kill_entry(entry: ProcessEntry) -> None:
+    """SIGKILL a process, unless it is dead and another one has its pid."""
+    if is_alive(entry):
+        kill(entry.pid, signal.SIGKILL)
+
+
 def kill(pid: int, number: int) -> None:
-    """Signal an unreaped child of this process."""
+    """Signal a process that still has this pid, as an unreaped child has."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
@@ -383,10 +440,10 @@ def has_children() -> bool:
     return True
 
 
-def _children() -> set[int] | None:
+def children() -> set[int] | None:
     """Return the pids of the children of this process, dead ones included, or None where the kernel has no such list.
 
-    psutil would look at every process of the host.
+    It takes less time than to look at every process of the host.
     """
     try:
         lists = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
@@ -395,104 +452,79 @@ def _children() -> set[int] | None:
     return {int(pid) for pids in lists for pid in pids.split()}
 
 
-def descendants() -> list[psutil.Process]:
-    """Return all living descendants of this process; none where they cannot be seen (:func:`sees_pids`)."""
-    import psutil
+class Remains(NamedTuple):
+    """What :func:`kill_descendants` has found.
 
-    if not sees_pids():
-        return []
-    with contextlib.suppress(psutil.Error):
-        return [p for p in psutil.Process().children(recursive=True) if _is_alive(p)]
-    return []
+    killed: the pids of the processes that were killed. stuck: those that do not die: they are in an uninterruptible
+    sleep. trackers: the resource trackers, which live.
+    """
+
+    killed: Collection[int]
+    stuck: list[int]
+    trackers: list[ProcessEntry]
 
 
-def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
-    """SIGKILL and reap all descendants until none is left. Return the pids of those that do not die.
-
-    Processes in an uninterruptible sleep do not die.
+def kill_descendants(spared: Collection[int] = ()) -> Remains:
+    """SIGKILL and reap all descendants until only resource trackers are left.
 
     spared: pids that are left alone, together with their descendants.
     """
-    kept = set(spared)
-    children = _children()
+    own = children()
     # This process adopts orphans, so every other descendant has an ancestor among its children.
-    if not has_children() or (children is not None and children <= kept):
-        return []
-    import psutil
-
+    if not has_children() or (own is not None and own <= set(spared)) or not sees_pids():
+        return Remains((), [], [])
+    killed, victims, trackers = set[int](), list[ProcessEntry](), list[ProcessEntry]()
     for round_number in range(_KILL_ROUNDS):
-        victims = [p for p in descendants() if p.pid not in kept and not _is_below(p, kept)]
+        living = [entry for entry in below(process_table(), [os.getpid()], spared) if not entry.is_dead]
+        trackers = [entry for entry in living if is_resource_tracker(entry.pid)]
+        victims = [entry for entry in living if entry not in trackers]
         if not victims:
-            return []
-        for process in reversed(
-            victims
-        ):  # descendants first: a forkserver or agent would continue killing in our place
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        _reap_orphans({p.pid for p in victims})
+            break
+        for victim in reversed(victims):  # descendants first: a forkserver or agent would continue killing in our place
+            _kill_entry(victim)
+        killed |= {victim.pid for victim in victims}
+        _reap_orphans(killed)
         time.sleep(min(0.001 * 2**round_number, 0.1))
-    return [p.pid for p in descendants() if p.pid not in kept and not _is_below(p, kept)]
+    return Remains(killed, [victim.pid for victim in victims], trackers)
+
+
+def end_descendants() -> None:
+    """Kill all descendants, and wait for their resource trackers, but not for long."""
+    trackers = kill_descendants().trackers
+    deadline = time.monotonic() + TRACKERS_S
+    while any(map(is_alive, trackers)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    kill_trackers(trackers)
+
+
+def kill_trackers(trackers: Iterable[ProcessEntry]) -> None:
+    """SIGKILL resource trackers that had :data:`TRACKERS_S` seconds to end, as a stopped one would stay for ever."""
+    for tracker in trackers:
+        _kill_entry(tracker)
 
 
 def sweep(run_id: str) -> list[int]:
     """SIGKILL every process of this user whose environment names the run, with its descendants. Return their pids.
 
-    This process and its ancestors are spared. Processes are never found by name, and a recycled pid is never killed, as
-    psutil compares start times.
+    This process and its ancestors are spared, and resource trackers, which end when all others are dead. Processes are
+    never found by name, and a recycled pid is never killed.
     """
-    import psutil
+    return sweep_environment(RUN_IDS, lambda value: run_id in value.split(":"))
 
+
+def sweep_environment(variable: str, is_meant: Callable[[str], bool]) -> list[int]:
+    """Do the work of :func:`sweep` for another environment variable."""
     if not sees_pids():
         return []
-    kept = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
-    others = [process for process in psutil.process_iter() if process.pid not in kept]
-    found = {process.pid: process for process in others if _belongs_to(process, run_id)}
-    while below := [
-        p for p in others if p.pid not in found and _parent_of(p) in found
-    ]:  # descendants may have changed their environment
-        found |= {process.pid: process for process in below}
-    for process in found.values():
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    return list(found)
-
-
-def _parent_of(process: psutil.Process) -> int:
-    import psutil
-
-    try:
-        parent: int = process.ppid()
-    except psutil.Error:
-        return -1
-    return parent
-
-
-def _belongs_to(process: psutil.Process, run_id: str) -> bool:
-    import psutil
-
-    try:
-        return _is_alive(process) and run_id in process.environ().get(RUN_IDS, "").split(":")
-    except (psutil.Error, OSError):
-        return False
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    import psutil
-
-    try:
-        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.Error:
-        return False
-
-
-def _is_below(process: psutil.Process, ancestors: set[int]) -> bool:
-    import psutil
-
-    if not ancestors:
-        return False
-    with contextlib.suppress(psutil.Error):
-        return any(parent.pid in ancestors for parent in process.parents())
-    return False
+    table = process_table()
+    kept = {os.getpid(), *ancestors(table, os.getpid())}
+    named = [pid for pid in table if pid not in kept and is_meant(environment_of(pid, variable))]
+    found = {pid: table[pid] for pid in named}
+    found |= {entry.pid: entry for entry in below(table, named, kept)}  # they may have changed their environment
+    victims = [entry for entry in found.values() if not entry.is_dead and not is_resource_tracker(entry.pid)]
+    for victim in victims:
+        _kill_entry(victim)
+    return [victim.pid for victim in victims]
 
 
 def _reap_orphans(pids: set[int]) -> None:

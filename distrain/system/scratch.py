@@ -1,8 +1,10 @@
-"""A temporary directory for each host of a run, which does not outlive the run. Runs in: agent, guard, worker.
+"""Temporary files and shared memory on a host, which do not outlive the run. Runs in: agent, guard, forkserver, worker.
 
 A killed process cannot delete its temporary files, such as a dict checkpoint that it is storing. So all of them are in
 one directory. The agent and its guard hold a lock on it, and remove it when the host has no processes of the run left.
-If both were killed, the guard of the next run on this host removes it.
+If both were killed, the guard of the next run on this host removes it, after the processes that are left.
+
+Resource trackers remove shared memory. :func:`remove_shared_memory` is for what they have missed.
 """
 
 from __future__ import annotations
@@ -10,13 +12,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import weakref
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain.system.process import sweep_environment
+from distrain.system.process_table import environment_of, find_process
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _VARIABLE = "DISTRAIN_SCRATCH"
 _PREFIX = "distrain-run-"
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's
+_NAMED_AFTER_ITS_MAKER = re.compile(r"(?:torch_|pym-)(\d+)[_-]")
+"""Names that torch and multiprocessing give to their shared memory: with the pid of the process that makes it."""
 
 
 def scratch_directory() -> str | None:
@@ -76,7 +89,7 @@ def remove(path: str | None) -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove the directories of this user that no process has locked."""
+    """Remove the directories of this user that no process has locked, and kill the processes that were to use them."""
     try:
         found = list(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
     except OSError:
@@ -87,6 +100,32 @@ def remove_abandoned() -> None:
             try:
                 if os.fstat(fd).st_uid == os.getuid():
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if environment_of(os.getpid(), _VARIABLE) != str(path):  # else this process is one of them
+                        sweep_environment(_VARIABLE, str(path).__eq__)
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(fd)
+
+
+def remove_shared_memory(pids: Collection[int], folder: str = _SHARED_MEMORY) -> None:
+    """Remove the files that bear the pid of a dead process and that no process has open.
+
+    pids: processes that have ended. In another container that shares the directory, a process may have the same pid.
+    Its file is open there.
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            match = _NAMED_AFTER_ITS_MAKER.match(name)
+            if match and int(match[1]) in pids and find_process(int(match[1])) is None:
+                _remove_unused(os.path.join(folder, name))
+
+
+def _remove_unused(path: str) -> None:
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if os.fstat(fd).st_uid == os.geteuid():
+                fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # fails if any process has it open or mapped
+                os.unlink(path)
+        finally:
+            os.close(fd)

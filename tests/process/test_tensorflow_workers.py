@@ -75,7 +75,7 @@ def test_the_ports_are_kept_for_the_workers_and_others_in_the_next_attempt(fit: 
 
 def test_workers_are_fresh_interpreters(fit: Fit) -> None:
     def train() -> None:
-        distrain.report({"command": Path("/proc/self/cmdline").read_text()})
+        distrain.report({"command": " ".join(sys.orig_argv)})
 
     commands = [
         report["command"] for report in reported(replace(fit, backend=TensorflowConfig())(train, workers=1).path)

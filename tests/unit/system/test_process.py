@@ -42,7 +42,7 @@ IN_A_NAMESPACE = """
 import os, signal, subprocess
 from distrain.system import process
 child = subprocess.Popen(["sleep", "1000"])
-print(process.sees_pids(), process.descendants(), process.kill_descendants(), process.sweep("test"), child.poll())
+print(process.sees_pids(), *process.kill_descendants(), process.sweep("test"), child.poll())
 process.kill(child.pid, signal.SIGKILL)
 print(child.wait(), process.began_at(os.getpid()))
 """
@@ -54,7 +54,7 @@ UNSHARE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-ch
 )
 def test_nothing_is_killed_by_the_numbers_of_another_pid_namespace() -> None:
     done = subprocess.run([*UNSHARE, sys.executable, "-c", IN_A_NAMESPACE], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["False [] [] [] None", "-9 None"]
+    assert done.stdout.splitlines() == ["False () [] [] [] None", "-9 None"]
 
 
 def limit_of_a_child() -> int:
