@@ -17,13 +17,15 @@ import shutil
 import tempfile
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from distrain.system.process import sweep_environment
 from distrain.system.process_table import environment_of, find_process
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterator
+
+_T = TypeVar("_T")
 
 _VARIABLE = "DISTRAIN_SCRATCH"
 _PREFIX = "distrain-run-"
@@ -42,14 +44,52 @@ def scratch_directory() -> str | None:
     return path if os.path.dirname(path) == tempfile.gettempdir() and os.path.isdir(path) else None
 
 
-def delete_with(owner: object, folder: str) -> None:
-    """Delete a directory when its owner is deleted, or when this process exits."""
-    weakref.finalize(owner, _delete_in, os.getpid(), folder)
+@contextlib.contextmanager
+def temporary_directory(prefix: str) -> Iterator[str]:
+    """Provide a directory for the block. If this process is killed, the agent or the next run on this host removes it.
+
+    prefix: of its name in a worker.
+    """
+    path, lock = _new(prefix)
+    try:
+        yield path
+    finally:
+        _delete(os.getpid(), path, lock)
 
 
-def _delete_in(pid: int, folder: str) -> None:
+def directory_of(make_owner: Callable[[str], _T], prefix: str) -> _T:
+    """Return an object made with a directory, as that of :func:`temporary_directory`, which lives as long as it."""
+    path, lock = _new(prefix)
+    owner = make_owner(path)
+    weakref.finalize(owner, _delete, os.getpid(), path, lock)
+    return owner
+
+
+@contextlib.contextmanager
+def kept_for_peer(path: str) -> Iterator[None]:
+    """Keep a directory with the name of another host's temporary one, within the block."""
+    top = next(folder for folder in (Path(path), *Path(path).parents) if folder.name.startswith(_PREFIX))
+    os.makedirs(path, exist_ok=True)
+    lock = os.open(top, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(lock)
+        _remove_if_abandoned(str(top))
+
+
+def _new(prefix: str) -> tuple[str, int]:
+    """Make a directory, and return the descriptor of its lock, or -1 if it is in that of the agent."""
+    inside = scratch_directory()
+    return _make() if inside is None else (tempfile.mkdtemp(prefix=prefix, dir=inside), -1)
+
+
+def _delete(pid: int, path: str, lock: int) -> None:
     if os.getpid() == pid:  # a child that was forked with the owner deletes nothing
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
 
 
 def claim() -> str | None:
@@ -58,21 +98,22 @@ def claim() -> str | None:
     This process, and those that it forks, hold the lock until they end.
     """
     try:
-        path = _make()
+        path, _ = _make()
     except OSError:
         return None
     os.environ[_VARIABLE] = path
     return path
 
 
-def _make() -> str:
+def _make() -> tuple[str, int]:
+    """Make a directory, and lock it as long as the descriptor is open."""
     while True:
         path = tempfile.mkdtemp(prefix=_PREFIX)
         with contextlib.suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDONLY)  # it stays open, and keeps the lock
-            fcntl.flock(fd, fcntl.LOCK_SH)  # waits while another process removes it as abandoned
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
-                return path
+            lock = os.open(path, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process removes it as abandoned
+            if os.path.samestat(os.fstat(lock), os.stat(path)):
+                return path, lock
 
 
 def clear(path: str | None) -> None:
@@ -95,16 +136,20 @@ def remove_abandoned() -> None:
     except OSError:
         return
     for path in found:
-        with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if os.fstat(fd).st_uid == os.getuid():
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if environment_of(os.getpid(), _VARIABLE) != str(path):  # else this process is one of them
-                        sweep_environment(_VARIABLE, str(path).__eq__)
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(fd)
+        _remove_if_abandoned(str(path))
+
+
+def _remove_if_abandoned(path: str) -> None:
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(fd).st_uid == os.getuid():
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if environment_of(os.getpid(), _VARIABLE) != path:  # else this process is one of those to be killed
+                    sweep_environment(_VARIABLE, path.__eq__)
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(fd)
 
 
 def remove_shared_memory(pids: Collection[int], folder: str = _SHARED_MEMORY) -> None:

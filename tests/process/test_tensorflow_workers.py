@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +24,7 @@ from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, Fit, log_of,
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.fixture
