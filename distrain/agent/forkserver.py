@@ -29,7 +29,6 @@ from distrain.agent.huge_pages import huge_page_steps, use_huge_pages
 from distrain.hosts.cgroup import OomWatch
 from distrain.system import process, scratch
 from distrain.system.loop import Loop
-from distrain.system.process_table import catches
 from distrain.worker.main import WORKER_PIPES, WorkerFds, run_worker
 
 if TYPE_CHECKING:
@@ -240,7 +239,7 @@ class ForkServer:
             process.STACKS_SIGNAL,
             process.DEBUG_SIGNAL,
         ):  # they kill a rank that is another program
-            living = [pid for pid in living if catches(pid, number)]
+            living = [pid for pid in living if process.catches(pid, number)]
         for pid in living:
             self._signalled.setdefault(pid, set()).add(number)
         if groups and number == signal.SIGKILL:

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.system.process import STACKS_SIGNAL
-from distrain.system.process_table import catches, command_line
+from distrain.system.process import STACKS_SIGNAL, catches, command_line
 from distrain.wire.channel import Channel, read_pipe
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Start, signal and kill processes. No other module does. Runs in: anywhere.
+"""Start, see, signal and kill processes. No other module does. Runs in: anywhere.
 
 Three layers keep a host clean: workers die with their parent (PDEATHSIG); the forkserver, the agent and its guard adopt
 and kill every descendant (subreaper); and :func:`sweep` finds the remaining processes by their environment.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import math
 import os
+import re
 import resource
 import select
 import shlex
@@ -18,19 +20,11 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from distrain.errors import ResourcesError
-from distrain.system.process_table import (
-    ProcessEntry,
-    ancestors,
-    below,
-    environment_of,
-    is_alive,
-    is_resource_tracker,
-    process_table,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -52,6 +46,11 @@ _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
 TRACKERS_S = 2.5
 """Seconds that resource trackers have after the death of all other processes. The one of torch takes 2 of them."""
 _KILL_ROUNDS = 50
+_PROC = Path("/proc")
+_HAS_PROC = (_PROC / "self" / "stat").exists()
+_TRACKER_CODE = re.compile(rb"from [\w.]+\.resource_tracker import main; ?main\(")
+"""What ``python -c`` runs as resource tracker: the one of multiprocessing, or that of loky (joblib)."""
+_TORCH_TRACKER = b"torch_shm_manager"
 _LONGEST_COMMAND = 400
 """Characters of a command line that people are shown."""
 _LEAST_SPARE_FILES, _SPARE_FILES = 32, 256
@@ -257,6 +256,156 @@ def _keep_usual_open_files(child: int) -> None:
     if _usual_open_files is not None and hasattr(resource, "prlimit"):
         with contextlib.suppress(OSError):  # it has ended
             resource.prlimit(child, resource.RLIMIT_NOFILE, _usual_open_files)
+
+
+# -- the table of processes ------------------------------------------------------------------------------------------
+
+# It is read from /proc, which takes a fraction of the time that psutil needs: after a kill of its siblings, a process
+# may have only milliseconds to kill the rest.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEntry:
+    """A process at the moment at which the table was read.
+
+    group: its process group. began: when it was started, in a unit of the system. It tells the process from a later one
+    with the same pid. is_dead: it only waits to be reaped.
+    """
+
+    pid: int
+    parent: int
+    group: int
+    began: float
+    is_dead: bool
+
+
+def process_table() -> dict[int, ProcessEntry]:
+    """Return all processes that this one can see, by pid."""
+    if _HAS_PROC:
+        pids = [int(name) for name in os.listdir(_PROC) if name.isdigit()]
+    else:
+        import psutil
+
+        pids = psutil.pids()
+    return {pid: entry for pid in pids if (entry := find_process(pid)) is not None}
+
+
+def find_process(pid: int) -> ProcessEntry | None:
+    """Return a process, or None if there is none with this pid."""
+    if not _HAS_PROC:
+        return _find_with_psutil(pid)
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:  # it has ended
+        return None
+    state, threads = fields[0], int(fields[17])
+    return ProcessEntry(
+        pid=pid,
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        began=int(fields[19]),
+        is_dead=state in (b"Z", b"X") and threads <= 1,  # other threads may outlive the first one
+    )
+
+
+def _find_with_psutil(pid: int) -> ProcessEntry | None:
+    import psutil
+
+    try:
+        found = psutil.Process(pid)
+        is_dead = found.status() == psutil.STATUS_ZOMBIE
+        return ProcessEntry(
+            pid=pid, parent=found.ppid(), group=os.getpgid(pid), began=found.create_time(), is_dead=is_dead
+        )
+    except (psutil.Error, OSError):
+        return None
+
+
+def is_alive(entry: ProcessEntry) -> bool:
+    """Tell if the process of an older table still lives."""
+    now = find_process(entry.pid)
+    return now is not None and now.began == entry.began and not now.is_dead
+
+
+def _below(
+    table: Mapping[int, ProcessEntry], roots: Collection[int], spared: Collection[int] = ()
+) -> list[ProcessEntry]:
+    """Return the descendants of some processes, parents first. Those of ``spared`` are left out, like themselves."""
+    children: dict[int, list[ProcessEntry]] = {}
+    for entry in table.values():
+        children.setdefault(entry.parent, []).append(entry)
+    found: list[ProcessEntry] = []
+    parents = list(roots)
+    while parents:
+        level = [child for parent in parents for child in children.get(parent, ()) if child.pid not in spared]
+        found += level
+        parents = [child.pid for child in level]
+    return found
+
+
+def _ancestors(table: Mapping[int, ProcessEntry], pid: int) -> set[int]:
+    """Return the pids of all processes above one."""
+    found: set[int] = set()
+    while (entry := table.get(pid)) is not None and entry.parent not in found:
+        pid = entry.parent
+        found.add(pid)
+    return found
+
+
+def command_line(pid: int) -> list[bytes]:
+    """Return the command line of a process; empty for one that is dead, belongs to the kernel or cannot be seen."""
+    if _HAS_PROC:
+        try:
+            return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
+        except OSError:
+            return []
+    import psutil
+
+    try:
+        return [os.fsencode(word) for word in psutil.Process(pid).cmdline()]
+    except psutil.Error:
+        return []
+
+
+def environment_of(pid: int, name: str) -> str:
+    """Return a variable of the environment with which a process was started; empty if it cannot be seen."""
+    if not _HAS_PROC:
+        import psutil
+
+        try:
+            value: str = psutil.Process(pid).environ().get(name, "")
+        except (psutil.Error, OSError):
+            return ""
+        return value
+    prefix = f"{name}=".encode()
+    try:
+        variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return next((os.fsdecode(entry[len(prefix) :]) for entry in variables if entry.startswith(prefix)), "")
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """Tell if a process removes shared memory that others have left, and ends once all of those are dead.
+
+    multiprocessing, loky and torch start such processes. They must live a moment longer than the rest.
+    """
+    words = command_line(pid)
+    runs_code = any(flag == b"-c" and _TRACKER_CODE.match(code) for flag, code in itertools.pairwise(words))
+    return runs_code or (bool(words) and os.path.basename(words[0]) == _TORCH_TRACKER)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Tell if a process has a handler for a signal; True where that cannot be seen.
+
+    A process that has become another program (``execv``) has lost its handlers: the signal would kill it.
+    """
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return True
+    return any(line.startswith("SigCgt:") and int(line.split()[1], 16) >> (number - 1) & 1 for line in lines)
 
 
 # -- life and death --------------------------------------------------------------------------------------------------
@@ -475,7 +624,7 @@ def kill_descendants(spared: Collection[int] = ()) -> Remains:
         return Remains((), [], [])
     killed, victims, trackers = set[int](), list[ProcessEntry](), list[ProcessEntry]()
     for round_number in range(_KILL_ROUNDS):
-        living = [entry for entry in below(process_table(), [os.getpid()], spared) if not entry.is_dead]
+        living = [entry for entry in _below(process_table(), [os.getpid()], spared) if not entry.is_dead]
         trackers = [entry for entry in living if is_resource_tracker(entry.pid)]
         victims = [entry for entry in living if entry not in trackers]
         if not victims:
@@ -517,10 +666,10 @@ def sweep_environment(variable: str, is_meant: Callable[[str], bool]) -> list[in
     if not sees_pids():
         return []
     table = process_table()
-    kept = {os.getpid(), *ancestors(table, os.getpid())}
+    kept = {os.getpid(), *_ancestors(table, os.getpid())}
     named = [pid for pid in table if pid not in kept and is_meant(environment_of(pid, variable))]
     found = {pid: table[pid] for pid in named}
-    found |= {entry.pid: entry for entry in below(table, named, kept)}  # they may have changed their environment
+    found |= {entry.pid: entry for entry in _below(table, named, kept)}  # they may have changed their environment
     victims = [entry for entry in found.values() if not entry.is_dead and not is_resource_tracker(entry.pid)]
     for victim in victims:
         _kill_entry(victim)

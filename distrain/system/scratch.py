@@ -19,8 +19,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from distrain.system.process import sweep_environment
-from distrain.system.process_table import environment_of, find_process
+from distrain.system.process import environment_of, find_process, sweep_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
