@@ -401,11 +401,8 @@ def catches(pid: int, number: int) -> bool:
 
     A process that has become another program (``execv``) has lost its handlers: the signal would kill it.
     """
-    try:
-        lines = (_PROC / str(pid) / "status").read_text().splitlines()
-    except OSError:
-        return True
-    return any(line.startswith("SigCgt:") and int(line.split()[1], 16) >> (number - 1) & 1 for line in lines)
+    caught = caught_signals(pid)
+    return caught is None or number in caught
 
 
 # -- life and death --------------------------------------------------------------------------------------------------
@@ -578,6 +575,18 @@ def has_ended(child: int) -> bool:
     except OSError:  # no /proc
         return False
     return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
+
+
+def caught_signals(pid: int) -> Collection[int] | None:
+    """Return the signals for which a process has a handler, or None if that cannot be known (macOS)."""
+    if not sees_pids():
+        return None
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    mask = int((status.partition("SigCgt:")[2].split() or ["0"])[0], 16)
+    return {number for number in range(1, mask.bit_length() + 1) if mask >> (number - 1) & 1}
 
 
 def has_children() -> bool:
