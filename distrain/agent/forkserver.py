@@ -235,10 +235,7 @@ class ForkServer:
     def _signal(self, ranks: list[int], number: int, *, groups: bool) -> None:
         """Signal workers that live. They are unreaped children, so that their pids cannot have been reused."""
         living = [pid for pid, rank in self._workers.items() if rank in ranks and not process.has_ended(pid)]
-        if number in (
-            process.STACKS_SIGNAL,
-            process.DEBUG_SIGNAL,
-        ):  # they kill a rank that is another program
+        if number >= process.STACKS_SIGNAL:  # one of ours, of which a rank that is another program would die
             living = [pid for pid in living if process.catches(pid, number)]
         for pid in living:
             self._signalled.setdefault(pid, set()).add(number)
