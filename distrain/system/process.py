@@ -515,16 +515,25 @@ def kill_group(leader: int, number: int) -> None:
 
     Once the child is reaped this does nothing, because another process may have its id.
     """
-    with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
-        os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        os.killpg(leader, number)
+    if _is_unreaped(leader):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, number)
 
 
-def kill_groups(leaders: Collection[int]) -> set[int]:
+def _is_unreaped(child: int) -> bool:
+    try:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def kill_groups(leaders: Iterable[int]) -> set[int]:
     """SIGKILL the process groups that unreaped children of this process lead, except for resource trackers.
 
     Return the pids of those that were killed.
     """
+    leaders = {leader for leader in leaders if _is_unreaped(leader)}
     for leader in leaders:
         kill(leader, signal.SIGKILL)
     killed = set[int]()
