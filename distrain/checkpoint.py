@@ -20,7 +20,7 @@ from distrain.errors import CheckpointError
 from distrain.system.pickling import pickled
 from distrain.system.ray_names import ExplainedClass, explaining
 from distrain.system.remote_path import RemotePath, locate, own_temporary_directory
-from distrain.system.scratch import scratch_directory
+from distrain.system.scratch import scratch_directory, temporary_directory
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -103,7 +103,7 @@ class Checkpoint(metaclass=ExplainedClass):
         self._check_exists()
         match self._place:
             case None:
-                with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=scratch_directory()) as temporary:
+                with temporary_directory(_PREFIX) as temporary:
                     self._write_dict(Path(temporary))
                     yield temporary
             case RemotePath() as remote:

@@ -8,10 +8,9 @@ has imported already (or that DISTRAIN_LIGHTNING names), else the one that is in
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import sys
-import tempfile
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.checkpoint import Checkpoint
 from distrain.session import get_context, report
 from distrain.system.ray_names import explain_absent_names
+from distrain.system.scratch import kept_for_peer, temporary_directory
 from distrain.torch.device import get_device
 from distrain.worker.session import Session
 
@@ -88,14 +88,16 @@ class TrainReportCallback(pl.Callback):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         metrics = {**trainer.callback_metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
-        is_first = get_context().get_world_rank() == 0
-        folder = trainer.strategy.broadcast(tempfile.mkdtemp(prefix="distrain-lightning-") if is_first else "")
-        try:
+        context = get_context()
+        with contextlib.ExitStack() as stack:
+            is_first = context.get_world_rank() == 0
+            made = stack.enter_context(temporary_directory("distrain-lightning-")) if is_first else ""
+            folder = trainer.strategy.broadcast(made)
+            if context.get_local_rank() == 0 and not is_first:
+                stack.enter_context(kept_for_peer(folder))
             trainer.save_checkpoint(os.path.join(folder, self.CHECKPOINT_NAME), weights_only=False)
             report(metrics, checkpoint=_part_of_this_rank(folder))
             trainer.strategy.barrier("distrain.lightning")  # all ranks have read the files before they are deleted
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _part_of_this_rank(folder: str) -> Checkpoint | None:

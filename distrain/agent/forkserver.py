@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.agent.guard import scheduler_signals
 from distrain.agent.huge_pages import huge_page_steps, use_huge_pages
 from distrain.hosts.cgroup import OomWatch
-from distrain.system import process
+from distrain.system import process, scratch
 from distrain.system.loop import Loop
 from distrain.worker.main import WORKER_PIPES, WorkerFds, run_worker
 
@@ -77,6 +77,8 @@ class ForkServer:
         self._loop = Loop()
         self._workers: dict[int, int] = {}
         self._signalled: dict[int, set[int]] = {}
+        self._ended: set[int] = set()
+        """Processes that have ended since the last sweep."""
         self._forks = settings["start_method"] == "forkserver"
         self._has_huge_pages = False
         self._oom = OomWatch()
@@ -168,7 +170,7 @@ class ForkServer:
                 self._send(kind="alive")
             case "sweep":
                 self._oom = OomWatch()  # later kills belong to the next attempt
-                self._send(kind="swept", stuck=process.kill_descendants())
+                self._sweep()
                 self._plan_huge_pages()
             case "renew":
                 self._renew(command["preload"])
@@ -232,18 +234,26 @@ class ForkServer:
 
     def _signal(self, ranks: list[int], number: int, *, groups: bool) -> None:
         """Signal workers that live. They are unreaped children, so that their pids cannot have been reused."""
-        for pid, rank in self._workers.items():
-            if rank in ranks and not process.has_ended(pid):
-                self._signalled.setdefault(pid, set()).add(number)
+        living = [pid for pid, rank in self._workers.items() if rank in ranks and not process.has_ended(pid)]
+        if number >= process.STACKS_SIGNAL:  # one of ours, of which a rank that is another program would die
+            living = [pid for pid in living if process.catches(pid, number)]
+        for pid in living:
+            self._signalled.setdefault(pid, set()).add(number)
+        if groups and number == signal.SIGKILL:
+            self._ended |= process.kill_groups(living)
+        else:
+            for pid in living:
                 (process.kill_group if groups else process.kill)(pid, number)
 
     # -- children -------------------------------------------------------------------------------------------------
 
     def _on_child(self) -> None:
         while (pid := process.ended_child()) is not None:
-            rank = self._workers.pop(pid, None)
-            if rank is not None:
-                process.kill_group(pid, signal.SIGKILL)  # before reaping, while the pid cannot be reused
+            rank = self._workers.get(pid)
+            if rank is not None and self._has_orphans():
+                self._ended |= process.kill_groups([pid])  # before reaping, while the pid cannot be reused
+            self._workers.pop(pid, None)
+            self._ended.add(pid)
             _, status, usage = os.wait4(pid, 0)
             if rank is not None:
                 sent = self._signalled.pop(pid, set())
@@ -257,11 +267,22 @@ class ForkServer:
                     oom_limit_bytes=self._oom.killed() if status else None,
                 )
 
+    def _has_orphans(self) -> bool:
+        """Tell if this process may have adopted what a worker has started."""
+        children = process.children()
+        return children is None or not children <= self._workers.keys()
+
+    def _sweep(self) -> None:
+        """Kill what the workers have left. Resource trackers get some time, for which no restart waits."""
+        remains = process.kill_descendants()
+        scratch.remove_shared_memory(self._ended.union(remains.killed))
+        self._ended.clear()
+        self._loop.call_in("trackers", process.TRACKERS_S, partial(process.kill_trackers, remains.trackers))
+        self._send(kind="swept", stuck=remains.stuck)
+
     def _leave(self) -> None:
         """Kill the workers, with their process groups, and all other descendants."""
-        for pid in self._workers:
-            if not process.has_ended(pid):
-                process.kill_group(pid, signal.SIGKILL)
+        process.kill_groups([pid for pid in self._workers if not process.has_ended(pid)])
         process.kill_descendants()
 
 

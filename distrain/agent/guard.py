@@ -86,6 +86,7 @@ class _Guard:
 
     def run(self) -> NoReturn:
         process.show_as("distrain-guard")  # `killall -9 python` does not find it
+        process.show_program("guard", "of", "the", "agent")
         process.adopt_orphans()
         devnull = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1):  # the coordinator must see the end of the agent
@@ -122,7 +123,7 @@ class _Guard:
         """Empty the host, and end with the exit code or signal of the agent, which ssh or the coordinator sees."""
         process.kill(self._agent, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self._agent, 0)[1])
-        process.kill_descendants()
+        process.end_descendants()
         scratch.remove(self._scratch_path)
         clear_cache()
         if code < 0:

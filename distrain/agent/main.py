@@ -195,7 +195,7 @@ class Agent:
             self._forkserver.kill()
         elif self._forkserver is not None:
             self._forkserver.leave()
-        process.kill_descendants()
+        process.end_descendants()
         if not is_tidy or self._setup.has_files:  # processes may have left the tree; stream servers never were in it
             # On the coordinator's machine, those of the whole run. Another host may be the same machine as a third one,
             # whose processes must live: there, only those with the id of this host.
@@ -363,7 +363,9 @@ class Agent:
         """Kill what the workers have left. The forkserver and the uploader stay for the next attempt."""
         programs = (self._forkserver, self._uploader)
         pids = [program.pid for program in programs if program is not None]
-        process.kill_descendants([pid for pid in pids if pid is not None])
+        trackers = process.kill_descendants([pid for pid in pids if pid is not None]).trackers
+        if trackers:  # of workers whose forkserver has died
+            self._loop.call_in("trackers", process.TRACKERS_S, partial(process.kill_trackers, trackers))
 
     def _on_forkserver_death(self, status: int) -> None:
         """Report the death of workers that died with the forkserver, and kill those that this process has adopted."""
@@ -453,12 +455,14 @@ class Agent:
             return
         for local_rank, worker in enumerate(self._workers.values()):
             if not worker.spawned and not worker.exited:
-                worker.spawned = True
                 order = {"kind": "spawn", "rank": worker.rank, "cpus": self._cpus.of(local_rank)}
                 try:
                     self._forkserver.send(order, worker.child_fds)
-                except OSError as error:
-                    self._fail(f"cannot start rank {worker.rank}: {error}")
+                    worker.spawned = True
+                except OSError as error:  # of descriptors on their way, a user may have no more than files
+                    text = f"cannot start rank {worker.rank}: {error}{_LIMITS.get(error.errno or 0, '')}"
+                    self._fail(text)
+                    self._end_worker(worker, lost=text)
                 worker.close_child_fds()
 
     def _on_broken_pipe(self, worker: WorkerPipes) -> None:
@@ -483,7 +487,7 @@ class Agent:
     def _end_worker(self, worker: WorkerPipes, **fields: Any) -> None:
         worker.exited = True
         self._relay.remove(worker)
-        self._up.queue(wire.Exited(attempt=self._attempt, rank=worker.rank, **fields))
+        self._up.queue(wire.Exited(attempt=self._attempt, rank=worker.rank, program=worker.program, **fields))
         if all(other.exited for other in self._workers.values()):
             self._empty_host()
 
@@ -545,8 +549,14 @@ class Agent:
         for worker in living:
             if worker.stacks:
                 self._up.queue(wire.StackDump(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
-        silent = [worker.rank for worker in living if not worker.stacks]
-        self._up.queue(wire.StacksDone(attempt=self._attempt, silent=silent))
+        silent = [worker for worker in living if not worker.stacks]
+        self._up.queue(
+            wire.StacksDone(
+                attempt=self._attempt,
+                silent=[worker.rank for worker in silent],
+                programs=[(worker.rank, worker.program) for worker in silent if worker.program],
+            )
+        )
 
     def _read_stacks(self, worker: WorkerPipes) -> None:
         try:

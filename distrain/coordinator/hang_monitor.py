@@ -70,6 +70,7 @@ class HangMonitor:
         self._attempt = attempt
         self._stacks: dict[int, str] = {}
         self._silent: set[int] = set()
+        self._programs: dict[int, str] = {}
         self._finished: Collection[int] = ()
         self._awaited_hosts: set[str] = set()
         self._connections = HostChecks({}, {}, nonce="")
@@ -104,7 +105,7 @@ class HangMonitor:
         """Return lines that show where these ranks were, as far as their stacks are known."""
         chosen = set(ranks)
         known = {rank: text for rank, text in self._stacks.items() if rank in chosen}
-        return tuple(summarize_stacks(known, silent=self._silent & chosen))
+        return tuple(summarize_stacks(known, silent=self._silent & chosen, programs=self._programs))
 
     # -- no progress ----------------------------------------------------------------------------------------------
 
@@ -207,12 +208,13 @@ class HangMonitor:
         path = self._paths.stacks(self._attempt, rank)
         self._store.write_optional_file(path, body, f"the stacks of rank {rank} could not be written")
 
-    def host_done(self, host: str, silent: Sequence[int], finished: Collection[int]) -> None:
-        """Note that a host has sent all stacks it could take. Older stacks of ``silent`` ranks are kept.
+    def host_done(self, host: str, done: wire.StacksDone, finished: Collection[int]) -> None:
+        """Note that a host has sent all stacks it could take. Older stacks of silent ranks are kept.
 
         finished: the ranks that have finished so far; more may be added later.
         """
-        self._silent |= set(silent) - self._stacks.keys()
+        self._silent |= set(done.silent) - self._stacks.keys()
+        self._programs.update(done.programs)
         self._finished = finished
         self._awaited_hosts.discard(host)
         self._complete_if_all_answered()
@@ -237,7 +239,11 @@ class HangMonitor:
         self._awaited_hosts, self._is_mismatch_check = set(), False
         callbacks, self._callbacks = self._callbacks, []
         any_known = self._stacks or self._silent
-        lines = summarize_stacks(self._stacks, silent=self._silent, finished=self._finished) if any_known else ()
+        lines: Sequence[str] = ()
+        if any_known:
+            lines = summarize_stacks(
+                self._stacks, silent=self._silent, programs=self._programs, finished=self._finished
+            )
         blocked = [f"{finding.host}: {finding.text}" for finding in self._connections.connection_findings()]
         self._connections = HostChecks({}, {}, nonce="")
         for callback in callbacks:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from distrain.decisions.failures import count_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _RAISED = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
@@ -65,16 +65,25 @@ class _Frame:
 
 
 def summarize_stacks(
-    stacks: Mapping[int, str], *, silent: Iterable[int] = (), finished: Iterable[int] = ()
+    stacks: Mapping[int, str],
+    *,
+    silent: Collection[int] = (),
+    programs: Mapping[int, str] | None = None,
+    finished: Iterable[int] = (),
 ) -> list[str]:
     """Return a line for each location with its ranks, most ranks first; then silent ranks, and finished ones.
 
     stacks: for each rank the text of faulthandler, with all threads.
     silent: ranks that did not answer when asked for their stacks.
+    programs: command lines of the other programs that some silent ranks have become.
     """
     locations = sorted(_ranks_by_location(stacks).items(), key=lambda item: -len(item[1]))
     lines = [f"{count_ranks(ranks)} {where}" for where, ranks in locations]
-    if silent := sorted(silent):
+    programs = {rank: program for rank, program in (programs or {}).items() if rank in silent}
+    for program in sorted(set(programs.values())):
+        ranks = sorted(rank for rank in programs if programs[rank] == program)
+        lines.append(f"{count_ranks(ranks)} became another program, which has no Python stacks: {program}")
+    if silent := sorted(set(silent) - programs.keys()):
         lines.append(f"{count_ranks(silent)} did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy")
     if finished := sorted(finished):
         lines.append(f"{count_ranks(finished)} finished train_func")

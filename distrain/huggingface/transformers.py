@@ -6,7 +6,6 @@ Workers carry torchrun's environment variables, so a Trainer inside ``train_func
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from distrain.checkpoint import Checkpoint
 from distrain.data.iterator import Epochs
 from distrain.session import get_context, report
 from distrain.system.ray_names import explain_absent_names
-from distrain.system.scratch import scratch_directory
+from distrain.system.scratch import temporary_directory
 
 try:
     import transformers
@@ -64,7 +63,7 @@ class TrainReportCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if saved is None or get_context().get_local_rank() != 0:
             report(metrics)
             return
-        with tempfile.TemporaryDirectory(prefix="distrain-transformers-", dir=scratch_directory()) as folder:
+        with temporary_directory("distrain-transformers-") as folder:
             Path(folder, self.CHECKPOINT_NAME).symlink_to(saved, target_is_directory=True)  # report() follows links
             report(metrics, checkpoint=Checkpoint.from_directory(folder))
 

@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import re
 import shlex
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from distrain.errors import LaunchError
 from distrain.shipping.environments import CONSTRAINT, find_uv
 from distrain.system import process
+from distrain.system.scratch import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -143,7 +143,7 @@ def _exported(lock: Path) -> str:
             f"uv is not installed on this machine, and only uv can read {lock}: install it (pip install uv), or export "
             f"a requirements file elsewhere (uv export {' '.join(_EXPORT)})"
         )
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_directory("distrain-requirements-") as folder:
         target = Path(folder, "requirements.txt")
         output: list[str] = []
         argv = [uv, "export", *_EXPORT, "--quiet", "--output-file", str(target)]

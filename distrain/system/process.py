@@ -1,4 +1,4 @@
-"""Start, signal and kill processes. No other module does. Runs in: anywhere.
+"""Start, see, signal and kill processes. No other module does. Runs in: anywhere.
 
 Three layers keep a host clean: workers die with their parent (PDEATHSIG); the forkserver, the agent and its guard adopt
 and kill every descendant (subreaper); and :func:`sweep` finds the remaining processes by their environment.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import math
 import os
+import re
 import resource
 import select
 import shlex
@@ -18,15 +20,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distrain.errors import ResourcesError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    import psutil
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 RUN_IDS = "DISTRAIN_RUN_IDS"
 """Environment variable with the ids of the runs that a process belongs to, colon-separated, the innermost last."""
@@ -42,9 +43,14 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
-_START_FIELD = 19
-"""The start time among the fields of /proc/PID/stat that follow the name."""
+TRACKERS_S = 2.5
+"""Seconds that resource trackers have after the death of all other processes. The one of torch takes 2 of them."""
 _KILL_ROUNDS = 50
+_PROC = Path("/proc")
+_HAS_PROC = (_PROC / "self" / "stat").exists()
+_TRACKER_CODE = re.compile(rb"from [\w.]+\.resource_tracker import main; ?main\(")
+"""What ``python -c`` runs as resource tracker: the one of multiprocessing, or that of loky (joblib)."""
+_TORCH_TRACKER = b"torch_shm_manager"
 _LONGEST_COMMAND = 400
 """Characters of a command line that people are shown."""
 _LEAST_SPARE_FILES, _SPARE_FILES = 32, 256
@@ -67,6 +73,7 @@ if root and isfile(root + "/__init__.py"):
     package = sys.modules["distrain"] = module_from_spec(spec)
     spec.loader.exec_module(package)
 from importlib import import_module
+import_module("distrain.system.process").show_program(program, arguments=sys.argv[3:])
 import_module(MODULE).main(sys.argv[3:])
 """
 BROUGHT = ".brought"
@@ -251,6 +258,153 @@ def _keep_usual_open_files(child: int) -> None:
             resource.prlimit(child, resource.RLIMIT_NOFILE, _usual_open_files)
 
 
+# -- the table of processes ------------------------------------------------------------------------------------------
+
+# It is read from /proc, which takes a fraction of the time that psutil needs: after a kill of its siblings, a process
+# may have only milliseconds to kill the rest.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEntry:
+    """A process at the moment at which the table was read.
+
+    group: its process group. began: when it was started, in a unit of the system. It tells the process from a later one
+    with the same pid. is_dead: it only waits to be reaped.
+    """
+
+    pid: int
+    parent: int
+    group: int
+    began: float
+    is_dead: bool
+
+
+def process_table() -> dict[int, ProcessEntry]:
+    """Return all processes that this one can see, by pid."""
+    if _HAS_PROC:
+        pids = [int(name) for name in os.listdir(_PROC) if name.isdigit()]
+    else:
+        import psutil
+
+        pids = psutil.pids()
+    return {pid: entry for pid in pids if (entry := find_process(pid)) is not None}
+
+
+def find_process(pid: int) -> ProcessEntry | None:
+    """Return a process, or None if there is none with this pid."""
+    if not _HAS_PROC:
+        return _find_with_psutil(pid)
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:  # it has ended
+        return None
+    state, threads = fields[0], int(fields[17])
+    return ProcessEntry(
+        pid=pid,
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        began=int(fields[19]),
+        is_dead=state in (b"Z", b"X") and threads <= 1,  # other threads may outlive the first one
+    )
+
+
+def _find_with_psutil(pid: int) -> ProcessEntry | None:
+    import psutil
+
+    try:
+        found = psutil.Process(pid)
+        is_dead = found.status() == psutil.STATUS_ZOMBIE
+        return ProcessEntry(
+            pid=pid, parent=found.ppid(), group=os.getpgid(pid), began=found.create_time(), is_dead=is_dead
+        )
+    except (psutil.Error, OSError):
+        return None
+
+
+def is_alive(entry: ProcessEntry) -> bool:
+    """Tell if the process of an older table still lives."""
+    now = find_process(entry.pid)
+    return now is not None and now.began == entry.began and not now.is_dead
+
+
+def _below(
+    table: Mapping[int, ProcessEntry], roots: Collection[int], spared: Collection[int] = ()
+) -> list[ProcessEntry]:
+    """Return the descendants of some processes, parents first. Those of ``spared`` are left out, like themselves."""
+    children: dict[int, list[ProcessEntry]] = {}
+    for entry in table.values():
+        children.setdefault(entry.parent, []).append(entry)
+    found: list[ProcessEntry] = []
+    parents = list(roots)
+    while parents:
+        level = [child for parent in parents for child in children.get(parent, ()) if child.pid not in spared]
+        found += level
+        parents = [child.pid for child in level]
+    return found
+
+
+def _ancestors(table: Mapping[int, ProcessEntry], pid: int) -> set[int]:
+    """Return the pids of all processes above one."""
+    found: set[int] = set()
+    while (entry := table.get(pid)) is not None and entry.parent not in found:
+        pid = entry.parent
+        found.add(pid)
+    return found
+
+
+def command_line(pid: int) -> list[bytes]:
+    """Return the command line of a process; empty for one that is dead, belongs to the kernel or cannot be seen."""
+    if _HAS_PROC:
+        try:
+            return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
+        except OSError:
+            return []
+    import psutil
+
+    try:
+        return [os.fsencode(word) for word in psutil.Process(pid).cmdline()]
+    except psutil.Error:
+        return []
+
+
+def environment_of(pid: int, name: str) -> str:
+    """Return a variable of the environment with which a process was started; empty if it cannot be seen."""
+    if not _HAS_PROC:
+        import psutil
+
+        try:
+            value: str = psutil.Process(pid).environ().get(name, "")
+        except (psutil.Error, OSError):
+            return ""
+        return value
+    prefix = f"{name}=".encode()
+    try:
+        variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return next((os.fsdecode(entry[len(prefix) :]) for entry in variables if entry.startswith(prefix)), "")
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """Tell if a process removes shared memory that others have left, and ends once all of those are dead.
+
+    multiprocessing, loky and torch start such processes. They must live a moment longer than the rest.
+    """
+    words = command_line(pid)
+    runs_code = any(flag == b"-c" and _TRACKER_CODE.match(code) for flag, code in itertools.pairwise(words))
+    return runs_code or (bool(words) and os.path.basename(words[0]) == _TORCH_TRACKER)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Tell if a process has a handler for a signal; True where that cannot be seen.
+
+    A process that has become another program (``execv``) has lost its handlers: the signal would kill it.
+    """
+    caught = caught_signals(pid)
+    return caught is None or number in caught
+
+
 # -- life and death --------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +432,26 @@ def live_without_parent() -> None:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies (Linux), so that none can escape."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def show_command(*words: str) -> None:
+    """Set the command line of this process, and of those that it forks, that ``ps`` shows (Linux).
+
+    It replaces the real one, as far as there is room.
+    """
+    with contextlib.suppress(OSError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end; 0 where they are hidden
+        text = "\0".join(words).encode()[: max(end - start - 1, 0)]
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def show_program(*words: str, arguments: Sequence[str] = ()) -> None:
+    """Set the command line that ``ps`` shows for a program of distrain: the run rather than the bootstrap.
+
+    arguments: shown if the process belongs to no run.
+    """
+    show_command("distrain:", *words, *(["of", "run", own_run_id()] if os.environ.get(RUN_IDS) else arguments))
 
 
 def show_as(name: str) -> None:
@@ -325,19 +499,8 @@ def began_at(pid: int) -> float | None:
 
     On Linux these are clock ticks since the boot: seconds since 1970 would change whenever the clock is set.
     """
-    if not sees_pids():
-        return None
-    if not os.path.exists("/proc/self/stat"):  # such as macOS
-        import psutil
-
-        with contextlib.suppress(psutil.Error):
-            return float(psutil.Process(pid).create_time())
-        return None
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    return float(stat.rpartition(")")[2].split()[_START_FIELD])
+    found = find_process(pid) if sees_pids() else None
+    return None if found is None else found.began
 
 
 def kill_group(leader: int, number: int) -> None:
@@ -345,13 +508,49 @@ def kill_group(leader: int, number: int) -> None:
 
     Once the child is reaped this does nothing, because another process may have its id.
     """
-    with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
-        os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        os.killpg(leader, number)
+    if _is_unreaped(leader):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, number)
+
+
+def _is_unreaped(child: int) -> bool:
+    try:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def kill_groups(leaders: Iterable[int]) -> set[int]:
+    """SIGKILL the process groups that unreaped children of this process lead, except for resource trackers.
+
+    Return the pids of those that were killed.
+    """
+    leaders = {leader for leader in leaders if _is_unreaped(leader)}
+    for leader in leaders:
+        kill(leader, signal.SIGKILL)
+    killed = set[int]()
+    for _ in range(_KILL_ROUNDS if sees_pids() else 0):
+        members = [e for e in process_table().values() if e.group in leaders and e.pid not in killed and not e.is_dead]
+        victims = [member for member in members if not is_resource_tracker(member.pid)]
+        if not victims:
+            return killed
+        for victim in victims:
+            _kill_entry(victim)
+        killed |= {victim.pid for victim in victims}
+    for leader in leaders:  # they start processes as fast as these are killed, or cannot be seen
+        kill_group(leader, signal.SIGKILL)
+    return killed
+
+
+def _kill_entry(entry: ProcessEntry) -> None:
+    """SIGKILL a process, unless it is dead and another one has its pid."""
+    if is_alive(entry):
+        kill(entry.pid, signal.SIGKILL)
 
 
 def kill(pid: int, number: int) -> None:
-    """Signal an unreaped child of this process."""
+    """Signal a process that still has this pid, as an unreaped child has."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
@@ -380,6 +579,18 @@ def has_ended(child: int) -> bool:
     return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
 
 
+def caught_signals(pid: int) -> Collection[int] | None:
+    """Return the signals for which a process has a handler, or None if that cannot be known (macOS)."""
+    if not sees_pids():
+        return None
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    mask = int((status.partition("SigCgt:")[2].split() or ["0"])[0], 16)
+    return {number for number in range(1, mask.bit_length() + 1) if mask >> (number - 1) & 1}
+
+
 def has_children() -> bool:
     """Tell if this process has any child, dead ones included."""
     try:
@@ -389,10 +600,10 @@ def has_children() -> bool:
     return True
 
 
-def _children() -> set[int] | None:
+def children() -> set[int] | None:
     """Return the pids of the children of this process, dead ones included, or None where the kernel has no such list.
 
-    psutil would look at every process of the host.
+    It takes less time than to look at every process of the host.
     """
     try:
         lists = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
@@ -401,104 +612,79 @@ def _children() -> set[int] | None:
     return {int(pid) for pids in lists for pid in pids.split()}
 
 
-def descendants() -> list[psutil.Process]:
-    """Return all living descendants of this process; none where they cannot be seen (:func:`sees_pids`)."""
-    import psutil
+class Remains(NamedTuple):
+    """What :func:`kill_descendants` has found.
 
-    if not sees_pids():
-        return []
-    with contextlib.suppress(psutil.Error):
-        return [p for p in psutil.Process().children(recursive=True) if _is_alive(p)]
-    return []
+    killed: the pids of the processes that were killed. stuck: those that do not die: they are in an uninterruptible
+    sleep. trackers: the resource trackers, which live.
+    """
+
+    killed: Collection[int]
+    stuck: list[int]
+    trackers: list[ProcessEntry]
 
 
-def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
-    """SIGKILL and reap all descendants until none is left. Return the pids of those that do not die.
-
-    Processes in an uninterruptible sleep do not die.
+def kill_descendants(spared: Collection[int] = ()) -> Remains:
+    """SIGKILL and reap all descendants until only resource trackers are left.
 
     spared: pids that are left alone, together with their descendants.
     """
-    kept = set(spared)
-    children = _children()
+    own = children()
     # This process adopts orphans, so every other descendant has an ancestor among its children.
-    if not has_children() or (children is not None and children <= kept):
-        return []
-    import psutil
-
+    if not has_children() or (own is not None and own <= set(spared)) or not sees_pids():
+        return Remains((), [], [])
+    killed, victims, trackers = set[int](), list[ProcessEntry](), list[ProcessEntry]()
     for round_number in range(_KILL_ROUNDS):
-        victims = [p for p in descendants() if p.pid not in kept and not _is_below(p, kept)]
+        living = [entry for entry in _below(process_table(), [os.getpid()], spared) if not entry.is_dead]
+        trackers = [entry for entry in living if is_resource_tracker(entry.pid)]
+        victims = [entry for entry in living if entry not in trackers]
         if not victims:
-            return []
-        for process in reversed(
-            victims
-        ):  # descendants first: a forkserver or agent would continue killing in our place
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        _reap_orphans({p.pid for p in victims})
+            break
+        for victim in reversed(victims):  # descendants first: a forkserver or agent would continue killing in our place
+            _kill_entry(victim)
+        killed |= {victim.pid for victim in victims}
+        _reap_orphans(killed)
         time.sleep(min(0.001 * 2**round_number, 0.1))
-    return [p.pid for p in descendants() if p.pid not in kept and not _is_below(p, kept)]
+    return Remains(killed, [victim.pid for victim in victims], trackers)
+
+
+def end_descendants() -> None:
+    """Kill all descendants, and wait for their resource trackers, but not for long."""
+    trackers = kill_descendants().trackers
+    deadline = time.monotonic() + TRACKERS_S
+    while any(map(is_alive, trackers)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    kill_trackers(trackers)
+
+
+def kill_trackers(trackers: Iterable[ProcessEntry]) -> None:
+    """SIGKILL resource trackers that had :data:`TRACKERS_S` seconds to end, as a stopped one would stay for ever."""
+    for tracker in trackers:
+        _kill_entry(tracker)
 
 
 def sweep(run_id: str) -> list[int]:
     """SIGKILL every process of this user whose environment names the run, with its descendants. Return their pids.
 
-    This process and its ancestors are spared. Processes are never found by name, and a recycled pid is never killed, as
-    psutil compares start times.
+    This process and its ancestors are spared, and resource trackers, which end when all others are dead. Processes are
+    never found by name, and a recycled pid is never killed.
     """
-    import psutil
+    return sweep_environment(RUN_IDS, lambda value: run_id in value.split(":"))
 
+
+def sweep_environment(variable: str, is_meant: Callable[[str], bool]) -> list[int]:
+    """Do the work of :func:`sweep` for another environment variable."""
     if not sees_pids():
         return []
-    kept = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
-    others = [process for process in psutil.process_iter() if process.pid not in kept]
-    found = {process.pid: process for process in others if _belongs_to(process, run_id)}
-    while below := [
-        p for p in others if p.pid not in found and _parent_of(p) in found
-    ]:  # descendants may have changed their environment
-        found |= {process.pid: process for process in below}
-    for process in found.values():
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    return list(found)
-
-
-def _parent_of(process: psutil.Process) -> int:
-    import psutil
-
-    try:
-        parent: int = process.ppid()
-    except psutil.Error:
-        return -1
-    return parent
-
-
-def _belongs_to(process: psutil.Process, run_id: str) -> bool:
-    import psutil
-
-    try:
-        return _is_alive(process) and run_id in process.environ().get(RUN_IDS, "").split(":")
-    except (psutil.Error, OSError):
-        return False
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    import psutil
-
-    try:
-        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.Error:
-        return False
-
-
-def _is_below(process: psutil.Process, ancestors: set[int]) -> bool:
-    import psutil
-
-    if not ancestors:
-        return False
-    with contextlib.suppress(psutil.Error):
-        return any(parent.pid in ancestors for parent in process.parents())
-    return False
+    table = process_table()
+    kept = {os.getpid(), *_ancestors(table, os.getpid())}
+    named = [pid for pid in table if pid not in kept and is_meant(environment_of(pid, variable))]
+    found = {pid: table[pid] for pid in named}
+    found |= {entry.pid: entry for entry in _below(table, named, kept)}  # they may have changed their environment
+    victims = [entry for entry in found.values() if not entry.is_dead and not is_resource_tracker(entry.pid)]
+    for victim in victims:
+        _kill_entry(victim)
+    return [victim.pid for victim in victims]
 
 
 def _reap_orphans(pids: set[int]) -> None:

@@ -1,8 +1,10 @@
-"""A temporary directory for each host of a run, which does not outlive the run. Runs in: agent, guard, worker.
+"""Temporary files and shared memory on a host, which do not outlive the run. Runs in: agent, guard, forkserver, worker.
 
 A killed process cannot delete its temporary files, such as a dict checkpoint that it is storing. So all of them are in
 one directory. The agent and its guard hold a lock on it, and remove it when the host has no processes of the run left.
-If both were killed, the guard of the next run on this host removes it.
+If both were killed, the guard of the next run on this host removes it, after the processes that are left.
+
+Resource trackers remove shared memory. :func:`remove_shared_memory` is for what they have missed.
 """
 
 from __future__ import annotations
@@ -10,13 +12,25 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import weakref
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from distrain.system.process import environment_of, find_process, sweep_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+_T = TypeVar("_T")
 
 _VARIABLE = "DISTRAIN_SCRATCH"
 _PREFIX = "distrain-run-"
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's
+_NAMED_AFTER_ITS_MAKER = re.compile(r"(?:torch_|pym-)(\d+)[_-]")
+"""Names that torch and multiprocessing give to their shared memory: with the pid of the process that makes it."""
 
 
 def scratch_directory() -> str | None:
@@ -29,14 +43,52 @@ def scratch_directory() -> str | None:
     return path if os.path.dirname(path) == tempfile.gettempdir() and os.path.isdir(path) else None
 
 
-def delete_with(owner: object, folder: str) -> None:
-    """Delete a directory when its owner is deleted, or when this process exits."""
-    weakref.finalize(owner, _delete_in, os.getpid(), folder)
+@contextlib.contextmanager
+def temporary_directory(prefix: str) -> Iterator[str]:
+    """Provide a directory for the block. If this process is killed, the agent or the next run on this host removes it.
+
+    prefix: of its name in a worker.
+    """
+    path, lock = _new(prefix)
+    try:
+        yield path
+    finally:
+        _delete(os.getpid(), path, lock)
 
 
-def _delete_in(pid: int, folder: str) -> None:
+def directory_of(make_owner: Callable[[str], _T], prefix: str) -> _T:
+    """Return an object made with a directory, as that of :func:`temporary_directory`, which lives as long as it."""
+    path, lock = _new(prefix)
+    owner = make_owner(path)
+    weakref.finalize(owner, _delete, os.getpid(), path, lock)
+    return owner
+
+
+@contextlib.contextmanager
+def kept_for_peer(path: str) -> Iterator[None]:
+    """Keep a directory with the name of another host's temporary one, within the block."""
+    top = next(folder for folder in (Path(path), *Path(path).parents) if folder.name.startswith(_PREFIX))
+    os.makedirs(path, exist_ok=True)
+    lock = os.open(top, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(lock)
+        _remove_if_abandoned(str(top))
+
+
+def _new(prefix: str) -> tuple[str, int]:
+    """Make a directory, and return the descriptor of its lock, or -1 if it is in that of the agent."""
+    inside = scratch_directory()
+    return _make() if inside is None else (tempfile.mkdtemp(prefix=prefix, dir=inside), -1)
+
+
+def _delete(pid: int, path: str, lock: int) -> None:
     if os.getpid() == pid:  # a child that was forked with the owner deletes nothing
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
 
 
 def claim() -> str | None:
@@ -45,21 +97,22 @@ def claim() -> str | None:
     This process, and those that it forks, hold the lock until they end.
     """
     try:
-        path = _make()
+        path, _ = _make()
     except OSError:
         return None
     os.environ[_VARIABLE] = path
     return path
 
 
-def _make() -> str:
+def _make() -> tuple[str, int]:
+    """Make a directory, and lock it as long as the descriptor is open."""
     while True:
         path = tempfile.mkdtemp(prefix=_PREFIX)
         with contextlib.suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDONLY)  # it stays open, and keeps the lock
-            fcntl.flock(fd, fcntl.LOCK_SH)  # waits while another process removes it as abandoned
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
-                return path
+            lock = os.open(path, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process removes it as abandoned
+            if os.path.samestat(os.fstat(lock), os.stat(path)):
+                return path, lock
 
 
 def clear(path: str | None) -> None:
@@ -76,17 +129,47 @@ def remove(path: str | None) -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove the directories of this user that no process has locked."""
+    """Remove the directories of this user that no process has locked, and kill the processes that were to use them."""
     try:
         found = list(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
     except OSError:
         return
     for path in found:
-        with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if os.fstat(fd).st_uid == os.getuid():
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(fd)
+        _remove_if_abandoned(str(path))
+
+
+def _remove_if_abandoned(path: str) -> None:
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(fd).st_uid == os.getuid():
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if environment_of(os.getpid(), _VARIABLE) != path:  # else this process is one of those to be killed
+                    sweep_environment(_VARIABLE, path.__eq__)
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(fd)
+
+
+def remove_shared_memory(pids: Collection[int], folder: str = _SHARED_MEMORY) -> None:
+    """Remove the files that bear the pid of a dead process and that no process has open.
+
+    pids: processes that have ended. In another container that shares the directory, a process may have the same pid.
+    Its file is open there.
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            match = _NAMED_AFTER_ITS_MAKER.match(name)
+            if match and int(match[1]) in pids and find_process(int(match[1])) is None:
+                _remove_unused(os.path.join(folder, name))
+
+
+def _remove_unused(path: str) -> None:
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if os.fstat(fd).st_uid == os.geteuid():
+                fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # fails if any process has it open or mapped
+                os.unlink(path)
+        finally:
+            os.close(fd)

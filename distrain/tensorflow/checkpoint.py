@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import zipfile
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.errors import CheckpointError
-from distrain.system.scratch import delete_with, scratch_directory
+from distrain.system.scratch import directory_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -107,10 +106,7 @@ class TensorflowCheckpoint(Checkpoint):
 
     @classmethod
     def _temporary(cls) -> Self:
-        folder = tempfile.mkdtemp(prefix="distrain-checkpoint-", dir=scratch_directory())
-        checkpoint = cls(folder)
-        delete_with(checkpoint, folder)
-        return checkpoint
+        return directory_of(cls, "distrain-checkpoint-")
 
 
 def _load(model: Path, shown: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.errors import CheckpointError
 from distrain.system import pickling
-from distrain.system.scratch import delete_with, scratch_directory
+from distrain.system.scratch import directory_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -104,10 +103,8 @@ class TorchCheckpoint(Checkpoint):
     @classmethod
     def _saved(cls, content: Any, tensors: Any) -> Self:
         _check_whole(tensors)
-        folder = tempfile.mkdtemp(prefix="distrain-checkpoint-", dir=scratch_directory())
-        checkpoint = cls(folder)
-        delete_with(checkpoint, folder)
-        torch.save(content, Path(folder) / cls.MODEL_FILENAME, pickle_module=pickling)
+        checkpoint = directory_of(cls, "distrain-checkpoint-")
+        torch.save(content, Path(checkpoint.path) / cls.MODEL_FILENAME, pickle_module=pickling)
         return checkpoint
 
 

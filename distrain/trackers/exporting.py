@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from distrain.errors import StorageError
 from distrain.storage.paths import RunPaths, read_manifest
 from distrain.storage.run_lock import is_in_use
 from distrain.system.remote_path import RemotePath, locate
+from distrain.system.scratch import temporary_directory
 from distrain.trackers.choice import check_packages, trackers_of
 from distrain.trackers.follower import Follower, locked
 from distrain.trackers.tensorboard import TensorBoard
@@ -84,7 +84,7 @@ def _local(run: Path | RemotePath, tracker: Tracker) -> Iterator[RunPaths]:
         return
     if isinstance(tracker, (TensorBoard, Wandb)) and tracker.directory is None:
         raise ValueError(f"{run} is remote: name a local directory for files, {name_of(tracker)}:directory=...")
-    with tempfile.TemporaryDirectory(prefix="distrain-export-") as folder:
+    with temporary_directory("distrain-export-") as folder:
         paths = RunPaths(Path(folder) / run.name)
         state = paths.tracker_state(name_of(tracker))
         for path in (paths.manifest, paths.metrics, paths.events, state):

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import pickle
-import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -112,7 +111,7 @@ class TrackerLink:
         """Let the process end now, with the processes that its libraries have started; kill it if it does not."""
         self._send(wire.EndTracking(status=status))
         self._wait(time.monotonic() + _END_S)
-        process.kill_group(self._child.process.pid, signal.SIGKILL)
+        process.kill_groups([self._child.process.pid])
         if self._thread is not None:
             self._thread.join()
         self._child.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import TYPE_CHECKING
 
 from distrain.system import process
@@ -36,7 +35,10 @@ class ChildLink:
         stdout.close()
 
     def kill(self) -> int:
-        """SIGKILL the child and its process group. Return its exit code; harmless when done twice."""
+        """SIGKILL the child and its process group. Return its exit code; harmless when done twice.
+
+        Resource trackers of the group end by themselves.
+        """
         self.channel.close()
-        process.kill_group(self.process.pid, signal.SIGKILL)
+        process.kill_groups([self.process.pid])
         return self.process.wait()

@@ -22,7 +22,7 @@ from typing import NoReturn
 from distrain import wire
 from distrain.checkpoint import fetch_with
 from distrain.context import TrainContext
-from distrain.system.process import STACKS_SIGNAL
+from distrain.system.process import STACKS_SIGNAL, show_command
 from distrain.wire.channel import Channel
 from distrain.work import early_variables, job, main_module
 from distrain.worker.debugger import Debugger
@@ -83,6 +83,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     if forked:
         _reseed()
     context = _context(spec)
+    show_command("distrain:", "rank", str(context.world_rank), "of", context.run_name)
     checkpoint = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
     session = Session(channel, context, checkpoint)
     session.handle(early)

@@ -28,7 +28,7 @@ def test_while_all_ranks_sleep_no_process_wakes_up_for_long(fit: Fit) -> None:
             names = {user.pid: "user", agent.pid: "agent", agent.ppid(): "guard", os.getppid(): "forkserver"}
             members = [user, *user.children(recursive=True)]
             return {
-                names.get(member.pid, " ".join(member.cmdline()[-2:])): sum(
+                names.get(member.pid, " ".join(filter(None, member.cmdline()))[-60:]): sum(
                     int(Path(task, "status").read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
                     for task in Path(f"/proc/{member.pid}/task").iterdir()
                 )

@@ -304,6 +304,25 @@ def test_nothing_is_left_after_killall_python(launch: Launch, test_run_id: str) 
     assert_nothing_is_left(running, test_run_id)
 
 
+def test_the_next_run_on_the_host_ends_what_is_left_when_all_of_ours_were_killed(
+    launch: Launch, test_run_id: str, tmp_path: Path
+) -> None:
+    """Guard, agent, forkserver and the user's process. The next run has another name."""
+    (temporary := tmp_path / "tmp").mkdir()
+    running = launch(TMPDIR=str(temporary))
+    running.kill("user", "guard", "agent", "forkserver")
+    wait_until(lambda: not {*running.workers} & {*running.survivors()}, what="the end of the ranks")
+    assert sum(member.name() == "sleep" for member in running.survivors()) == 4
+    next_run = "from distrain import DataParallelTrainer; DataParallelTrainer(lambda: None).fit()"
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    subprocess.run([sys.executable, "-c", next_run], cwd=tmp_path, env=environment, check=True, timeout=60.0)
+    wait_until(lambda: len(running.survivors()) == 1, what="the end of all that can be known")
+    (untraceable,) = running.survivors()
+    assert untraceable.cmdline() == ["sleep", "1005"]
+    untraceable.kill()
+    assert not list(temporary.iterdir())
+
+
 # -- some are stopped ------------------------------------------------------------------------------------------------
 
 
@@ -505,7 +524,7 @@ class Finder:
         def load_and_disarm(module):
             load(module)
             for name in os.environ["DISARMED"].split(","):
-                setattr(module, name, lambda *args, **options: [])
+                setattr(module, name, lambda *args, **options: module.Remains((), [], []))
         spec.loader.exec_module = load_and_disarm
         return spec
 sys.meta_path.insert(0, Finder())
@@ -515,9 +534,9 @@ sys.meta_path.insert(0, Finder())
 @pytest.mark.parametrize(
     ("disarmed", "victims", "missed"),
     [
-        ("kill_descendants,adopt_orphans,sweep", ("worker 1",), ["1001", "1002", "1004", "1005"]),
-        ("sweep", ("guard", "agent", "forkserver"), ["1001", "1002", "1004", "1005"]),
-        ("sweep", ("worker 1",), []),
+        ("kill_descendants,adopt_orphans,sweep,sweep_environment", ("worker 1",), ["1001", "1002", "1004", "1005"]),
+        ("sweep,sweep_environment", ("guard", "agent", "forkserver"), ["1001", "1002", "1004", "1005"]),
+        ("sweep,sweep_environment", ("worker 1",), []),
     ],
 )
 def test_without_the_cleanup_the_census_finds_what_is_left(
@@ -527,7 +546,7 @@ def test_without_the_cleanup_the_census_finds_what_is_left(
     site.mkdir()
     (site / "sitecustomize.py").write_text(NO_CLEANUP)
     path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
-    running = launch(PYTHONPATH=path, DISARMED=disarmed)
+    running = launch(PYTHONPATH=path, DISARMED=disarmed, TMPDIR=str(site))  # where no other run starts
     running.kill(*victims)
     running.end()
     watched = sorted(member.cmdline()[-1] for member in running.survivors() if member.name() == "sleep")

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +24,7 @@ from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, Fit, log_of,
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_the_ports_are_kept_for_the_workers_and_others_in_the_next_attempt(fit: 
 
 def test_workers_are_fresh_interpreters(fit: Fit) -> None:
     def train() -> None:
-        distrain.report({"command": Path("/proc/self/cmdline").read_text()})
+        distrain.report({"command": " ".join(sys.orig_argv)})
 
     commands = [
         report["command"] for report in reported(replace(fit, backend=TensorflowConfig())(train, workers=1).path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from distrain.config import RunConfig, ScalingConfig, UserCallback
 from distrain.session import get_checkpoint, get_context
 from distrain.session import report as report_metrics
 from distrain.system.ray_names import without
+from distrain.system.scratch import temporary_directory
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Function:
             metrics = trainable.step()
             trainable.iteration += 1
             is_last = self._is_last(metrics) or bool(metrics.get("done"))
-            with tempfile.TemporaryDirectory() as folder:
+            with temporary_directory("distrain-checkpoint-") as folder:
                 made = trainable.save_checkpoint(folder) if saves and is_last else None
                 checkpoint = made if isinstance(made, Checkpoint) else Checkpoint(folder) if saves and is_last else None
                 if isinstance(made, dict):

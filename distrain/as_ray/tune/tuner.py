@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from distrain.runs.listing import FAILED, FINISHED
 from distrain.storage.paths import read_manifest
 from distrain.system.arguments import check_choice, check_int, check_type
 from distrain.system.log import log_level, say, warn
+from distrain.system.scratch import temporary_directory
 from distrain.trainer import DataParallelTrainer
 
 _UNIQUE = re.compile(r"0x[0-9a-f]+|ObjectRef\(\w+\)")
@@ -239,7 +239,7 @@ class Tuner:
         gpus = lanes_for(scaling, self._limit(len(waiting)))
         if len(gpus) > 1:
             say(f"{len(gpus)} trials side by side; the output of each is in logs/ of its directory")
-            with tempfile.TemporaryDirectory(prefix="distrain-") as folder:
+            with temporary_directory("distrain-lanes-") as folder:
                 files = [hostfile_of(Path(folder) / f"lane-{i}", each) for i, each in enumerate(gpus)]
                 SideBySide([_lane(self, sweep, file, len(files)) for file in files], waiting).run()
             return

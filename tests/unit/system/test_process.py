@@ -7,12 +7,14 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
 from distrain.errors import ResourcesError
 from distrain.system import process
+from tests.conftest import wait_until
 
 
 def test_a_group_is_left_alone_when_its_leader_is_reaped() -> None:
@@ -38,11 +40,105 @@ def test_a_sweep_finds_also_what_has_given_away_its_environment() -> None:
     parent.wait()
 
 
+HAS_TRACKER = """
+import subprocess, sys, time
+from multiprocessing import shared_memory
+block = shared_memory.SharedMemory(create=True, size=1000, name=sys.argv[1])
+sleeper = subprocess.Popen(["sleep", "1000"])
+print(sleeper.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def start_with_tracker(name: str) -> tuple[subprocess.Popen[bytes], psutil.Process, psutil.Process]:
+    """Start a leader with shared memory. Return it, its sleeping child and its resource tracker."""
+    leader = subprocess.Popen([sys.executable, "-c", HAS_TRACKER, name], stdout=subprocess.PIPE, start_new_session=True)
+    assert leader.stdout is not None
+    with leader.stdout:
+        sleeper = psutil.Process(int(leader.stdout.readline()))
+    (tracker,) = (child for child in psutil.Process(leader.pid).children() if child != sleeper)
+    return leader, sleeper, tracker
+
+
+def test_a_resource_tracker_outlives_its_group_and_removes_the_shared_memory() -> None:
+    name = f"distrain-test-{os.getpid()}"
+    leader, sleeper, tracker = start_with_tracker(name)
+    assert Path("/dev/shm", name).exists()
+    assert sleeper.pid in process.kill_groups([leader.pid])
+    assert leader.wait() == -signal.SIGKILL
+    tracker.wait(20.0)
+    assert not Path("/dev/shm", name).exists()
+
+
+def test_a_resource_tracker_that_is_stopped_gets_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "TRACKERS_S", 0.1)
+    name = f"distrain-test-{os.getpid()}"
+    leader, _, tracker = start_with_tracker(name)
+    try:
+        tracker.suspend()
+        tracked = process.find_process(tracker.pid)
+        assert tracked is not None
+        monkeypatch.setattr(process, "kill_descendants", lambda: process.Remains({leader.pid}, [], [tracked]))
+        process.end_descendants()
+        wait_until(lambda: not process.is_alive(tracked), what="the end of the tracker")
+    finally:
+        os.killpg(leader.pid, signal.SIGKILL)
+        leader.wait()
+        Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["python", "-s", "-c", "from multiprocessing.resource_tracker import main;main(7)"], True),
+        (["python", "-c", "from joblib.externals.loky.backend.resource_tracker import main; main(7, False)"], True),
+        (["/site-packages/torch/bin/torch_shm_manager"], True),
+        (["python", "-c", "import multiprocessing.resource_tracker"], False),
+        (["sh", "from multiprocessing.resource_tracker import main;main(7)"], False),
+        ([], False),
+    ],
+)
+def test_resource_trackers_are_known_by_their_command(
+    words: list[str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "command_line", lambda pid: [word.encode() for word in words])
+    assert process.is_resource_tracker(1) is expected
+
+
+def test_a_program_that_replaced_a_process_catches_none_of_its_signals() -> None:
+    before = signal.signal(process.STACKS_SIGNAL, lambda *_: None)
+    try:
+        assert process.catches(os.getpid(), process.STACKS_SIGNAL)
+        with subprocess.Popen(["sleep", "1000"]) as other:
+            assert not process.catches(other.pid, process.STACKS_SIGNAL)
+            other.kill()
+    finally:
+        signal.signal(process.STACKS_SIGNAL, before)
+
+
+SHOWS = """
+import os, sys
+from distrain.system import process
+process.show_command("distrain:", "rank", "3", "of", "x" * 9999)
+child = os.fork()
+os.write(1, open("/proc/self/cmdline", "rb").read() + b"\\n")
+if child:
+    os.waitpid(child, 0)
+"""
+
+
+def test_ps_shows_the_chosen_command_also_for_forks() -> None:
+    done = subprocess.run([sys.executable, "-c", SHOWS], capture_output=True, text=True, check=True)
+    own, forked = done.stdout.splitlines()
+    assert own == forked
+    assert own.startswith("distrain:\0rank\0003\0of\0xxx")
+
+
 IN_A_NAMESPACE = """
 import os, signal, subprocess
 from distrain.system import process
 child = subprocess.Popen(["sleep", "1000"])
-print(process.sees_pids(), process.descendants(), process.kill_descendants(), process.sweep("test"), child.poll())
+print(process.sees_pids(), *process.kill_descendants(), process.sweep("test"), child.poll())
 process.kill(child.pid, signal.SIGKILL)
 print(child.wait(), process.began_at(os.getpid()))
 """
@@ -54,7 +150,7 @@ UNSHARE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-ch
 )
 def test_nothing_is_killed_by_the_numbers_of_another_pid_namespace() -> None:
     done = subprocess.run([*UNSHARE, sys.executable, "-c", IN_A_NAMESPACE], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["False [] [] [] None", "-9 None"]
+    assert done.stdout.splitlines() == ["False () [] [] [] None", "-9 None"]
 
 
 def limit_of_a_child() -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -56,3 +59,87 @@ def test_without_a_place_for_temporary_files_there_is_none(tmp_path: Path, monke
     scratch.remove(None)
     scratch.clear(str(tmp_path / "missing" / "distrain-run-x"))
     scratch.remove_abandoned()
+
+
+def test_the_next_start_kills_what_a_killed_host_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guard, agent and forkserver were killed at once: nobody else can."""
+    monkeypatch.setenv("DISTRAIN_SCRATCH", "")
+    held, abandoned = scratch.claim(), claim_in_a_child()
+    lost, other = (
+        subprocess.Popen(["sleep", "1000"], env={**os.environ, "DISTRAIN_SCRATCH": str(path)})
+        for path in (abandoned, held)
+    )
+    try:
+        scratch.remove_abandoned()
+        assert lost.wait(20.0) == -9
+        assert other.poll() is None
+    finally:
+        for child in (lost, other):
+            child.kill()
+            child.wait()
+    assert not os.path.exists(abandoned)
+
+
+def test_a_process_inside_a_killed_run_is_not_among_its_own_victims(tmp_path: Path) -> None:
+    code = "from distrain.system import scratch; scratch.claim(); scratch.remove_abandoned(); print('alive')"
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "DISTRAIN_SCRATCH": claim_in_a_child()}
+    code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {code!r}]))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "alive\n"
+
+
+USES_DIRECTORIES = """
+import os, signal, sys
+from distrain.system import scratch
+class Owner:
+    def __init__(self, path): self.path = path
+owner = scratch.directory_of(Owner, "owned-")
+with scratch.temporary_directory("block-") as folder:
+    open(os.path.join(folder, "file"), "w").close()
+    open(os.path.join(owner.path, "file"), "w").close()
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("is_worker", [True, False])
+@pytest.mark.parametrize("end", ["killed", "finished"])
+def test_temporary_directories_are_removed_also_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, is_worker: bool
+) -> None:
+    monkeypatch.setenv("DISTRAIN_SCRATCH", "")
+    agents = scratch.claim() if is_worker else None
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", USES_DIRECTORIES, end], env=environment)
+    assert done.returncode == (-9 if end == "killed" else 0)
+    left = sorted(path.name.partition("-")[0] for path in Path(agents or tmp_path).iterdir())
+    assert left == ([] if end == "finished" else ["block", "owned"] if agents else ["distrain", "distrain"])
+    scratch.clear(agents)
+    scratch.remove_abandoned()
+    assert [str(path) for path in tmp_path.iterdir()] == ([agents] if agents else [])
+
+
+def test_a_directory_that_another_host_named_is_kept_while_it_is_used(tmp_path: Path) -> None:
+    folder = tmp_path / "distrain-run-of-another-host" / "distrain-lightning-1"
+    with scratch.kept_for_peer(str(folder)):
+        scratch.remove_abandoned()
+        assert folder.is_dir()
+    assert not list(tmp_path.iterdir())
+
+
+def test_shared_memory_of_dead_processes_is_removed_unless_somebody_uses_it() -> None:
+    with subprocess.Popen(["true"]) as child:
+        dead = child.pid
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        names = [f"torch_{dead}_1_0", f"torch_{dead}_2_0", f"pym-{dead}-x", f"torch_{os.getpid()}_1_0", f"psm_{dead}_x"]
+        for name in names:
+            Path(folder, name).write_bytes(b"x")
+        with open(Path(folder, names[1]), "r+b") as file:
+            mapped = mmap.mmap(file.fileno(), 1)
+        scratch.remove_shared_memory({dead, os.getpid()}, folder)
+        assert sorted(os.listdir(folder)) == sorted([names[1], names[3], names[4]])
+        mapped.close()
+        scratch.remove_shared_memory({dead + 1}, folder)
+        assert names[1] in os.listdir(folder)
+        scratch.remove_shared_memory({dead}, folder)
+        assert names[1] not in os.listdir(folder)
