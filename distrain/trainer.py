@@ -415,6 +415,23 @@ class _UserRequest:
         """True unless train_func runs in this process."""
         return self.launcher is None and self.scaling.num_workers != 0
 
+    @property
+    def runs_script(self) -> bool:
+        """True if the ranks run a script or a module, not a function."""
+        return isinstance(self.work, job.ScriptWork)
+
+    @property
+    def stop_grace_s(self) -> float:
+        """The seconds that ranks have to end when a signal stops the run: as many as under torchrun for a script."""
+        given = self.run.stop_grace_s
+        return given if given is not None else 30.0 if self.runs_script else 10.0
+
+    @property
+    def peer_failure_grace_s(self) -> float:
+        """The seconds between SIGTERM and SIGKILL for the other ranks when one has failed."""
+        given = self.run.failure_config.peer_failure_grace_s
+        return given if given is not None else 5.0 if self.runs_script else 0.0
+
     def _validator(self) -> Validator | None:
         """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
         if self.validation is None:
@@ -495,7 +512,8 @@ class _UserRequest:
             scaling=self.scaling,
             hosts=self.host_settings(),
             failure_config=self.run.failure_config,
-            stop_grace_s=self.run.stop_grace_s,
+            stop_grace_s=self.stop_grace_s,
+            peer_failure_grace_s=self.peer_failure_grace_s,
             argv=sys.argv,
             python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
             first_attempt=first_attempt,
@@ -503,6 +521,8 @@ class _UserRequest:
             metadata=self.metadata,
             validator=self._validator(),
             debug_rank=self.run.debug_rank,
+            runs_script=self.runs_script,
+            stop_signals=self.run.stop_signals,
         )
 
 
@@ -673,7 +693,7 @@ class _Run:
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
 
     def _console(self, started: float) -> RunConsole:
-        status = RunStatus(str(self._store.location), started, self._config.stop_grace_s)
+        status = RunStatus(str(self._store.location), started, self._request.stop_grace_s)
         is_quiet = self._config.log_level != "INFO"
         progress = "off" if is_quiet and self._config.progress == "auto" else self._config.progress
         if not self._request.starts_workers and progress != "off":  # then train_func prints to this terminal itself
@@ -779,13 +799,15 @@ class _Run:
 
     def _run_errors(self, end: RunSummary, status: RunStatus) -> RunErrors:
         name, logs, latest = self._store.location.name, None, self._store.latest
+        on_command_line = self._request.on_command_line
         if self._request.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
-        named = f"with --name {shlex.quote(name)}" if self._request.on_command_line else f"as RunConfig(name={name!r})"
+        named = f"with --name {shlex.quote(name)}" if on_command_line else f"as RunConfig(name={name!r})"
         return RunErrors(
             summary=end,
             run=str(self._store.location),
             name=named,
+            grace="--stop-grace" if on_command_line else "RunConfig.stop_grace_s",
             step="{:,} of {:,}".format(*status.progress) if status.progress else None,
             checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
             logs=logs,

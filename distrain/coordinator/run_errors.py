@@ -48,6 +48,7 @@ class RunErrors:
 
     run: the run directory, a path or URL.
     name: how the user names the run to continue it, such as ``as RunConfig(name='run')``.
+    grace: the setting of the time that ranks have to stop, as users know it.
     step: how far the latest attempt was, such as ``21 of 120``, if that is known.
     checkpoint: the latest checkpoint, such as ``checkpoint_000003, at step 18``, if there is one.
     logs: the directory of the logs of the latest attempt, if there are any.
@@ -57,6 +58,7 @@ class RunErrors:
     summary: RunSummary
     run: str
     name: str
+    grace: str
     step: str | None
     checkpoint: str | None
     logs: str | None
@@ -95,7 +97,8 @@ class RunErrors:
             screen = failure_screen(own, stopped=(), last_lines=summary.last_lines)
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
         if summary.where:
-            lines += ["ranks that did not stop in time were killed:", *(f"    {line}" for line in summary.where)]
+            killed = f"ranks that did not stop in time were killed; {self.grace} gives them more:"
+            lines += [killed, *(f"    {line}" for line in summary.where)]
         lines += self._other_problems()
         if reason != "SIGINT":
             return preempted("\n".join([f"the run was stopped by {reason}", *lines, *self._facts()]), reason)

@@ -150,6 +150,8 @@ def _run_config(options: argparse.Namespace) -> RunConfig:
         name=options.name,
         storage_path=options.storage_path,
         log_dir=options.log_dir,
+        stop_grace_s=options.stop_grace_s,
+        stop_signals=None if options.stop_signals is None else options.stop_signals.split(","),
         failure_config=FailureConfig(max_failures=options.max_failures, **host_wait),
         progress=options.progress,
         debug_rank=options.debug_rank,

@@ -209,6 +209,22 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         help="time to wait for a lost host to come back, if no others can take its workers (default: 60)",
     )
     add(
+        *("--stop-grace", "--shutdown-timeout", "--shutdown_timeout"),
+        dest="stop_grace_s",
+        type=float,
+        metavar="SECONDS",
+        help="time that the workers have to end after Ctrl-C, SIGTERM and the like, before SIGKILL; if one calls "
+        "should_stop(), time to stop there, before the others get the signal (default: 30 for a script, as under "
+        "torchrun, and 10 for a function)",
+    )
+    add(
+        *("--signals-to-handle", "--signals_to_handle"),
+        dest="stop_signals",
+        metavar="SIGTERM,SIGUSR1",
+        help="signals that stop the run and are passed on to the workers (default: SIGINT,SIGTERM,SIGHUP,SIGQUIT, and "
+        "in a job of Slurm SIGUSR1,SIGUSR2)",
+    )
+    add(
         "--detach",
         action="store_true",
         help="return once the ranks train; the run goes on, also when the terminal is closed; its console is "

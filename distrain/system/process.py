@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from distrain.errors import ResourcesError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import psutil
 
@@ -37,6 +37,8 @@ STACKS_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (7 if hasattr(sign
 """Signal that makes a worker write the stacks of its threads. NCCL, submitit and Lightning use SIGUSR1 and SIGUSR2."""
 DEBUG_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGURG) + (8 if hasattr(signal, "SIGRTMIN") else 0)
 """Signal that makes a worker open its debugger."""
+UNWIND_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGTERM) + (9 if hasattr(signal, "SIGRTMIN") else 0)
+"""Signal that unwinds a worker, so that its ``finally`` blocks run, even if it has no handler for SIGTERM."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -372,6 +374,18 @@ def has_ended(child: int) -> bool:
     except OSError:  # no /proc
         return False
     return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
+
+
+def caught_signals(pid: int) -> Collection[int] | None:
+    """Return the signals for which a process has a handler, or None if that cannot be known (macOS)."""
+    if not sees_pids():
+        return None
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    mask = int((status.partition("SigCgt:")[2].split() or ["0"])[0], 16)
+    return {number for number in range(1, mask.bit_length() + 1) if mask >> (number - 1) & 1}
 
 
 def has_children() -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 14
+WIRE_VERSION = 15
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -329,16 +329,19 @@ class Exited(Message):
 
 @message
 class Stop(Message):
-    """End the attempt: send SIGTERM, wait for ``grace_s``, take the stacks, send SIGKILL.
+    """End the attempt: a signal, a grace, stacks, SIGTERM, a last grace, SIGKILL.
 
-    With a grace of 0, the agent begins with the stacks. Without ``culprit_known`` it uses up the whole time for taking
-    stacks, so that a rank that is failing at that moment can still report its exception.
+    With a grace of 0, the agent begins with the stacks; with a last grace of 0, SIGKILL follows on the stacks. Ranks
+    that do not handle ``signal`` get SIGTERM instead of it. Without ``culprit_known``, the agent uses up the whole time
+    for taking stacks, so that a rank that is failing at that moment can still report its exception.
 
     Coordinator -> agent; answered by :class:`HostIdle`.
     """
 
     attempt: int
     grace_s: float
+    signal: str = ""
+    last_grace_s: float = 0.0
     culprit_known: bool = True
 
 
@@ -927,7 +930,8 @@ class Outcome(FromWorker):
 
     stage: where it ended: import, setup or run. error, traceback: one line, and the whole text. exit_code: the argument
     of SystemExit, 1 for any other exception. body: the pickled return value, or the pickled exception if ``error`` is
-    set. stopped: should_stop() was true, so that train_func may not have done all its work.
+    set. stopped: should_stop() was true, so that train_func may not have done all its work. exits: the exception only
+    ends the process, as SystemExit and KeyboardInterrupt do.
 
     Worker -> coordinator; answered by :class:`Release` if ``ok``.
     """
@@ -939,6 +943,7 @@ class Outcome(FromWorker):
     exit_code: int
     body: bytes
     stopped: bool = False
+    exits: bool = False
 
 
 @message

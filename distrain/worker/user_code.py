@@ -207,6 +207,7 @@ def _failure(context: TrainContext, done: UserCodeResult, error: BaseException) 
         traceback=_with_users_paths(_traceback_text(error)) + _explanation(done.work, error),
         exit_code=_exit_code(error),
         body=_pickled_exception(error),
+        exits=isinstance(error, (SystemExit, KeyboardInterrupt)),
     )
 
 

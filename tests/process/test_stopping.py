@@ -459,6 +459,58 @@ def train():
     assert not list(running.place.glob("heard-*"))  # it was for nothing to stop at another step than the others
 
 
+def test_ctrl_c_is_a_keyboard_interrupt_for_ranks_that_do_not_stop_when_they_should(start: Start) -> None:
+    source = """
+def train():
+    rank = distrain.get_context().get_world_rank()
+    assert not distrain.should_stop()
+    here("trains")
+    try:
+        while rank == 0 or not distrain.should_stop():
+            time.sleep(0.001)
+        here("heard")
+    except KeyboardInterrupt:
+        here("interrupted")
+        raise
+"""
+    running = start(source, workers=2, grace_s=1.0)
+    running.wait_for("trains-0", "trains-1")
+    running.ask(signal.SIGINT)
+    code, output, took_s = running.end()
+    assert "ENDED KeyboardInterrupt" in output
+    assert "failure" not in output
+    assert code == -signal.SIGINT
+    assert 1.0 <= took_s < AT_ONCE_S
+    assert (running.place / "interrupted-0").exists()
+
+
+def test_a_checkpoint_of_an_interrupted_train_func_is_kept_and_the_run_goes_on_next_time(start: Start) -> None:
+    source = """
+def train():
+    step = first = resumed()
+    try:
+        while not os.environ.get("LAST"):
+            here("trains")
+            time.sleep(0.001)
+            step += 1
+    except KeyboardInterrupt:
+        stop_at(step)
+    return first
+"""
+    running = start(source, workers=2)
+    running.wait_for("trains-0", "trains-1")
+    running.ask(signal.SIGINT)
+    code, output, took_s = running.end()
+    assert "ENDED KeyboardInterrupt" in output
+    assert code == -signal.SIGINT
+    assert took_s < AT_ONCE_S
+    assert Result.from_path(running.run).return_value is None
+    again = start(source, workers=2, LAST="yes")
+    code, output, _ = again.end()
+    assert code == 0, output
+    assert f"FINISHED {running.stopped_at()[0] + 1}" in output
+
+
 def test_nobody_listens(start: Start) -> None:
     """SIGTERM at once, as an exception that unwinds train_func."""
     source = """

@@ -36,6 +36,7 @@ def error_of(
         summary=summary,
         run="/runs/run",
         name="as RunConfig(name='run')",
+        grace="RunConfig.stop_grace_s",
         step="21 of 120",
         checkpoint=checkpoint,
         logs="/logs",
