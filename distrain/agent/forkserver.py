@@ -103,7 +103,7 @@ class ForkServer:
 
     def _serve(self, agent_fd: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for number in (process.STACKS_SIGNAL, process.DEBUG_SIGNAL, process.UNWIND_SIGNAL):
+        for number in process.WORKER_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # it would kill a worker that has no handler for it yet
         self._loop.on_signals((signal.SIGCHLD,), lambda number: self._on_child())
         self._agent_fd = agent_fd

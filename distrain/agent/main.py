@@ -44,6 +44,8 @@ LAST_STACKS_TIMEOUT_S = 0.05
 """Seconds to wait for the stacks of workers before they are killed."""
 STACKS_QUIET_S = 0.003
 """Seconds to wait for more of a stack after all workers have begun to write theirs."""
+WAKE_S = 0.3
+"""Seconds after a signal until workers are woken that may not have noticed it."""
 FORKSERVER_TIMEOUT_S = 1.0
 """Seconds that the forkserver may be silent after it was told to kill workers, before it is killed itself."""
 _FIRST_LEASE_S = 60.0
@@ -491,6 +493,7 @@ class Agent:
 
     def _empty_host(self) -> None:
         self._loop.cancel("kill")
+        self._loop.cancel("wake")
         if self._forkserver is not None and self._forkserver.ready:
             self._forkserver.send({"kind": "sweep"})
         else:
@@ -530,6 +533,10 @@ class Agent:
             caught = process.caught_signals(worker.pid) if worker.pid else ()
             best = number if caught is None else next((one for one in ladder if one in caught), signal.SIGTERM)
             self._signal(best, [worker], groups=False)
+        self._loop.call_in("wake", WAKE_S, self._wake)
+
+    def _wake(self) -> None:
+        self._signal(process.WAKE_SIGNAL, self._living(), groups=False)
 
     def _living(self) -> list[WorkerPipes]:
         return [worker for worker in self._workers.values() if worker.spawned and not worker.exited]
@@ -580,6 +587,7 @@ class Agent:
         assert self._stopping is not None
         if self._stopping.last_grace_s > 0:
             self._signal(signal.SIGTERM, self._living(), groups=False)
+            self._loop.call_in("wake", WAKE_S, self._wake)
             self._loop.call_in("kill", self._stopping.last_grace_s, self._kill_workers)
         else:
             self._kill_workers()

@@ -22,7 +22,7 @@ from typing import NoReturn
 from distrain import wire
 from distrain.checkpoint import fetch_with
 from distrain.context import TrainContext
-from distrain.system.process import STACKS_SIGNAL, UNWIND_SIGNAL
+from distrain.system.process import STACKS_SIGNAL, UNWIND_SIGNAL, WAKE_SIGNAL
 from distrain.wire.channel import Channel
 from distrain.work import job, main_module
 from distrain.worker.debugger import Debugger
@@ -183,6 +183,8 @@ def _handle_signals(stacks_fd: int) -> None:
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(WAKE_SIGNAL, lambda number, frame: None)
+    signal.siginterrupt(WAKE_SIGNAL, False)  # sleeps end all the same, and are continued
     signal.signal(UNWIND_SIGNAL, lambda number, frame: terminate(signal.SIGTERM, frame))
     signal.signal(signal.SIGTERM, terminate)
 

@@ -18,6 +18,7 @@ import pytest
 from distrain import PreemptionError, Result
 from tests.conftest import wait_until
 from tests.process.conftest import files_of, records
+from tests.terminal import heed_hangups
 
 SCRIPT = '''
 import os, signal, sys, time
@@ -158,6 +159,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             stderr=subprocess.STDOUT,
             text=True,
             cwd=tmp_path if cd else None,
+            preexec_fn=heed_hangups,
             env={**os.environ, "PLACE": str(tmp_path), "WORKERS": str(workers), "GRACE_S": str(grace_s), **environment},
         )
         started.append(user)
@@ -307,6 +309,7 @@ def train():
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
+        preexec_fn=heed_hangups,
         env={**os.environ, "PLACE": str(tmp_path), "WORKERS": str(workers), "GRACE_S": "30"},
     )
     os.close(theirs)
