@@ -416,21 +416,21 @@ class _UserRequest:
         return self.launcher is None and self.scaling.num_workers != 0
 
     @property
-    def runs_script(self) -> bool:
-        """True if the ranks run a script or a module, not a function."""
+    def is_script(self) -> bool:
+        """True if the workers run a script or a module, not a function."""
         return isinstance(self.work, job.ScriptWork)
 
     @property
     def stop_grace_s(self) -> float:
         """The seconds that ranks have to end when a signal stops the run: as many as under torchrun for a script."""
         given = self.run.stop_grace_s
-        return given if given is not None else 30.0 if self.runs_script else 10.0
+        return given if given is not None else 30.0 if self.is_script else 10.0
 
     @property
     def peer_failure_grace_s(self) -> float:
         """The seconds between SIGTERM and SIGKILL for the other ranks when one has failed."""
         given = self.run.failure_config.peer_failure_grace_s
-        return given if given is not None else 5.0 if self.runs_script else 0.0
+        return given if given is not None else 5.0 if self.is_script else 0.0
 
     def _validator(self) -> Validator | None:
         """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
@@ -521,7 +521,7 @@ class _UserRequest:
             metadata=self.metadata,
             validator=self._validator(),
             debug_rank=self.run.debug_rank,
-            runs_script=self.runs_script,
+            is_script=self.is_script,
             stop_signals=self.run.stop_signals,
         )
 

@@ -97,7 +97,7 @@ class RunErrors:
             screen = failure_screen(own, stopped=(), last_lines=summary.last_lines)
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
         if summary.where:
-            killed = f"ranks that did not stop in time were killed; {self.grace} gives them more:"
+            killed = f"ranks that had not stopped were killed; {self.grace} gives them more time:"
             lines += [killed, *(f"    {line}" for line in summary.where)]
         lines += self._other_problems()
         if reason != "SIGINT":

@@ -49,7 +49,7 @@ class RunRequest:
     hosts: settings by host name, in the order in which ranks are placed.
     stop_grace_s: seconds that ranks get to stop by themselves when the user asks the run to stop.
     peer_failure_grace_s: seconds that the other ranks get after SIGTERM when one has failed.
-    runs_script: the ranks run a script or a module, not a function.
+    is_script: the ranks run a script or a module, not a function.
     stop_signals: names of the signals that stop the run; see :class:`~distrain.RunConfig`.
     argv: ``sys.argv`` of the workers.
     python_flags: interpreter flags of the workers, such as ``-O``.
@@ -77,7 +77,7 @@ class RunRequest:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     debug_rank: int | None = None
     peer_failure_grace_s: float = 0.0
-    runs_script: bool = False
+    is_script: bool = False
     stop_signals: Sequence[str] | None = None
 
     def worker_facts(self, plan: WorldPlan, rank: RankPlan, attempt: int) -> WorkerFacts:

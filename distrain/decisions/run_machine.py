@@ -681,7 +681,7 @@ class RunStateMachine:
             text = f"{pressed}: the run stops; the workers have {grace_s:g} s to save a checkpoint. {again}"
             return [ShowLine(text), *self._send_to_ranks(self._stop_consensus.request_stop(), wire.AnnounceStop)]
         text = f"{pressed}: the run stops within {grace_s:g} s"
-        if self.request.runs_script:
+        if self.request.is_script:
             text = f"{pressed}: passed on to the workers, which have {grace_s:g} s to end"
         elif not self._stop_consensus.callers:
             text += "; no checkpoint is saved, as no rank has called should_stop()"

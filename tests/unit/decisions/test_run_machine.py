@@ -639,12 +639,12 @@ def test_the_first_request_to_stop_leaves_the_grace() -> None:
     ("why", "last_grace_s"), [("SIGINT", TERM_GRACE_S), ("SIGTERM", 0.0), ("SIGHUP", TERM_GRACE_S)]
 )
 def test_the_ranks_get_the_signal_that_came_and_sigterm_at_last(why: str, last_grace_s: float) -> None:
-    [(_, stop)] = told(Play(runs_script=True).run().happens(StopRequested(why)), wire.Stop)
+    [(_, stop)] = told(Play(is_script=True).run().happens(StopRequested(why)), wire.Stop)
     assert (stop.signal, stop.grace_s, stop.last_grace_s) == (why, GRACE_S, last_grace_s)
 
 
 def test_a_script_is_not_told_of_should_stop() -> None:
-    actions = Play(runs_script=True).run().happens(StopRequested("SIGINT"))
+    actions = Play(is_script=True).run().happens(StopRequested("SIGINT"))
     text = f"Ctrl-C: passed on to the workers, which have {GRACE_S:g} s to end. Ctrl-C again kills the workers now"
     assert said(actions) == text
 
