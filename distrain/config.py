@@ -332,9 +332,9 @@ class FailureConfig:
         themselves. A lost host is a failure like any other: with restarts left, the run continues.
     host_wait_s: seconds to wait for a lost host before a restart, if the others have too few slots without it. The host
         is tried once in any case.
-    peer_failure_grace_s: seconds between SIGTERM and SIGKILL for the other ranks after one has failed. Only ranks that
-        handle SIGTERM can use them, others end at once; train_func handles it, as SystemExit. None, the default, means
-        5 for a script and 0 for train_func, which gets SIGKILL at once.
+    peer_failure_grace_s: seconds between SIGTERM and SIGKILL for the other ranks after one has failed; None, the
+        default, means 5 for a script and 0 for train_func, which gets SIGKILL at once. Only ranks that handle SIGTERM
+        can use them, others end at once; train_func handles it, as SystemExit.
 
     >>> FailureConfig(max_failures=3, hang_timeout_s=1800).max_failures
     3
