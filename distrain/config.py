@@ -51,6 +51,7 @@ _INTERFACES = re.compile(r"[^\s/,]{1,15}(,[^\s/,]{1,15})*")
 """Names of network interfaces as Linux allows them."""
 _SHORTEST_LEASE_S = 1.0
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _LONGEST_NAME = 240
 """Longest name of a run in bytes. File systems take 255, and distrain may append a number or a suffix."""
 _OTHER_ENVIRONMENT = frozenset(
@@ -331,6 +332,9 @@ class FailureConfig:
         themselves. A lost host is a failure like any other: with restarts left, the run continues.
     host_wait_s: seconds to wait for a lost host before a restart, if the others have too few slots without it. The host
         is tried once in any case.
+    peer_failure_grace_s: seconds between SIGTERM and SIGKILL for the other ranks after one has failed; None, the
+        default, means 5 for a script and 0 for train_func, which gets SIGKILL at once. Only ranks that handle SIGTERM
+        can use them, others end at once; train_func handles it, as SystemExit.
 
     >>> FailureConfig(max_failures=3, hang_timeout_s=1800).max_failures
     3
@@ -343,12 +347,14 @@ class FailureConfig:
     hang_timeout_s: float | None = None
     host_lease_s: float = 15.0
     host_wait_s: float = 60.0
+    peer_failure_grace_s: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, check_int, "max_failures", minimum=-1)
         check_fields(self, check_type, "retry_same_failure", kind=bool)
         check_fields(self, check_seconds, "backoff_s", "host_wait_s")
-        check_fields(self, check_seconds, "hang_report_s", "hang_timeout_s", optional=True)
+        optional = ("hang_report_s", "hang_timeout_s", "peer_failure_grace_s")
+        check_fields(self, check_seconds, *optional, optional=True)
         check_fields(self, check_seconds, "host_lease_s", minimum=_SHORTEST_LEASE_S)
 
 
@@ -527,9 +533,13 @@ class RunConfig:
         such as ``s3://bucket/runs``; by default ``~/distrain_results``.
     storage_filesystem: the file system of ``storage_path``, one of fsspec's or pyarrow's, instead of a URL.
     log_dir: directory for the logs, in a directory named like the run; by default ``logs`` in the run directory.
-    stop_grace_s: seconds that workers have to stop when the user stops the run. If any of them calls should_stop(),
-        that returns True; after these seconds the remaining workers get SIGTERM, and SIGKILL two seconds later. If none
-        calls it, they get SIGTERM at once, and SIGKILL after these seconds.
+    stop_grace_s: seconds that workers have to end when a signal stops the run; None, the default, means 10, and 30 for
+        a script. If any of them calls should_stop(), that returns True, and after these seconds the remaining workers
+        get the signal, and SIGKILL two seconds later. If none calls it, they get the signal at once, and SIGKILL after
+        these seconds. They get SIGTERM instead of a signal that they do not handle. See docs/failures.md.
+    stop_signals: names of the signals that stop the run, such as ``["SIGTERM", "SIGUSR1"]``; None, the default, means
+        SIGINT, SIGTERM, SIGHUP and SIGQUIT, and in a job of Slurm SIGUSR1 and SIGUSR2. Other signals have the effect on
+        your process that they have without distrain.
     worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
         The other keys of Ray's runtime environment have no effect; a value causes a warning.
     callbacks: objects of :class:`~distrain.UserCallback`, called in this process. Trackers among them, where Ray has
@@ -559,7 +569,8 @@ class RunConfig:
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     log_dir: str | os.PathLike[str] | None = None
-    stop_grace_s: float = 10.0
+    stop_grace_s: float | None = None
+    stop_signals: Sequence[str] | None = None
     worker_runtime_env: dict[str, Any] | None = None
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
     shipping_config: ShippingConfig = field(default_factory=ShippingConfig)
@@ -584,7 +595,8 @@ class RunConfig:
                 check_fields(self, check_type, name, kind=default)
         self._check_name()
         self._check_paths()
-        check_fields(self, check_seconds, "stop_grace_s")
+        check_fields(self, check_seconds, "stop_grace_s", optional=True)
+        self._check_stop_signals()
         self._check_runtime_env()
         self._check_callbacks()
         check_fields(self, check_choice, "progress", choices=get_args(ProgressDisplay))
@@ -613,6 +625,12 @@ class RunConfig:
             raise ValueError(f"RunConfig.log_dir={log_dir!r}: logs are written to a local or shared directory")
         if self.storage_filesystem is not None and not _is_filesystem(self.storage_filesystem):
             check_fields(self, check_type, "storage_filesystem", kind=(), allowed="fsspec's or pyarrow's filesystem")
+
+    def _check_stop_signals(self) -> None:
+        allowed = "a list of names such as 'SIGTERM'"
+        check_fields(self, check_type, "stop_signals", kind=(list, tuple), allowed=allowed, optional=True)
+        for name in self.stop_signals or ():
+            check_choice("RunConfig.stop_signals", name, _STOP_SIGNALS)
 
     def _check_runtime_env(self) -> None:
         check_fields(self, check_type, "worker_runtime_env", kind=dict, optional=True)

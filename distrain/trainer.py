@@ -416,6 +416,18 @@ class _UserRequest:
         """True if the workers run a script or a module, not a function."""
         return isinstance(self.work, job.ScriptWork)
 
+    @property
+    def stop_grace_s(self) -> float:
+        """The seconds that ranks have to end when a signal stops the run: as many as under torchrun for a script."""
+        given = self.run.stop_grace_s
+        return given if given is not None else 30.0 if self.is_script else 10.0
+
+    @property
+    def peer_failure_grace_s(self) -> float:
+        """The seconds between SIGTERM and SIGKILL for the other ranks when one has failed."""
+        given = self.run.failure_config.peer_failure_grace_s
+        return given if given is not None else 5.0 if self.is_script else 0.0
+
     def _validator(self) -> Validator | None:
         """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
         if self.validation is None:
@@ -496,7 +508,8 @@ class _UserRequest:
             scaling=self.scaling,
             hosts=self.host_settings(),
             failure_config=self.run.failure_config,
-            stop_grace_s=self.run.stop_grace_s,
+            stop_grace_s=self.stop_grace_s,
+            peer_failure_grace_s=self.peer_failure_grace_s,
             argv=sys.argv,
             python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
             first_attempt=first_attempt,
@@ -505,6 +518,7 @@ class _UserRequest:
             validator=self._validator(),
             debug_rank=self.run.debug_rank,
             is_script=self.is_script,
+            stop_signals=self.run.stop_signals,
         )
 
 
@@ -674,7 +688,7 @@ class _Run:
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
 
     def _console(self, started: float) -> RunConsole:
-        status = RunStatus(str(self._store.location), started, self._config.stop_grace_s)
+        status = RunStatus(str(self._store.location), started, self._request.stop_grace_s)
         is_quiet = self._config.log_level != "INFO"
         progress = "off" if is_quiet and self._config.progress == "auto" else self._config.progress
         if not self._request.starts_workers and progress != "off":  # then train_func prints to this terminal itself

@@ -88,5 +88,11 @@ class Terminal:
 
 def _control(terminal: int) -> None:
     """Make the terminal that of this process, as a terminal emulator does: its signals come, also that of its end."""
+    heed_hangups()
     os.setsid()
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+
+def heed_hangups() -> None:
+    """End this process at SIGHUP, which it ignores if the tests were started with ``nohup``."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -105,7 +105,7 @@ class ForkServer:
 
     def _serve(self, agent_fd: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for number in (process.STACKS_SIGNAL, process.DEBUG_SIGNAL):
+        for number in process.WORKER_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # it would kill a worker that has no handler for it yet
         self._loop.on_signals((signal.SIGCHLD,), lambda number: self._on_child())
         self._agent_fd = agent_fd
@@ -235,7 +235,7 @@ class ForkServer:
     def _signal(self, ranks: list[int], number: int, *, groups: bool) -> None:
         """Signal workers that live. They are unreaped children, so that their pids cannot have been reused."""
         living = [pid for pid, rank in self._workers.items() if rank in ranks and not process.has_ended(pid)]
-        if number >= process.STACKS_SIGNAL:  # one of ours, of which a rank that is another program would die
+        if number in process.WORKER_SIGNALS:  # a rank that is another program would die of them
             living = [pid for pid in living if process.catches(pid, number)]
         for pid in living:
             self._signalled.setdefault(pid, set()).add(number)

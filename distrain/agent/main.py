@@ -44,6 +44,8 @@ LAST_STACKS_TIMEOUT_S = 0.05
 """Seconds to wait for the stacks of workers before they are killed."""
 STACKS_QUIET_S = 0.003
 """Seconds to wait for more of a stack after all workers have begun to write theirs."""
+WAKE_S = 0.3
+"""Seconds after a signal until workers are woken that may not have noticed it."""
 FORKSERVER_TIMEOUT_S = 1.0
 """Seconds that the forkserver may be silent after it was told to kill workers, before it is killed itself."""
 _FIRST_LEASE_S = 60.0
@@ -101,8 +103,9 @@ class Agent:
         self._attempt = -1
         self._workers: dict[int, WorkerPipes] = {}
         self._started = False
-        self._stopping = False
-        self._culprit_known = True
+        self._stopping: wire.Stop | None = None
+        """The latest order to end the attempt."""
+        self._takes_last_stacks = False
         self._rests = False
         self._is_renewing = False
         """True while a forkserver of an earlier run gets ready for this one."""
@@ -378,7 +381,8 @@ class Agent:
         for worker in self._workers.values():
             if not worker.exited:
                 self._relay.drain(worker)
-                self._end_worker(worker, lost=f"the forkserver, its parent, has died ({how})", by_us=self._stopping)
+                text = f"the forkserver, its parent, has died ({how})"
+                self._end_worker(worker, lost=text, by_us=self._stopping is not None)
         if self._started:
             self._send_idle()
         elif self._has_job and not self._stopping and self._attempt < 0:  # later, an attempt starts another one
@@ -398,7 +402,7 @@ class Agent:
             scratch.clear(self._scratch_path)
             self._loop.cancel("stacks")
             _overwrite(self._job_fd, b"")
-            self._attempt, self._stopping, self._culprit_known = -1, False, True
+            self._attempt, self._stopping = -1, None
             self._rests, self._has_job = True, False
             self._loop.call_in("rest", message.idle_s, self._loop.stop)
         self._up.queue(wire.Resting(declined=declined))
@@ -428,7 +432,7 @@ class Agent:
         if self._uploader is None or self._uploader.is_idle:
             scratch.clear(self._scratch_path)  # of files that workers of the last attempt have left
         self._attempt = message.attempt
-        self._started, self._stopping = True, False
+        self._started, self._stopping, self._takes_last_stacks = True, None, False
         for fields in message.ranks:
             spec = self._setup.worker(wire.WorkerSpec(**fields))
             spec = replace(spec, defaults={**network, **spec.defaults})
@@ -493,6 +497,7 @@ class Agent:
 
     def _empty_host(self) -> None:
         self._loop.cancel("kill")
+        self._loop.cancel("wake")
         if self._forkserver is not None and self._forkserver.ready:
             self._forkserver.send({"kind": "sweep"})
         else:
@@ -512,19 +517,30 @@ class Agent:
     # -- stopping -------------------------------------------------------------------------------------------------
 
     def _stop(self, message: wire.Stop) -> None:
-        """End the attempt: SIGTERM, grace, stacks, SIGKILL. Each step takes a limited time."""
-        self._stopping = True
-        self._culprit_known = message.culprit_known
+        """End the attempt: a signal, grace, stacks, SIGTERM, grace, SIGKILL. Each step takes a limited time."""
+        self._stopping = message
         if not self._started:
             self._attempt = max(self._attempt, message.attempt)
             self._up.queue(wire.HostIdle(attempt=message.attempt))
         elif self._forkserver is None or not self._forkserver.ready:
             self._kill_forkserver()
         elif message.grace_s > 0:
-            self._signal(signal.SIGTERM, self._living(), groups=False)
+            self._pass_on(signal.Signals[message.signal])
             self._loop.call_in("kill", message.grace_s, self._take_last_stacks)
         else:
             self._take_last_stacks()
+
+    def _pass_on(self, number: int) -> None:
+        """Signal the workers: by SIGTERM those that have no handler for ``number``; unwind those that have neither."""
+        ladder = (number, signal.SIGTERM, process.UNWIND_SIGNAL)
+        for worker in self._living():
+            caught = process.caught_signals(worker.pid) if worker.pid else ()
+            best = number if caught is None else next((one for one in ladder if one in caught), signal.SIGTERM)
+            self._signal(best, [worker], groups=False)
+        self._loop.call_in("wake", WAKE_S, self._wake)
+
+    def _wake(self) -> None:
+        self._signal(process.WAKE_SIGNAL, self._living(), groups=False)
 
     def _living(self) -> list[WorkerPipes]:
         return [worker for worker in self._workers.values() if worker.spawned and not worker.exited]
@@ -536,8 +552,9 @@ class Agent:
 
     def _take_last_stacks(self) -> None:
         self._loop.cancel("stacks")
+        self._takes_last_stacks = True
         self._ask_for_stacks()
-        self._loop.call_in("kill", LAST_STACKS_TIMEOUT_S, self._kill_workers)
+        self._loop.call_in("kill", LAST_STACKS_TIMEOUT_S, self._end_workers)
 
     def _ask_for_stacks(self) -> None:
         for worker in self._workers.values():
@@ -568,13 +585,24 @@ class Agent:
             self._loop.forget(worker.stacks_fd)
         elif not all(other.stacks for other in self._living()):
             return
-        elif not self._stopping:
+        elif self._stopping is None:
             self._loop.call_in("stacks", STACKS_QUIET_S, self._send_stacks)
-        elif self._culprit_known:
-            self._loop.call_in("kill", STACKS_QUIET_S, self._kill_workers)
+        elif self._takes_last_stacks and self._stopping.culprit_known:
+            self._loop.call_in("kill", STACKS_QUIET_S, self._end_workers)
+
+    def _end_workers(self) -> None:
+        """Send the stacks. Kill the workers: at once, or a while after SIGTERM, which kills those without a handler."""
+        self._takes_last_stacks = False
+        self._send_stacks()
+        assert self._stopping is not None
+        if self._stopping.last_grace_s > 0:
+            self._signal(signal.SIGTERM, self._living(), groups=False)
+            self._loop.call_in("wake", WAKE_S, self._wake)
+            self._loop.call_in("kill", self._stopping.last_grace_s, self._kill_workers)
+        else:
+            self._kill_workers()
 
     def _kill_workers(self) -> None:
-        self._send_stacks()
         self._signal(signal.SIGKILL, self._living(), groups=True)
         self._await_deaths()
 

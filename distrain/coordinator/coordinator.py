@@ -205,7 +205,7 @@ class Coordinator:
         try:
             with (
                 many_open_files(hosts * FILES_PER_HOST, hosts * FILES_PER_HOST + more),
-                self._loop.signals(stop_signals(), self._on_signal),
+                self._loop.signals(stop_signals(self._request.stop_signals), self._on_signal),
             ):
                 self._run()
         finally:
@@ -404,6 +404,7 @@ class Coordinator:
                 self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
                 self._hang_monitor.host_done(host, message, self.machine.outcomes)
+                self._happened(events.MessageReceived(host, message))
             case wire.HostSetUp():
                 self._host_files.on_set_up(host, message)
             case wire.FetchCheckpoint():

@@ -100,7 +100,8 @@ class RunErrors:
             screen = failure_screen(own, stopped=(), last_lines=summary.last_lines)
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
         if summary.where:
-            lines += ["ranks that did not stop in time were killed:", *(f"    {line}" for line in summary.where)]
+            killed = "ranks that had not stopped were killed; RunConfig.stop_grace_s gives them more time:"
+            lines += [in_users_words(killed), *(f"    {line}" for line in summary.where)]
         lines += self._other_problems()
         if reason != "SIGINT":
             return preempted("\n".join([f"the run was stopped by {reason}", *lines, *self._facts()]), reason)

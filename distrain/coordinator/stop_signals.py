@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from distrain.errors import PreemptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -21,12 +21,15 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 same way, but only Ctrl-C ends ``fit()`` with a KeyboardInterrupt."""
 
 
-def stop_signals() -> tuple[signal.Signals, ...]:
+def stop_signals(names: Sequence[str] | None = None) -> tuple[signal.Signals, ...]:
     """Return the signals that stop a run of this process.
 
-    In a job of Slurm they include SIGUSR1 and SIGUSR2, unless the user handles them: users choose one of these for
-    ``--signal``, with which Slurm announces the time limit.
+    names: those that the user has chosen; by default :data:`STOP_SIGNALS`. In a job of Slurm these include SIGUSR1 and
+    SIGUSR2, unless the user handles them: users choose one of these for ``--signal``, with which Slurm announces the
+    time limit.
     """
+    if names is not None:
+        return tuple(signal.Signals[name] for name in names)
     if "SLURM_JOB_ID" not in os.environ:
         return STOP_SIGNALS
     announcing = (signal.SIGUSR1, signal.SIGUSR2)

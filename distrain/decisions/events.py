@@ -48,13 +48,15 @@ class RunRequest:
     storage_path: the directory or URL that holds the run directory.
     hosts: settings by host name, in the order in which ranks are placed.
     stop_grace_s: seconds that ranks get to stop by themselves when the user asks the run to stop.
+    peer_failure_grace_s: seconds that the other ranks get after SIGTERM when one has failed.
+    is_script: the ranks run a script or a module, not a function.
+    stop_signals: names of the signals that stop the run; see :class:`~distrain.RunConfig`.
     argv: ``sys.argv`` of the workers.
     python_flags: interpreter flags of the workers, such as ``-O``.
     first_attempt: number of the first attempt; it is above 0 if the run was continued.
     checkpoint: path or URL of the checkpoint that the first attempt starts from.
     filesystem, metadata: see :class:`~distrain.hosts.world.WorkerFacts`.
     debug_rank: see :class:`~distrain.RunConfig`.
-    is_script: the ranks run a script or a module, not a function.
     """
 
     run_id: str
@@ -74,7 +76,9 @@ class RunRequest:
     validator: Validator | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     debug_rank: int | None = None
+    peer_failure_grace_s: float = 0.0
     is_script: bool = False
+    stop_signals: Sequence[str] | None = None
 
     def worker_facts(self, plan: WorldPlan, rank: RankPlan, attempt: int) -> WorkerFacts:
         """Return the facts that the worker of this rank gets."""

@@ -65,7 +65,7 @@ EXIT_TIMEOUT_S = 30.0
 LEASE_MARGIN_S = 2.0
 """Seconds between the expiry of a silent host's lease and the moment when the coordinator surely knows of it."""
 TERM_GRACE_S = 2.0
-"""Seconds between SIGTERM and SIGKILL for ranks that were asked to stop by should_stop() and did not."""
+"""Seconds to SIGKILL for ranks that get a signal after others were in vain: should_stop(), or another signal."""
 FIRST_PROGRESS_S = 5.0
 """Seconds to wait for hosts before a line names those that have not answered. The time doubles with every line."""
 CHECKPOINT_GRACE_S = 30.0
@@ -117,6 +117,9 @@ class RunStateMachine:
         self._awaited_ports: dict[str, int] = {}
         """How many ports each host has to reserve that has not answered yet."""
         self._busy_hosts: dict[str, None] = {}
+        self._signalled_hosts: set[str] = set()
+        """The hosts whose ranks were told to end by a signal, and may do so by themselves."""
+        self._last_grace_s = 0.0
         self._retry_forbidden = False
         self._stop_consensus = StopConsensus()
         self._in_progress = CheckpointsInProgress()
@@ -258,6 +261,9 @@ class RunStateMachine:
                 return self._on_problem(f"{host}: {message.text}", now)
             case wire.Notice():
                 return [ShowLine(f"{host}: {message.text}", once=True)]
+            case wire.StacksDone():
+                self._on_last_stacks(host)
+                return []
             case wire.HostIdle():
                 return self._on_host_idle(host, now) if message.attempt == self.attempt else []
             case wire.Spawned() | wire.Exited() | wire.FromWorker():
@@ -276,7 +282,7 @@ class RunStateMachine:
             case RunState.WAITING:
                 return self._begin_next_attempt(now)
             case RunState.STARTING | RunState.RUNNING:  # should_stop() is true, and the grace is over
-                return self._stop(TERM_GRACE_S, now)
+                return self._pass_signal_on(TERM_GRACE_S, now)
             case RunState.RESERVING:
                 return self._give_up(
                     f"{name_hosts(self._awaited_ports)}: no ports were reserved within {HOST_ANSWER_TIMEOUT_S:g} s"
@@ -407,6 +413,7 @@ class RunStateMachine:
         self.attempt += 1
         self._ranks = Ranks(plan)
         self._busy_hosts, self.lost_ranks = dict.fromkeys(plan.hosts), set()
+        self._signalled_hosts = set()
         self.hung, self._stop_consensus = None, StopConsensus()
         self._in_progress = CheckpointsInProgress()
         self._deadline = now + HOST_ANSWER_TIMEOUT_S
@@ -476,6 +483,8 @@ class RunStateMachine:
 
     def _on_rank_message(self, message: wire.Spawned | wire.Exited | wire.FromWorker, now: float) -> list[Action]:
         rank = self._ranks[message.rank]
+        was_told = rank.plan.host in self._signalled_hosts
+        worked = not self._ranks.none_works
         match message:
             case wire.Spawned():
                 if rank.state is RankState.PLANNED:
@@ -489,15 +498,20 @@ class RunStateMachine:
                 self._move_rank(rank, RankState.RUNNING)
                 self._check_all_running()
             case wire.Outcome():
-                self._ranks.set_outcome(rank, message)
+                if not (was_told and (message.ok or message.exits)):  # else it ends because it was told to
+                    self._ranks.set_outcome(rank, message)
+                    rank.was_told = was_told and self.stop_reason is None
                 self._move_rank(rank, RankState.DONE if message.ok else RankState.RAISED)
                 orders = self._send_stop_orders(self._stop_consensus.mark_finished(message.rank))
+                orders += self._release_stopped(is_last=worked)
                 return [*orders, *(self._check_all_done(now) if message.ok else self._on_rank_failed(rank, now))]
             case wire.Exited():
                 # Before the attempt is stopped, even a signal that distrain sent is a failure: a run says why it ends.
-                rank.exited = message if self.state is RunState.STOPPING else replace(message, by_us=False)
+                by_us = self.state is RunState.STOPPING and (message.by_us or (was_told and message.lost is None))
+                rank.exited = replace(message, by_us=by_us)
                 self._move_rank(rank, RankState.EXITED)
-                return [] if rank.outcome is not None else self._on_rank_failed(rank, now)
+                orders = self._release_stopped(is_last=worked)
+                return orders if rank.outcome is not None else [*orders, *self._on_rank_failed(rank, now)]
         return []
 
     def _check_all_running(self) -> None:
@@ -510,8 +524,16 @@ class RunStateMachine:
             return []
         self._move(RunState.RELEASING)
         self._deadline = now + EXIT_TIMEOUT_S
-        alive = [rank.plan.rank for rank in self._ranks.all if rank.state is not RankState.EXITED]
-        return self._send_to_ranks(alive, wire.Release)
+        return self._release()
+
+    def _release(self) -> list[Action]:
+        """Let ranks that have finished, and wait for the others, exit."""
+        finished = [rank.plan.rank for rank in self._ranks.all if rank.state is RankState.DONE]
+        return self._send_to_ranks(finished, wire.Release)
+
+    def _release_stopped(self, *, is_last: bool) -> list[Action]:
+        """Release ranks of an attempt that is being stopped once the last rank has ended its work."""
+        return self._release() if is_last and self._ranks.none_works and self.state is RunState.STOPPING else []
 
     def _send_to_ranks(self, ranks: Iterable[int], kind: type[wire.ToWorker], **fields: Any) -> list[Action]:
         return [
@@ -568,13 +590,14 @@ class RunStateMachine:
 
         If all failures so far are consequences of another one, the agents wait for that one while they take stacks.
         """
-        return self._stop(0.0, now, culprit_known=any(not failure.consequence for failure in self.failures))
+        culprit_known = any(not failure.consequence for failure in self.failures)
+        return self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s, culprit_known=culprit_known)
 
     def _on_hang(self, hang: HangDetected, now: float) -> list[Action]:
         if self.state not in (RunState.STARTING, RunState.RUNNING):  # the attempt ended while stacks were taken
             return []
         self.hung = hang
-        return self._stop(0.0, now)
+        return self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)
 
     # -- a host is lost, or cannot continue -----------------------------------------------------------------------
 
@@ -628,7 +651,7 @@ class RunStateMachine:
         if self.state is RunState.STOPPING:
             return self._cancel_checkpoint_wait(now)
         if self.attempt_is_active:
-            return self._stop(0.0, now)
+            return self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)
         if self.state in (RunState.CONNECTING, RunState.WAITING):
             self._forget_attempt()
         return self._give_up(self.problem)
@@ -640,6 +663,8 @@ class RunStateMachine:
 
     def _on_stop_requested(self, why: str, now: float) -> list[Action]:
         if self.state is RunState.STOPPING and self.stop_reason is None and self.failures:
+            if self._retry_forbidden and not self.waits_for_checkpoint:
+                return self._stop(0.0, now)
             self._retry_forbidden = True  # the run ends with the failure, which the user should see
             return self._cancel_checkpoint_wait(now)
         is_repeated = self.stop_reason is not None
@@ -657,9 +682,21 @@ class RunStateMachine:
             text = f"{pressed}: the run stops; the workers have {grace_s:g} s to save a checkpoint. {again}"
             return [ShowLine(text), *self._send_to_ranks(self._stop_consensus.request_stop(), wire.AnnounceStop)]
         text = f"{pressed}: the run stops within {grace_s:g} s"
-        if not self._stop_consensus.callers:
+        if self.request.is_script:
+            text = f"{pressed}: passed on to the workers, which have {grace_s:g} s to end"
+        elif not self._stop_consensus.callers:
             text += "; no checkpoint is saved, as no rank has called should_stop()"
-        return [ShowLine(f"{text}. {again}"), *self._stop(grace_s, now)]
+        return [ShowLine(f"{text}. {again}"), *self._pass_signal_on(grace_s, now)]
+
+    def _pass_signal_on(self, grace_s: float, now: float) -> list[Action]:
+        """Stop the ranks by the signal that came; by SIGTERM, and at last by SIGKILL, those that do not end."""
+        assert self.plan is not None
+        assert self.stop_reason is not None
+        if not grace_s:
+            return self._stop(0.0, now)
+        last_grace_s = 0.0 if self.stop_reason == "SIGTERM" else TERM_GRACE_S
+        self._signalled_hosts.update(self.plan.hosts)
+        return self._stop(grace_s, now, signal=self.stop_reason, last_grace_s=last_grace_s)
 
     def _send_stop_orders(self, orders: Iterable[StopOrder]) -> list[Action]:
         return [
@@ -670,8 +707,10 @@ class RunStateMachine:
 
     # -- the attempt ends -----------------------------------------------------------------------------------------
 
-    def _stop(self, grace_s: float, now: float, *, culprit_known: bool = True) -> list[Action]:
-        """Stop all processes of the attempt."""
+    def _stop(
+        self, grace_s: float, now: float, *, signal: str = "", last_grace_s: float = 0.0, culprit_known: bool = True
+    ) -> list[Action]:
+        """Stop all processes of the attempt. The arguments are explained in :class:`distrain.wire.Stop`."""
         assert self.plan is not None
         if self.waits_for_checkpoint:
             self.waits_for_checkpoint, self._deadline = False, None
@@ -681,9 +720,21 @@ class RunStateMachine:
         hosts = [host for host in self.plan.hosts if not self._host_pool.is_lost(host)]
         if not hosts:
             return self._end_attempt(now)
-        self._deadline = min(latest, now + grace_s + self._stop_timeout_s(hosts))
-        stop = wire.Stop(attempt=self.attempt, grace_s=grace_s, culprit_known=culprit_known)
+        self._last_grace_s = last_grace_s
+        self._deadline = min(latest, now + grace_s + last_grace_s + self._stop_timeout_s(hosts))
+        stop = wire.Stop(
+            attempt=self.attempt,
+            grace_s=grace_s,
+            signal=signal,
+            last_grace_s=last_grace_s,
+            culprit_known=culprit_known,
+        )
         return [SendMessage(host, stop) for host in hosts]
+
+    def _on_last_stacks(self, host: str) -> None:
+        """Note that the ranks of a host get SIGTERM now: ends of ranks that arrived before were not due to it."""
+        if self.state is RunState.STOPPING and self._last_grace_s:
+            self._signalled_hosts.add(host)
 
     def _stop_timeout_s(self, hosts: Iterable[str]) -> float:
         """Return the seconds to wait for the hosts to end all processes, beyond the grace.

@@ -6,7 +6,7 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from distrain.decisions.failures import failure_of
@@ -107,6 +107,7 @@ class Rank:
     reason: why its native code aborted, if its output contains a reason.
     failed_order: its position in the order of failures, if it failed.
     entered: it has entered train_func.
+    was_told: another rank had failed, and this one was told to end, before its outcome came.
     """
 
     plan: RankPlan
@@ -117,6 +118,7 @@ class Rank:
     exited: wire.Exited | None = None
     failed_order: int | None = None
     entered: bool = False
+    was_told: bool = False
 
     @property
     def has_finished(self) -> bool:
@@ -128,7 +130,7 @@ class Rank:
         """Return the failure of the rank, if it failed by itself."""
         if self.failed_order is None:
             return None
-        return failure_of(
+        failure = failure_of(
             self.plan.rank,
             self.plan.host,
             self.failed_order,
@@ -137,6 +139,7 @@ class Rank:
             entered=self.entered,
             reason=self.reason,
         )
+        return replace(failure, consequence=True) if failure and self.was_told else failure
 
 
 class Ranks:
@@ -150,7 +153,7 @@ class Ranks:
         self.all = [Rank(plan=rank) for rank in plan.ranks] if plan is not None else []
         self.outcomes: dict[int, wire.Outcome] = {}
         self.failed: list[Rank] = []
-        self._starting = len(self.all)
+        self._starting = self._working = len(self.all)
         self._stopped_early = 0
 
     def __getitem__(self, number: int) -> Rank:
@@ -160,6 +163,11 @@ class Ranks:
     def all_started(self) -> bool:
         """True if no rank is on its way to train_func."""
         return not self._starting
+
+    @property
+    def none_works(self) -> bool:
+        """True if every rank has ended its work, well or badly."""
+        return not self._working
 
     @property
     def all_finished(self) -> bool:
@@ -174,6 +182,7 @@ class Ranks:
     def move(self, rank: Rank, new: RankState) -> None:
         """Put a rank into another state. The caller has looked up if the move is allowed."""
         self._starting += (new in _STARTING) - (rank.state in _STARTING)
+        self._working += (new in _WORKING) - (rank.state in _WORKING)
         rank.state = new
 
     def set_outcome(self, rank: Rank, outcome: wire.Outcome) -> None:
@@ -201,3 +210,4 @@ class Ranks:
 
 
 _STARTING = (RankState.PLANNED, RankState.SPAWNED)
+_WORKING = (*_STARTING, RankState.RUNNING)

@@ -166,7 +166,7 @@ class InProcessRun:
 
     def _train(self, session: Session) -> RankResult:
         work = self._work.fresh()
-        with current(session), signals(stop_signals(), self._takes_signal):
+        with current(session), signals(stop_signals(self._request.stop_signals), self._takes_signal):
             executed = run_rank(lambda: work, session, self._channel)
             if executed.outcome.stage == "run":  # else the backend was not set up
                 with contextlib.suppress(Exception):

@@ -26,7 +26,6 @@ CONFIGS = (ScalingConfig, RunConfig, FailureConfig, CheckpointConfig, LoggingCon
 BY_HAND = {
     "num_workers": "--num-workers",
     "ranks": "--ranks-shown",
-    "stop_grace_s": "--stop-grace",
     "trackers": "--tracker",
     "worker_runtime_env": "--env",
 }
@@ -51,6 +50,8 @@ _NAMES = {
     "include": ("--ship",),
     "limit_bytes": ("--ship-limit",),
     "max_failures": ("--max-failures", "--max-restarts"),
+    "stop_grace_s": ("--stop-grace", "--shutdown-timeout"),
+    "stop_signals": ("--signals-to-handle",),
 }
 """The options of fields for which the rule does not give a good name."""
 
@@ -137,6 +138,17 @@ _KEYWORDS: dict[str, dict[str, Any]] = {
         "that lack it are refused",
     },
     "ssh_args": {"metavar": "ARGS", "help": 'further arguments for ssh, such as --ssh-args="-i my_key"'},
+    "stop_grace_s": {
+        "help": "time that the workers have to end after Ctrl-C, SIGTERM and the like, before SIGKILL; if one calls "
+        "should_stop(), time to stop there, before the others get the signal (default: 30 for a script, as under "
+        "torchrun, and 10 for a function)",
+    },
+    "stop_signals": {
+        "type": lambda text: text.split(","),
+        "metavar": "SIGTERM,SIGUSR1",
+        "help": "signals that stop the run and are passed on to the workers (default: SIGINT,SIGTERM,SIGHUP,SIGQUIT, "
+        "and in a job of Slurm SIGUSR1,SIGUSR2)",
+    },
     "storage_path": {"metavar": "DIR"},
     "transport": {
         "metavar": "HOW",

@@ -13,8 +13,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from distrain.system.process import caught_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -291,11 +292,4 @@ def handler_of(number: int) -> Any:
     ``signal.getsignal()`` returns SIG_DFL for some handlers in C, such as that of ``faulthandler.register()``.
     """
     handler = signal.getsignal(number)
-    return None if handler is signal.SIG_DFL and number in _caught() else handler
-
-
-def _caught() -> set[int]:
-    """Return the signals for which the kernel knows a handler of this process."""
-    status = Path("/proc/self/status").read_text()
-    mask = int((status.partition("SigCgt:")[2].split() or ["0"])[0], 16)
-    return {number for number in range(1, mask.bit_length() + 1) if mask >> (number - 1) & 1}
+    return None if handler is signal.SIG_DFL and number in (caught_signals(os.getpid()) or ()) else handler

@@ -38,6 +38,12 @@ STACKS_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (7 if hasattr(sign
 """Signal that makes a worker write the stacks of its threads. NCCL, submitit and Lightning use SIGUSR1 and SIGUSR2."""
 DEBUG_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGURG) + (8 if hasattr(signal, "SIGRTMIN") else 0)
 """Signal that makes a worker open its debugger."""
+UNWIND_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGTERM) + (9 if hasattr(signal, "SIGRTMIN") else 0)
+"""Signal that unwinds a worker, so that its ``finally`` blocks run, even if it has no handler for SIGTERM."""
+WAKE_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGWINCH) + (10 if hasattr(signal, "SIGRTMIN") else 0)
+"""Signal that makes a worker notice an earlier one. Python runs no handler for a signal that came just before a sleep
+until that ends, and while the main thread waits for another one to take the GIL, such a moment is not short."""
+WORKER_SIGNALS = (STACKS_SIGNAL, DEBUG_SIGNAL, UNWIND_SIGNAL, WAKE_SIGNAL)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

@@ -331,16 +331,19 @@ class Exited(Message):
 
 @message
 class Stop(Message):
-    """End the attempt: send SIGTERM, wait for ``grace_s``, take the stacks, send SIGKILL.
+    """End the attempt: a signal, a grace, stacks, SIGTERM, a last grace, SIGKILL.
 
-    With a grace of 0, the agent begins with the stacks. Without ``culprit_known`` it uses up the whole time for taking
-    stacks, so that a rank that is failing at that moment can still report its exception.
+    With a grace of 0, the agent begins with the stacks; with a last grace of 0, SIGKILL follows on the stacks. Ranks
+    that do not handle ``signal`` get SIGTERM instead of it. Without ``culprit_known``, the agent uses up the whole time
+    for taking stacks, so that a rank that is failing at that moment can still report its exception.
 
     Coordinator -> agent; answered by :class:`HostIdle`.
     """
 
     attempt: int
     grace_s: float
+    signal: str = ""
+    last_grace_s: float = 0.0
     culprit_known: bool = True
 
 
@@ -932,8 +935,8 @@ class Outcome(FromWorker):
 
     stage: where it ended: import, setup or run. error, traceback: one line, and the whole text. exit_code: the argument
     of SystemExit, 1 for any other exception. body: the pickled return value, or the pickled exception if ``error`` is
-    set. stopped: should_stop() was true, so that train_func may not have done all its work. blames_peer: the exception
-    means that another rank is gone.
+    set. stopped: should_stop() was true, so that train_func may not have done all its work. exits: the exception only
+    ends the process, as SystemExit and KeyboardInterrupt do. blames_peer: it means that another rank is gone.
 
     Worker -> coordinator; answered by :class:`Release` if ``ok``.
     """
@@ -946,6 +949,7 @@ class Outcome(FromWorker):
     body: bytes
     stopped: bool = False
     blames_peer: bool = False
+    exits: bool = False
 
 
 @message

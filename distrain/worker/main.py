@@ -22,7 +22,7 @@ from typing import NoReturn
 from distrain import wire
 from distrain.checkpoint import fetch_with
 from distrain.context import TrainContext
-from distrain.system.process import STACKS_SIGNAL, show_command
+from distrain.system.process import STACKS_SIGNAL, UNWIND_SIGNAL, WAKE_SIGNAL, show_command
 from distrain.wire.channel import Channel
 from distrain.work import early_variables, job, main_module
 from distrain.worker.debugger import Debugger
@@ -182,17 +182,21 @@ def _apply(spec: wire.WorkerSpec) -> None:
 def _handle_signals(stacks_fd: int) -> None:
     """Install the signal handlers.
 
-    SIGTERM unwinds train_func, so that its ``finally`` blocks run. The signal for stacks works even while C code holds
-    the GIL.
+    SIGTERM unwinds train_func, so that its ``finally`` blocks run. A script has no handler for SIGTERM but its own, as
+    under torchrun; a signal of distrain's unwinds it. The signal for stacks works even while C code holds the GIL.
     """
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(WAKE_SIGNAL, lambda number, frame: None)
+    signal.siginterrupt(WAKE_SIGNAL, False)  # sleeps end all the same, and are continued
+    signal.signal(UNWIND_SIGNAL, lambda number, frame: terminate(signal.SIGTERM, frame))
     signal.signal(signal.SIGTERM, terminate)
 
 
 def _ignore_signals() -> None:
     """Disable all handlers in Python: train_func has ended, and no handler may interrupt the sending of the outcome."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
@@ -222,6 +226,8 @@ def _load(job_fd: int) -> job.Work:
     work = job.loads(_read_all(job_fd))
     if isinstance(work, job.FunctionWork):
         main_module.publish(work.function)
+    elif isinstance(work, job.ScriptWork):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return work
 
 

@@ -214,6 +214,7 @@ def _failure(context: TrainContext, done: UserCodeResult, error: BaseException) 
         exit_code=_exit_code(error),
         body=_pickled_exception(error),
         blames_peer=any(map(_blames_peer, _chain(error))),
+        exits=isinstance(error, (SystemExit, KeyboardInterrupt)),
     )
 
 

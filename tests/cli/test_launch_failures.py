@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from distrain.launching.command import run_command
+from tests.terminal import Terminal
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -161,13 +163,16 @@ finally:
 
 
 @contextmanager
-def running(tmp_path: Path, storage: Path) -> Iterator[subprocess.Popen[str]]:
+def running(
+    tmp_path: Path, storage: Path, *arguments: str, source: str = WAITING_SCRIPT, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     """A launch of two ranks that both sleep, leader of a process group as in a shell."""
-    (tmp_path / "train.py").write_text(WAITING_SCRIPT)
+    (tmp_path / "train.py").write_text(source)
     ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits it where tests run with `&`
     with subprocess.Popen(
-        command(storage, "--num-workers", "2", "train.py"),
+        command(storage, "--num-workers", "2", *arguments, "train.py"),
         cwd=tmp_path,
+        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -200,6 +205,86 @@ def test_a_signal_stops_the_ranks_and_is_in_the_exit_code(
         assert time.monotonic() - started < 10
     assert "Traceback" not in errors
     assert all((tmp_path / f"cleaned-{rank}").exists() for rank in (0, 1))
+
+
+SAVING_SCRIPT = """
+import os, signal, time
+
+def save(name):
+    with open(f"saved-{name}-" + os.environ["RANK"], "w"):
+        time.sleep(float(os.environ.get("NEEDS_S", "0")))
+    raise SystemExit
+
+for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    signal.signal(one, lambda number, frame: save(signal.Signals(number).name))
+try:
+    print("ready", os.environ["RANK"], flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    save("SIGINT")
+"""
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("number", "arguments"),
+    [
+        (signal.SIGINT, []),
+        (signal.SIGTERM, []),
+        (signal.SIGHUP, []),
+        (signal.SIGUSR1, ["--signals-to-handle", "SIGTERM,SIGUSR1"]),
+    ],
+)
+def test_a_script_gets_the_signal_that_came_and_can_save(
+    tmp_path: Path, storage: Path, number: signal.Signals, arguments: list[str]
+) -> None:
+    """The signal goes to the process group, as Ctrl-C does. The script exits with 0; the run is unfinished."""
+    (tmp_path / "train.py").write_text(SAVING_SCRIPT)
+    argv = command(storage, "--num-workers", "2", "--name", "saved", *arguments, "train.py")
+    with closing(Terminal(argv, 150, 40, tmp_path)) as terminal:
+        terminal.wait_for(lambda lines: sum("ready" in line for line in lines) == 2)
+        if number == signal.SIGINT:
+            terminal.press_ctrl_c()
+        else:
+            os.killpg(terminal.process.pid, number)
+        text = "\n".join(terminal.wait_for_end())
+    assert terminal.process.returncode == 128 + number, text
+    assert {path.name for path in tmp_path.glob("saved-*")} == {f"saved-{number.name}-{rank}" for rank in (0, 1)}
+    assert "failure" not in text
+    assert json.loads((storage / "saved" / "run.json").read_text())["status"] == "aborted"
+
+
+SLEEPING_SCRIPT = """
+import os, signal, threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # so the other thread takes it, and this one sleeps on
+try:
+    print("ready", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    open("saved-" + os.environ["RANK"], "w").close()
+"""
+
+
+def test_a_rank_that_sleeps_through_a_signal_is_woken(tmp_path: Path, storage: Path) -> None:
+    """Python has noted the signal, and would raise KeyboardInterrupt after the sleep."""
+    with running(tmp_path, storage, source=SLEEPING_SCRIPT) as popen:
+        popen.send_signal(signal.SIGINT)
+        _, errors = popen.communicate(timeout=20)
+    assert popen.returncode == 130, errors
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+
+
+def test_a_script_that_needs_longer_than_the_limit_is_killed_and_the_option_is_named(
+    tmp_path: Path, storage: Path
+) -> None:
+    with running(tmp_path, storage, "--shutdown-timeout", "0.3", source=SAVING_SCRIPT, NEEDS_S="60") as popen:
+        popen.terminate()
+        _, errors = popen.communicate(timeout=20)
+    assert popen.returncode == 143, errors
+    assert "passed on to the workers, which have 0.3 s to end" in errors
+    assert "ranks that had not stopped were killed; --stop-grace gives them more time:" in errors
+    assert "in save at train.py:" in errors
 
 
 def test_a_killed_launch_leaves_nothing(tmp_path: Path, storage: Path) -> None:

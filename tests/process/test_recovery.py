@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 import distrain
-from distrain import Checkpoint, FailureConfig, Result, WorkerGroupError
+from distrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig, WorkerGroupError
 from distrain.backend import BackendConfig
 from distrain.trainer import run_work
-from distrain.work.job import FunctionWork
+from distrain.work.job import FunctionWork, ScriptWork
 from tests.process.conftest import files_of, log_of, records
 from tests.tables import BUSY_FACTOR
 
@@ -312,6 +312,68 @@ def test_an_attempt_follows_a_kill_at_once(fit: Fit) -> None:
     begun, failed = begun_and_failed(fit(train, workers=1, failure_config=FailureConfig(max_failures=3)))
     fastest_s = min(begin - fail for begin, fail in zip(begun[1:], failed, strict=False))
     assert fastest_s < 0.3 * BUSY_FACTOR
+
+
+SCRIPT_WITH_HANDLER = """
+import os, pathlib, signal, sys, time
+rank, place = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
+
+def save(number, frame):
+    (place / "saved.new").touch()
+    time.sleep(0.3)
+    (place / "saved.new").rename(place / "saved")
+    sys.exit(1)  # which is not what the run has failed of
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if rank == 1:
+        signal.signal(signal.SIGTERM, save)
+    (place / f"ready-{rank}").touch()
+    while rank > 0 or not all((place / f"ready-{other}").exists() for other in (1, 2)):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+assert (place / "saved").exists()
+"""
+LONG_S = 600.0
+"""Seconds that no test waits for."""
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_the_other_ranks_of_a_script_can_save_when_one_fails(
+    storage: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], start_method: Any
+) -> None:
+    """Rank 1 handles SIGTERM. Rank 2 does not, so nobody waits for it."""
+    (tmp_path / "train.py").write_text(SCRIPT_WITH_HANDLER)
+    began = time.monotonic()
+    result = run_work(
+        ScriptWork(path=str(tmp_path / "train.py"), argv=[str(tmp_path)], backend=BackendConfig()),
+        ScalingConfig(num_workers=3, start_method=start_method),
+        RunConfig(storage_path=storage, failure_config=FailureConfig(max_failures=1, peer_failure_grace_s=LONG_S)),
+    )
+    assert result.error is None
+    assert time.monotonic() - began < LONG_S / 10
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "its log" in line]
+    assert "rank 0 was killed by SIGKILL" in line
+
+
+@pytest.mark.parametrize("grace_s", [0.0, LONG_S])
+def test_the_other_ranks_of_a_train_func_are_unwound_when_one_fails_if_that_is_wanted(
+    fit: Fit, tmp_path: Path, grace_s: float
+) -> None:
+    def train() -> None:
+        (tmp_path / f"ready-{rank()}").touch()
+        try:
+            while rank() > 0 or not all((tmp_path / f"ready-{other}").exists() for other in (1, 2)):
+                time.sleep(0.01)
+            raise OSError("the disk of rank 0")
+        finally:
+            if rank() > 0:
+                time.sleep(0.2)
+                (tmp_path / f"unwound-{rank()}").touch()
+
+    error = failure(fit, train, workers=3, failure_config=FailureConfig(peer_failure_grace_s=grace_s))
+    assert len(list(tmp_path.glob("unwound-*"))) == (2 if grace_s else 0)
+    assert (error.culprit, list(error.stopped)) == (0, [1, 2])
+    assert len(error.failures) == 1
 
 
 # -- from where, and what is kept ------------------------------------------------------------------------------------

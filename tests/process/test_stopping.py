@@ -18,6 +18,7 @@ import pytest
 from distrain import PreemptionError, Result
 from tests.conftest import wait_until
 from tests.process.conftest import files_of, records
+from tests.terminal import heed_hangups
 
 SCRIPT = '''
 import os, signal, sys, time
@@ -158,6 +159,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             stderr=subprocess.STDOUT,
             text=True,
             cwd=tmp_path if cd else None,
+            preexec_fn=heed_hangups,
             env={**os.environ, "PLACE": str(tmp_path), "WORKERS": str(workers), "GRACE_S": str(grace_s), **environment},
         )
         started.append(user)
@@ -307,6 +309,7 @@ def train():
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
+        preexec_fn=heed_hangups,
         env={**os.environ, "PLACE": str(tmp_path), "WORKERS": str(workers), "GRACE_S": "30"},
     )
     os.close(theirs)
@@ -457,6 +460,58 @@ def train():
     assert 1.0 <= sigterm_s < AT_ONCE_S
     assert sigterm_s + 1.0 < lived_s < sigterm_s + AT_ONCE_S
     assert not list(running.place.glob("heard-*"))  # it was for nothing to stop at another step than the others
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_for_ranks_that_do_not_stop_when_they_should(start: Start) -> None:
+    source = """
+def train():
+    rank = distrain.get_context().get_world_rank()
+    assert not distrain.should_stop()
+    here("trains")
+    try:
+        while rank == 0 or not distrain.should_stop():
+            time.sleep(0.001)
+        here("heard")
+    except KeyboardInterrupt:
+        here("interrupted")
+        raise
+"""
+    running = start(source, workers=2, grace_s=1.0)
+    running.wait_for("trains-0", "trains-1")
+    running.ask(signal.SIGINT)
+    code, output, took_s = running.end()
+    assert "ENDED KeyboardInterrupt" in output
+    assert "failure" not in output
+    assert code == -signal.SIGINT
+    assert 1.0 <= took_s < AT_ONCE_S
+    assert (running.place / "interrupted-0").exists()
+
+
+def test_a_checkpoint_of_an_interrupted_train_func_is_kept_and_the_run_goes_on_next_time(start: Start) -> None:
+    source = """
+def train():
+    step = first = resumed()
+    try:
+        while not os.environ.get("LAST"):
+            here("trains")
+            time.sleep(0.001)
+            step += 1
+    except KeyboardInterrupt:
+        stop_at(step)
+    return first
+"""
+    running = start(source, workers=2)
+    running.wait_for("trains-0", "trains-1")
+    running.ask(signal.SIGINT)
+    code, output, took_s = running.end()
+    assert "ENDED KeyboardInterrupt" in output
+    assert code == -signal.SIGINT
+    assert took_s < AT_ONCE_S
+    assert Result.from_path(running.run).return_value is None
+    again = start(source, workers=2, LAST="yes")
+    code, output, _ = again.end()
+    assert code == 0, output
+    assert f"FINISHED {running.stopped_at()[0] + 1}" in output
 
 
 def test_nobody_listens(start: Start) -> None:

@@ -79,7 +79,8 @@ BAD_TYPES: list[tuple[type, str, Any]] = [
     (RunConfig, "checkpoint_config", FailureConfig()),
     (RunConfig, "shipping_config", {"enabled": False}),
     (RunConfig, "stop_grace_s", "2"),
-    (RunConfig, "stop_grace_s", None),
+    (RunConfig, "stop_signals", "SIGTERM"),
+    (FailureConfig, "peer_failure_grace_s", "5"),
 ]
 
 BAD_VALUES: list[tuple[type, str, Any]] = [
@@ -140,6 +141,9 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (RunConfig, "log_dir", ""),
     (RunConfig, "log_dir", "gs://bucket/logs"),
     (RunConfig, "stop_grace_s", -0.1),
+    (RunConfig, "stop_signals", ["SIGKILL"]),
+    (RunConfig, "stop_signals", [15]),
+    (FailureConfig, "peer_failure_grace_s", -1.0),
     (RunConfig, "stop_grace_s", math.nan),
 ]
 
@@ -174,6 +178,9 @@ GOOD_VALUES: list[tuple[type, str, Any]] = [
     (RunConfig, "storage_path", Path("relative")),
     (RunConfig, "log_dir", Path("/tmp/logs")),
     (RunConfig, "stop_grace_s", 0),
+    (RunConfig, "stop_grace_s", None),
+    (RunConfig, "stop_signals", ["SIGTERM", "SIGUSR1"]),
+    (FailureConfig, "peer_failure_grace_s", None),
 ]
 
 
