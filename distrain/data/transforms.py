@@ -5,6 +5,7 @@ The functions of the user's are :class:`Batched`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from distrain.data.sources import ROWS_AT_ONCE, RandomSource, TableSource, schem
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from distrain.data.blocks import Block
     from distrain.data.order import Indices, Span
@@ -411,7 +412,7 @@ def for_rows(function: Callable[[Any], Any]) -> Batched:
     """Return the function of ``map()``."""
 
     def mapped(block: Block) -> list[Any]:
-        rows = [function(row) for row in to_rows(block)]
+        rows = [_as_row(function(row)) for row in to_rows(block)]
         if any(row is None for row in rows):
             raise DataError("map(): the function returned None for a row; it must return the new row")
         return rows
@@ -419,8 +420,16 @@ def for_rows(function: Callable[[Any], Any]) -> Batched:
     return Batched(mapped, "map()", None)
 
 
+def _as_row(made: Any) -> Any:
+    """Return what a function has returned for a row; a dict for any other mapping, such as a tokenizer's."""
+    return dict(made) if isinstance(made, Mapping) else made
+
+
 def for_lists(function: Callable[[Any], Iterable[Any]]) -> Batched:
     """Return the function of ``flat_map()``."""
     return Batched(
-        lambda block: [made for row in to_rows(block) for made in function(row)], "flat_map()", None, keeps_rows=False
+        lambda block: [_as_row(made) for row in to_rows(block) for made in function(row)],
+        "flat_map()",
+        None,
+        keeps_rows=False,
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from distrain.torch.device import get_device
-from distrain.torch.progress import counted, progress_of, timed
+from distrain.torch.progress import SamplerProgress, counted, progress_of, timed
 from distrain.torch.reproducibility import loader_generator, order_seed
 from distrain.torch.sampler import is_distributed, is_plain, shared
 from distrain.torch.transfer import moved, on_device
@@ -73,7 +73,8 @@ def prepare_data_loader(
 
     There is no position for an IterableDataset, a sampler that knows its rank (other than a DistributedSampler), a
     sampler without a length, and ``in_order=False``. But a loader that has ``state_dict()``, like torchdata's
-    StatefulDataLoader, is asked for its state, which needs the same number of workers.
+    StatefulDataLoader, is asked for its state, which needs the same number of workers. If it has a position, its own
+    ``load_state_dict()`` is refused, as it would skip the same rows again.
 
     Batches may be tensors; dicts, lists, tuples, named tuples and dataclasses of tensors; and objects with a ``to()``.
 
@@ -94,12 +95,22 @@ def prepare_data_loader(
     vars(clone).update(changes, _iterator=None)  # the original keeps the iterator of its persistent workers
     progress = progress_of(clone, session, resume=resume)
     vars(clone).update(_device=device, _auto_transfer=auto_transfer, _progress=progress, _session=session)
+    if resume and isinstance(progress, SamplerProgress) and hasattr(clone, "load_state_dict"):
+        vars(clone)["load_state_dict"] = _refuse_state
     if not changes and progress is None and device.type == "cpu":
         return data_loader
     kind = type(clone)
     if not issubclass(kind, _PreparedLoader):
         clone.__class__ = type(kind.__name__, (_PreparedLoader, kind), {"__module__": kind.__module__})
     return clone
+
+
+def _refuse_state(state: object) -> NoReturn:
+    """Refuse the loader's own state, from which it would skip rows that the sampler has skipped already."""
+    raise RuntimeError(
+        "load_state_dict() of a prepared loader: it continues by itself where the checkpoint was; leave the call out, "
+        "or pass prepare_data_loader(resume=False) to keep its state yourself"
+    )
 
 
 def _samplers(loader: DataLoader[Any], context: TrainContext, *, divide: bool) -> dict[str, Any]:

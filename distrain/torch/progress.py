@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from distrain.worker.session import Session
 
-__all__ = ["Progress", "counted", "progress_of", "timed"]
+__all__ = ["Progress", "SamplerProgress", "counted", "progress_of", "timed"]
 
 
 class Progress(Protocol):

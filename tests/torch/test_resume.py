@@ -161,6 +161,25 @@ def test_a_stateful_data_loader_is_divided_as_a_data_loader(shuffle: bool) -> No
     assert begun + rest == whole
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_loader_does_not_continue_twice() -> None:
+    """Else it would skip the rows before the checkpoint by the sampler, and as many more by its own state."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make(rank: int, ranks: int) -> Any:
+        return StatefulDataLoader(range(10), batch_size=2)
+
+    first = Ranks(1, make)
+    first.take(2)
+    state = first.loaders[0].state_dict()  # type: ignore[attr-defined]
+    resumed = Ranks(1, make, first.positions()).loaders[0]
+    with pytest.raises(RuntimeError, match=r"it continues by itself where the checkpoint was; leave the call out"):
+        resumed.load_state_dict(state)  # type: ignore[attr-defined]
+    own = Ranks(1, make, first.positions(), resume=False)
+    own.loaders[0].load_state_dict(state)  # type: ignore[attr-defined]
+    assert own.take()[0] == [[4, 5], [6, 7], [8, 9]]
+
+
 def test_set_epoch_and_a_look_at_a_batch() -> None:
     group = Ranks(1, loader("shuffled", 20, 4))
     group.loaders[0].sampler.set_epoch(5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from distrain.system.imports import require
 from distrain.system.ray_names import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 SCHEDULING = frozenset(
     (
@@ -87,12 +87,7 @@ def for_rows(name: str, fn: Any, options: dict[str, Any]) -> Callable[[Any], Any
     constructor = options.pop("fn_constructor_args", None), options.pop("fn_constructor_kwargs", None)
     check_options(name, options)
     function = constructed(fn, *constructor)
-
-    def of_row(row: Any) -> Any:
-        made = function(plain(row), *args, **kwargs)
-        return dict(made) if isinstance(made, Mapping) else made
-
-    return of_row
+    return lambda row: function(plain(row), *args, **kwargs)
 
 
 def plain(row: Any) -> Any:

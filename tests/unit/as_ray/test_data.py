@@ -220,6 +220,7 @@ def test_batches_of_any_mapping(rd: Any) -> None:
     """A tokenizer of transformers returns one."""
     assert rd.range(2).map_batches(lambda batch: UserDict(batch, y=batch["id"] + 1)).take(1) == [{"id": 0, "y": 1}]
     assert rd.range(2).map(lambda row: UserDict(row)).take() == IDS
+    assert rd.range(2).flat_map(lambda row: [UserDict(row)]).take() == IDS
 
 
 def test_collate_functions(rd: Any) -> None:

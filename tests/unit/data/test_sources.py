@@ -419,6 +419,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read()
     with pytest.raises(DataError, match="there is no file or directory /no/such"):
         data.read_csv("/no/such").count()
+    with pytest.raises(DataError, match=r"^cannot read example://a: Protocol not known: example$"):
+        data.read_csv("example://a").count()
 
 
 def test_leaving_a_loop_ends_its_thread() -> None:
