@@ -60,6 +60,8 @@ def rows_at(block: Block, places: np.ndarray[Any, Any]) -> Block:
 
 def joined(blocks: Sequence[Block]) -> Block:
     """Return the rows of several blocks as one. Raises DataError if their columns differ."""
+    if not blocks:
+        return []
     found = blocks if len(blocks) == 1 else [block for block in blocks if row_count(block)] or blocks[:1]
     first = found[0]
     if len(found) == 1:
