@@ -60,7 +60,9 @@ def rows_at(block: Block, places: np.ndarray[Any, Any]) -> Block:
 
 def joined(blocks: Sequence[Block]) -> Block:
     """Return the rows of several blocks as one. Raises DataError if their columns differ."""
-    found = [block for block in blocks if row_count(block)] or blocks[:1]
+    if not blocks:
+        return []
+    found = blocks if len(blocks) == 1 else [block for block in blocks if row_count(block)] or blocks[:1]
     first = found[0]
     if len(found) == 1:
         return first
@@ -103,15 +105,14 @@ def as_block(value: Any, source: str) -> Block:
     if is_instance(value, "pandas", "DataFrame"):
         names: list[Any] = list(value.columns)
         found = [value.iloc[:, place] for place in range(len(names))]
-    elif isinstance(value, Mapping):
+    elif isinstance(value, (dict, Mapping)):
         names, found = list(value), list(value.values())
     else:
         raise DataError(
             f"{source} must return a dict of arrays, a pyarrow Table or a pandas DataFrame, "
             f"got {type(value).__module__}.{type(value).__qualname__}"
         )
-    names = _distinct([str(name) for name in names], f"{source}: ")
-    block = _each_column(names, found, column_of, "an array")
+    block = _each_column(_distinct([str(name) for name in names], f"{source}: "), found, column_of, "an array")
     if single := [name for name, column in block.items() if not column.ndim]:
         raise DataError(f"{source}: column {single[0]!r} is one value; it must be an array with a value for each row")
     lengths = {name: len(column) for name, column in block.items()}
@@ -123,7 +124,9 @@ def as_block(value: Any, source: str) -> Block:
 def to_columns(block: Block) -> Columns:
     """Return a dict of numpy arrays. Rows of equal shape become arrays of more dimensions, others objects."""
     if isinstance(block, dict):
-        return {name: column if column.dtype != object else column_of(column) for name, column in block.items()}
+        if not any(column.dtype.hasobject for column in block.values()):
+            return block
+        return {name: column_of(column) for name, column in block.items()}
     if _is_table(block):
         return _each_column(_distinct(block.column_names), block.columns, _from_arrow, "an array")
     if not block or not isinstance(block[0], dict):
@@ -166,11 +169,13 @@ def to_frame(block: Block) -> Any:
     if not _is_table(block):
         columns = to_columns(block)
         return pandas.DataFrame(_each_column(columns, columns.values(), _for_pandas, "a column of pandas"))
-    changed = [name for name in _distinct(block.column_names) if _changes_in_pandas(block.column(name))]
+    names = _distinct(block.column_names)
+    if not (changed := _changed_by_pandas(block)):
+        return block.to_pandas()
     frame = block.drop_columns(changed).to_pandas()
     for name, column in to_columns(block.select(changed)).items():
         frame[name] = pandas.Series(_for_pandas(column), index=frame.index if len(frame.columns) else None)
-    return frame[block.column_names] if changed else frame
+    return frame[names]
 
 
 FORMATS: dict[str | None, Callable[[Block], Any]] = {
@@ -226,6 +231,8 @@ _LETTERS = {bool: "b", int: "i", float: "f", complex: "c"}
 
 def column_of(values: Any) -> np.ndarray[Any, Any]:
     """Return a column in any form as an array; of no dimensions if it is one value."""
+    if type(values) is np.ndarray and values.dtype.kind in "biuf" and values.dtype.isnative:
+        return values
     if is_instance(values, "pandas", "Series"):
         return _from_series(values)
     if is_instance(values, "pyarrow", "ChunkedArray") or is_instance(values, "pyarrow", "Array"):
@@ -259,7 +266,7 @@ def _as_numpy(value: Any) -> Any:
 def _of_values(values: list[Any]) -> np.ndarray[Any, Any]:
     """Return Python's values as an array."""
     kinds = set(map(type, values))
-    if not kinds <= _PLAIN:
+    if any(kind not in _PLAIN and not issubclass(kind, np.generic) for kind in kinds):
         values = [_as_numpy(value) for value in values]
         kinds = set(map(type, values))
     has_gaps = type(None) in kinds
@@ -377,7 +384,8 @@ def _from_arrow(column: Any) -> np.ndarray[Any, Any]:
     if types.is_dictionary(kind):
         return _from_arrow(column.dictionary_decode())
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        lengths = require("pyarrow.compute").list_value_length(column).fill_null(-1)
+        lengths = column.value_lengths()
+        lengths = lengths.fill_null(-1) if column.null_count else lengths
         return _nested(_from_arrow(column.flatten()), lengths.to_numpy(zero_copy_only=False))
     if types.is_nested(kind) or types.is_integer(kind) or getattr(kind, "tz", None):
         return _objects(column.to_pylist())
@@ -440,12 +448,19 @@ def _is_same(found: Any, given: Any) -> bool:
     return bool(found == given) and isinstance(found, bool) == isinstance(given, (bool, np.bool_))
 
 
-def _changes_in_pandas(column: Any) -> bool:
-    """Return whether pandas would change the values of an Arrow column, or take them for others."""
+def _changed_by_pandas(table: Any) -> list[str]:
+    """Return the names of the columns whose values pandas would change, or take for others."""
     pa = require("pyarrow")
-    kind = column.type
-    is_odd = pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
-    return is_odd or (pa.types.is_integer(kind) and column.null_count > 0)
+    types = pa.types
+    changed = []
+    for name, kind in zip(table.column_names, table.schema.types, strict=True):
+        if types.is_integer(kind):
+            is_changed = table.column(name).null_count > 0
+        else:
+            is_changed = types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
+        if is_changed:
+            changed.append(name)
+    return changed
 
 
 def _for_pandas(column: np.ndarray[Any, Any]) -> Any:

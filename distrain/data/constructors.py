@@ -93,7 +93,7 @@ def from_pandas(frame: Any) -> Dataset:
     if other := [each for each in frames if not is_instance(each, "pandas", "DataFrame")]:
         raise TypeError(f"from_pandas() takes a pandas DataFrame, got {type(other[0]).__name__}")
     blocks = [as_block(each, "from_pandas()") for each in frames]
-    return Dataset(partial(MemorySource, joined(blocks) if blocks else []))
+    return Dataset(partial(MemorySource, joined(blocks)))
 
 
 def from_numpy(arrays: Any) -> Dataset:
@@ -107,7 +107,7 @@ def from_numpy(arrays: Any) -> Dataset:
     """
     parts = arrays if isinstance(arrays, list) else [arrays]
     blocks = [as_block(part if isinstance(part, dict) else {"data": part}, "from_numpy()") for part in parts]
-    return Dataset(partial(MemorySource, joined(blocks) if blocks else []))
+    return Dataset(partial(MemorySource, joined(blocks)))
 
 
 def from_huggingface(dataset: Any) -> Dataset:

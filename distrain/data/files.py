@@ -315,7 +315,7 @@ def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: s
         chosen = [file for file in visible if file == path or is_wanted(file)]
         if not chosen:
             raise DataError(f"{given} has no {kinds} files, but {count(len(visible), 'other')}")
-        if special := [file for file in chosen if files[file]["type"] != "file"]:
+        if special := [file for file in chosen if files[file]["type"] == "other"]:
             raise DataError(
                 f"{special[0]} is a pipe, a device or a broken link; remove it, or name the files that you want"
             )
@@ -351,11 +351,13 @@ class _Following(LocalFileSystem):  # type: ignore[misc, unused-ignore]
 
 def _files_in(filesystem: Any, path: str, given: str) -> dict[str, dict[str, Any]]:
     """Return facts about a file, or about those in a directory or of a pattern. Raises DataError if there are none."""
+    if filesystem.isfile(path):  # the cheapest question to a server
+        return {path: {"type": "file"}}
     if filesystem.isdir(path):
         in_directory: dict[str, dict[str, Any]] = filesystem.find(path, detail=True)
         return in_directory
     if filesystem.exists(path):
-        return {path: filesystem.info(path)}
+        return {path: {"type": "other"}}
     if not _is_pattern(path):
         raise DataError(f"there is no file or directory {given}")
     found: dict[str, dict[str, Any]] = {}

@@ -232,7 +232,7 @@ class DataIterator:
             opened = self._dataset.open()
             own = make_pass(opened, self._worker, options, 0, None)
             blocks = [opened.finished(block) for block, _, _ in own.blocks()]
-        dataset = Dataset(partial(MemorySource, joined(blocks) if blocks else []))
+        dataset = Dataset(partial(MemorySource, joined(blocks)))
         return DataIterator(dataset, name=self._name, worker=Worker(0, 1))
 
     # -- facts ----------------------------------------------------------------------------------------------------

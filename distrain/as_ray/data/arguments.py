@@ -76,8 +76,7 @@ def all_batches(function: Callable[..., Any], batch: Any, *args: Any, **kwargs: 
     """Return what a function makes of a batch. If it yields several batches, they are joined."""
     made = function(batch, *args, **kwargs)
     if isinstance(made, Iterator):
-        pieces = [to_columns(as_block(piece, "map_batches()")) for piece in made]
-        return joined(pieces) if pieces else []
+        return joined([to_columns(as_block(piece, "map_batches()")) for piece in made])
     return made
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain.as_ray.data.arguments import ELSEWHERE, check_options, names_of
 from distrain.data.blocks import as_block, formatter, joined, to_columns
+from distrain.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,5 +58,9 @@ class GroupedData:
         return self._make(joined(made))
 
     def _aggregated(self, how: str, on: str | list[str] | None) -> Any:
-        chosen = self._groups if on is None else self._groups[names_of(on)]
-        return self._make(getattr(chosen, how)().add_prefix(f"{how}(").add_suffix(")").reset_index())
+        try:
+            chosen = self._groups if on is None else self._groups[names_of(on)]
+            made = getattr(chosen, how)()
+        except (KeyError, TypeError) as error:
+            raise DataError(f"groupby().{how}(on={on!r}): {error}; name columns of numbers") from error
+        return self._make(made.add_prefix(f"{how}(").add_suffix(")").reset_index())

@@ -326,6 +326,7 @@ def test_no_rows_are_nothing_to_loop_over_or_to_add_up(rd: Any, tmp_path: Path) 
         assert [rows.sum("a"), rows.mean(["a"]), rows.unique("a")] == [None, {"mean(a)": None}, []]
         assert rows.sort("a").union(rd.from_items(PAIRS[:0])).count() == 0
     assert rd.range(0).sum("id") is None
+    assert rd.range(0).groupby("id").map_groups(lambda group: group).take_all() == []
     nothing.write_parquet(str(tmp_path / "files"))
     assert rd.read_parquet(str(tmp_path / "files")).columns() == ["a", "s"]
 
@@ -334,6 +335,8 @@ def test_no_rows_are_nothing_to_loop_over_or_to_add_up(rd: Any, tmp_path: Path) 
     (lambda rows: rows.sum("q"), r"sum\(\) names the column 'q'; there are \['a', 's', 'n'\]"),
     (lambda rows: rows.sort("q"), r"sort\(\) names the column 'q'"),
     (lambda rows: rows.groupby("q"), r"groupby\(\) names the column 'q'"),
+    (lambda rows: rows.groupby("a").mean("q"), r"groupby\(\).mean\(on='q'\): .*q.*; name columns of numbers"),
+    (lambda rows: rows.groupby("a").mean(), r"groupby\(\).mean\(on=None\): .*; name columns of numbers"),
     (lambda rows: rows.mean("s"), r"mean\(\): column 's' \(str\) has no mean"),
 ])  # fmt: skip
 def test_aggregates_name_the_column(rd: Any, use: Callable[[Any], Any], error: str) -> None:
