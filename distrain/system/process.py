@@ -338,7 +338,7 @@ def _below(
     found: list[ProcessEntry] = []
     parents = list(roots)
     while parents:
-        level = [child for parent in parents for child in children.get(parent, ()) if child.pid not in spared]
+        level = [child for parent in parents for child in children.pop(parent, ()) if child.pid not in spared]
         found += level
         parents = [child.pid for child in level]
     return found
