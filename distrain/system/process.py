@@ -344,7 +344,7 @@ def _below(
     found: list[ProcessEntry] = []
     parents = list(roots)
     while parents:
-        level = [child for parent in parents for child in children.get(parent, ()) if child.pid not in spared]
+        level = [child for parent in parents for child in children.pop(parent, ()) if child.pid not in spared]
         found += level
         parents = [child.pid for child in level]
     return found
@@ -539,12 +539,14 @@ def kill_groups(leaders: Iterable[int]) -> set[int]:
     for _ in range(_KILL_ROUNDS if sees_pids() else 0):
         members = [e for e in process_table().values() if e.group in leaders and e.pid not in killed and not e.is_dead]
         victims = [member for member in members if not is_resource_tracker(member.pid)]
+        killed |= {victim.pid for victim in victims}
+        if len(victims) == len(members):
+            break
         if not victims:
             return killed
         for victim in victims:
             _kill_entry(victim)
-        killed |= {victim.pid for victim in victims}
-    for leader in leaders:  # they start processes as fast as these are killed, or cannot be seen
+    for leader in leaders:  # no tracker is in the group
         kill_group(leader, signal.SIGKILL)
     return killed
 
