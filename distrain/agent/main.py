@@ -531,11 +531,17 @@ class Agent:
             self._take_last_stacks()
 
     def _pass_on(self, number: int) -> None:
-        """Signal the workers: by SIGTERM those that have no handler for ``number``; unwind those that have neither."""
-        ladder = (number, signal.SIGTERM, process.UNWIND_SIGNAL)
+        """Signal the workers: by SIGTERM those that have no handler for ``number``.
+
+        Those that have none for SIGTERM, either, are unwound, unless they ignore it.
+        """
         for worker in self._living():
-            caught = process.caught_signals(worker.pid) if worker.pid else ()
-            best = number if caught is None else next((one for one in ladder if one in caught), signal.SIGTERM)
+            best, handled = number, process.handled_signals(worker.pid) if worker.pid else ((), ())
+            if handled is not None and number not in handled[0]:
+                caught, ignored = handled
+                has_default = signal.SIGTERM not in caught and signal.SIGTERM not in ignored
+                is_ready = process.UNWIND_SIGNAL in caught
+                best = process.UNWIND_SIGNAL if has_default and is_ready else signal.SIGTERM
             self._signal(best, [worker], groups=False)
         self._loop.call_in("wake", WAKE_S, self._wake)
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distrain.system.process import caught_signals
+from distrain.system.process import handled_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -291,5 +291,5 @@ def handler_of(number: int) -> Any:
 
     ``signal.getsignal()`` returns SIG_DFL for some handlers in C, such as that of ``faulthandler.register()``.
     """
-    handler = signal.getsignal(number)
-    return None if handler is signal.SIG_DFL and number in (caught_signals(os.getpid()) or ()) else handler
+    handler, (caught, _) = signal.getsignal(number), handled_signals(os.getpid()) or ((), ())
+    return None if handler is signal.SIG_DFL and number in caught else handler

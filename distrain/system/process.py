@@ -587,15 +587,19 @@ def has_ended(child: int) -> bool:
     return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
 
 
-def caught_signals(pid: int) -> Collection[int] | None:
-    """Return the signals for which a process has a handler, or None if that cannot be known (macOS)."""
+def handled_signals(pid: int) -> tuple[Collection[int], Collection[int]] | None:
+    """Return the signals that a process catches, and those that it ignores; None if that cannot be known (macOS)."""
     if not sees_pids():
         return None
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return None
-    mask = int((status.partition("SigCgt:")[2].split() or ["0"])[0], 16)
+    return _members(status, "SigCgt:"), _members(status, "SigIgn:")
+
+
+def _members(status: str, label: str) -> set[int]:
+    mask = int((status.partition(label)[2].split() or ["0"])[0], 16)
     return {number for number in range(1, mask.bit_length() + 1) if mask >> (number - 1) & 1}
 
 
