@@ -56,6 +56,13 @@ def run_command(
     options = parse(parser, sys.argv[1:] if arguments is None else arguments)
     if is_for_ray(options):
         return _drive(parser, options, user_path)
+    with options_named(named_options()):
+        return _launch(parser, options, sys.argv[1:] if arguments is None else arguments, user_path)
+
+
+def _launch(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, arguments: Sequence[str], user_path: Sequence[str]
+) -> int:
     if options.detach and (other := _runs_nothing(options)):
         parser.error(f"--detach is for runs; leave it out with {other}")
     if options.stacks:
@@ -64,7 +71,7 @@ def run_command(
         warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
     try:
         if options.slurm or options.dry_run:
-            return _submit(options, sys.argv[1:] if arguments is None else arguments)
+            return _submit(options, arguments)
         hosts = _hosts(options)
         if options.check or options.clear_caches:
             return _check(options, hosts, user_path)
@@ -72,8 +79,7 @@ def run_command(
         scaling = _scaling_config(options, hosts)
         run = _run_config(options, hosts, scaling)
     except (ValueError, TypeError, OSError, ResourcesError) as error:
-        with options_named(named_options()):
-            parser.error(in_users_words(str(error)))
+        parser.error(in_users_words(str(error)))
     train = partial(_run, work, scaling, run, workers_path(work, user_path))
     return run_detached(train) if options.detach else train()
 
@@ -173,7 +179,7 @@ def _drive(parser: argparse.ArgumentParser, options: argparse.Namespace, user_pa
         _hosts(options)
         drive = driver_of(parser, options, user_path)
     except (ValueError, TypeError, OSError) as error:
-        parser.error(str(error))
+        parser.error(str(error))  # it says what to write into the script
     drive()
     return 0
 
@@ -182,15 +188,14 @@ def _run(
     work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str], detached: DetachedConsole | None = None
 ) -> int:
     """Train, and return the exit code."""
-    with options_named(named_options()):
-        try:
-            run_work(work, scaling, run, sys_path=sys_path, detached=detached)
-        except KeyboardInterrupt as error:
-            return exit_code_of(error)
-        except DistrainError as error:
-            quotes_ranks = isinstance(error, (WorkerGroupError, PreemptionError))  # their own lines are theirs
-            show_error(type(error), str(error) if quotes_ranks else in_users_words(str(error)))
-            return exit_code_of(error)
+    try:
+        run_work(work, scaling, run, sys_path=sys_path, detached=detached)
+    except KeyboardInterrupt as error:
+        return exit_code_of(error)
+    except DistrainError as error:
+        quotes_ranks = isinstance(error, (WorkerGroupError, PreemptionError))  # their own lines are theirs
+        show_error(type(error), str(error) if quotes_ranks else in_users_words(str(error)))
+        return exit_code_of(error)
     return 0
 
 

@@ -44,6 +44,7 @@ from distrain.hosts.host import interface_problem
 from distrain.hosts.inspection import package_versions
 from distrain.storage.paths import choose_run
 from distrain.system import process
+from distrain.system.arguments import in_users_words
 from distrain.system.log import say
 from distrain.system.loop import Loop
 
@@ -142,7 +143,7 @@ class Preflight:
         try:
             return shares_of(slots, workers_on(slots, self._scaling))
         except ResourcesError as error:
-            self.findings.append(Finding(HERE, "slots", str(error)))
+            self.findings.append(Finding(HERE, "slots", in_users_words(str(error))))
             return {}
 
     def _workers_on(self, host: _Host) -> int:
