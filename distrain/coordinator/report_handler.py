@@ -151,7 +151,8 @@ class ReportHandler:
             absent=set(range(world_size)).difference(similar[-1].ranks) if similar else (),
             silent=similar[-1].silent if similar else (),
         )
-        self._start = self._store.latest
+        self._start = -1 if self._store.latest is None else self._store.latest.index
+        """The index of the checkpoint that the attempt has started from, if that is one of this run."""
         self._start_until = math.inf
         self._unheard = set(range(world_size))
         """The ranks that may still read the checkpoint that the attempt has started from."""
@@ -306,11 +307,11 @@ class ReportHandler:
         self._do(self._assembly.reported(rank, index, metrics, ordinal, message.files, now, in_place, message.name))
 
     def _disown(self, rank: int) -> None:
-        """Give up the checkpoints that were committed without a rank that does bring some: it was not silent, but slow.
+        """Give up the checkpoints of this attempt that were committed without a rank that is slow, and not silent.
 
         The next attempt starts from an earlier one, if there is one.
         """
-        if lacking := self._store.disown(rank):
+        if lacking := self._store.disown(rank, after=self._start):
             names = ", ".join(saved.path.name for saved in lacking)
             warn(f"the run will not continue from {names}: rank {rank} brings checkpoints, and its files are missing")
             latest = self._store.latest
@@ -511,7 +512,7 @@ class ReportHandler:
         needed = {
             n
             for n, saved in enumerate(self._store.committed)
-            if self._validations.awaits(saved) or (saved is self._start and self._is_start_read())
+            if self._validations.awaits(saved) or (saved.index == self._start and self._is_start_read())
         }
         self._store.delete([n for n in retention.surplus(kept, self._config, doubtful) if n not in needed])
 

@@ -321,7 +321,7 @@ class CheckpointAssembly:
     def failed(self, rank: int, index: int, ordinal: int | None, why: str, now: float) -> list[Action]:
         """Handle a call of report() that has raised: the n-th checkpoint is dropped, and the next one is the n+1-th."""
         self._note_report(rank, index)
-        if ordinal is not None:
+        if ordinal is not None and self._is_declared(rank) is not False:
             self._miss_part(rank, ordinal, why, now)
         return self.tick(now)
 
@@ -475,9 +475,9 @@ class CheckpointAssembly:
     def fewest_reports_of_bringing(self, now: float) -> float:
         """Return how many reports the slowest of the ranks has made that bring checkpoints.
 
-        Rank 0 is taken for one of them in the first ``missing_rank_s``.
+        Rank 0 is taken for one of them, but not if it has not reported within ``missing_rank_s``.
         """
-        if 0 in self._bringing and self._ranks[0].brings is None:
+        if 0 in self._bringing and not (self._ranks[0].brings or self._ranks[0].last_index):
             since = self._ranks[0].running_since
             if since is not None and now >= since + self._missing_rank_s:
                 self._bringing.remove(0)
@@ -664,7 +664,7 @@ class CheckpointAssembly:
     def _write_off(self, pending: _Pending) -> list[int]:
         """Wait no longer for the ranks without a part, until they bring one. Return those that were just silent."""
         newly_silent = []
-        for rank in self._ranks.keys() - pending.parts.keys() - pending.failed:
+        for rank in sorted(self._ranks.keys() - pending.parts.keys() - pending.failed):
             record = self._ranks[rank]
             if record.brings is None and not record.finished:
                 record.brings, record.silent = False, rank not in pending.in_step

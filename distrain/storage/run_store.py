@@ -414,9 +414,12 @@ class RunStore(ABC):
     ) -> None:
         """Write the metadata, then the manifest. Call ``done`` with the checkpoint's path, or ``failed``."""
 
-    def disown(self, rank: int) -> list[CommittedCheckpoint]:
-        """Forget, and mark as damaged, the checkpoints that lack files of a rank, as it turns out. Return them."""
-        lacking = [saved for saved in self.committed if rank in saved.silent]
+    def disown(self, rank: int, *, after: int) -> list[CommittedCheckpoint]:
+        """Forget, and mark as damaged, the checkpoints that lack files of a rank, as it turns out. Return them.
+
+        after: the index of the last checkpoint that is none of them.
+        """
+        lacking = [saved for saved in self.committed if saved.index > after and rank in saved.silent]
         for saved in lacking:
             self.committed.remove(saved)
             self._update_manifest(saved, {"lacks": rank})
