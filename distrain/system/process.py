@@ -44,6 +44,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
 _START_FIELD = 19
 """The start time among the fields of /proc/PID/stat that follow the name."""
+_REAP_S = 1.0
+"""Seconds to wait for the end of a child that was killed: the waiting thread has a lease to keep."""
 _KILL_ROUNDS = 50
 _LONGEST_COMMAND = 400
 """Characters of a command line that people are shown."""
@@ -340,6 +342,17 @@ def began_at(pid: int) -> float | None:
     return float(stat.rpartition(")")[2].split()[_START_FIELD])
 
 
+def reap(child: Process) -> int:
+    """Wait for a child that was killed, and return its exit code.
+
+    Not for long: the kernel may hold one that waits for a dead file system. Python reaps it later.
+    """
+    try:
+        return child.wait(_REAP_S)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL
+
+
 def kill_group(leader: int, number: int) -> None:
     """Signal every process of a process group that is led by a child of this process.
 
@@ -625,7 +638,7 @@ class SilentProgram:
             self._child.wait(patience_s)
         except subprocess.TimeoutExpired:
             self._child.kill()
-            self._child.wait()
+            reap(self._child)
 
 
 def output_of(argv: Sequence[str], directory: str, timeout_s: float = 30) -> bytes | None:

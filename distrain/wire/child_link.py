@@ -39,4 +39,4 @@ class ChildLink:
         """SIGKILL the child and its process group. Return its exit code; harmless when done twice."""
         self.channel.close()
         process.kill_group(self.process.pid, signal.SIGKILL)
-        return self.process.wait()
+        return process.reap(self.process)
