@@ -51,6 +51,7 @@ from distrain.errors import (
     WorkerGroupError,
 )
 from distrain.hosts.host import hidden_gpus_problem
+from distrain.inprocess.ignored_settings import describe_ignored_settings
 from distrain.inprocess.launched import LaunchedRun
 from distrain.inprocess.outer_launcher import OuterLauncher, check_launcher
 from distrain.inprocess.rank_group import RankGroup, join
@@ -326,6 +327,10 @@ def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_
 
 def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = None) -> Result:
     """Train in the run directory. ``group``: the ranks that another launcher has started."""
+    if not request.starts_workers and (
+        ignored := describe_ignored_settings(request.scaling, request.run, request.launcher)
+    ):
+        warn(ignored)
     run = request.run
     _check_log_dir(run.log_dir)
     name, stem = run.name or run_name(os.environ), stem_of(script_of(request.work))

@@ -140,8 +140,7 @@ class ForkServerLink:
     def kill(self) -> None:
         """Kill the forkserver. Its workers die with it, and ``on_death`` is called in a later turn of the loop."""
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it may be in an uninterruptible sleep
-            self._process.wait(timeout=1.0)
+        process.reap(self._process)
 
 
 def _environment(prepared: wire.Prepare, threads: int) -> dict[str, str]:

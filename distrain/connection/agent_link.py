@@ -347,7 +347,7 @@ class AgentLink:
         if self._transport.host.is_local and "pid" in self.hello and self.is_alive:
             process.kill(self.hello["pid"], signal.SIGCONT)  # an agent that was stopped empties the host now
         self._process.kill()  # not its group: an agent on this machine outlives its guard to empty the host
-        self._process.wait()
+        process.reap(self._process)
 
 
 def close_all(links: Sequence[AgentLink]) -> set[AgentLink]:
@@ -384,7 +384,7 @@ def run_all(commands: Iterable[Sequence[str]], *, timeout_s: float, at_once: int
         loop.cancel(str(child.pid))
         child.stdout.close()
         child.kill()  # it has closed its output, and ends, or is late
-        child.wait()
+        process.reap(child)
         running.discard(child)
 
     def read(child: process.Process) -> None:

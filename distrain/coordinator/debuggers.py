@@ -268,7 +268,7 @@ class OwnTerminal:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_TERMINAL_TIMEOUT_S)
         child.kill()  # harmless if it has ended
-        child.wait()
+        process.reap(child)
         process.take_terminal()
         self._console.lend_terminal(False)
 

@@ -38,6 +38,8 @@ _MOST_TRIES = 3
 """Deliveries of the project's files that may fail before the host does."""
 _RETRY_S = 0.5
 _SLOW_S = 20.0
+_PATIENCE_S = 300.0
+"""Seconds for which the start waits for the answer of a host, whose agent is alive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,13 +154,17 @@ class HostFiles:
     def _ask(self, host: str) -> None:
         self._hosts[host].is_set_up = False
         self._send_question(host, self.question_for(host))
-        if not self._shipping.question.requirements:  # else it says itself how far it is with the environment
-            slow = f"{host} has not answered for {_SLOW_S:g} s: does a file system hang there?"
-            self._loop.call_in(f"set up {host}", _SLOW_S, lambda: warn(slow))
 
     def _send_question(self, host: str, question: wire.SetUpHost | wire.FilesDelivered) -> None:
         self._hosts[host].open_questions += 1
         self._send(host, question)
+        if not self._shipping.question.requirements:  # else it says itself how far it is with the environment
+            self._loop.call_in(f"set up {host}", _SLOW_S, partial(self._on_slow, host))
+
+    def _on_slow(self, host: str) -> None:
+        warn(f"{host} has not answered for {_SLOW_S:g} s: does a file system hang there?")
+        why = f"it has not answered for {_PATIENCE_S:g} s, so a file system probably hangs there"
+        self._loop.call_in(f"set up {host}", _PATIENCE_S - _SLOW_S, lambda: self._refuse(host, why))
 
     def question_for(self, host: str) -> wire.SetUpHost:
         """Return what a host is asked."""
@@ -185,9 +191,10 @@ class HostFiles:
 
     def on_set_up(self, host: str, answer: wire.HostSetUp) -> None:
         """Handle the answer of a host."""
-        self._loop.cancel(f"set up {host}")
         state = self._hosts[host]
         state.open_questions -= 1
+        if not state.open_questions:
+            self._loop.cancel(f"set up {host}")
         if answer.failed is not None:
             self._refuse(host, answer.failed)
         elif state.open_questions:  # only the last answer counts: the host was asked again meanwhile

@@ -11,7 +11,6 @@ from distrain.decisions.states import RunState
 from distrain.inprocess.rank_channel import Entrance, RankChannel
 from distrain.inprocess.rank_group import Offer
 from distrain.inprocess.rank_server import RankServer
-from distrain.system.log import warn
 from distrain.work.job import original
 
 if TYPE_CHECKING:
@@ -54,11 +53,6 @@ class LaunchedRun:
 
         Raises LaunchError if a rank does not see the run directory, or cannot connect to this process.
         """
-        name, scaling = self._group.launcher.name, self._request.scaling
-        if scaling.numa_binding:
-            warn(f"ScalingConfig.numa_binding has no effect: {name} has started the ranks, and may bind them itself")
-        if self._request.failure_config.max_failures:
-            warn(f"FailureConfig.max_failures has no effect: {name} has started the ranks, and may restart them")
         offer, connections = self._meet()
         own, servers = socket.socketpair()
         channel = RankChannel(own, self._store.location)

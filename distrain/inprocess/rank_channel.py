@@ -93,7 +93,7 @@ class Entrance:
             welcome(connection, self.secret)
             rank = int.from_bytes(receive(connection, _RANK_BYTES, time.monotonic() + _CONNECT_S), "big")
             if rank not in range(1, self._ranks) or rank in self._connections:
-                raise StreamEndedError(f"rank {rank} is not expected")
+                raise StreamEndedError(f"rank {rank}")
             keep_alive(connection)
         except (OSError, StreamEndedError):
             connection.close()  # a stranger; who connects learns it from that

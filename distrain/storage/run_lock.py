@@ -156,7 +156,7 @@ class RemoteLock:
             lock._create()
         except FileExistsError:
             raise StorageError(_in_use(run, _NEWCOMER)) from None
-        if _numbers(folder)[-1] != lock.number:
+        if any(number > lock.number for number in _numbers(folder)):  # somebody took and left it meanwhile
             raise StorageError(_in_use(run, _NEWCOMER))
         for number in numbers:
             with contextlib.suppress(OSError):

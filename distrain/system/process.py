@@ -51,6 +51,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
 TRACKERS_S = 2.5
 """Seconds that resource trackers have after the death of all other processes. The one of torch takes 2 of them."""
+_REAP_S = 1.0
+"""Seconds to wait for the end of a child that was killed: the waiting thread has a lease to keep."""
 _KILL_ROUNDS = 50
 _PROC = Path("/proc")
 _HAS_PROC = (_PROC / "self" / "stat").exists()
@@ -509,6 +511,17 @@ def began_at(pid: int) -> float | None:
     return None if found is None else found.began
 
 
+def reap(child: Process) -> int:
+    """Wait for a child that was killed, and return its exit code.
+
+    Not for long: the kernel may hold one that waits for a dead file system. Python reaps it later.
+    """
+    try:
+        return child.wait(_REAP_S)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL
+
+
 def kill_group(leader: int, number: int) -> None:
     """Signal every process of a process group that is led by a child of this process.
 
@@ -823,7 +836,7 @@ class SilentProgram:
             self._child.wait(patience_s)
         except subprocess.TimeoutExpired:
             self._child.kill()
-            self._child.wait()
+            reap(self._child)
 
 
 def output_of(argv: Sequence[str], directory: str, timeout_s: float = 30) -> bytes | None:

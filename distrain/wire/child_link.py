@@ -41,4 +41,4 @@ class ChildLink:
         """
         self.channel.close()
         process.kill_groups([self.process.pid])
-        return self.process.wait()
+        return process.reap(self.process)

@@ -525,17 +525,19 @@ class Session:
         """Let one call run at a time. Raises RuntimeError in a signal handler that interrupts another call."""
         if os.getpid() != self._pid:
             raise RuntimeError(f"{caller} was called in a child process of the worker; call it in the worker itself")
-        with self._lock:
-            if self._call:
-                raise RuntimeError(
-                    f"{caller} was called while {self._call} runs in the same thread: from a signal handler?"
-                )
-            self._call = caller
-            try:
-                yield
-            finally:
-                self._call = ""
-        self.after_call()
+        try:
+            with self._lock:
+                if self._call:
+                    raise RuntimeError(
+                        f"{caller} was called while {self._call} runs in the same thread: from a signal handler?"
+                    )
+                self._call = caller
+                try:
+                    yield
+                finally:
+                    self._call = ""
+        finally:  # also after an exception, which train_func may catch
+            self.after_call()
 
     def meet(self, operation: str, data: bytes, timeout_s: float | None = None, *, gathers: bool = False) -> bytes:
         """Wait until every rank is in its n-th collective, and return rank 0's data.
@@ -593,14 +595,16 @@ class Session:
         """
         if os.getpid() != self._pid:
             raise CheckpointError(f"{path} is not on this host: call as_directory() in the worker, not in its child")
-        with self._lock:
-            self._channel.send(
-                wire.FetchCheckpoint(attempt=self.context.attempt, rank=self.context.world_rank, path=path)
-            )
-            while path not in self._fetched:
-                self._listen(wait=True)
-            answer = self._fetched.pop(path)
-        self.after_call()
+        try:
+            with self._lock:
+                self._channel.send(
+                    wire.FetchCheckpoint(attempt=self.context.attempt, rank=self.context.world_rank, path=path)
+                )
+                while path not in self._fetched:
+                    self._listen(wait=True)
+                answer = self._fetched.pop(path)
+        finally:
+            self.after_call()
         if answer.failed is not None:
             raise CheckpointError(answer.failed)
         return answer.folder

@@ -320,11 +320,25 @@ def test_a_host_that_never_finds_what_was_brought_is_refused(lab: Lab) -> None:
     assert [host for host, _ in lab.refused] == ["a"]
 
 
-def test_a_host_that_does_not_answer_is_announced(lab: Lab, lines: list[str]) -> None:
+def test_a_host_that_does_not_answer_is_announced_and_then_refused(lab: Lab, lines: list[str]) -> None:
     lab.set_up("a")
     assert lab.loop.timers["set up a"][0] == 20
     lab.loop.fire("set up a")
     assert lines == ["a has not answered for 20 s: does a file system hang there?"]
+    assert (lab.loop.timers["set up a"][0], lab.refused) == (280, [])
+    lab.loop.fire("set up a")
+    assert lab.refused == [("a", "it has not answered for 300 s, so a file system probably hangs there")]
+
+
+def test_the_wait_begins_again_when_files_have_been_brought_and_ends_with_the_answer(lab: Lab) -> None:
+    lab.set_up("a")
+    lab.loop.fire("set up a")
+    lab.answer("a", CODE)
+    assert "set up a" not in lab.loop.timers
+    lab.mover("a").answer(wire.Delivered())
+    assert lab.loop.timers["set up a"][0] == 20
+    lab.answer("a")
+    assert "set up a" not in lab.loop.timers
 
 
 def test_a_host_that_makes_an_environment_may_take_its_time(lines: list[str]) -> None:

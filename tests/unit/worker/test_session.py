@@ -564,6 +564,21 @@ def test_a_collective_that_cannot_be_raises_the_reason(worker: Worker) -> None:
     collective.barrier()
 
 
+def test_a_debugger_that_waits_for_the_end_of_a_call_opens_also_if_the_call_fails(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[bool] = []
+    worker.session.after_call = lambda: opened.append(worker.session.is_in_call)
+    worker.coordinator.send(met(1, refused="rank 3 has finished"))
+    with pytest.raises(CollectiveError):
+        collective.barrier()
+    assert opened == [False]
+    monkeypatch.setattr(worker.session, "_listen", lambda **options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        worker.session.fetch_checkpoint("checkpoint_000000")
+    assert opened == [False, False]
+
+
 def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(worker: Worker) -> None:
     """The first call had been left by an exception."""
     worker.session._collectives = 1
