@@ -409,8 +409,8 @@ def catches(pid: int, number: int) -> bool:
 
     A process that has become another program (``execv``) has lost its handlers: the signal would kill it.
     """
-    caught = caught_signals(pid)
-    return caught is None or number in caught
+    handled = handled_signals(pid)
+    return handled is None or number in handled[0]
 
 
 # -- life and death --------------------------------------------------------------------------------------------------

@@ -93,8 +93,9 @@ def _csv(table: Any, options: Mapping[str, Any]) -> Callable[[Any], None]:
 
 
 def _json(table: Any, options: Mapping[str, Any]) -> Callable[[Any], None]:
-    if options:
-        raise TypeError(f"write_json({min(options)}=...) is not offered: use to_pandas().to_json()")
+    others = {name for name, value in options.items() if _JSON_LINES.get(name) != value}
+    if others:
+        raise TypeError(f"write_json({min(others)}=...) is not offered: use to_pandas().to_json()")
     fields = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:
@@ -105,6 +106,8 @@ def _json(table: Any, options: Mapping[str, Any]) -> Callable[[Any], None]:
     return lambda file: file.writelines(lines)
 
 
+_JSON_LINES = {"lines": True, "orient": "records"}
+"""Options of pandas that ask for what is written anyway."""
 _WRITERS: dict[str, Callable[[Any, Mapping[str, Any]], Callable[[Any], None]]] = {
     "parquet": _parquet,
     "csv": _csv,

@@ -164,7 +164,7 @@ def test_files(rd: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     (tmp_path / "list.json").write_text(json.dumps(PAIRS))
     rd.from_items(PAIRS).write_parquet(str(tmp_path / "parquet"))
     rd.from_items(PAIRS).write_csv(str(tmp_path / "csv"))
-    rd.from_items(PAIRS).write_json(str(tmp_path / "json"))
+    rd.from_items(PAIRS).write_json(str(tmp_path / "json"), orient="records", lines=True)
 
     images = str(tmp_path / "images")
     folders = rd.datasource.Partitioning("dir", field_names=["class"], base_dir=images)
