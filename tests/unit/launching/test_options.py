@@ -17,8 +17,6 @@ from distrain.launching.config_options import BY_HAND, CONFIGS, NO_OPTION, confi
 from distrain.launching.options import _INSTEAD, make_parser, parse
 from distrain.system.arguments import in_users_words, options_named
 
-PENDING = {"stop_grace_s", "signals-to-handle", "shutdown-timeout"}
-"""What signals do on the command line has no options yet."""
 KNOWN = make_parser()._option_string_actions
 
 
@@ -33,7 +31,7 @@ def options_of(*arguments: str) -> Any:
 def test_every_field_has_an_option_or_a_reason_to_have_none(config: type) -> None:
     """A new field gets one by its name. If that makes no sense, launching/config_options.py says why."""
     for field in fields(config):
-        if field.name not in NO_OPTION.keys() | PENDING:
+        if field.name not in NO_OPTION:
             assert names_of(field.name)[0] in KNOWN, f"{config.__name__}.{field.name} has no option"
 
 
@@ -124,7 +122,7 @@ def test_a_wrong_value_is_reported_by_its_option(
 def test_every_option_of_torchrun_is_known_in_each_of_its_spellings() -> None:
     for name, action in get_args_parser()._option_string_actions.items():
         known = name.lstrip("-").replace("_", "-")
-        assert name in KNOWN or known in _INSTEAD.keys() | PENDING, f"{name} of torchrun is not known"
+        assert name in KNOWN or known in _INSTEAD, f"{name} of torchrun is not known"
         if name in KNOWN and action.nargs == 0 and action.dest != "module":
             assert KNOWN[name].nargs == 0, f"{name} takes no value under torchrun"
 
