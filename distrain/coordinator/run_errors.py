@@ -23,6 +23,8 @@ from distrain.system.log import warn, without_controls
 from distrain.work.job import original
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from distrain.decisions.events import HangDetected, RunSummary
 
 
@@ -72,11 +74,11 @@ class RunErrors:
         if summary.failures and not self._problem_explains_failures():
             return self._worker_group_error()
         if summary.storage_failed:
-            return ControllerError("\n".join([str(summary.problem), *self._facts("once that is fixed, ")]))
+            return ControllerError(_text([str(summary.problem), *self._facts("once that is fixed, ")]))
         if summary.resources_missing:
-            return ResourcesError(summary.problem)
+            return ResourcesError(_text([str(summary.problem)]))
         problem = summary.problem or "all workers have ended, but no rank has failed; their logs may show why"
-        text = "\n".join([problem, *self._postscript()])
+        text = _text([problem, *self._postscript()])
         return ControllerError(text) if summary.entered else LaunchError(text)
 
     def _problem_explains_failures(self) -> bool:
@@ -98,7 +100,7 @@ class RunErrors:
             lines += ["ranks that did not stop in time were killed:", *(f"    {line}" for line in summary.where)]
         lines += self._other_problems()
         if reason != "SIGINT":
-            return preempted("\n".join([f"the run was stopped by {reason}", *lines, *self._facts()]), reason)
+            return preempted(_text([f"the run was stopped by {reason}", *lines, *self._facts()]), reason)
         if lines:
             warn("\n    ".join(lines))
         return KeyboardInterrupt()
@@ -111,7 +113,7 @@ class RunErrors:
         hosts = {rank: summary.hosts[rank] for rank in summary.stopped_ranks}
         failures = hang_failures(hosts, hung.suspects, after_s=hung.after_s)
         return HangError(
-            "\n".join([*lines, *self._postscript()]),
+            _text([*lines, *self._postscript()]),
             worker_failures={failure.rank: StandInError(failure.summary) for failure in failures},
             culprit=failures[0].rank,
             failures=failures,
@@ -131,7 +133,7 @@ class RunErrors:
             last_lines=summary.last_lines,
         )
         return WorkerGroupError(
-            without_controls("\n".join([screen, *self._other_problems(), *self._postscript()])),
+            _text([screen, *self._other_problems(), *self._postscript()]),
             worker_failures={f.rank: summary.errors.get(f.rank) or original(f) for f in failures},
             culprit=failures[0].rank,
             exit_code=failures[0].exit_code,
@@ -171,3 +173,8 @@ class RunErrors:
     def how_to_continue(self) -> str:
         """The way to continue the run, as a request to the user."""
         return f"start the run again {self.name}" + ("" if self.checkpoint else ", from scratch (no checkpoint yet)")
+
+
+def _text(lines: Sequence[str]) -> str:
+    """Return the text of an error, which quotes what ranks have said: Python prints it to a terminal as it is."""
+    return without_controls("\n".join(lines))

@@ -115,8 +115,8 @@ class RunPaths:
         taken = (self.manifest, self.metrics, self.events, self.console, *self.end_files(), *folders)
         if name.removesuffix(".new") in {path.name for path in taken}:
             return f"must not be {name!r}, as the run directory has something else of that name"
-        if not name or "/" in name or "\0" in name or name.startswith((".", DAMAGED)):
-            return f"must be a plain name of a directory, got {name!r}"
+        if not name or "/" in name or not name.isprintable() or name.startswith((".", DAMAGED)):
+            return f"must be a plain name of a directory, got {name!a}"
         size = len(os.fsencode(name))
         return f"must not be longer than {_LONGEST_NAME} bytes, got {size}" if size > _LONGEST_NAME else None
 

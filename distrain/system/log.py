@@ -46,7 +46,8 @@ class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         clock = time.strftime("%H:%M:%S ") if has_footer(sys.stderr) else ""  # as every line above a footer
         is_alarming = record.levelno >= logging.WARNING or not is_kernel()
-        print_to(sys.stderr if is_alarming else sys.stdout, f"{clock}distrain: {record.getMessage()}\n")
+        console = sys.stderr if is_alarming else sys.stdout
+        print_to(console, f"{clock}distrain: {without_controls(record.getMessage())}\n")
 
 
 _logger = logging.getLogger("distrain")
@@ -93,16 +94,17 @@ def print_to(console: IO[str] | None, text: str | bytes) -> None:
 
 
 def without_controls(text: str) -> str:
-    """Remove everything from a text, of any number of lines, that would move the cursor of a terminal."""
+    """Return a text of any number of lines with nothing that acts on a terminal, except tabulators and colours."""
     return _CONTROLS.sub("", text)
 
 
 _CONTROLS = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f]"  # a set in front, which is found fast; what follows decides about an escape (\x1b)
-    r"(?:(?<!\x1b)"
-    r"|(?<=\x1b)(?:"
-    r"\[[0-?]*[ -/]*[@-ln-~]"  # control sequences other than colours (m): they would overwrite other output
-    r"|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"  # titles, links
-    r"|[^\[\]PX^_\n]|(?=\n|\Z)))"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # a set in front, which is found fast; what follows decides about an escape (\x1b)
+    r"(?<!\x1b(?=\[[0-9;:]*m))"  # colours stay, and nothing else that begins with an escape
+    r"(?:(?<=\x1b)(?:"
+    r"\[[\x00-\x09\x0b-\x17\x19\x1c-?\x7f]*[@-~]?"  # terminals ignore other controls within a sequence
+    r"|[\]PX^_][^\x07\x1b\n\x9c]*(?:\x07|\x1b\\|\x9c)?"  # titles, links
+    r"|[ -/]*[0-~]?))?"
 )
-"""Control sequences of ECMA-48 within a line, except tabulators and colours."""
+"""Controls, each with the rest of its sequence (ECMA-48). Nothing that is left belongs to a sequence: so removing one
+does not make another."""

@@ -5,6 +5,11 @@ from __future__ import annotations
 _UNITS = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
 
 
+def printable(text: str) -> str:
+    """Return the text in one line, without characters that a terminal would act on."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
 def duration(seconds: float) -> str:
     """Return a duration with the precision that people need: at most two units.
 

@@ -28,6 +28,13 @@ def test_only_directories_with_our_names_are_checkpoints(root: Path) -> None:
     assert RunPaths(root).checkpoints() == []
 
 
+@pytest.mark.parametrize("name", ["a\x1b[2J", "a\nb", "a\x9b2J", "\udcff"])
+def test_no_checkpoint_has_a_name_that_acts_on_a_terminal(root: Path, name: str) -> None:
+    problem = RunPaths(root).name_problem(name)
+    assert problem is not None
+    assert problem.isprintable()
+
+
 def made(storage_path: Path, name: str, status: str | None) -> None:
     root = storage_path / name
     root.mkdir(parents=True)
