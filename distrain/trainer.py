@@ -55,6 +55,7 @@ from distrain.inprocess.launched import LaunchedRun
 from distrain.inprocess.outer_launcher import OuterLauncher, check_launcher
 from distrain.inprocess.rank_group import RankGroup, join
 from distrain.inprocess.runner import InProcessRun
+from distrain.layout.ownership import check_owners
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.storage.files import full_disk_hint, is_full_disk, write_atomically
 from distrain.storage.paths import read_manifest
@@ -529,6 +530,8 @@ class _Run:
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
         self._log_dir = None if request.run.log_dir is None else _absolute(request.run.log_dir)
+        if self._log_dir is not None:
+            check_owners(self._log_dir / store.paths.root.name)
         context = RunContext(
             run_id=self._run_id,
             run_config=request.run,

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from distrain.errors import StorageError
+from distrain.layout.ownership import check_owners, open_without_links
 from distrain.storage.executor import StorageExecutor
 from distrain.storage.files import full_disk_hint, write_atomically
 from distrain.storage.paths import RunPaths
@@ -46,9 +47,10 @@ class _RunDirectory:
     """
 
     def __init__(self, paths: RunPaths, run: object) -> None:
-        """Make and lock the directory. Raise StorageError if another process uses ``run``."""
+        """Make and lock the directory. Raise StorageError if a stranger owns it, or another process uses ``run``."""
         self._paths = paths
         paths.root.mkdir(parents=True, exist_ok=True)
+        check_owners(paths.root)
         self._status = paths.root.stat()
         self._lock = LocalLock(paths.lock, run)
         self._metrics = _LineFile(paths.metrics)
@@ -58,7 +60,7 @@ class _RunDirectory:
         """Open the files of lines, reserve disk space, and delete what an earlier run was writing when it died."""
         self._metrics.open()
         self._events.open()
-        with self._paths.reserve.open("wb") as file:
+        with open(self._paths.reserve, "wb", opener=open_without_links) as file:
             file.write(bytes(_RESERVED_BYTES))
         shutil.rmtree(self._paths.staging, ignore_errors=True)
         self._probe()
@@ -66,8 +68,11 @@ class _RunDirectory:
     def _probe(self) -> None:
         """Write, read and delete a file, so that a storage that cannot do it fails before the training begins."""
         probe = self._paths.root / ".probe"
-        probe.write_bytes(b"distrain")
-        if probe.read_bytes() != b"distrain":
+        with open(probe, "wb+", opener=open_without_links) as file:
+            file.write(b"distrain")
+            file.seek(0)
+            content = file.read()
+        if content != b"distrain":
             raise OSError(errno.EIO, "a file has other contents than those that were written", str(probe))
         probe.unlink()
 
@@ -118,7 +123,7 @@ class _LineFile:
 
     def open(self) -> None:
         """Open the file, and cut off a torn last line, which a power cut may leave."""
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._fd = open_without_links(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         end = size = os.lseek(self._fd, 0, os.SEEK_END)
         while end and os.pread(self._fd, 1, end - 1) != b"\n":
             end -= 1
@@ -284,7 +289,7 @@ class RunStore(ABC):
 
         def work() -> IO[bytes]:
             self.paths.make_parent(path)
-            return path.open("wb")
+            return open(path, "wb", opener=open_without_links)
 
         self._background.do(work, then, failed)
 
