@@ -61,6 +61,7 @@ from distrain.storage.files import full_disk_hint, is_full_disk, write_atomicall
 from distrain.storage.paths import read_manifest
 from distrain.storage.records import damage_of, last_metrics
 from distrain.storage.remote_store import open_run
+from distrain.storage.run_store import RESERVED_BYTES
 from distrain.system.arguments import check_type
 from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
@@ -90,6 +91,9 @@ _FULL_DISK_WAIT_S = 5.0
 """Seconds that the end of a run waits for free space on a full disk before it gives up a file."""
 _FULL_DISK_PAUSE_S = 0.5
 """Seconds between two attempts to write on a full disk."""
+_LEFT_BY_REPORTS = RESERVED_BYTES * 3 // 4
+_LEFT_BY_RESULTS = RESERVED_BYTES // 2
+"""Bytes of reserved disk space that the last reports leave for results and errors, and these for run.json."""
 _PAGE_AFTER_S = 10.0
 """A run that has finished gets its page at once if it took at least so many seconds, as a page takes up to 0.1 s."""
 
@@ -564,7 +568,8 @@ class _Run:
             self._callbacks.before_run()
             with console:
                 runner.run()
-            self._write_at_end(self._store.write_last_lines, "the last reports could not be written")
+            complaint = "the last reports could not be written"
+            self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
             result, failure = self._conclude(runner.end, console.status)
             self._manifest.exit_code = exit_code_of(failure)
             console.show_summary(self._summary(runner.end, console.status, time.monotonic() - started))
@@ -581,6 +586,7 @@ class _Run:
             self._write_at_end(
                 lambda: self._manifest.write(status),
                 "the run directory does not say how the run ended, because that could not be written",
+                left=0,
             )
             if trackers is not None:
                 trackers.close(status)
@@ -627,13 +633,16 @@ class _Run:
                 f"cannot use the run directory {self._store.location}: {error}{full_disk_hint(str(error))}"
             ) from error
 
-    def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:
+    def _write_at_end(self, write: Callable[[], None], complaint: str, *, left: int = _LEFT_BY_RESULTS) -> None:
         """Write a file at the end of the run. Wait some seconds for space on a full disk.
 
         If it cannot be written, only warn: an exception would hide the error that has ended the run.
+
+        left: bytes of the reserved space that must stay for more important files.
         """
         while not self._store.is_stalled:
             try:
+                self._store.shrink_reserve(left)
                 write()
                 return
             except OSError as error:
