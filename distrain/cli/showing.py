@@ -185,7 +185,7 @@ def _checkpoints(run: Run, columns: int) -> list[str]:
 
 
 def _first(lines: Sequence[str], most: int, what: str) -> list[str]:
-    if len(lines) <= most:
+    if len(lines) <= most + 1:  # a line that counts the others would take the place of one
         return list(lines)
     return [*lines[:most], paint(f"... {count(len(lines) - most, f'more {what}')}", "2")]
 

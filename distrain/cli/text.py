@@ -7,8 +7,7 @@ import sys
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.runs.listing import ABORTED, DAMAGED, FAILED, FINISHED, KILLED, RUNNING, STARTING
-from distrain.system.log import without_controls
-from distrain.system.text import printable
+from distrain.system.text import printable, without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distrain.system.log import without_controls
+from distrain.system.text import without_controls
 
 
 def show_error(kind: type[BaseException], text: str, title: str = "") -> None:

@@ -19,7 +19,8 @@ from distrain.errors import (
     WorkerGroupError,
 )
 from distrain.storage.files import is_full_disk
-from distrain.system.log import warn, without_controls
+from distrain.system.log import warn
+from distrain.system.text import without_controls
 from distrain.work.job import original
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain.decisions.failures import count_ranks
+from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _RAISED = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
-LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 _BOOTSTRAP = re.compile(r"^<|/runpy\.py$")
 _WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
 _COLLECTIVES = re.compile(r"/torch/distributed/distributed_c10d\.py$")

@@ -26,7 +26,8 @@ from distrain.launching.slurm_job import batch_job
 from distrain.launching.target import work_of, workers_path
 from distrain.storage.paths import RunPaths
 from distrain.storage.remote_store import local_directory_of
-from distrain.system.log import say, warn, without_controls
+from distrain.system.log import say, warn
+from distrain.system.text import without_controls
 from distrain.trackers.choice import parse_tracker
 from distrain.trainer import run_work
 

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 from distrain.runs.details import reports_of
 from distrain.storage.retention import flatten
 from distrain.system.imports import require
-from distrain.system.log import without_controls
+from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 
 from distrain.system.consoles import has_footer, write_to
 from distrain.system.notebook import is_kernel
+from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,20 +91,3 @@ def print_to(console: IO[str] | None, text: str | bytes) -> None:
     if console is not None:  # None: a process without standard streams, such as a daemon
         with contextlib.suppress(OSError, ValueError):
             write_to(console, text)
-
-
-def without_controls(text: str) -> str:
-    """Return a text of any number of lines with nothing that acts on a terminal, except tabulators and colours."""
-    return _CONTROLS.sub("", text)
-
-
-_CONTROLS = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # a set in front, which is found fast; what follows decides about an escape (\x1b)
-    r"(?<!\x1b(?=\[[0-9;:]*m))"  # colours stay, and nothing else that begins with an escape
-    r"(?:(?<=\x1b)(?:"
-    r"\[[\x00-\x09\x0b-\x17\x19\x1c-?\x7f]*[@-~]?"  # terminals ignore other controls within a sequence
-    r"|[\]PX^_][^\x07\x1b\n\x9c]*(?:\x07|\x1b\\|\x9c)?"  # titles, links
-    r"|[ -/]*[0-~]?))?"
-)
-"""Controls, each with the rest of its sequence (ECMA-48). Nothing that is left belongs to a sequence: so removing one
-does not make another."""

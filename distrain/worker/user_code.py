@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import wire
 from distrain.decisions.failures import signal_in_words
-from distrain.decisions.stack_summary import LIBRARY_FILE
 from distrain.errors import DistrainError, Portable
 from distrain.hosts.host import MIRROR
 from distrain.system.notebook import cell_of, with_cells
 from distrain.system.pickling import pickled
+from distrain.system.text import LIBRARY_FILE
 from distrain.work.job import ScriptWork
 
 if TYPE_CHECKING:

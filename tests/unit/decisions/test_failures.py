@@ -271,8 +271,62 @@ def test_a_long_traceback_is_cut_in_the_middle() -> None:
     assert len(text.splitlines()) < 70
 
 
-def test_a_traceback_that_fits_is_whole() -> None:
-    assert "left out" not in screen(failure(0, traceback="\n".join(f"frame {n}" for n in range(60))))
+@pytest.mark.parametrize("lines", [60, 61])
+def test_a_traceback_that_fits_is_whole(lines: int) -> None:
+    assert "left out" not in screen(failure(0, traceback="\n".join(f"frame {n}" for n in range(lines))))
+
+
+def test_a_line_is_not_cut_for_a_note_that_is_longer() -> None:
+    assert "left out" not in screen(failure(0, traceback="x" * 510))
+    assert "100 characters left out" in screen(failure(0, traceback="x" * 600))
+
+
+def frame(file: str, line: int, code: str = "call()") -> str:
+    return f'  File "{file}", line {line}, in function\n    {code}\n    {"^" * len(code)}\n'
+
+
+TORCH, STDLIB = "/venv/lib/python3.11/site-packages/torch/data.py", "/usr/lib/python3.11/multiprocessing/queues.py"
+CHAIN = (
+    "Traceback (most recent call last):\n"
+    + "".join([frame(TORCH, 1), frame(STDLIB, 2), frame(STDLIB, 3), frame(TORCH, 4, "raise_it()")])
+    + "RuntimeError: worker is killed\n    by a signal\n\n"
+    "The above exception was the direct cause of the following exception:\n\n"
+    "Traceback (most recent call last):\n"
+    + "".join([frame("/home/me/train.py", 9, "for batch in loader:"), frame(TORCH, 5), frame(TORCH, 6, "raise x")])
+    + "RuntimeError: worker exited\n"
+)
+
+
+def test_of_a_long_traceback_the_inner_frames_of_libraries_are_folded() -> None:
+    assert screen(failure(0, traceback=CHAIN)).splitlines()[1:] == [
+        "  Traceback (most recent call last):",
+        "    ... 3 frames in torch, multiprocessing ...",
+        '    File ".../torch/data.py", line 4, in function',
+        "      raise_it()",
+        "  RuntimeError: worker is killed",
+        "      by a signal",
+        "  The above exception was the direct cause of the following exception:",
+        "  Traceback (most recent call last):",
+        '    File "/home/me/train.py", line 9, in function',
+        "      for batch in loader:",
+        f"      {'^' * 20}",
+        "    ... 1 frame in torch ...",
+        '    File ".../torch/data.py", line 6, in function',
+        "      raise x",
+        "  RuntimeError: worker exited",
+    ]
+
+
+def test_a_traceback_that_is_short_or_of_libraries_only_has_all_frames() -> None:
+    for text in (frame("/home/me/train.py", 1) + frame(TORCH, 1) * 3, frame(TORCH, 1) * 19):
+        assert screen(failure(0, traceback=text)).count("File") == text.count("File")
+
+
+def test_a_recursion_stays_with_its_frame() -> None:
+    text = frame("/home/me/train.py", 1) + frame(TORCH, 1) * 6 + "  [Previous line repeated 975 more times]\nError"
+    assert screen(failure(0, traceback=text)).splitlines()[-3:] == [
+        "      call()", "    [Previous line repeated 975 more times]", "  Error",
+    ]  # fmt: skip
 
 
 # -- words -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distrain.console.rank_output import readable
-from distrain.system.log import say, without_controls
+from distrain.system.log import say
+from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
