@@ -307,6 +307,7 @@ def run_work(
         on_command_line=on_command_line,
         detached=detached,
     )
+    _check_working_directory()
     shipping = request.shipping()
     if scaling.use_gpu or scaling.numa_binding:
         for name, settings in request.host_settings().items():
@@ -345,6 +346,14 @@ def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = 
             return _Run(store, request, shipping, group).train()
     finally:
         store.close()
+
+
+def _check_working_directory() -> None:
+    """Raise LaunchError if the working directory, which workers begin in, was deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError("the working directory was deleted: change to another one with cd or os.chdir()") from None
 
 
 def _check_log_dir(log_dir: str | os.PathLike[str] | None) -> None:

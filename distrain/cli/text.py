@@ -46,8 +46,12 @@ def value(item: Any) -> str:
 
 
 def echo(text: str, file: IO[str] | None = None) -> None:
-    """Print a text that may quote files of a run, which may hold anything. Nothing in it acts on the terminal."""
-    print(without_controls(text), file=file, flush=True)
+    """Print a text that may quote files of a run, which may hold anything. Nothing in it acts on the terminal.
+
+    file: a stream other than stdout. A character that its encoding lacks is replaced.
+    """
+    encoding = getattr(file or sys.stdout, "encoding", None) or "utf-8"
+    print(without_controls(text).encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)
 
 
 def flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -170,6 +170,8 @@ def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
             hint = "perhaps the kernel did it, which killed processes for lack of memory on this host"
         killed = f"was killed by {signal_in_words(exited.signal)} {when}, not by distrain"
         return f"{killed}{f': {hint}' if hint else ''}{memory}"
+    if reason.startswith("libgomp: "):
+        return f"exited with code {exited.exit_code} {when}: {reason}; raise ulimit -u or pids.max{memory}"
     return f"exited with code {exited.exit_code} {when}, without an exception: os._exit()?{memory}"
 
 

@@ -40,10 +40,11 @@ _NATIVE_REASONS = [
         r"NCCL error: .*",
         r"(?<=what\(\):).*",
         r"the JAX distributed service detected fatal errors",
+        r"libgomp: Thread creation failed.*",
     )
 ]
 """Reasons that native code prints when it aborts, the most precise first: NCCL's watchdog, NCCL, C++ exceptions,
-JAX's message when the process of rank 0 is gone."""
+JAX's message when the process of rank 0 is gone, OpenMP."""
 _NATIVE_ABORT = re.compile(
     r"Watchdog caught|dump debug info, due to|terminate called|^\s*what\(\):|NCCL error: |\bnccl[A-Z]\w+Error: "
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,12 @@ import pytest
 
 from distrain import wire
 from distrain.decisions.failures import culprit_first, failure_of, failure_screen, rank_list, signal_in_words
+from distrain.decisions.stack_summary import native_reason
 from distrain.errors import RankFailure
 from distrain.worker import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def outcome(**fields: Any) -> wire.Outcome:
@@ -86,6 +88,36 @@ def test_a_failure_before_train_func_says_when(stage: str, words: str) -> None:
     summary = failed(outcome(stage=stage)).summary
     assert "before train_func" in summary
     assert words in summary
+
+
+def test_openmp_without_threads_tells_what_to_do() -> None:
+    reason = native_reason(["", "libgomp: Thread creation failed: Resource temporarily unavailable"])
+    for text, words in (
+        (reason, "failed: Resource temporarily unavailable; raise ulimit -u or pids.max"),
+        ("NCCL error: earlier", "os._exit()?"),
+    ):
+        found = failure_of(0, "one", 1, outcome=None, exited=exited(exit_code=1), reason=text)
+        assert found is not None
+        assert words in found.summary
+
+
+def fork() -> None:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def read() -> None:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def start() -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(("act", "lacks"), [(fork, True), (start, True), (read, False)])
+def test_a_process_that_may_start_nothing_more_tells_what_to_do(act: Callable[[], None], lacks: bool) -> None:
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        act()
+    assert ("raise the limit (ulimit -u, or pids.max" in user_code._explanation(None, raised.value)) == lacks
 
 
 def test_a_scripts_exit_code_is_kept() -> None:
