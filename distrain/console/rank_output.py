@@ -49,8 +49,6 @@ class _Stream:
 
     def feed(self, data: bytes, now: float) -> bytes:
         begins = not self._rest
-        if b"\x1b" in data and b"\x1b[A" in data:
-            data = _INNER_BAR.sub(_as_state, data)
         end = data.rfind(b"\n") + 1
         block, self._rest = (self._rest + data[:end], data[end:]) if end else (b"", self._rest + data)
         if block or begins:
@@ -152,6 +150,8 @@ class RankOutput:
 
     def feed(self, stream: int, data: bytes) -> None:
         """Take bytes that the rank wrote to stdout (1) or stderr (2)."""
+        if b"\x1b" in data and b"\x1b[A" in data:
+            data = _INNER_BAR.sub(_as_state, data)
         if self._bar_stream not in (None, stream):  # as tqdm expects, the line replaces the bar
             self._logs.add(self._log, b"\r")
         end = data.rfind(b"\n") + 1

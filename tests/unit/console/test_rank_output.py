@@ -149,6 +149,7 @@ def test_a_bar_below_another_one_ends_no_line(capsys: Console, log: Path) -> Non
         "[rank 3] shards: 100%",
         "[rank 3] 100%",
     ]
+    assert list(read_lines(log)) == ["shards: 100%", "100%"]
 
 
 def test_the_footer_shows_the_inner_bar(log: Path) -> None:
