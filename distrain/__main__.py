@@ -16,7 +16,11 @@ def main() -> NoReturn:
     the standard library's. It is removed before any other import.
     """
     user_path = list(sys.path)
-    if sys.path[:1] in ([""], [os.getcwd()], [os.path.dirname(os.path.realpath(sys.argv[0]))]):
+    try:
+        directory = os.getcwd()
+    except FileNotFoundError:
+        sys.exit("distrain: error: the working directory was deleted: change to another one with cd")
+    if sys.path[:1] in ([""], [directory], [os.path.dirname(os.path.realpath(sys.argv[0]))]):
         del sys.path[0]
         user_path = list(sys.path)
     from distrain.cli.main import run_main

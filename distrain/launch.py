@@ -19,7 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     library's. It is removed before any other import. The workers get it back.
     """
     user_path = list(sys.path)
-    if sys.path[:1] in ([""], [os.getcwd()]):
+    try:
+        directory = os.getcwd()
+    except FileNotFoundError:
+        sys.exit("distrain: error: the working directory was deleted: change to another one with cd")
+    if sys.path[:1] in ([""], [directory]):
         del sys.path[0]
     from distrain.launching.command import run_command
 

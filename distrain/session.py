@@ -55,11 +55,12 @@ def report(
 ) -> None:
     """Report metrics, and optionally a checkpoint, from any rank, any number of times.
 
-    ``metrics`` is copied: numbers, strings, booleans, None, and dicts and lists of them; numpy and torch scalars become
-    numbers. Without a checkpoint the call waits for no other rank, and for the coordinator only if 1,000 reports of
-    this rank are on their way. With a checkpoint it returns when the checkpoint's files may be deleted or overwritten.
-    The checkpoint is committed once every rank has brought its part. A rank that is more than two checkpoints ahead of
-    other ranks that bring checkpoints waits for these, ``CheckpointConfig.missing_rank_s`` at most.
+    ``metrics`` is copied: numbers, strings, booleans, None, and dicts and lists of them; numpy, torch and TensorFlow
+    scalars become numbers. Without a checkpoint the call waits for no other rank, and for the coordinator only if
+    1,000 reports of this rank are on their way. With a checkpoint it returns when the checkpoint's files may be deleted
+    or overwritten. The checkpoint is committed once every rank has brought its part. A rank that is more than two
+    checkpoints ahead of other ranks that bring checkpoints waits for these, ``CheckpointConfig.missing_rank_s`` at
+    most.
 
     checkpoint_dir_name: the name of the checkpoint's directory in the run directory, instead of ``checkpoint_000000``.
         Ranks that give one must give the same. A number is added to a name that is taken already.

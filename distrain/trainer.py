@@ -56,11 +56,13 @@ from distrain.inprocess.launched import LaunchedRun
 from distrain.inprocess.outer_launcher import OuterLauncher, check_launcher
 from distrain.inprocess.rank_group import RankGroup, join
 from distrain.inprocess.runner import InProcessRun
+from distrain.layout.ownership import check_owners
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.storage.files import full_disk_hint, is_full_disk, write_atomically
 from distrain.storage.paths import read_manifest
 from distrain.storage.records import damage_of, last_metrics
 from distrain.storage.remote_store import open_run
+from distrain.storage.run_store import RESERVED_BYTES
 from distrain.system.arguments import check_type
 from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
@@ -90,6 +92,9 @@ _FULL_DISK_WAIT_S = 5.0
 """Seconds that the end of a run waits for free space on a full disk before it gives up a file."""
 _FULL_DISK_PAUSE_S = 0.5
 """Seconds between two attempts to write on a full disk."""
+_LEFT_BY_REPORTS = RESERVED_BYTES * 3 // 4
+_LEFT_BY_RESULTS = RESERVED_BYTES // 2
+"""Bytes of reserved disk space that the last reports leave for results and errors, and these for run.json."""
 _PAGE_AFTER_S = 10.0
 """A run that has finished gets its page at once if it took at least so many seconds, as a page takes up to 0.1 s."""
 
@@ -300,6 +305,7 @@ def run_work(
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
         detached=detached,
     )
+    _check_working_directory()
     shipping = request.shipping()
     if scaling.use_gpu or scaling.numa_binding:
         for name, settings in request.host_settings().items():
@@ -342,6 +348,14 @@ def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = 
             return _Run(store, request, shipping, group).train()
     finally:
         store.close()
+
+
+def _check_working_directory() -> None:
+    """Raise LaunchError if the working directory, which workers begin in, was deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError("the working directory was deleted: change to another one with cd or os.chdir()") from None
 
 
 def _check_log_dir(log_dir: str | os.PathLike[str] | None) -> None:
@@ -550,6 +564,8 @@ class _Run:
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
         self._log_dir = None if request.run.log_dir is None else _absolute(request.run.log_dir)
+        if self._log_dir is not None:
+            check_owners(self._log_dir / store.paths.root.name)
         context = RunContext(
             run_id=self._run_id,
             run_config=request.run,
@@ -582,7 +598,8 @@ class _Run:
             self._callbacks.before_run()
             with console:
                 runner.run()
-            self._write_at_end(self._store.write_last_lines, "the last reports could not be written")
+            complaint = "the last reports could not be written"
+            self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
             result, failure = self._conclude(runner.end, console.status)
             self._manifest.exit_code = exit_code_of(failure)
             console.show_summary(self._summary(runner.end, console.status, time.monotonic() - started))
@@ -599,6 +616,7 @@ class _Run:
             self._write_at_end(
                 lambda: self._manifest.write(status),
                 "the run directory does not say how the run ended, because that could not be written",
+                left=0,
             )
             if trackers is not None:
                 trackers.close(status)
@@ -645,13 +663,16 @@ class _Run:
                 f"cannot use the run directory {self._store.location}: {error}{full_disk_hint(str(error))}"
             ) from error
 
-    def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:
+    def _write_at_end(self, write: Callable[[], None], complaint: str, *, left: int = _LEFT_BY_RESULTS) -> None:
         """Write a file at the end of the run. Wait some seconds for space on a full disk.
 
         If it cannot be written, only warn: an exception would hide the error that has ended the run.
+
+        left: bytes of the reserved space that must stay for more important files.
         """
         while not self._store.is_stalled:
             try:
+                self._store.shrink_reserve(left)
                 write()
                 return
             except OSError as error:

@@ -32,8 +32,11 @@ LAYERS = [
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 
-PURE = {"distrain.errors", "distrain.wire", "distrain.hosts.host", "distrain.hosts.world", "distrain.storage.commit"}
-"""Modules of other packages that decisions may import: facts, without I/O."""
+PURE = {
+    "distrain.errors", "distrain.wire", "distrain.hosts.host", "distrain.hosts.world", "distrain.storage.commit",
+    "distrain.system.text",
+}  # fmt: skip
+"""Modules of other packages that decisions may import: facts and texts, without I/O."""
 ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio", "random"}
 MOST_MODULES = 14
 

@@ -24,7 +24,8 @@ from distrain.layout.lines import event_in, record_in
 from distrain.layout.lock_probe import is_locked
 from distrain.runs.listing import ENDED, RUNNING, STARTING, Run
 from distrain.runs.logs import POLL_S, Follower, current, log_folder
-from distrain.system.log import print_to, say, warn, without_controls
+from distrain.system.log import print_to, say, warn
+from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

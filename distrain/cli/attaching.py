@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
 from distrain.cli.requesting import host_of, unreachable
+from distrain.cli.text import echo
 from distrain.runs.listing import (
     ABORTED,
     FAILED,
@@ -56,7 +57,7 @@ def run_attach(options: argparse.Namespace) -> int:
     run = parsers.run_of(options)
     is_at_work = run.state in (RUNNING, STARTING)
     if not is_at_work:
-        print(f"distrain: {run.name} has ended already", file=sys.stderr)
+        echo(f"distrain: {run.name} has ended already", sys.stderr)
     advice = f"`distrain stop {parsers.named_again(options, run)}` stops it"
     has_lines = is_at_work or isinstance(run.location, Path)
     try:
@@ -106,7 +107,7 @@ def _show_end(run: Run, *, has_lines: bool) -> int:
     from distrain.runs.details import error_with_type, reports_of
 
     if run.state == KILLED or not (has_lines and is_detached(run)):  # else its last lines say it
-        print(f"distrain: {run.name}: {verdict(run, list(reports_of(run)))}", file=sys.stderr)
+        echo(f"distrain: {run.name}: {verdict(run, list(reports_of(run)))}", sys.stderr)
     kind, text = error_with_type(run)
     if text and run.state in (FAILED, ABORTED):
         show_error(getattr(errors, kind, errors.DistrainError), text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
 from distrain.cli.requesting import request
-from distrain.cli.text import paint
+from distrain.cli.text import echo, paint
 from distrain.runs.listing import ABORTED, FINISHED, RUNNING, STARTING, NoSuchRun, Run
 from distrain.runs.logs import Follower, attempts_with_logs, current, log_files, log_folder, read_lines
 from distrain.system.text import duration
@@ -81,7 +81,7 @@ def _follow(run: Run, ranks: list[int] | None, options: argparse.Namespace) -> i
     run = current(run)
     if not attempts_with_logs(run):
         raise NoSuchRun(_no_logs(run))
-    print(f"distrain: {run.name} has ended: {run.state}", file=sys.stderr)
+    echo(f"distrain: {run.name} has ended: {run.state}", sys.stderr)
     return 0
 
 
@@ -115,7 +115,7 @@ def run_stacks(options: argparse.Namespace) -> int:
     """Show stacks."""
     from distrain.coordinator.requests import STACKS
 
-    print(request(parsers.run_of(options), STACKS))
+    echo(request(parsers.run_of(options), STACKS))
     return 0
 
 
@@ -137,7 +137,7 @@ def run_stop(options: argparse.Namespace) -> int:
 
     run = parsers.run_of(options)
     began = time.monotonic()
-    print(f"{run.name}: {request(run, STOP)}; waiting for its end", flush=True)
+    echo(f"{run.name}: {request(run, STOP)}; waiting for its end")
     try:
         for waited_s in _while_running(run):
             print(f"still stopping after {duration(waited_s)}", flush=True)

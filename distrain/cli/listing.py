@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli import parsers
-from distrain.cli.text import age, coloured, metrics_line, paint, screen, table
+from distrain.cli.text import age, coloured, echo, metrics_line, paint, screen, table
 from distrain.runs.listing import ABORTED, ENDED, FAILED, FINISHED, KILLED, Run, list_runs, storage_at
 from distrain.system.text import count, size
 
@@ -55,7 +55,9 @@ def run_ls(options: argparse.Namespace) -> int:
     shown = runs[: _limit(options)]
     sized = options.size or len(shown) <= _MOST_SIZED
     if options.names:
-        print("".join(f"{run.name}\n" for run in shown if run.is_run), end="")
+        for run in shown:
+            if run.is_run:
+                echo(run.name)
     elif options.json:
         import json
 
@@ -124,7 +126,7 @@ def _print_table(runs: Sequence[Run], sized: bool) -> None:
     for run, row in zip(runs, cells, strict=True):
         row[1] = coloured(run.state, row[1])
         lines.append("  ".join(row).rstrip())
-    print("\n".join(lines))
+    echo("\n".join(lines))
 
 
 def _without(row: list[str], place: int) -> list[str]:
@@ -203,7 +205,7 @@ def run_clean(options: argparse.Namespace) -> int:
         return 0
     sizes = {run.path: run.bytes() for run in chosen}
     rows = [[run.name, run.state, age(time.time() - run.ended), size(sizes[run.path])] for run in chosen]
-    print("\n".join("  ".join(row) for row in table(rows, None, right=(2, 3))))
+    echo("\n".join("  ".join(row) for row in table(rows, None, right=(2, 3))))
     total = f"{count(len(chosen), 'run')}, {size(sum(sizes.values()))}"
     if options.dry_run:
         print(f"{total} would be deleted")
@@ -216,7 +218,7 @@ def run_clean(options: argparse.Namespace) -> int:
         try:
             delete_run(run, before)
         except (StorageError, OSError) as error:
-            print(f"distrain clean: {run.name} is left: {error}", file=sys.stderr)
+            echo(f"distrain clean: {run.name} is left: {error}", sys.stderr)
             code = 1
         else:
             deleted, freed = deleted + 1, freed + sizes[run.path]

@@ -116,7 +116,9 @@ def _run(name: str, arguments: list[str]) -> int:
     except Exception as error:
         if not _is_for_users(error):
             raise
-        print(f"distrain {name}: error: {error}", file=sys.stderr)
+        from distrain.cli.text import echo
+
+        echo(f"distrain {name}: error: {error}", sys.stderr)
         return 2
     return code
 

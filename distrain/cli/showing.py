@@ -11,9 +11,9 @@ from distrain.cli.text import (
     bold,
     coloured,
     cut,
+    echo,
     metrics_line,
     paint,
-    printable,
     screen,
     table,
     value,
@@ -24,7 +24,7 @@ from distrain.runs.comparison import command_of, different_settings, metrics_of
 from distrain.runs.details import checkpoints_of, error_of, extremes_of, hangs_of, reports_of
 from distrain.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING, Run, WrongArgument
 from distrain.runs.logs import attempts_with_logs, log_folder
-from distrain.system.text import count, duration, size
+from distrain.system.text import count, duration, printable, size
 
 if TYPE_CHECKING:
     import argparse
@@ -66,7 +66,7 @@ def run_show(options: argparse.Namespace) -> int:
     lines += _labelled("checkpoints", _checkpoints(run, columns - _INDENT))
     if error := error_of(run):
         lines += ["", coloured(FAILED, "error"), *_first(error.splitlines(), _MOST_ERROR_LINES, "line")]
-    print("\n".join(lines))
+    echo("\n".join(lines))
     return 0
 
 
@@ -185,7 +185,7 @@ def _checkpoints(run: Run, columns: int) -> list[str]:
 
 
 def _first(lines: Sequence[str], most: int, what: str) -> list[str]:
-    if len(lines) <= most:
+    if len(lines) <= most + 1:  # a line that counts the others would take the place of one
         return list(lines)
     return [*lines[:most], paint(f"... {count(len(lines) - most, f'more {what}')}", "2")]
 
@@ -211,7 +211,7 @@ def run_compare(options: argparse.Namespace) -> int:
         raise WrongArgument("name two runs or more")
     letters = [chr(ord("A") + i % 26) for i in range(len(runs))]
     for letter, run in zip(letters, runs, strict=True):
-        print(f"{bold(letter)}  {run.name}  {coloured(run.state, run.state)}")
+        echo(f"{bold(letter)}  {run.name}  {coloured(run.state, run.state)}")
     differing = different_settings(runs)
     _print_columns("settings that differ", letters, differing)
     if not differing:
@@ -229,7 +229,7 @@ def _print_columns(title: str, letters: Sequence[str], rows: dict[str, list[Any]
     cells = [[cut(name, label), *(cut(_shown(item), width) for item in items)] for name, items in rows.items()]
     head, *lines = table([["", *letters], *cells], None)
     print(f"\n{bold(title)}\n{bold('  '.join(head))}")
-    print("\n".join("  ".join(line).rstrip() for line in lines))
+    echo("\n".join("  ".join(line).rstrip() for line in lines))
 
 
 def _shown(item: Any) -> str:

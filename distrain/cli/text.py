@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from distrain.runs.listing import ABORTED, DAMAGED, FAILED, FINISHED, KILLED, RUNNING, STARTING
+from distrain.system.text import printable, without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,9 +45,13 @@ def value(item: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
-def printable(text: str) -> str:
-    """Return the text in one line, without characters that a terminal would act on."""
-    return "".join(char if char.isprintable() else " " for char in text)
+def echo(text: str, file: IO[str] | None = None) -> None:
+    """Print a text that may quote files of a run, which may hold anything. Nothing in it acts on the terminal.
+
+    file: a stream other than stdout. A character that its encoding lacks is replaced.
+    """
+    encoding = getattr(file or sys.stdout, "encoding", None) or "utf-8"
+    print(without_controls(text).encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)
 
 
 def flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 from distrain.errors import StorageError
 from distrain.layout.names import CONSOLE, DEFAULT_STORAGE, REQUESTS
+from distrain.layout.ownership import open_without_links
 from distrain.runs.listing import RUNNING, local_run
 from distrain.system import process
 from distrain.system.log import say
@@ -96,7 +97,7 @@ class DetachedConsole:
         """
         _flush()
         try:
-            with paths.console.open("ab") as console:
+            with open(paths.console, "ab", opener=open_without_links) as console:
                 start = console.tell()
                 self._beginning.seek(0)
                 shutil.copyfileobj(self._beginning, console)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from distrain.system.text import without_controls
+
 
 def show_error(kind: type[BaseException], text: str, title: str = "") -> None:
     """Show the error of a run on stderr. ``title``: what has happened, by default what the kind of the error says."""
@@ -11,7 +13,7 @@ def show_error(kind: type[BaseException], text: str, title: str = "") -> None:
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Rule(f"distrain: {title or _title_of(kind)}", style="red"))
-    first, _, rest = text.partition("\n")
+    first, _, rest = without_controls(text).partition("\n")
     console.print(Text(first, style="bold red"))
     if rest:
         console.print(Text(rest))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from distrain.decisions.failures import name_ranks
-from distrain.system.text import amount, count, duration, rate
+from distrain.system.text import amount, count, duration, printable, rate
 
 if TYPE_CHECKING:
     from distrain.console.run_status import RunStatus
@@ -54,6 +54,7 @@ def footer(status: RunStatus, now: float, *, width: int, rows: int, interrupt: s
         lines[2:3] = attention
     shown = [line for line in lines if line is not None]
     for line in shown:
+        line.plain = printable(line.plain)
         line.truncate(width - 1, overflow="ellipsis")
     return shown
 

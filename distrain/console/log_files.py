@@ -6,6 +6,7 @@ from collections import OrderedDict
 from functools import partial
 from typing import IO, TYPE_CHECKING, TypeAlias
 
+from distrain.layout.ownership import open_without_links
 from distrain.system.log import warn
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class LogFiles:
     def _append(self, log: Log, data: bytes) -> int | OSError:
         try:
             if log not in self._open:
-                self._open[log] = log.path.open("ab", buffering=0)
+                self._open[log] = open(log.path, "ab", buffering=0, opener=open_without_links)  # noqa: SIM115
             self._open.move_to_end(log)
             rest = memoryview(data)
             while rest:

@@ -5,13 +5,14 @@ Runs in: coordinator.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from distrain.console.log_files import Log, LogFiles
 from distrain.system.background import Background
-from distrain.system.log import without_controls
+from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -29,6 +30,8 @@ _PIECES_KEPT = 1000
 _SMALL_PIECE = 4 << 10
 PROGRESS_INTERVAL_S = 30.0
 """Seconds between two states of a progress bar on the console."""
+_INNER_BAR = re.compile(rb"\n+\r([^\n]*?)(?:\x1b\[A)+")
+"""A state of a bar below the open one, as tqdm draws it: down, the state, and up again."""
 _CONTROL_BYTES = bytes(byte for byte in range(0x80) if not without_controls(chr(byte)))
 
 
@@ -70,6 +73,11 @@ class _Stream:
         """Return the open line, ended."""
         rest, self._rest = self._rest, b""
         return rest + b"\n" if rest else b""
+
+
+def _as_state(inner: re.Match[bytes]) -> bytes:
+    """Return the state of an inner bar as one of the open line, which goes on; nothing if it was wiped out."""
+    return b"\r" + inner[1] if inner[1].strip() else b""
 
 
 def _clean(block: bytes) -> bytes:
@@ -137,9 +145,18 @@ class RankOutput:
         self._last: deque[tuple[int, bytes]] = deque()
         """The stream and the bytes of the last pieces of output."""
         self._last_bytes = 0
+        self._bar_stream: int | None = None
+        """The stream of the progress bar with which the log ends, or None."""
 
     def feed(self, stream: int, data: bytes) -> None:
         """Take bytes that the rank wrote to stdout (1) or stderr (2)."""
+        if b"\x1b" in data and b"\x1b[A" in data:
+            data = _INNER_BAR.sub(_as_state, data)
+        if self._bar_stream not in (None, stream):  # as tqdm expects, the line replaces the bar
+            self._logs.add(self._log, b"\r")
+        end = data.rfind(b"\n") + 1
+        is_bar = b"\r" in data[end:] or (not end and self._bar_stream == stream)
+        self._bar_stream = stream if is_bar else None
         self._logs.add(self._log, data)
         self._keep(stream, data)
         if self._shown is not None:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from distrain.system.log import say
-from distrain.system.text import duration, number, rate
+from distrain.system.text import duration, number, printable, rate
 
 if TYPE_CHECKING:
     from distrain.console.run_status import RunStatus
@@ -51,7 +51,7 @@ def status_line(status: RunStatus) -> str:
         parts = [f"{number(done)}/{number(total)} ({done / total if total else 1:.0%})"]
     parts += [rate(speed)] if speed else []
     parts += [f"{duration(left)} left"] if left else []
-    metrics = (f"{name}={_shown(value)}" for name, value in status.metrics.items())
+    metrics = (f"{printable(name)}={_shown(value)}" for name, value in status.metrics.items())
     return f"{', '.join(parts)}: {', '.join(metrics) or 'no metrics'}"
 
 
@@ -70,4 +70,4 @@ def is_status_line(line: str) -> bool:
 def _shown(value: object) -> str:
     if isinstance(value, float):
         return number(value)
-    return "".join(c if c.isprintable() else " " for c in str(value))[:_LONGEST_VALUE]
+    return printable(str(value))[:_LONGEST_VALUE]

@@ -58,7 +58,7 @@ class Shipping:
 
     def for_run(self, store: RunStore, run_id: str) -> Shipping:
         """Add the storage of a run, and the name of its directory in the caches of the hosts."""
-        digest = hashlib.sha256(f"{platform.node()} {store.location}".encode()).hexdigest()[:8]
+        digest = hashlib.sha256(f"{platform.node()} {store.location}".encode(errors="backslashreplace")).hexdigest()[:8]
         place = f"{re.sub(r'[^A-Za-z0-9_-]', '_', store.location.name)[:60]}-{digest}"
         question = replace(self.question, place=place)
         if not store.is_remote:

@@ -7,7 +7,9 @@ network port is open, and only the user of the run can ask.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import time
 import uuid
 from typing import TYPE_CHECKING
@@ -48,7 +50,7 @@ class Requests:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
             os.mkfifo(path, 0o600)
-            self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             self._loop.on_readable(self._pipe, self._read)
 
     def close(self) -> None:
@@ -78,12 +80,16 @@ def ask(paths: RunPaths, word: str, argument: str = "") -> str:
     """Send a request to a run, and return its answer. Raise StorageError if no run is at work here, or none answers."""
     token = uuid.uuid4().hex
     try:
-        pipe = os.open(paths.requests, os.O_WRONLY | os.O_NONBLOCK)
+        pipe = os.open(paths.requests, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _not_a_pipe(paths.requests) from None
         raise StorageError(
             f"no run is at work in {paths.root} on this machine ({error.strerror}); ask where fit() runs"
         ) from None
     try:
+        if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
+            raise _not_a_pipe(paths.requests)
         os.write(pipe, f"{word} {token} {argument}\n".encode())
     finally:
         os.close(pipe)
@@ -96,3 +102,7 @@ def ask(paths: RunPaths, word: str, argument: str = "") -> str:
     text = answer.read_text()
     answer.unlink()
     return text
+
+
+def _not_a_pipe(path: Path) -> StorageError:
+    return StorageError(f"{path} is not a named pipe, so no run has put it there: delete it")

@@ -21,10 +21,13 @@ from distrain.errors import (
 )
 from distrain.storage.files import is_full_disk
 from distrain.system.arguments import in_users_words
-from distrain.system.log import warn, without_controls
+from distrain.system.log import warn
+from distrain.system.text import without_controls
 from distrain.work.job import original
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from distrain.decisions.events import HangDetected, RunSummary
 
 
@@ -78,10 +81,10 @@ class RunErrors:
         problem = summary.problem or "all workers have ended, but no rank has failed; their logs may show why"
         problem = in_users_words(problem)
         if summary.storage_failed:
-            return ControllerError("\n".join([problem, *self._facts("once that is fixed, ")]))
+            return ControllerError(_text([problem, *self._facts("once that is fixed, ")]))
         if summary.resources_missing:
-            return ResourcesError(problem)
-        text = "\n".join([problem, *self._postscript()])
+            return ResourcesError(_text([problem]))
+        text = _text([problem, *self._postscript()])
         return ControllerError(text) if summary.entered else LaunchError(text)
 
     def _problem_explains_failures(self) -> bool:
@@ -104,7 +107,7 @@ class RunErrors:
             lines += [in_users_words(killed), *(f"    {line}" for line in summary.where)]
         lines += self._other_problems()
         if reason != "SIGINT":
-            return preempted("\n".join([f"the run was stopped by {reason}", *lines, *self._facts()]), reason)
+            return preempted(_text([f"the run was stopped by {reason}", *lines, *self._facts()]), reason)
         if lines:
             warn("\n    ".join(lines))
         return KeyboardInterrupt()
@@ -117,7 +120,7 @@ class RunErrors:
         hosts = {rank: summary.hosts[rank] for rank in summary.stopped_ranks}
         failures = hang_failures(hosts, hung.suspects, after_s=hung.after_s)
         return HangError(
-            "\n".join([*lines, *self._postscript()]),
+            _text([*lines, *self._postscript()]),
             worker_failures={failure.rank: StandInError(failure.summary) for failure in failures},
             culprit=failures[0].rank,
             failures=failures,
@@ -137,7 +140,7 @@ class RunErrors:
             last_lines=summary.last_lines,
         )
         return WorkerGroupError(
-            without_controls("\n".join([screen, *self._other_problems(), *self._postscript()])),
+            _text([screen, *self._other_problems(), *self._postscript()]),
             worker_failures={f.rank: summary.errors.get(f.rank) or original(f) for f in failures},
             culprit=failures[0].rank,
             exit_code=failures[0].exit_code,
@@ -178,3 +181,8 @@ class RunErrors:
         """The way to continue the run, as a request to the user."""
         again = in_users_words(f"start the run again with RunConfig(name={self.name!r})")
         return again if self.checkpoint else f"{again}, from {start_without_checkpoint(is_script=self.is_script)}"
+
+
+def _text(lines: Sequence[str]) -> str:
+    """Return the text of an error, which quotes what ranks have said: Python prints it to a terminal as it is."""
+    return without_controls("\n".join(lines))

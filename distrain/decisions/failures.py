@@ -9,10 +9,11 @@ import math
 import re
 import signal
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
 from distrain.errors import RankFailure
+from distrain.system.text import LIBRARY_FILE, count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -47,6 +48,11 @@ _SIGNAL_HINTS: dict[int, str] = {
 }
 _STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
 _MOST_HOSTS_NAMED = 8
+_MOST_WHOLE = 15
+"""Lines of a traceback that fit a terminal of 24 rows, with what is above and below them."""
+_FRAME = re.compile(r'^ *File "(?P<file>.*)", line \d+')
+_IN_FRAME = ("    ", "  [Previous line")
+_LIBRARY = re.compile(r"/.*/(?:site-packages|dist-packages|python\d[^/]*)/([\w-]+)(.*)")
 _KNOWN_SIGNALS = {int(number) for number in signal.Signals}
 
 # -- who has failed --------------------------------------------------------------------------------------------------
@@ -189,6 +195,8 @@ def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
             hint = "perhaps the kernel did it, which killed processes for lack of memory on this host"
         killed = f"was killed by {signal_in_words(exited.signal)} {when}, not by distrain"
         return f"{killed}{f': {hint}' if hint else ''}{memory}"
+    if reason.startswith("libgomp: "):
+        return f"exited with code {exited.exit_code} {when}: {reason}; raise ulimit -u or pids.max{memory}"
     return f"exited with code {exited.exit_code} {when}, without an exception: os._exit()?{memory}"
 
 
@@ -259,8 +267,8 @@ def _group_lines(group: Sequence[RankFailure], last_lines: Mapping[int, Sequence
     if first.consequence and not is_first:
         return [f"{_cut_line(title, 160)} (a consequence: a peer was gone)"]
     if first.traceback:
-        traceback = [line for line in first.traceback.rstrip().splitlines() if not _is_long_underline(line)]
-        return [title, *(f"  {_cut_line(line)}" for line in _cut_middle(traceback))]
+        traceback = [line for line in first.traceback.rstrip().splitlines() if line and not _is_long_underline(line)]
+        return [title, *(f"  {_cut_line(line)}" for line in _cut_middle(_folded(traceback)))]
     if last_lines.get(first.rank):
         return [title, "  its last output:", *(f"    {_cut_line(line)}" for line in last_lines[first.rank])]
     return [title]
@@ -284,16 +292,44 @@ def _is_long_underline(line: str, most: int = 100) -> bool:
     return len(line) > most and not line.strip(" ^~")
 
 
+def _folded(traceback: list[str], most: int = _MOST_WHOLE) -> list[str]:
+    """Return the lines of a traceback; of a long one, only the innermost of successive frames of libraries.
+
+    Those are without the marks (``^^^``) and the directories in front of the library, so that few lines wrap. A
+    traceback without a frame of the user's stays whole. The log and error.json have all lines.
+    """
+    blocks: list[tuple[str, list[str]]] = []  # the file of a frame, and its lines; other lines have no file
+    for line in traceback:
+        if (frame := _FRAME.match(line)) or not (blocks and blocks[-1][0] and line.startswith(_IN_FRAME)):
+            blocks.append((frame["file"] if frame else "", [line]))
+        else:
+            blocks[-1][1].append(line)
+    if len(traceback) <= most or all(LIBRARY_FILE.search(file) for file, _ in blocks if file):
+        return traceback
+    lines: list[str] = []
+    for is_library, run in groupby(blocks, key=lambda block: bool(LIBRARY_FILE.search(block[0]))):
+        files, texts = zip(*run, strict=True)
+        if not is_library:
+            lines += [line for text in texts for line in text]
+            continue
+        if len(files) > 1:
+            where = ", ".join(dict.fromkeys(_LIBRARY.sub(r"\1", file) for file in files[:-1]))
+            lines.append(f"  ... {count(len(files) - 1, 'frame')} in {where} ...")
+        lines += [_LIBRARY.sub(r".../\1\2", line) for line in texts[-1] if line.strip(" ^~")]
+    return lines
+
+
 def _cut_middle(lines: list[str], most: int = 60) -> list[str]:
     """Return the lines, or the first and last ones if there are many. The log has all of them."""
-    if len(lines) <= most:
+    left_out = len(lines) - most
+    if left_out <= 1:  # the line that counts them would take the place of the only one
         return lines
-    head, tail = most // 3, most - most // 3
-    return [*lines[:head], f"... {len(lines) - most} lines left out ...", *lines[-tail:]]
+    return [*lines[: most // 3], f"... {left_out} lines left out ...", *lines[most // 3 + left_out :]]
 
 
 def _cut_line(line: str, most: int = 500) -> str:
-    return line if len(line) <= most else f"{line[:most]} ... {len(line) - most} characters left out ..."
+    note = f" ... {len(line) - most} characters left out ..."
+    return line if len(line) <= most + len(note) else f"{line[:most]}{note}"
 
 
 # -- names -----------------------------------------------------------------------------------------------------------

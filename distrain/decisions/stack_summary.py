@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain.decisions.failures import count_ranks
+from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _RAISED = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
-LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 _BOOTSTRAP = re.compile(r"^<|/runpy\.py$")
 _WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
 _COLLECTIVES = re.compile(r"/torch/distributed/distributed_c10d\.py$")
@@ -40,10 +40,11 @@ _NATIVE_REASONS = [
         r"NCCL error: .*",
         r"(?<=what\(\):).*",
         r"the JAX distributed service detected fatal errors",
+        r"libgomp: Thread creation failed.*",
     )
 ]
 """Reasons that native code prints when it aborts, the most precise first: NCCL's watchdog, NCCL, C++ exceptions,
-JAX's message when the process of rank 0 is gone."""
+JAX's message when the process of rank 0 is gone, OpenMP."""
 _NATIVE_ABORT = re.compile(
     r"Watchdog caught|dump debug info, due to|terminate called|^\s*what\(\):|NCCL error: |\bnccl[A-Z]\w+Error: "
 )

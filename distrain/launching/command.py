@@ -30,6 +30,7 @@ from distrain.storage.paths import RunPaths
 from distrain.storage.remote_store import local_directory_of
 from distrain.system.arguments import in_users_words, options_named
 from distrain.system.log import say, warn
+from distrain.system.text import without_controls
 from distrain.trackers.choice import parse_tracker
 from distrain.trainer import run_work
 
@@ -251,7 +252,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
 
 def _show_stacks(folder: str) -> int:
     try:
-        print(ask(RunPaths(local_directory_of(folder)), STACKS))
+        print(without_controls(ask(RunPaths(local_directory_of(folder)), STACKS)))
     except DistrainError as error:
         show_error(type(error), str(error), title="no stacks")
         return 2

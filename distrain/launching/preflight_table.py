@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distrain.decisions.failures import name_hosts
-from distrain.system.log import without_controls
+from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ import time
 from html import escape
 from typing import TYPE_CHECKING
 
-from distrain.system.log import without_controls
+from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

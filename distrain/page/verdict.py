@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from distrain.decisions.stack_summary import LIBRARY_FILE
 from distrain.page.contents import items, mapping, text, whole
 from distrain.page.markup import clip
 from distrain.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING
-from distrain.system.text import count, duration
+from distrain.system.text import LIBRARY_FILE, count, duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.runs.details import reports_of
 from distrain.storage.retention import flatten
 from distrain.system.imports import require
+from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from distrain.runs.listing import Run
 
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
+_PLAIN_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _COLUMNS = ("time", "attempt", "rank", "index", "step")
 
 
@@ -35,15 +39,26 @@ def rows_of(run: Run) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def write_csv(run: Run, file: IO[bytes]) -> None:
-    """Write the reports as csv. A missing metric is empty; NaN and infinities are ``nan``, ``inf`` and ``-inf``."""
+    """Write the reports as csv. A missing metric is empty; NaN and infinities are ``nan``, ``inf`` and ``-inf``.
+
+    Spreadsheets would run a text that begins like a formula, so it gets a ``'`` in front. Control characters are left
+    out.
+    """
     import io
 
     names, rows = rows_of(run)
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="", write_through=True)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_csv_cell, names))
+    writer.writerows([_csv_cell(row.get(name, "")) for name in names] for row in rows)
     text.detach()
+
+
+def _csv_cell(item: Any) -> Any:
+    if item is None or isinstance(item, (int, float)):
+        return item
+    text = without_controls(str(item))
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) and not _PLAIN_NUMBER.fullmatch(text) else text
 
 
 def write_parquet(run: Run, file: IO[bytes]) -> None:

@@ -184,7 +184,7 @@ def local_run(path: str) -> Run:
     """Return the run in a local directory. Never raises for what is in it."""
 
     def read() -> bytes:
-        fd = os.open(f"{path}/{names.MANIFEST}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{path}/{names.MANIFEST}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size + 1
             return os.read(fd, size)

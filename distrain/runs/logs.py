@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from distrain.layout import names
 from distrain.layout.lines import lines_backwards
 from distrain.runs.listing import RUNNING, STARTING, Run, WrongArgument, run_at
-from distrain.system.log import without_controls
+from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from distrain.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.errors import CheckpointError
+from distrain.layout.ownership import open_without_links
 from distrain.storage.flushing import naming
 
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
@@ -99,10 +100,7 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
     """
     temporary = path.with_name(f"{path.name}.new")
     try:
-        if sync:
-            write_and_sync(temporary, data)
-        else:
-            temporary.write_bytes(data)
+        _write(temporary, data, sync=sync)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -111,10 +109,15 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 def write_and_sync(path: Path, data: bytes) -> None:
     """Write a file and flush it to disk. Raise OSError."""
-    with naming(path), path.open("wb") as file:
+    _write(path, data, sync=True)
+
+
+def _write(path: Path, data: bytes, *, sync: bool) -> None:
+    with naming(path), open(path, "wb", opener=open_without_links) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:

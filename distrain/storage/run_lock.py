@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
 from distrain.layout.lock_probe import is_locked
+from distrain.layout.ownership import open_without_links
 from distrain.system import process
 from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath
@@ -58,7 +59,7 @@ class LocalLock:
 
     def __init__(self, path: Path, run: object) -> None:
         """Lock the file at ``path``. Raise StorageError if another process uses ``run``, OSError for other failures."""
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.fd = open_without_links(path, os.O_RDWR | os.O_CREAT)
         _locks.add(self)
         try:
             if _flock(self.fd):

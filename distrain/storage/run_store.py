@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from distrain.errors import StorageError
+from distrain.layout.ownership import check_owners, open_without_links
 from distrain.storage.executor import StorageExecutor
-from distrain.storage.files import full_disk_hint, write_atomically
+from distrain.storage.files import full_disk_hint, is_full_disk, write_atomically
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import PENDING, CommittedCheckpoint, file_entry, without_nonfinite
 from distrain.storage.run_lock import LocalLock
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from distrain.storage.commit import Commit
     from distrain.system.loop import Loop
 
-_RESERVED_BYTES = 64 << 10
+RESERVED_BYTES = 64 << 10
+"""Disk space that a run keeps for its end."""
 _LINE_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _T = TypeVar("_T")
 
@@ -46,9 +48,10 @@ class _RunDirectory:
     """
 
     def __init__(self, paths: RunPaths, run: object) -> None:
-        """Make and lock the directory. Raise StorageError if another process uses ``run``."""
+        """Make and lock the directory. Raise StorageError if a stranger owns it, or another process uses ``run``."""
         self._paths = paths
         paths.root.mkdir(parents=True, exist_ok=True)
+        check_owners(paths.root)
         self._status = paths.root.stat()
         self._lock = LocalLock(paths.lock, run)
         self._metrics = _LineFile(paths.metrics)
@@ -58,16 +61,31 @@ class _RunDirectory:
         """Open the files of lines, reserve disk space, and delete what an earlier run was writing when it died."""
         self._metrics.open()
         self._events.open()
-        with self._paths.reserve.open("wb") as file:
-            file.write(bytes(_RESERVED_BYTES))
         shutil.rmtree(self._paths.staging, ignore_errors=True)
-        self._probe()
+        with self._without_rest(self._paths.reserve) as reserve, open(reserve, "wb", opener=open_without_links) as file:
+            file.write(bytes(RESERVED_BYTES))
+        with self._without_rest(self._paths.root / ".probe") as probe:
+            self._probe(probe)
 
-    def _probe(self) -> None:
+    @staticmethod
+    @contextlib.contextmanager
+    def _without_rest(path: Path) -> Iterator[Path]:
+        """Delete a file if it is not written to its end: its part would take the last space of a full disk."""
+        try:
+            yield path
+        except OSError as error:
+            if is_full_disk(str(error)):
+                path.unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def _probe(probe: Path) -> None:
         """Write, read and delete a file, so that a storage that cannot do it fails before the training begins."""
-        probe = self._paths.root / ".probe"
-        probe.write_bytes(b"distrain")
-        if probe.read_bytes() != b"distrain":
+        with open(probe, "wb+", opener=open_without_links) as file:
+            file.write(b"distrain")
+            file.seek(0)
+            content = file.read()
+        if content != b"distrain":
             raise OSError(errno.EIO, "a file has other contents than those that were written", str(probe))
         probe.unlink()
 
@@ -89,10 +107,17 @@ class _RunDirectory:
         self._metrics.write()
         self._events.write()
 
+    def shrink_reserve(self, size: int) -> None:
+        """Free reserved space down to so many bytes."""
+        with contextlib.suppress(FileNotFoundError):
+            if size == 0:  # then its inode is free, too
+                self._paths.reserve.unlink()
+            elif self._paths.reserve.stat().st_size > size:
+                os.truncate(self._paths.reserve, size)
+
     def write_last_lines(self) -> None:
-        """Free the reserved space, and write the lines that a full disk did not take."""
+        """Write the lines that a full disk did not take."""
         shutil.rmtree(self._paths.staging, ignore_errors=True)
-        self._paths.reserve.unlink(missing_ok=True)
         self.append_lines(b"", b"")
 
     def clear(self) -> None:
@@ -118,7 +143,7 @@ class _LineFile:
 
     def open(self) -> None:
         """Open the file, and cut off a torn last line, which a power cut may leave."""
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._fd = open_without_links(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         end = size = os.lseek(self._fd, 0, os.SEEK_END)
         while end and os.pread(self._fd, 1, end - 1) != b"\n":
             end -= 1
@@ -194,7 +219,8 @@ class RunStore(ABC):
                 undo.callback(self._directory.release)
                 yield undo
             except OSError as error:
-                raise StorageError(f"cannot use the run directory {self.location}: {error}") from error
+                hint = full_disk_hint(str(error))
+                raise StorageError(f"cannot use the run directory {self.location}: {error}{hint}") from error
             undo.pop_all()
 
     def delete_end_files(self) -> None:
@@ -284,7 +310,7 @@ class RunStore(ABC):
 
         def work() -> IO[bytes]:
             self.paths.make_parent(path)
-            return path.open("wb")
+            return open(path, "wb", opener=open_without_links)
 
         self._background.do(work, then, failed)
 
@@ -321,8 +347,12 @@ class RunStore(ABC):
             self._metrics, self._events = [], []
             self._do("metrics", lambda: self._directory.append_lines(metrics, events), then)
 
+    def shrink_reserve(self, size: int) -> None:
+        """Free reserved disk space down to so many bytes. Raise OSError."""
+        self._directory.shrink_reserve(size)
+
     def write_last_lines(self) -> None:
-        """Free disk space, and write the reports and events that a full disk did not take. Raise OSError."""
+        """Write the reports and events that a full disk did not take. Raise OSError."""
         self._directory.write_last_lines()
 
     # -- checkpoints ----------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import IO, TYPE_CHECKING
 from distrain.system.arguments import in_users_words
 from distrain.system.consoles import has_footer, write_to
 from distrain.system.notebook import is_kernel
+from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,8 @@ class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         clock = time.strftime("%H:%M:%S ") if has_footer(sys.stderr) else ""  # as every line above a footer
         is_alarming = record.levelno >= logging.WARNING or not is_kernel()
-        print_to(sys.stderr if is_alarming else sys.stdout, f"{clock}distrain: {record.getMessage()}\n")
+        console = sys.stderr if is_alarming else sys.stdout
+        print_to(console, f"{clock}distrain: {without_controls(record.getMessage())}\n")
 
 
 _logger = logging.getLogger("distrain")
@@ -91,19 +92,3 @@ def print_to(console: IO[str] | None, text: str | bytes) -> None:
     if console is not None:  # None: a process without standard streams, such as a daemon
         with contextlib.suppress(OSError, ValueError):
             write_to(console, text)
-
-
-def without_controls(text: str) -> str:
-    """Remove everything from a text, of any number of lines, that would move the cursor of a terminal."""
-    return _CONTROLS.sub("", text)
-
-
-_CONTROLS = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f]"  # a set in front, which is found fast; what follows decides about an escape (\x1b)
-    r"(?:(?<!\x1b)"
-    r"|(?<=\x1b)(?:"
-    r"\[[0-?]*[ -/]*[@-ln-~]"  # control sequences other than colours (m): they would overwrite other output
-    r"|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"  # titles, links
-    r"|[^\[\]PX^_\n]|(?=\n|\Z)))"
-)
-"""Control sequences of ECMA-48 within a line, except tabulators and colours."""

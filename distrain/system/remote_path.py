@@ -18,7 +18,7 @@ import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 from distrain.system.background import in_threads
 from distrain.system.log import warn
@@ -133,6 +133,8 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Remot
         return Path(os.path.abspath(Path(text).expanduser()))
     if scheme in ("file", "local"):
         return Path(os.path.abspath(Path(os.fsdecode(unquote_to_bytes(rest))).expanduser()))
+    if "::" not in rest:
+        _refuse_options(text)
     if not all("://" in inner or inner.startswith("/") for inner in text.split("::")[1:]):  # not a chain of filesystems
         _check_name(text)
     remote = RemotePath(text.rstrip("/") if rest.strip("/") else f"{scheme}://")
@@ -146,6 +148,22 @@ def _refuse_former_url(path: PurePath) -> None:
     protocol, colon, rest = (path.parts or ("",))[0].partition(":")
     if colon and not rest and protocol in available_protocols():
         raise OSError(f"{path} is a {type(path).__name__}, in which a URL loses a slash: give the URL as a string")
+
+
+_ARROW_OPTIONS = {"endpoint_override", "region", "scheme", "anonymous", "access_key", "secret_key", "session_token"}
+
+
+def _refuse_options(url: str) -> None:
+    """Raise OSError for a URL with pyarrow's options. Some are secrets, so their values are not shown."""
+    place, _, query = url.partition("?")
+    options = dict(parse_qsl(query))
+    if not options.keys() & _ARROW_OPTIONS:
+        return
+    cure = "set them in the environment, or give a storage_filesystem"
+    if server := options.get("endpoint_override"):
+        scheme = "" if "://" in server else f"{options.get('scheme', 'https')}://"
+        cure = f"set the environment variable AWS_ENDPOINT_URL={scheme}{server}"
+    raise OSError(f"{place} has options of pyarrow behind a '?' ({', '.join(options)}), which distrain ignores: {cure}")
 
 
 def _check_name(name: str) -> None:

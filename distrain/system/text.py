@@ -1,8 +1,34 @@
-"""Numbers, times and sizes as people read them. Pure. Runs in: anywhere."""
+"""Numbers, times, sizes and names as people read them. Pure. Runs in: anywhere."""
 
 from __future__ import annotations
 
+import re
+
+LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
+"""It matches paths of files that are not the user's own."""
 _UNITS = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
+
+
+def printable(text: str) -> str:
+    """Return the text in one line, without characters that a terminal would act on."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def without_controls(text: str) -> str:
+    """Return a text of any number of lines with nothing that acts on a terminal, except tabulators and colours."""
+    return _CONTROLS.sub("", text)
+
+
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # a set in front, which is found fast; what follows decides about an escape (\x1b)
+    r"(?<!\x1b(?=\[[0-9;:]*m))"  # colours stay, and nothing else that begins with an escape
+    r"(?:(?<=\x1b)(?:"
+    r"\[[\x00-\x09\x0b-\x17\x19\x1c-?\x7f]*[@-~]?"  # terminals ignore other controls within a sequence
+    r"|[\]PX^_][^\x07\x1b\n\x9c]*(?:\x07|\x1b\\|\x9c)?"  # titles, links
+    r"|[ -/]*[0-~]?))?"
+)
+"""Controls, each with the rest of its sequence (ECMA-48). Nothing that is left belongs to a sequence: so removing one
+does not make another."""
 
 
 def duration(seconds: float) -> str:

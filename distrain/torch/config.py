@@ -73,7 +73,8 @@ class TorchConfig(BackendConfig):
     def setup(self, context: TrainContext) -> None:
         """Choose the device and join the process group, also for a single worker, so that scripts need no special case.
 
-        Raises ValueError for nccl among workers that share a GPU, RuntimeError if there is a process group already.
+        Raises ValueError for nccl among workers that share a GPU and for a network interface that this host lacks,
+        RuntimeError if there is a process group already.
         """
         torch = require("torch")
         from torch import distributed
@@ -86,9 +87,11 @@ class TorchConfig(BackendConfig):
             os.environ.setdefault(name, value)
         if context.devices:
             torch.cuda.set_device(context.devices[0])
+        backend = self._backend(context)
+        if "gloo" in backend:
+            _check_interface()
         if context.world_rank:
             _await_store(self.timeout_s)
-        backend = self._backend(context)
         _join_group(backend, _nccl_device(context, backend), timedelta(seconds=self.timeout_s))
 
     def _backend(self, context: TrainContext) -> str:
@@ -154,6 +157,17 @@ def _check_backend(backend: str) -> None:
                 "TPUs are not supported. For a backend of another package, import it before you make the "
                 "TorchConfig, and in the file of train_func"
             )
+
+
+def _check_interface() -> None:
+    """Raise ValueError if the user wants gloo to use a network interface that this host does not have."""
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    known = [name for _, name in socket.if_nameindex()]
+    if missing := [name for name in wanted.split(",") if name and ":" not in name and name not in known]:  # no alias
+        raise ValueError(
+            f"GLOO_SOCKET_IFNAME={wanted}: this host has no network interface {missing[0]}, but {', '.join(known)}; "
+            "correct the variable, or leave it out"
+        )
 
 
 def _await_store(timeout_s: float) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.errors import StorageError
+from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths, read_manifest
 from distrain.storage.run_lock import is_in_use
 from distrain.system.remote_path import RemotePath, locate
@@ -73,7 +74,7 @@ def export(
 def _forget(paths: RunPaths, tracker: Tracker) -> None:
     """Let the tracker begin anew, as another run."""
     state = '{"metrics": 0, "events": 0, "marks": {}, "state": {"id": "%s"}}' % uuid.uuid4().hex[:16]  # noqa: UP031
-    paths.tracker_state(name_of(tracker)).write_text(state)
+    write_atomically(paths.tracker_state(name_of(tracker)), state.encode())
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import Checkpoint
 from distrain.errors import StorageError
+from distrain.layout.ownership import check_owners
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths, read_manifest
 from distrain.trackers.reports import (
@@ -193,6 +194,7 @@ def _whole_lines(path: Path, position: int) -> tuple[list[bytes], int]:
 @contextlib.contextmanager
 def locked(paths: RunPaths, timeout_s: float = _LOCK_S) -> Iterator[None]:
     """Keep other processes from tracking the run within the block. Raise StorageError if one does for too long."""
+    check_owners(paths.root)
     folder = paths.trackers
     folder.mkdir(exist_ok=True)
     fd = os.open(folder, os.O_RDONLY)

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.layout.ownership import open_without_links
 from distrain.system import process
 from distrain.system.log import say, warn
 from distrain.trackers.choice import KINDS
@@ -58,7 +59,7 @@ class TrackerLink:
         self._failed: set[str] = set()
         argv = process.bootstrap_argv("tracker", str(os.getpid()), flags=flags)
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        with open(log, "ab", opener=open_without_links) as output:
             ids = {process.RUN_IDS: process.extended_run_ids(run_id)}
             self._child = ChildLink(argv, stderr=output.fileno(), environment=ids)
         self._send(

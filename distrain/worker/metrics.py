@@ -24,8 +24,10 @@ def _plain(value: Any, path: str, depth: int) -> Any:
 
     path: names it in errors. depth: the number of collections around it.
     """
-    if value is None or type(value) in (bool, float, str):
+    if value is None or type(value) in (bool, float):
         return value
+    if type(value) is str:
+        return _text(value)
     if type(value) is int:
         return _checked(value, path)
     if isinstance(value, (Mapping, list, tuple)):
@@ -38,6 +40,8 @@ def _plain(value: Any, path: str, depth: int) -> Any:
         return _plain(next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind)), path, depth)
     if callable(getattr(value, "item", None)) and hasattr(value, "shape"):
         return _scalar(value, path, depth)
+    if callable(getattr(value, "numpy", None)) and hasattr(value, "shape"):  # TensorFlow's tensors and variables
+        return _plain(value.numpy(), path, depth)
     raise TypeError(
         f"report(): {path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be recorded; "
         "metrics are numbers, strings, booleans, None, and dicts and lists of them"
@@ -57,6 +61,11 @@ def _scalar(value: Any, path: str, depth: int) -> Any:
     return _plain(float(item) if type(item) is type(value) else item, path, depth)  # numpy.longdouble gives itself
 
 
+def _text(text: str) -> str:
+    """Return a text that UTF-8 can encode: names of files that are not UTF-8 have lone surrogates (PEP 383)."""
+    return text.encode(errors="backslashreplace").decode() if not text.isascii() else text
+
+
 def _checked(value: int, path: str) -> int:
     """Return an integer that Python can write and read back. Raises ValueError for a larger one."""
     if value.bit_length() > _MOST_BITS:
@@ -69,7 +78,7 @@ def _checked(value: int, path: str) -> int:
 
 def _key(key: Any, path: str) -> str:
     if isinstance(key, str):
-        return key
+        return _text(key)
     if isinstance(key, int):
         return str(_checked(key, f"a key of {path}"))
     if isinstance(key, float):

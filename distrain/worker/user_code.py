@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import wire
 from distrain.decisions.failures import blames_peer, signal_in_words
-from distrain.decisions.stack_summary import LIBRARY_FILE
 from distrain.errors import DistrainError, Portable
 from distrain.hosts.host import MIRROR
 from distrain.system.log import warn
 from distrain.system.notebook import cell_of, with_cells
 from distrain.system.pickling import pickled
+from distrain.system.text import LIBRARY_FILE
 from distrain.work.job import ScriptWork
 from distrain.work.unpicklable import describe_unpicklable
 
@@ -339,12 +339,25 @@ def _explanation(work: Work | None, error: BaseException) -> str:
             "pdb needs a terminal, which workers do not have: name a rank with RunConfig(debug_rank=0) or "
             "--debug-rank 0, or train in your own process with ScalingConfig(num_workers=0)"
         )
+    elif _lacks_threads(error):
+        text = (
+            "this process may start no more threads or processes: raise the limit (ulimit -u, or pids.max of the "
+            "container), or use fewer (num_workers of the DataLoader, OMP_NUM_THREADS)"
+        )
     elif isinstance(error, FileNotFoundError) and MIRROR in os.environ:
         text = (
             "this host shares no files with your machine, and has copies of your code only; --ship PATH, or "
             "ShippingConfig(include=[...]), brings other files"
         )
     return f"distrain: {text}\n" if text else ""
+
+
+def _lacks_threads(error: BaseException) -> bool:
+    """Return True if no thread could be started, or no process forked."""
+    if isinstance(error, RuntimeError):
+        return str(error).startswith("can't start new thread")
+    innermost = traceback.extract_tb(error.__traceback__)[-1:]
+    return isinstance(error, BlockingIOError) and any("fork" in f"{frame.name} {frame.line}" for frame in innermost)
 
 
 def _has_no_stdin() -> bool:

@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.decisions.stack_summary import LIBRARY_FILE
+from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
     from types import FrameType

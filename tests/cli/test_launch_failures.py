@@ -332,6 +332,25 @@ def test_a_failure_is_one_screen_that_starts_in_the_users_code(launch: Launch, t
     assert "RuntimeError: the data of rank 2 is broken" in log
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import runpy, sys; sys.argv = ['distrain', 'ls']; runpy.run_module('distrain', run_name='__main__')",
+        "from distrain.launch import main; main([])",
+        "import distrain; distrain.DataParallelTrainer(print).fit()",
+    ],
+)
+def test_a_working_directory_that_was_deleted_is_named(tmp_path: Path, code: str) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    argv = [sys.executable, "-c", f"import os; os.rmdir({str(gone)!r}); {code}"]
+    run = subprocess.run(argv, cwd=gone, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    assert run.stderr.rpartition("rror: ")[2].startswith(
+        "the working directory was deleted: change to another one with cd"
+    )
+
+
 def test_a_syntax_error_shows_the_line(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('fine')\nif True\n    pass\n")
     run = launch("train.py")

@@ -345,6 +345,25 @@ def test_a_new_run_on_a_full_disk_can_be_started_again_in_the_same_process(tmp_p
     assert fit(train, {"strike": None, "epochs": 1}, name="run").return_value == "began at 0"
 
 
+def test_reports_that_fill_the_disk_leave_space_for_how_the_run_ended(
+    tmp_path: Path, undo: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More reports wait for space than the run has reserved."""
+
+    def report_much() -> None:
+        for _ in range(500):
+            distrain.report({"pad": "x" * 1000})
+
+    monkeypatch.setattr("distrain.trainer._FULL_DISK_WAIT_S", 0.0)
+    disk = small_disk(tmp_path, undo)
+    for kind in (ControllerError, StorageError):  # the second run does not get its reserve, and leaves nothing of it
+        with pytest.raises(kind, match=r"No space left on device; free some space there"):
+            Fit(storage=disk.run.parent)(report_much, workers=1, name="run")
+        assert not (disk.run / ".reserve").exists()
+        assert json.loads((disk.run / "run.json").read_text())["status"] == "failed"
+        assert "cannot write metrics" in json.loads((disk.run / "error.json").read_text())["message"]
+
+
 def test_a_return_value_that_does_not_fit_on_the_disk_costs_no_more_than_itself(
     tmp_path: Path, undo: ExitStack
 ) -> None:

@@ -204,7 +204,8 @@ def train_func():
         model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
         model.compile("sgd", "mse")
     model.fit(tf.ones((8, 2)), tf.ones((8, 1)), verbose=0)
-    distrain.report({"replicas": strategy.num_replicas_in_sync, "keras": type(model).__module__[:8]})
+    found = {"replicas": strategy.num_replicas_in_sync, "keras": type(model).__module__[:8]}
+    distrain.report({**found, "tensor": tf.reduce_mean(tf.ones(3)), "variable": tf.Variable(2)})
 
 result = TensorflowTrainer(train_func, scaling_config=distrain.ScalingConfig(num_workers=0)).fit()
 print("reported:", result.metrics)
@@ -214,7 +215,7 @@ print("reported:", result.metrics)
 def test_in_this_process(user_script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     done = user_script(LOCAL, env={**os.environ, "HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
-    assert "reported: {'replicas': 1, 'keras': 'tf_keras'}\n" in done.stdout
+    assert "reported: {'replicas': 1, 'keras': 'tf_keras', 'tensor': 1.0, 'variable': 2}\n" in done.stdout
 
 
 # -- the generations of Keras ----------------------------------------------------------------------------------------

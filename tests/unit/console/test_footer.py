@@ -41,6 +41,15 @@ def test_it_says_how_far_the_run_is() -> None:
     ]
 
 
+def test_what_a_rank_reports_and_prints_does_nothing_to_the_terminal() -> None:
+    status = running()
+    status.reported(0, 21, {"a\x1b[2Jb\nc": 1}, (21, 100), 122.0)
+    status.ranks[0].bar = "50%\x1b[\x002J\x9b2J"
+    lines = shown(status)
+    assert lines[2] == "a [2Jb c 1"
+    assert all(line.isprintable() for line in lines)
+
+
 def test_without_progress_it_counts_reports() -> None:
     status = RunStatus("/runs/train-1", started=100.0, phase="running")
     status.begin_attempt(["localhost"], 100.0)

@@ -21,10 +21,12 @@ from distrain.console.rank_output import RankOutput, WorkerOutput
 from distrain.console.run_console import RunConsole
 from distrain.console.run_status import RunStatus
 from distrain.console.status_lines import INTERVAL_S
+from distrain.runs.logs import read_lines
 from distrain.system import consoles
 from distrain.system.background import Background
 from distrain.system.consoles import console_threads, write_to
-from distrain.system.log import log_level, say, warn, without_controls
+from distrain.system.log import log_level, say, warn
+from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,6 +140,30 @@ def test_text_without_carriage_returns_waits_for_its_line_end(
     output.feed(1, b"Epoch 1 ...")
     output.feed(1, b" done\n")
     assert capsys.readouterr().out == "[rank 3] Epoch 1 ... done\n"
+
+
+def test_a_bar_below_another_one_ends_no_line(capsys: Console, log: Path) -> None:
+    """As the Trainer of transformers saves: tqdm moves the cursor down and up again."""
+    inner = [b"\n\rshards:   0%\x1b[A", b"\n\r\x1b[32mshards:  50%\x1b[0m\x1b[A", b"\n\r          \x1b[A"]
+    assert shown(capsys, log, b"\r 25%", *inner, b"\rshards: 100%\n", b"\r 26%", b"\r100%\n") == [
+        "[rank 3] shards: 100%",
+        "[rank 3] 100%",
+    ]
+    assert list(read_lines(log)) == ["shards: 100%", "100%"]
+
+
+def test_the_footer_shows_the_inner_bar(log: Path) -> None:
+    console = console_of()
+    console.has_footer = True
+    output = RankOutput(3, log, console=console)
+    for data, bar in (
+        (b"\repochs: 1/3", "epochs: 1/3"),
+        (b"\n\rbatches: 1/9\x1b[A", "batches: 1/9"),
+        (b"\n\r            \x1b[A", "batches: 1/9"),
+        (b"\repochs: 2/3", "epochs: 2/3"),
+    ):
+        output.feed(2, data)
+        assert console.status.ranks[3].bar == bar
 
 
 @pytest.mark.parametrize(
@@ -332,7 +358,18 @@ def test_the_file_holds_the_raw_bytes_of_both_streams(output: RankOutput, log: P
     output.feed(1, b"100%")
     output.note("another\n")
     output.close()
-    assert log.read_bytes() == b" 10%\r 50%\xffwarning\na traceback\n100%\nanother\n"
+    assert log.read_bytes() == b" 10%\r 50%\xff\rwarning\na traceback\n100%\nanother\n"
+
+
+def test_a_line_of_one_stream_replaces_the_bar_of_the_other_in_the_log(output: RankOutput, log: Path) -> None:
+    """As on a terminal. So it is found at the beginning of a line."""
+    for stream, data in ((2, b"\r10%"), (2, b"|##|"), (1, b"{'loss': 1}\n"), (2, b"\r20%"), (2, b"\r30%\n")):
+        output.feed(stream, data)
+    output.feed(1, b"Epoch 1 ...")
+    output.feed(2, b"a warning\n")
+    output.close()
+    assert log.read_bytes() == b"\r10%|##|\r{'loss': 1}\n\r20%\r30%\nEpoch 1 ...a warning\n"
+    assert list(read_lines(log)) == ["{'loss': 1}", "30%", "Epoch 1 ...a warning"]
 
 
 def test_a_note_is_not_shown(capsys: Console, output: RankOutput) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -586,3 +587,9 @@ def test_the_end_of_the_run_ends_all_movers(lab: Lab) -> None:
     lab.files.close()
     assert [mover.is_closed for mover in Mover.made] == [True, True]
     assert not lab.loop.timers
+
+
+def test_a_storage_path_need_not_be_utf_8(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / os.fsdecode(b"caf\xe9") / "run")
+    assert Shipping(question=QUESTION).for_run(store, "id").question.place.startswith("run-")
+    store.close()

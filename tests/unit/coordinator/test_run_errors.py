@@ -19,6 +19,7 @@ from distrain.errors import (
     ResourcesError,
     WorkerGroupError,
 )
+from tests.unit.system.test_log import assert_harmless
 
 FULL = "OSError: [Errno 28] No space left on device"
 
@@ -62,6 +63,21 @@ def error_of(
 )
 def test_the_kind_of_error(fields: dict[str, Any], kind: type[BaseException]) -> None:
     assert type(error_of(**fields)) is kind
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"failures": [failure(summary="\x1b[\x002J", traceback="\x9b2J\nat\x1b[\x1b\x1b2J")]},
+        {"problem": "\x1b[2J", "storage_failed": True},
+        {"problem": "\x1b[2J", "resources_missing": True},
+        {"problem": "\x1b[2J"},
+        {"stopped_ranks": [0], "hung": HangDetected(3.0, ("rank 0 in \x1b[2J at a.py:1",), (0,))},
+        {"stop_reason": "SIGTERM", "failures": [failure(summary="\x1b[2J")]},
+    ],
+)
+def test_no_text_of_a_rank_acts_on_the_terminal_where_python_prints_the_error(fields: dict[str, Any]) -> None:
+    assert_harmless(str(error_of(**fields)))
 
 
 def test_a_failure_ends_with_the_earlier_attempts_the_logs_and_how_to_continue() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,12 @@ import pytest
 
 from distrain import wire
 from distrain.decisions.failures import culprit_first, failure_of, failure_screen, rank_list, signal_in_words
+from distrain.decisions.stack_summary import native_reason
 from distrain.errors import RankFailure
 from distrain.worker import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def outcome(**fields: Any) -> wire.Outcome:
@@ -86,6 +88,36 @@ def test_a_failure_before_train_func_says_when(stage: str, words: str) -> None:
     summary = failed(outcome(stage=stage)).summary
     assert "before train_func" in summary
     assert words in summary
+
+
+def test_openmp_without_threads_tells_what_to_do() -> None:
+    reason = native_reason(["", "libgomp: Thread creation failed: Resource temporarily unavailable"])
+    for text, words in (
+        (reason, "failed: Resource temporarily unavailable; raise ulimit -u or pids.max"),
+        ("NCCL error: earlier", "os._exit()?"),
+    ):
+        found = failure_of(0, "one", 1, outcome=None, exited=exited(exit_code=1), reason=text)
+        assert found is not None
+        assert words in found.summary
+
+
+def fork() -> None:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def read() -> None:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def start() -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(("act", "lacks"), [(fork, True), (start, True), (read, False)])
+def test_a_process_that_may_start_nothing_more_tells_what_to_do(act: Callable[[], None], lacks: bool) -> None:
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        act()
+    assert ("raise the limit (ulimit -u, or pids.max" in user_code._explanation(None, raised.value)) == lacks
 
 
 def test_a_scripts_exit_code_is_kept() -> None:
@@ -276,8 +308,62 @@ def test_a_long_traceback_is_cut_in_the_middle() -> None:
     assert len(text.splitlines()) < 70
 
 
-def test_a_traceback_that_fits_is_whole() -> None:
-    assert "left out" not in screen(failure(0, traceback="\n".join(f"frame {n}" for n in range(60))))
+@pytest.mark.parametrize("lines", [60, 61])
+def test_a_traceback_that_fits_is_whole(lines: int) -> None:
+    assert "left out" not in screen(failure(0, traceback="\n".join(f"frame {n}" for n in range(lines))))
+
+
+def test_a_line_is_not_cut_for_a_note_that_is_longer() -> None:
+    assert "left out" not in screen(failure(0, traceback="x" * 510))
+    assert "100 characters left out" in screen(failure(0, traceback="x" * 600))
+
+
+def frame(file: str, line: int, code: str = "call()") -> str:
+    return f'  File "{file}", line {line}, in function\n    {code}\n    {"^" * len(code)}\n'
+
+
+TORCH, STDLIB = "/venv/lib/python3.11/site-packages/torch/data.py", "/usr/lib/python3.11/multiprocessing/queues.py"
+CHAIN = (
+    "Traceback (most recent call last):\n"
+    + "".join([frame(TORCH, 1), frame(STDLIB, 2), frame(STDLIB, 3), frame(TORCH, 4, "raise_it()")])
+    + "RuntimeError: worker is killed\n    by a signal\n\n"
+    "The above exception was the direct cause of the following exception:\n\n"
+    "Traceback (most recent call last):\n"
+    + "".join([frame("/home/me/train.py", 9, "for batch in loader:"), frame(TORCH, 5), frame(TORCH, 6, "raise x")])
+    + "RuntimeError: worker exited\n"
+)
+
+
+def test_of_a_long_traceback_the_inner_frames_of_libraries_are_folded() -> None:
+    assert screen(failure(0, traceback=CHAIN)).splitlines()[1:] == [
+        "  Traceback (most recent call last):",
+        "    ... 3 frames in torch, multiprocessing ...",
+        '    File ".../torch/data.py", line 4, in function',
+        "      raise_it()",
+        "  RuntimeError: worker is killed",
+        "      by a signal",
+        "  The above exception was the direct cause of the following exception:",
+        "  Traceback (most recent call last):",
+        '    File "/home/me/train.py", line 9, in function',
+        "      for batch in loader:",
+        f"      {'^' * 20}",
+        "    ... 1 frame in torch ...",
+        '    File ".../torch/data.py", line 6, in function',
+        "      raise x",
+        "  RuntimeError: worker exited",
+    ]
+
+
+def test_a_traceback_that_is_short_or_of_libraries_only_has_all_frames() -> None:
+    for text in (frame("/home/me/train.py", 1) + frame(TORCH, 1) * 3, frame(TORCH, 1) * 19):
+        assert screen(failure(0, traceback=text)).count("File") == text.count("File")
+
+
+def test_a_recursion_stays_with_its_frame() -> None:
+    text = frame("/home/me/train.py", 1) + frame(TORCH, 1) * 6 + "  [Previous line repeated 975 more times]\nError"
+    assert screen(failure(0, traceback=text)).splitlines()[-3:] == [
+        "      call()", "    [Previous line repeated 975 more times]", "  Error",
+    ]  # fmt: skip
 
 
 # -- words -----------------------------------------------------------------------------------------------------------

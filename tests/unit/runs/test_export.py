@@ -49,6 +49,30 @@ def test_csv_has_every_report_of_every_rank(run: Run) -> None:
     assert [row["eval/accuracy"] for row in rows] == ["", "", "1", "1", ""]
 
 
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
+        ("+A1", "'+A1"),
+        ("-1+A1", "'-1+A1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=A1", "'\t=A1"),
+        ("\r=A1", "'=A1"),
+        ("\x1b[2J=A1", "'=A1"),
+        ("-1.5e3", "-1.5e3"),
+        ("a=b", "a=b"),
+        ("\x1b]0;title\x07text", "text"),
+    ],
+)
+def test_no_cell_of_csv_is_a_formula_or_acts_on_a_terminal(tmp_path: Path, text: str, cell: str) -> None:
+    add_reports(make_run(tmp_path, "run"), {"loss": 0, "note": text, text: -1.5})
+    file = io.BytesIO()
+    FORMATS["csv"](find_run("run", tmp_path), file)
+    head, row, *_ = csv.reader(io.StringIO(file.getvalue().decode()))
+    assert head[-2:] == ["note", cell]
+    assert row[-2:] == [cell, "-1.5"]
+
+
 def test_parquet_has_the_same_with_types(run: Run, tmp_path: Path) -> None:
     with (tmp_path / "reports.parquet").open("wb") as file:
         FORMATS["parquet"](run, file)

@@ -154,6 +154,22 @@ def test_a_protocol_that_nobody_knows_is_said_at_once() -> None:
         locate("nosuch://bucket")
 
 
+@pytest.mark.parametrize(
+    ("url", "cure"),
+    [
+        ("s3://b/r?endpoint_override=http://localhost:9000", "AWS_ENDPOINT_URL=http://localhost:9000"),
+        ("s3://b/r?scheme=http&endpoint_override=h%3A9&secret_key=K", "AWS_ENDPOINT_URL=http://h:9"),
+        ("s3://b/r?endpoint_override=h:9", "AWS_ENDPOINT_URL=https://h:9"),
+        ("gs://b/r?anonymous=True", "storage_filesystem"),
+    ],
+)
+def test_options_of_pyarrow_are_named_with_what_to_do_instead(url: str, cure: str) -> None:
+    with pytest.raises(OSError, match="has options of pyarrow behind a '\\?'") as raised:
+        locate(url)
+    assert str(raised.value).endswith(cure)
+    assert "=K" not in str(raised.value)
+
+
 def test_a_url_that_has_become_a_path_is_refused() -> None:
     with pytest.raises(OSError, match=r"s3:/bucket/runs is a PosixPath, .*: give the URL as a string"):
         locate(Path("s3://bucket/runs"))

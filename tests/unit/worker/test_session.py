@@ -100,6 +100,7 @@ class Color(enum.IntEnum):
         (True, True),
         (None, None),
         ("text", "text"),
+        ("\udcff \ud800 é", "\\udcff \\ud800 é"),
         ((1, 2), [1, 2]),
         ({"a": {"b": [1]}}, {"a": {"b": [1]}}),
         (Color.RED, 1),
@@ -122,6 +123,10 @@ def test_what_can_be_recorded_becomes_plain(worker: Worker, value: Any, expected
 @pytest.mark.parametrize("value", [math.nan, math.inf, np.float32("nan")])
 def test_non_finite_numbers_can_be_reported(worker: Worker, value: float) -> None:
     assert repr(reported(worker, {"value": value})["value"]) == repr(float(value))
+
+
+def test_the_name_of_a_metric_may_be_that_of_a_file_that_is_not_utf_8(worker: Worker) -> None:
+    assert reported(worker, {os.fsdecode(b"caf\xe9"): 1}) == {"caf\\udce9": 1}
 
 
 def test_number_keys_become_strings(worker: Worker) -> None:

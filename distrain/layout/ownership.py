@@ -1,0 +1,91 @@
+"""Run directories that somebody else may have prepared, where others may write to the storage path.
+
+Runs in: coordinator, tracker, and the commands that write into run directories.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import stat
+import tempfile
+from typing import TYPE_CHECKING
+
+from distrain.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+def open_without_links(path: str | Path, flags: int) -> int:
+    """Open a file of a run directory, as the ``opener`` of ``open()``. Raise OSError for anything but a file."""
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(f"{path} is a link, and distrain writes through none; delete it") from None
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads
+            raise _not_a_file(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _not_a_file(path)
+    return fd
+
+
+def _not_a_file(path: str | Path) -> OSError:
+    return OSError(f"{path} is not a regular file; delete it")
+
+
+def check_owners(run: Path) -> None:
+    """Raise StorageError if a stranger may have prepared a directory to have this process overwrite the user's files.
+
+    The user, root and the owner of the directory above are not strangers. Others are if everybody may write to that
+    directory. Only links of the user and of root are followed. Raise OSError if the owners cannot be found out.
+
+    run: the directory, which need not exist. What is in it is checked, too.
+    """
+    _check(run.parent, [run])
+    if run.exists():
+        _check(run, map(run.joinpath, os.listdir(run)))
+
+
+def _check(folder: Path, paths: Iterable[Path]) -> None:
+    its = folder.stat()
+    own = {os.geteuid(), 0}
+    for path in paths:
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue
+        is_link = stat.S_ISLNK(status.st_mode)
+        is_for_all = bool(its.st_mode & stat.S_IWOTH)
+        if status.st_uid in own or not (is_link or (is_for_all and status.st_uid != its.st_uid)):
+            continue
+        own.add(_owner_of_new_files(folder))
+        if status.st_uid not in own:
+            raise StorageError(_refusal(folder, path, status.st_uid, is_link=is_link))
+
+
+def _owner_of_new_files(folder: Path) -> int:
+    """Return the owner of files that this process makes. A file server may make it another one than the user."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_uid
+
+
+def _refusal(folder: Path, path: Path, uid: int, *, is_link: bool) -> str:
+    try:
+        owner = f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        owner = f"uid {uid}"
+    if is_link:
+        return (
+            f"{path} is a link that belongs to {owner}: a run would overwrite what it leads to. Delete it, or choose "
+            "another name (RunConfig.name, --name) or storage_path"
+        )
+    return (
+        f"{path} belongs to {owner}, and everybody may write to {folder}: it may be a trap. Choose another name "
+        "(RunConfig.name, --name), or a storage_path to which only you or your group may write"
+    )

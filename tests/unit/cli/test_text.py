@@ -1,0 +1,38 @@
+"""Files of a run on the terminal: whatever is in them, the commands only print it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain.cli.main import run_main
+from tests.unit.runs.made import add_reports, make_run
+from tests.unit.system.test_log import assert_harmless
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BAD = "\x1b[\x002J\x1b[2\x7fJ\x1b[\x1b\x1b2J\x9b2J\x1b]0;title\x07mark"
+
+
+@pytest.mark.parametrize("command", ["ls", "ls --names", "ls --json", "show", "logs", "compare", "export --to csv"])
+def test_no_command_lets_a_file_of_a_run_act_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    attempts = [{"attempt": 0, "started": 1.0, "ended": 2.0, "hosts": {BAD: [0, 1]}, "failure": BAD}]
+    facts: dict[str, Any] = {"user": BAD, "host": BAD, "git": {"commit": BAD}, "versions": {BAD: BAD}, "script": BAD}
+    facts |= {"attempts": attempts, "train_loop_config": {BAD: BAD}}
+    runs = [make_run(tmp_path, f"{n}{BAD}".replace("\0", ""), status="failed", **facts) for n in (1, 2)]
+    for run in runs:
+        add_reports(run, {"loss": 1.0, BAD: BAD})
+        (run / "error.json").write_text(json.dumps({"type": "ValueError", "message": f"{BAD}\n{BAD}"}))
+        (run / "logs/attempt_0").mkdir(parents=True)
+        (run / "logs/attempt_0/rank_0.log").write_text(f"{BAD}\n")
+    name, *options = command.split()
+    where = {"ls": [str(tmp_path)], "compare": list(map(str, runs))}.get(name, [str(runs[0])])
+    assert run_main([name, *where, *options], []) == 0
+    out, err = capsys.readouterr()
+    assert "mark" in out
+    assert_harmless(out + err)

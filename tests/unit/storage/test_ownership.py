@@ -1,0 +1,179 @@
+"""Run directories that somebody else has prepared, in a storage path that others may write."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.console.log_files import Log, LogFiles
+from distrain.coordinator.requests import STOP, ask
+from distrain.errors import StorageError
+from distrain.runs.listing import list_runs
+from distrain.storage.files import write_atomically
+from distrain.storage.local_store import LocalStore
+from distrain.storage.paths import RunPaths
+from distrain.system.background import Background
+from distrain.trackers.follower import locked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+STRANGER, COLLEAGUE = 54321, 54322
+NAMES = [".lock", "metrics.jsonl", "events.jsonl", ".reserve", ".probe"]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    file = tmp_path / "victim"
+    file.write_text("precious")
+    return file
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A run directory that was made beforehand, in a storage path like /tmp."""
+    storage = tmp_path / "runs"
+    storage.mkdir()
+    storage.chmod(0o1777)
+    made = storage / "run"
+    made.mkdir()
+    return made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_writes_through_no_link(root: Path, victim: Path, name: str) -> None:
+    (root / name).symlink_to(victim)
+    with pytest.raises(StorageError, match=rf"{name} is a link.* delete"):
+        LocalStore(root)
+    assert victim.read_text() == "precious"
+    assert (root / name).is_symlink()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_waits_for_no_pipe(root: Path, name: str) -> None:
+    os.mkfifo(root / name)
+    with pytest.raises(StorageError, match=rf"{name} is not a regular file"):
+        LocalStore(root)
+
+
+def test_small_files_are_written_through_no_link(tmp_path: Path, victim: Path) -> None:
+    for sync in (True, False):
+        (tmp_path / "run.json.new").symlink_to(victim)
+        with pytest.raises(OSError, match="is a link"):
+            write_atomically(tmp_path / "run.json", b"{}", sync=sync)
+    assert victim.read_text() == "precious"
+
+
+def test_logs_are_written_through_no_link(tmp_path: Path, victim: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank_0.log").symlink_to(victim)
+    logs, log = LogFiles(Background(None, "log")), Log(tmp_path / "rank_0.log")
+    logs.add(log, b"output\n")
+    logs.flush()
+    assert victim.read_text() == "precious"
+    assert "rank_0.log can no longer be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_a_request_goes_into_a_pipe_only(root: Path, victim: Path, kind: str) -> None:
+    requests = RunPaths(root).requests
+    if kind == "link":
+        requests.symlink_to(victim)
+    else:
+        requests.write_text("precious")
+    with pytest.raises(StorageError, match=r"\.requests .*: delete it"):
+        ask(RunPaths(root), STOP)
+    assert victim.read_text() == requests.read_text() == "precious"
+
+
+def test_a_list_of_runs_waits_for_no_pipe(root: Path) -> None:
+    os.mkfifo(root / "run.json")
+    os.mkfifo(root / ".lock")
+    assert [run.name for run in list_runs(root.parent)] in ([], ["run"])
+
+
+# -- owners ----------------------------------------------------------------------------------------------------------
+
+
+@as_root
+@pytest.mark.parametrize("name", ["", "logs", ".staging", "checkpoint_000000", "stacks"])
+def test_what_a_stranger_has_made_where_everybody_may_write_is_not_used(root: Path, name: str) -> None:
+    (root / name).mkdir(exist_ok=True)
+    root.chmod(0o1777)
+    os.chown(root / name, STRANGER, STRANGER)
+    with pytest.raises(StorageError, match=rf"{name}.* belongs to .*54321.* everybody may write") as raised:
+        LocalStore(root)
+    assert "RunConfig.name" in str(raised.value)
+    assert os.listdir(root) == ([name] if name else [])
+
+
+@as_root
+def test_a_link_of_a_stranger_in_place_of_a_directory_is_not_followed(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    for link in (root, root / "logs"):
+        if link == root:
+            root.rmdir()
+        link.symlink_to(tmp_path / "precious")
+        os.lchown(link, STRANGER, STRANGER)
+        with pytest.raises(StorageError, match=rf"{link} is a link that belongs to .*54321"):
+            LocalStore(root)
+        link.unlink()
+        root.mkdir(exist_ok=True)
+    assert os.listdir(tmp_path / "precious") == []
+
+
+def test_own_links_to_directories_are_followed(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "large_disk").mkdir()
+    root.rmdir()
+    root.symlink_to(tmp_path / "large_disk")
+    LocalStore(root).close()
+    assert ".lock" in os.listdir(tmp_path / "large_disk")
+
+
+@as_root
+def test_colleagues_continue_each_others_runs_where_only_they_may_write(root: Path) -> None:
+    root.parent.chmod(0o2775)
+    os.chown(root, COLLEAGUE, COLLEAGUE)
+    (root / "checkpoint_000000").mkdir()
+    os.chown(root / "checkpoint_000000", STRANGER, COLLEAGUE)
+    LocalStore(root).close()
+
+
+@as_root
+def test_the_owner_of_the_storage_path_is_trusted(root: Path) -> None:
+    for folder in (root, root.parent):
+        os.chown(folder, COLLEAGUE, COLLEAGUE)
+    LocalStore(root).close()
+
+
+@as_root
+def test_where_a_server_makes_everybody_one_user_runs_continue(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS does with all_squash, and for root: own files belong to somebody else, too."""
+    os.chown(root, STRANGER, STRANGER)
+    monkeypatch.setattr("distrain.layout.ownership._owner_of_new_files", lambda folder: STRANGER)
+    LocalStore(root).close()
+
+
+@as_root
+def test_a_tracker_reads_no_state_of_a_stranger(root: Path) -> None:
+    os.chown(root, STRANGER, STRANGER)
+    with pytest.raises(StorageError, match="belongs to"), locked(RunPaths(root)):
+        pass
+
+
+def test_the_lock_of_a_group_is_for_the_group(root: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        LocalStore(root).close()
+    finally:
+        os.umask(before)
+    assert (root / ".lock").stat().st_mode & 0o777 == 0o664
+
+
+@pytest.mark.parametrize("open_it", [LocalStore])
+def test_an_error_leaves_no_probe(root: Path, open_it: Callable[[Path], LocalStore]) -> None:
+    open_it(root).close()
+    assert not [name for name in os.listdir(root) + os.listdir(root.parent) if "probe" in name]
