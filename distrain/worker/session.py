@@ -644,7 +644,7 @@ class Session:
                 self._uploading.pop(ordinal, None)
                 if failed is not None:
                     self._local_files.pop(ordinal, None)
-                    self._storing_errors.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
+                    self._storing_errors.append(f"checkpoint {ordinal} of this rank could not be stored: {failed}")
             case wire.CommitDone(ordinal=ordinal, path=path, has_files=has_files):
                 if path:
                     self.checkpoint = self.context.get_storage().checkpoint(path)

@@ -443,7 +443,7 @@ def test_an_upload_that_fails_is_raised_by_a_later_call(any_fit: Fit) -> None:
             time.sleep(0.001)
 
     with pytest.raises(
-        WorkerGroupError, match=r"2\. checkpoint of this rank could not be stored: .*No such file"
+        WorkerGroupError, match=r"checkpoint 2 of this rank could not be stored: .*No such file"
     ) as raised:
         any_fit(train, workers=1)
     assert isinstance(raised.value.worker_failures[0], CheckpointError)
@@ -502,7 +502,7 @@ def test_without_retries_a_lost_upload_is_explained(fit: Fit) -> None:
         kill_with_its_order(uploader)
 
     with pytest.raises(
-        WorkerGroupError, match=r"the 2\. checkpoint of this rank could not be stored: the uploader has"
+        WorkerGroupError, match=r"checkpoint 2 of this rank could not be stored: the uploader has"
     ) as e:
         fit(train, workers=1)
     assert isinstance(e.value.worker_failures[0], CheckpointError)
