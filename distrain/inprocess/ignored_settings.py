@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _FOR_RESTARTS = ("max_failures", "retry_same_failure", "backoff_s")
 """Settings of the FailureConfig that distrain honours without workers, but not for another launcher."""
-_FOR_HOSTS = ("hang_report_s", "hang_timeout_s", "host_lease_s", "host_wait_s")
+_FOR_WORKERS = ("hang_report_s", "hang_timeout_s", "host_lease_s", "host_wait_s", "peer_failure_grace_s")
 
 
 def describe_ignored_settings(scaling: ScalingConfig, run: RunConfig, launcher: OuterLauncher | None) -> str | None:
@@ -21,11 +21,11 @@ def describe_ignored_settings(scaling: ScalingConfig, run: RunConfig, launcher: 
 
     launcher: has started the ranks; None if train_func runs in this process.
     """
-    restarts = _FOR_RESTARTS if launcher else ()
+    restarts, signals = (_FOR_RESTARTS, ("stop_signals",)) if launcher else ((), ())
     of_workers: list[tuple[str, Any, Sequence[str]]] = [
         ("ScalingConfig", scaling, ("start_method", "ssh_args", "numa_binding")),
-        ("FailureConfig", run.failure_config, (*restarts, *_FOR_HOSTS)),
-        ("RunConfig", run, ("log_dir", "stop_grace_s")),
+        ("FailureConfig", run.failure_config, (*restarts, *_FOR_WORKERS)),
+        ("RunConfig", run, ("log_dir", "stop_grace_s", *signals)),
         ("LoggingConfig", run.logging_config, ("ranks",)),
         ("ShippingConfig", run.shipping_config, ("include", "limit_bytes", "env_from", "cache_bytes")),
     ]

@@ -30,7 +30,7 @@ OTHER_VALUES: dict[str, Any] = {
     "start_method": "spawn", "ssh_args": "-v", "numa_binding": "node", "hang_report_s": None, "hang_timeout_s": 30.0,
     "host_lease_s": 30.0, "host_wait_s": 1.0, "log_dir": "logs", "stop_grace_s": 1.0, "ranks": [0], "include": ["a"],
     "limit_bytes": 5, "env_from": "freeze", "cache_bytes": 5, "max_failures": 3, "retry_same_failure": True,
-    "backoff_s": 1.0,
+    "backoff_s": 1.0, "peer_failure_grace_s": 1.0, "stop_signals": ["SIGTERM"],
 }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def test_every_setting_is_honoured_or_named(config: type, launcher: OuterLaunche
     assert described(config, launcher) is None
     for name in {field.name for field in fields(config)} - HONOURED[config] - NAMED_ELSEWHERE:
         line = described(config, launcher, **{name: OTHER_VALUES[name]})
-        if launcher is None and name in ("max_failures", "retry_same_failure", "backoff_s"):
+        if launcher is None and name in ("max_failures", "retry_same_failure", "backoff_s", "stop_signals"):
             assert line is None
         else:
             why = "train_func runs in this process" if launcher is None else "torchrun has started the ranks"
