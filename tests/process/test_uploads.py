@@ -501,9 +501,7 @@ def test_without_retries_a_lost_upload_is_explained(fit: Fit) -> None:
         report_async("lost")
         kill_with_its_order(uploader)
 
-    with pytest.raises(
-        WorkerGroupError, match=r"checkpoint 2 of this rank could not be stored: the uploader has"
-    ) as e:
+    with pytest.raises(WorkerGroupError, match=r"checkpoint 2 of this rank could not be stored: the uploader has") as e:
         fit(train, workers=1)
     assert isinstance(e.value.worker_failures[0], CheckpointError)
     assert files_of(e.value.result.checkpoint) == {"model.txt": "first"}
