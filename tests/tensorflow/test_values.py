@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +14,11 @@ from distrain import data
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 from distrain.errors import DataError
+
+if find_spec("tensorflow") is None:
+    pytest.skip("TensorFlow is not installed; scripts/test_tensorflow", allow_module_level=True)
+
+import tensorflow as tf
 
 VALUES: list[st.SearchStrategy[Any]] = [
     st.booleans(),
