@@ -114,7 +114,8 @@ def get_context() -> TrainContext:
 def get_checkpoint() -> Checkpoint | None:
     """Return the checkpoint to resume from, or None if there is none.
 
-    It is the latest committed one of this run, or else ``resume_from_checkpoint``.
+    It is the latest committed one of this run, or else ``resume_from_checkpoint``. The first call, if the rank has not
+    reported yet, returns the one that the attempt started from, so that all ranks resume from the same.
 
     After ``report(checkpoint=...)`` it is that checkpoint, on every rank that has made as many reports. The call waits
     until the checkpoints of these reports are committed or dropped, for at most ``CheckpointConfig.missing_rank_s``. It

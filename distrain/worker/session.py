@@ -103,6 +103,8 @@ class Session:
         """True if this rank runs a script, as under torchrun, and no function."""
         self._channel = channel
         self._reports = 0
+        self._has_resumed = False
+        """True once train_func has asked for the checkpoint to start from."""
         self._reports_settled = 0
         """The reports whose checkpoints get_checkpoint() knows."""
         self._acknowledged = 0
@@ -571,6 +573,9 @@ class Session:
 
     def get_checkpoint(self) -> Checkpoint | None:
         """Do what :func:`distrain.get_checkpoint` does."""
+        is_start, self._has_resumed = not (self._has_resumed or self._reports), True
+        if is_start:  # others may have brought a newer one while this rank was starting
+            return self.started_from
         if os.getpid() == self._pid:
             with self._lock:
                 if not self._call:  # else this is a signal handler, which gets what is known

@@ -335,7 +335,7 @@ def test_gpus_that_nobody_can_count_are_a_warning_where_none_are_asked_for(user:
 def test_too_few_slots_for_the_workers_are_told(user: User) -> None:
     ran = user.checks("--hosts", "one:1,two:2", "--num-workers", "50")
     assert ran.code == 1
-    told = "this machine: num_workers is 50, but the hosts have only 3 slots: one 1, two 2. Ask for fewer workers, or"
+    told = "this machine: --num-workers is 50, but the hosts have only 3 slots: one 1, two 2. Ask for fewer workers, or"
     assert told in ran.out
     assert ran.out.splitlines()[-1] == "cannot train like this: this machine"
     assert user.checks("--hosts", "one:1,two:2", "--num-workers", "2:50").code == 0
