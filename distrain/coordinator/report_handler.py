@@ -157,7 +157,7 @@ class ReportHandler:
         self._unheard = set(range(world_size))
         """The ranks that may still read the checkpoint that the attempt has started from."""
         self._bringing: set[int] = set()
-        """The ranks that have brought a checkpoint."""
+        """The ranks that have brought a checkpoint, or have tried to."""
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size) if self._callbacks else None
         self.report_counts: dict[int, int] = {}
@@ -177,6 +177,8 @@ class ReportHandler:
                 self._on_reported(message, now)
             case wire.ReportFailed(rank=rank, index=index, ordinal=ordinal, why=why):
                 self._count_report(rank, index)
+                if ordinal is not None:
+                    self._note_bringing(rank)
                 if self._rows:
                     self._do(self._rows.skipped(rank, index, now))
                 self._do(self._assembly.failed(rank, index, ordinal, why, now))
@@ -296,15 +298,18 @@ class ReportHandler:
         if rank == 0:
             self.metrics = metrics
         self._console.report(rank, index, metrics, message.progress, time.monotonic())
-        if ordinal == 1:
-            self._bringing.add(rank)
-            self._disown(rank)
         if ordinal is not None:
+            self._note_bringing(rank)
             self._unsettled.setdefault(ordinal, _Unsettled()).add(message, now)
         if self._rows:
             self._do(self._rows.reported(rank, index, metrics, ordinal, now))
         in_place = message.folder if message.in_place else ""
         self._do(self._assembly.reported(rank, index, metrics, ordinal, message.files, now, in_place, message.name))
+
+    def _note_bringing(self, rank: int) -> None:
+        if rank not in self._bringing:
+            self._bringing.add(rank)
+            self._disown(rank)
 
     def _disown(self, rank: int) -> None:
         """Give up the checkpoints of this attempt that were committed without a rank that is slow, and not silent.
