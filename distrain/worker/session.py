@@ -197,7 +197,7 @@ class Session:
         except BaseException as error:
             if self._reports == before:
                 self._reports, self._checkpoints = before + 1, self._checkpoints + has_checkpoint
-                with contextlib.suppress(Exception):  # __str__ fails, the coordinator is gone, or a handler raises again
+                with contextlib.suppress(Exception):  # of __str__, of a signal handler, or the coordinator is gone
                     self._channel.send(
                         wire.ReportFailed(
                             attempt=self.context.attempt,

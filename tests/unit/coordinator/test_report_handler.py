@@ -24,9 +24,7 @@ class NoValidations:
         return False
 
 
-def handler_of(
-    store: LocalStore, sent: list[Any], world_size: int, *, missing_rank_s: float = 60.0
-) -> ReportHandler:
+def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_rank_s: float = 60.0) -> ReportHandler:
     handler = ReportHandler(
         store,
         CheckpointConfig(num_to_keep=1, missing_rank_s=missing_rank_s),
