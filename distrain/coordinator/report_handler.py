@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
+_COMMIT_S = 10.0
+"""Seconds more that a rank waits for a checkpoint that is being committed when the time for other ranks is over."""
 _MOST_SLOW_SHOWN = 3
 """Ranks that become slow at the same time and get a line each; the slowest."""
 _MOST_TROUBLES_SHOWN = 5
@@ -560,14 +562,15 @@ class ReportHandler:
         body = self._checkpoint_list()
         for request, until in requests:
             settled = self._settled_up_to[request.synced]
-            others = now < until < math.inf and self.report_counts.get(request.rank, 0) > settled
+            limit = until + _COMMIT_S * self._store.is_committing
+            others = now < limit < math.inf and self.report_counts.get(request.rank, 0) > settled
             own = not request.synced and any(
                 request.rank in unsettled.reports for unsettled in self._unsettled.values()
             )
             if (others or own or (request.validated and validating)) and not request.at_once:
                 self._list_requests.append((request, until if others else math.inf))
                 if others:
-                    self._list_deadline = min(until, self._list_deadline or until)
+                    self._list_deadline = min(limit, self._list_deadline or limit)
             else:
                 self._send(
                     wire.CheckpointList(attempt=request.attempt, rank=request.rank, index=request.index, body=body)
