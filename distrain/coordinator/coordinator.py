@@ -110,6 +110,8 @@ class Coordinator:
         self._is_verifying = False
         """True until it is known whether the checkpoint to continue from is intact."""
         self._start_without_own = start_without_own
+        self._foreign_checkpoint = None if store.latest else request.checkpoint
+        """The checkpoint of another run that this run has started from, before it had one itself."""
         self._hosts = Connections(
             self._loop,
             transports,
@@ -137,7 +139,7 @@ class Coordinator:
             send=self._send_to_rank,
             upload=self._upload,
             is_apart=lambda rank: self._host_files.is_apart(self._host_of(rank)),
-            on_commit=lambda path: self._happened(events.CheckpointAvailable(path)),
+            on_commit=lambda path: self._happened(events.CheckpointAvailable(path or self._foreign_checkpoint)),
             callbacks=callbacks,
             validations=self._validations,
             clock=self._clock,
@@ -284,6 +286,7 @@ class Coordinator:
             self._start_from(str(latest.path))
 
     def _start_from(self, path: str | None) -> None:
+        self._foreign_checkpoint = None if self._store.latest else path
         self._loop.cancel("verifying")
         self._is_verifying = False
         self._validations.start(self._loop)

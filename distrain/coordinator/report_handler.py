@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
+_COMMIT_S = 10.0
+"""Seconds more that a rank waits for a checkpoint that is being committed when the time for other ranks is over."""
 _MOST_SLOW_SHOWN = 3
 """Ranks that become slow at the same time and get a line each; the slowest."""
 _MOST_TROUBLES_SHOWN = 5
@@ -157,7 +159,7 @@ class ReportHandler:
         self._unheard = set(range(world_size))
         """The ranks that may still read the checkpoint that the attempt has started from."""
         self._bringing: set[int] = set()
-        """The ranks that have brought a checkpoint."""
+        """The ranks that have brought a checkpoint, or have tried to."""
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size) if self._callbacks else None
         self.report_counts: dict[int, int] = {}
@@ -177,6 +179,8 @@ class ReportHandler:
                 self._on_reported(message, now)
             case wire.ReportFailed(rank=rank, index=index, ordinal=ordinal, why=why):
                 self._count_report(rank, index)
+                if ordinal is not None:
+                    self._note_bringing(rank)
                 if self._rows:
                     self._do(self._rows.skipped(rank, index, now))
                 self._do(self._assembly.failed(rank, index, ordinal, why, now))
@@ -296,15 +300,18 @@ class ReportHandler:
         if rank == 0:
             self.metrics = metrics
         self._console.report(rank, index, metrics, message.progress, time.monotonic())
-        if ordinal == 1:
-            self._bringing.add(rank)
-            self._disown(rank)
         if ordinal is not None:
+            self._note_bringing(rank)
             self._unsettled.setdefault(ordinal, _Unsettled()).add(message, now)
         if self._rows:
             self._do(self._rows.reported(rank, index, metrics, ordinal, now))
         in_place = message.folder if message.in_place else ""
         self._do(self._assembly.reported(rank, index, metrics, ordinal, message.files, now, in_place, message.name))
+
+    def _note_bringing(self, rank: int) -> None:
+        if rank not in self._bringing:
+            self._bringing.add(rank)
+            self._disown(rank)
 
     def _disown(self, rank: int) -> None:
         """Give up the checkpoints of this attempt that were committed without a rank that is slow, and not silent.
@@ -555,14 +562,15 @@ class ReportHandler:
         body = self._checkpoint_list()
         for request, until in requests:
             settled = self._settled_up_to[request.synced]
-            others = now < until < math.inf and self.report_counts.get(request.rank, 0) > settled
+            limit = until + _COMMIT_S * self._store.is_committing
+            others = now < limit < math.inf and self.report_counts.get(request.rank, 0) > settled
             own = not request.synced and any(
                 request.rank in unsettled.reports for unsettled in self._unsettled.values()
             )
             if (others or own or (request.validated and validating)) and not request.at_once:
                 self._list_requests.append((request, until if others else math.inf))
                 if others:
-                    self._list_deadline = min(until, self._list_deadline or until)
+                    self._list_deadline = min(limit, self._list_deadline or limit)
             else:
                 self._send(
                     wire.CheckpointList(attempt=request.attempt, rank=request.rank, index=request.index, body=body)

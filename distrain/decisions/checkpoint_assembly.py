@@ -103,6 +103,8 @@ class _Pending:
     last_at: float = 0.0
     index: int = 0
     """The largest index of a report that has brought a part."""
+    latest: int = 0
+    """The largest index of any report of the ranks that have brought a part."""
     parts: dict[int, _Part] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     """By name of a file: the lowest rank that brings it."""
@@ -126,7 +128,7 @@ class _Pending:
     failed: set[int] = field(default_factory=set)
     """Ranks whose report() has failed, so that they bring nothing although they should."""
     in_step: set[int] = field(default_factory=set)
-    """Ranks that have made the same report without a checkpoint, or the next one."""
+    """Ranks that have made the same report without a checkpoint, or the next one, or as many as one that brings it."""
     undecided: int = 0
     """A cursor: every lower rank has brought its part, or has been seen to bring nothing."""
     holder: int = 0
@@ -343,10 +345,16 @@ class CheckpointAssembly:
             self._bringing.set(rank, index)
         if rank in self._counts:
             self._counts.set(rank, index)
-        if not record.last_ordinal:
-            for pending in self._pending.values():
-                if index - pending.index in (0, 1):
-                    pending.in_step.add(rank)
+        for pending in self._pending.values():
+            if rank in pending.parts and index > pending.latest:
+                self._note_in_step(pending, index)
+            elif not record.last_ordinal and index - pending.index in (0, 1):
+                pending.in_step.add(rank)
+
+    def _note_in_step(self, pending: _Pending, index: int) -> None:
+        """Note which ranks are in step with one that brings a part, and has made its report of this index."""
+        pending.latest = max(pending.latest, index)
+        pending.in_step |= self._counts.ranks_with(index) | self._counts.ranks_with(index + 1)
 
     def _add_part(self, rank: int, ordinal: int, part: _Part, name: str | None) -> list[Action]:
         record = self._ranks[rank]
@@ -358,7 +366,7 @@ class CheckpointAssembly:
         pending.parts[rank] = part
         if part.index > pending.index:
             pending.index = part.index
-            pending.in_step |= self._counts.ranks_with(part.index) | self._counts.ranks_with(part.index + 1)
+            self._note_in_step(pending, part.index)
         folders = _folders_of(part.files)
         clash = pending.other_name(rank, name) or pending.clash(rank, part.files, folders)
         if clash is not None:

@@ -167,9 +167,9 @@ class CheckpointsInProgress:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAvailable:
-    """A checkpoint was committed; restarts resume from it.
+    """A checkpoint was committed, or later ones turned out to lack files; restarts resume from it.
 
-    path: None if the earlier ones turned out to lack files, so that restarts begin from scratch.
+    path: None if restarts begin from scratch.
     """
 
     path: str | None

@@ -41,4 +41,4 @@ def describe_ignored_settings(scaling: ScalingConfig, run: RunConfig, launcher: 
 def _is_default(config: Any, name: str) -> bool:
     [field] = [field for field in fields(config) if field.name == name]
     value = getattr(config, name)
-    return bool(value == field.default)
+    return bool(value == field.default or (field.default == () and not value))  # argparse makes lists

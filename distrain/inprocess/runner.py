@@ -72,7 +72,7 @@ class InProcessRun:
         self._store = store
         self._manifest = manifest
         self._checkpoint = request.checkpoint
-        self._retries = RetryPolicy(request.failure_config, request.checkpoint)
+        self._retries = RetryPolicy(request.failure_config, request.checkpoint, is_script=request.is_script)
         self._storage_problem: str | None = None
         self._channel = InProcessChannel()
         self._validations = Validations(request, store)
@@ -88,7 +88,7 @@ class InProcessRun:
         )
         self._callbacks = callbacks
         self._channel.handle = self._handle
-        self._channel.idle = self._validations.pump
+        self._channel.idle = self._idle
 
     def run(self) -> None:
         """Train, with as many retries as the FailureConfig allows.
@@ -197,10 +197,16 @@ class InProcessRun:
             case wire.StopVote(attempt=attempt, rank=rank, call=call):
                 self._channel.answer(wire.StopAtReport(attempt=attempt, rank=rank, call=call))
             case _:
+                if self._storage_problem:
+                    raise StorageError(self._storage_problem)  # no checkpoint that train_func may wait for is committed
                 self._report_handler.handle(message)
                 self._report_handler.flush()
                 self._store.wait_until_idle()
                 self._validations.pump(0.0)
+
+    def _idle(self, timeout_s: float) -> None:
+        self._validations.pump(timeout_s)
+        self._report_handler.tick()
 
     def _upload(self, order: wire.Upload) -> None:
         self._store.upload(order, self._on_uploaded)

@@ -181,7 +181,7 @@ class LocalStore(RunStore):
                 raise OSError(errno.EIO, f"it is damaged ({error})", str(path)) from error
             write_atomically(path, json.dumps(manifest, indent=1).encode())
 
-        self._do_optional(f"the result of the validation of {saved.path.name} could not be written", work)
+        self._do_optional(f"the manifest of {saved.path.name} could not be updated", work)
 
     # -- deletion -------------------------------------------------------------------------------------------------
 

@@ -267,7 +267,7 @@ class RemoteStore(RunStore):
         self._order(order, answered)
 
     def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
-        complaint = f"the result of the validation of {saved.path.name} could not be written"
+        complaint = f"the manifest of {saved.path.name} could not be updated"
         order = wire.UpdateManifest(directory=saved.path.name, fields=dict(fields))
         self._order(order, partial(_warn_if_failed, complaint))
 

@@ -199,15 +199,16 @@ class Session:
         except BaseException as error:
             if self._reports == before:
                 self._reports, self._checkpoints = before + 1, self._checkpoints + has_checkpoint
-                failed = wire.ReportFailed(
-                    attempt=self.context.attempt,
-                    rank=self.context.world_rank,
-                    index=self._reports,
-                    ordinal=self._checkpoints if has_checkpoint else None,
-                    why=f"{type(error).__name__}: {error}",
-                )
-                with contextlib.suppress(Exception):  # the coordinator is gone, or a signal handler has raised again
-                    self._channel.send(failed)
+                with contextlib.suppress(Exception):  # of __str__, of a signal handler, or the coordinator is gone
+                    self._channel.send(
+                        wire.ReportFailed(
+                            attempt=self.context.attempt,
+                            rank=self.context.world_rank,
+                            index=self._reports,
+                            ordinal=self._checkpoints if has_checkpoint else None,
+                            why=f"{type(error).__name__}: {error}",
+                        )
+                    )
             raise
 
     def _note_blocked(self, since: float) -> None:

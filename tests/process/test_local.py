@@ -13,6 +13,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from distrain import (
     Result,
     RunConfig,
     ScalingConfig,
+    StorageError,
     TrainingFailedError,
     WorkerGroupError,
 )
@@ -584,15 +586,19 @@ def test_a_run_directory_that_fails_ends_the_run_and_is_named(local: Local, stor
 def test_a_run_directory_that_fails_ends_the_run_also_if_train_func_goes_on(local: Local) -> None:
     def train() -> str:
         spoil(Path(distrain.get_context().get_trial_dir()))
-        for _ in range(2):
+        report = partial(distrain.report, {}, Checkpoint.from_dict({}))
+        for call in (report, report, distrain.get_checkpoint):
             try:
-                distrain.report({}, Checkpoint.from_dict({}))
+                call()
             except Exception as error:
-                print("training goes on after", error)
+                errors.append(type(error))
         return "done"
+
+    errors: list[type[Exception]] = []
 
     with pytest.raises(TrainingFailedError, match="cannot write checkpoint 1"):
         local(train)
+    assert errors == [StorageError] * 3
 
 
 @pytest.mark.parametrize("reports", [1, 3000])

@@ -24,10 +24,10 @@ class NoValidations:
         return False
 
 
-def handler_of(store: LocalStore, sent: list[Any], world_size: int) -> ReportHandler:
+def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_rank_s: float = 60.0) -> ReportHandler:
     handler = ReportHandler(
         store,
-        CheckpointConfig(num_to_keep=1),
+        CheckpointConfig(num_to_keep=1, missing_rank_s=missing_rank_s),
         RunConsole(RunStatus("/runs/run", started=0.0)),
         send=sent.append,
         upload=lambda order: None,
@@ -93,6 +93,18 @@ def test_the_ranks_that_have_brought_a_dropped_checkpoint_are_told(tmp_path: Pat
         (0, "", False),
         (1, "", False),
     ]
+    store.close()
+
+
+def test_a_rank_whose_first_report_fails_brings_checkpoints_too(tmp_path: Path) -> None:
+    store, sent = LocalStore(tmp_path / "run"), []
+    handler = handler_of(store, sent, 2, missing_rank_s=0.0)
+    report(handler, 0, 1, "shard-0")
+    store_files(handler, only(wire.CopyFiles, sent)[-1])
+    handler.tick()
+    assert [saved.silent for saved in store.committed] == [(1,)]
+    handler.handle(wire.ReportFailed(attempt=0, rank=1, index=1, ordinal=1, why="ValueError"))
+    assert not store.committed
     store.close()
 
 

@@ -294,6 +294,17 @@ def test_ranks_that_come_into_step_later_release_the_checkpoint() -> None:
     assert the_commit(note(assembly, 1, 1, now=2)).ranks == (0,)
 
 
+def test_a_rank_that_was_ahead_is_not_waited_for_once_the_others_have_made_as_many_reports() -> None:
+    assembly = assembly_of(2, running_since=0.0)
+    for index in (1, 2, 3, 4):
+        note(assembly, 1, index)
+    bring(assembly, 0, 1, "model")
+    deliver(assembly, 0, 1, "model")
+    assert not only(Commit, note(assembly, 0, 2)), "it may make more reports than rank 0"
+    commit = the_commit(note(assembly, 0, 3))
+    assert (commit.ranks, commit.silent) == ((0,), ())
+
+
 def test_a_rank_in_step_may_run_ahead_while_the_others_copy() -> None:
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "model")

@@ -50,6 +50,7 @@ def described(config: type, launcher: OuterLauncher | None, **settings: Any) -> 
 @pytest.mark.parametrize("config", HONOURED, ids=lambda config: config.__name__)
 def test_every_setting_is_honoured_or_named(config: type, launcher: OuterLauncher | None) -> None:
     assert described(config, launcher) is None
+    assert described(ShippingConfig, launcher, include=[]) is None, "as the command line has it"
     for name in {field.name for field in fields(config)} - HONOURED[config] - NAMED_ELSEWHERE:
         line = described(config, launcher, **{name: OTHER_VALUES[name]})
         if launcher is None and name in ("max_failures", "retry_same_failure", "backoff_s", "stop_signals"):
