@@ -83,9 +83,9 @@ def _refusal(folder: Path, path: Path, uid: int, *, is_link: bool) -> str:
     if is_link:
         return (
             f"{path} is a link that belongs to {owner}: a run would overwrite what it leads to. Delete it, or choose "
-            "another name (RunConfig.name, --name) or storage_path"
+            "another name (RunConfig.name) or RunConfig.storage_path"
         )
     return (
         f"{path} belongs to {owner}, and everybody may write to {folder}: it may be a trap. Choose another name "
-        "(RunConfig.name, --name), or a storage_path to which only you or your group may write"
+        "(RunConfig.name), or a RunConfig.storage_path to which only you or your group may write"
     )

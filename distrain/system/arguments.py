@@ -117,7 +117,7 @@ def options_named(options: Mapping[str, str]) -> Iterator[None]:
 def in_users_words(text: str, *, bare_names: bool = True) -> str:
     """Return a text of distrain that names settings as the user gives them: as fields, or as options.
 
-    bare_names: fields without their config count, too. False: the text may have names of the user's in it.
+    bare_names: also replace fields without their config. False: the text may quote a rank, whose words stay.
 
     >>> with options_named({"FailureConfig.host_wait_s": "--hosts-wait"}):
     ...     in_users_words("raise FailureConfig.host_wait_s, such as FailureConfig(host_wait_s=90)")
@@ -135,8 +135,8 @@ def in_users_words(text: str, *, bare_names: bool = True) -> str:
         option = bare.get(match[1])
         return match[0] if option is None else _with_value(option, match[2])
 
-    text = _SETTING.sub(of_config, _CONFIG.sub("", text))
-    return _BARE_SETTING.sub(of_field, text) if bare_names else text
+    text = _SETTING.sub(of_config, text)
+    return _BARE_SETTING.sub(of_field, _CONFIG.sub("", text)) if bare_names else text
 
 
 def _with_value(option: str, value: str | None) -> str:

@@ -16,6 +16,7 @@ from distrain.launching import command
 from distrain.launching.config_options import BY_HAND, CONFIGS, NO_OPTION, config_from, named_options, names_of
 from distrain.launching.options import _INSTEAD, make_parser, parse
 from distrain.system.arguments import in_users_words, options_named
+from distrain.system.log import warn
 
 KNOWN = make_parser()._option_string_actions
 
@@ -85,8 +86,15 @@ def test_texts_name_options_on_the_command_line_only(text: str, expected: str) -
     with options_named(named_options()):
         assert in_users_words(text) == expected
         assert in_users_words(expected) == expected
-        assert in_users_words("num_workers=4", bare_names=False) == "num_workers=4"
+        assert in_users_words("TrainConfig: num_workers=4", bare_names=False) == "TrainConfig: num_workers=4"
     assert in_users_words(text) == text
+
+
+def test_a_line_about_a_failure_keeps_the_words_of_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "rank 0 failed: ValueError: TrainConfig: num_workers=4 is more than max_failures"
+    with options_named(named_options()):
+        warn(line)
+    assert line in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
