@@ -293,7 +293,7 @@ def _is_long_underline(line: str, most: int = 100) -> bool:
 
 
 def _folded(traceback: list[str], most: int = _MOST_WHOLE) -> list[str]:
-    """Return the lines of a traceback; of a long one, among successive frames of libraries the innermost of each package.
+    """Return the lines of a traceback; of a long one, only the innermost of successive frames of each package.
 
     Those are without the marks (``^^^``) and the directories in front of the library, so that few lines wrap. A
     traceback without a frame of the user's stays whole. The log and error.json have all lines.
