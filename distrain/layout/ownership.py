@@ -49,7 +49,9 @@ def check_owners(run: Path) -> None:
     """
     _check(run.parent, [run])
     if run.exists():
-        _check(run, map(run.joinpath, os.listdir(run)))
+        is_for_all = run.stat().st_mode & stat.S_IWOTH
+        with os.scandir(run) as entries:  # which knows links without asking a file server about each checkpoint
+            _check(run, [run / entry.name for entry in entries if is_for_all or entry.is_symlink()])
 
 
 def _check(folder: Path, paths: Iterable[Path]) -> None:
