@@ -479,8 +479,10 @@ class _UserRequest:
             limit_bytes=config.limit_bytes,
         )
         if config.env_from is not None and not any(one.makes_environment for one in self.transports):
-            text = "workers on this machine use its interpreter, and there is no other host"
-            warn(f"ShippingConfig.env_from has no effect: {text}")
+            warn(
+                "ShippingConfig.env_from has no effect: workers on this machine use its interpreter, and there is no "
+                "other host"
+            )
         project = find() if hosts else None
         places = {os.path.abspath(path) for path in (".", *self.sys_path, *map(os.path.dirname, self.work.files))}
         named = {*self.run.env_vars, *(name for one in self.transports for name in one.host.environment)}
