@@ -188,9 +188,7 @@ class ScalingConfig:
         if self.use_gpu and self.gpus_per_worker == 0:
             raise ValueError('ScalingConfig: use_gpu=True, but resources_per_worker has "GPU": 0; drop one of the two')
         if not self.use_gpu and self.gpus_per_worker:
-            raise ValueError(
-                'ScalingConfig: resources_per_worker asks for "GPU", but use_gpu is False; set use_gpu=True'
-            )
+            raise ValueError('ScalingConfig: resources_per_worker asks for "GPU"; set use_gpu=True, too')
         if not self.use_gpu and self.accelerator_type is not None:
             raise ValueError(f"ScalingConfig: accelerator_type={self.accelerator_type!r} names a GPU; set use_gpu=True")
 

@@ -325,7 +325,7 @@ def run_work(
 def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_workers: bool) -> job.Work:
     """Return the work for a run in which a rank is debugged. Raises ResourcesError if there is no such rank."""
     if not starts_workers:
-        warn("debug_rank has no effect: train_func runs in this process, where breakpoint() works")
+        warn("RunConfig.debug_rank has no effect: train_func runs in this process, where breakpoint() works")
     elif rank >= scaling.max_workers:
         raise ResourcesError(f"debug_rank={rank}: ranks count from 0, and there are {scaling.max_workers} workers")
     return replace(work, backend=work.backend.for_debugging())
@@ -479,7 +479,10 @@ class _UserRequest:
             limit_bytes=config.limit_bytes,
         )
         if config.env_from is not None and not any(one.makes_environment for one in self.transports):
-            warn("env_from has no effect: workers on this machine use its interpreter, and there is no other host")
+            warn(
+                "ShippingConfig.env_from has no effect: workers on this machine use its interpreter, and there is no "
+                "other host"
+            )
         project = find() if hosts else None
         places = {os.path.abspath(path) for path in (".", *self.sys_path, *map(os.path.dirname, self.work.files))}
         named = {*self.run.env_vars, *(name for one in self.transports for name in one.host.environment)}

@@ -62,7 +62,8 @@ def run_completion(options: argparse.Namespace) -> int:
     """Print the script for a shell, or the candidates for the last of some words."""
     if options.words is not None:
         words = options.words or [""]
-        print("\n".join(name for name in _candidates(words[:-1], words[-1]) if name.startswith(words[-1])))
+        names = _candidates(words[:-1], words[-1])
+        print("\n".join(name for name in names if name.startswith(words[-1]) and name.isprintable()))
     elif options.shell is None:
         completion_parser().error(f"name a shell: {', '.join(_SHELLS)}")
     else:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.cli import parsers
 from distrain.cli.requesting import paths_of, request
+from distrain.cli.text import echo
 from distrain.coordinator.requests import DEBUG, STACKS
 from distrain.errors import DistrainError
 from distrain.runs.listing import NoSuchRun, find_run, storage_at
 from distrain.system import process
+from distrain.system.text import without_controls
 from distrain.wire.channel import Channel
 from distrain.wire.unix_sockets import listen_at
 
@@ -70,7 +72,7 @@ def main(arguments: list[str]) -> None:
     except KeyboardInterrupt:
         pass
     except (DistrainError, NoSuchRun, OSError) as error:
-        print(f"distrain debug: error: {error}", file=sys.stderr)
+        echo(f"distrain debug: error: {error}", sys.stderr)
 
 
 def connect(run: Run, rank: int) -> Channel:
@@ -117,13 +119,13 @@ class _Session:
             for frame in frames:
                 why = self._handle(frame.message())
             frames = [] if why is not None else self._ask() if self._prompt else self._listen()
-        print(why or "the run has ended", flush=True)
+        echo(why or "the run has ended")
         return 0
 
     def _announce_wait(self) -> None:
         """Show where the rank is, which does not stop at once: native code cannot be interrupted."""
         where = request(self._run, STACKS)
-        print(
+        echo(
             f"rank {self._rank} stops when it is back from native code, or from a call of distrain; Ctrl-C ends the "
             f"wait\n{where}"
         )
@@ -134,7 +136,7 @@ class _Session:
             return message.why or f"rank {self._rank} {'fails now' if self._error else 'goes on'}"
         match message:
             case wire.DebuggerOutput(body=body):
-                sys.stdout.write(body.decode(errors="replace"))
+                sys.stdout.write(without_controls(body.decode(errors="replace")))
                 sys.stdout.flush()
             case wire.DebuggerPrompt(error=error):
                 self._prompt, self._error, self._is_asked_to_stop = message, error, False
@@ -143,7 +145,7 @@ class _Session:
 
     def _greet(self, error: str) -> None:
         if self._is_new:
-            print((_FAILED if error else _STOPPED).format(rank=self._rank, error=error))
+            echo((_FAILED if error else _STOPPED).format(rank=self._rank, error=error))
             self._is_new = False
 
     def _listen(self) -> list[wire.Frame]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli import parsers
-from distrain.cli.text import screen
+from distrain.cli.text import echo, screen
 from distrain.runs.details import reports_of
 from distrain.runs.export import FORMATS
 from distrain.runs.listing import Run, WrongArgument
@@ -95,7 +95,7 @@ def _log_to_tracker(run: Run, tracker: str, output: str | None) -> int:
         url = export(run.path, parse_tracker(tracker, "--to"))
     except ValueError as error:
         raise WrongArgument(str(error)) from None
-    print(f"logged {run.name} to {tracker.partition(':')[0]}" + (f": {url}" if url else ""))
+    echo(f"logged {run.name} to {tracker.partition(':')[0]}" + (f": {url}" if url else ""))
     return 0
 
 
@@ -124,8 +124,8 @@ def run_page(options: argparse.Namespace) -> int:
     run = parsers.run_of(options)
     if options.watch:
         target = options.output or run.location / "page.html"
-        print(f"writing {target} until the run has ended; Ctrl-C ends that", flush=True)
-    print(f"wrote {(watch_page if options.watch else write_page)(run.location, options.output)}")
+        echo(f"writing {target} until the run has ended; Ctrl-C ends that")
+    echo(f"wrote {(watch_page if options.watch else write_page)(run.location, options.output)}")
     return 0
 
 
@@ -157,7 +157,7 @@ def run_plot(options: argparse.Namespace) -> int:
             label = metric if len(runs) == 1 else f"{run.name} {metric}"
             curves[label] = _curve(run, reports, metric)
     if options.output is None:
-        print(_drawing(curves))
+        echo(_drawing(curves))
     else:
         _draw_into(options.output, curves)
         print(f"wrote {options.output}")

@@ -31,15 +31,17 @@ _PATIENCE_S = 0.3
 """Seconds that the end of a short run waits for that command."""
 _MOST_ITEMS = 100
 _LONGEST_TEXT = 300
+_MOST_SEARCHED = 10_000
 _DEEPEST = 6
 _HIDDEN = "***"
 _WORD_END = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SECRET_WORD = re.compile(
     r"(?:[a-z0-9]*(?:apikey|accesskey|credential|passphrase|passwd|password|privatekey|secret|secretkey|token)"
-    r"|auth|authorization|bearer|key|pwd)(s?)"
+    r"|auth|authorization|bearer|key|pwd)(s?)\d*"
 )
-"""A word of a name that says that the value is secret. Of several (``max_tokens``), a number may be shown."""
-_NUMBER = re.compile(r"[-+]?[\d._]+(?:[eE][-+]?\d+)?[kMGTB]?|true|false|none", re.IGNORECASE)
+"""A word of a name that says that the value is secret. The group: of several (``max_tokens``)."""
+_NUMBER = re.compile(r"[-+]?[\d._]+(?:e[-+]?\d+)?[kMGTB]?", re.IGNORECASE)
+_NO_SECRETS = ("true", "false", "none")
 _CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _NAME = re.compile(r"""(?<![\w.\-])([\w.\-]+)["'\]]*\s*[=:]\s*|(?<![^\s"'])(--?[\w.\-]+)(?:\s+|["']\s*,\s*)(?!-)""")
 """A name in front of a value: ``token=``, ``"token": ``, ``Authorization: ``, ``--token ``, ``"--token", ``."""
@@ -182,17 +184,27 @@ def _hidden(text: str) -> str:
     text = _CREDENTIALS_IN_URL.sub(_HIDDEN, text)
     shown, at = "", 0
     for match in _NAME.finditer(text):
+        name = match[1] or match[2]
+        if match.start() < at or not _is_secret(name, "?"):  # a long text has many names
+            continue
         value = _QUOTED.match(text, match.end()) or (_WORD if match[2] else _REST).match(text, match.end())
-        if match.start() >= at and value and _is_secret(match[1] or match[2], value[0].strip("\"'")):
+        if value and _is_secret(name, value[0].strip("\"'")):
             shown, at = shown + text[at : match.end()] + _HIDDEN, value.end()
     return shown + text[at:]
 
 
 def _is_secret(name: str, value: object) -> bool:
-    """Tell by a name if a value is secret. Names may be snake_case, kebab-case or camelCase."""
-    words = [match for word in _WORD_END.split(name) if (match := _SECRET_WORD.fullmatch(word.lower()))]
-    is_number = isinstance(value, (int, float)) or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
-    return any(not is_number or not word[1] for word in words)
+    """Tell by a name if a value is secret. Names may be snake_case, kebab-case or camelCase.
+
+    A ``password`` may be a number. Other numbers are shown: ``max_tokens``, ``token_len``, ``num_key_value_heads``.
+    """
+    if value is None or isinstance(value, bool) or (isinstance(value, str) and value.lower() in _NO_SECRETS):
+        return False
+    words = [word.lower() for word in _WORD_END.split(name) if word]
+    if isinstance(value, (int, float)) or (isinstance(value, str) and _NUMBER.fullmatch(value)):
+        last = _SECRET_WORD.fullmatch(words[-1]) if words else None
+        return last is not None and not last[1]
+    return any(map(_SECRET_WORD.fullmatch, words))
 
 
 def plain(value: Any, depth: int = 0) -> Any:
@@ -210,16 +222,16 @@ def plain(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, (str, PurePath)):
-        return _shortened(_hidden(str(value)))
+        return _shortened(str(value))
     if depth < _DEEPEST and isinstance(value, Mapping):
         some = list(value.items())[:_MOST_ITEMS]
         left = {"...": f"{len(value) - len(some)} more"} if len(value) > len(some) else {}
         return {str(k): _HIDDEN if _is_secret(str(k), v) else plain(v, depth + 1) for k, v in some} | left
     if depth < _DEEPEST and isinstance(value, (list, tuple)):
-        if all(isinstance(item, str) for item in value):  # it may be a command line
-            value = without_secrets(value)
-        rest = len(value) - _MOST_ITEMS
-        return [plain(item, depth + 1) for item in value[:_MOST_ITEMS]] + [f"... {rest} more"] * (rest > 0)
+        first, rest = value[:_MOST_ITEMS], len(value) - _MOST_ITEMS
+        if all(isinstance(item, str) for item in first):  # it may be a command line
+            first = without_secrets(first)
+        return [plain(item, depth + 1) for item in first] + [f"... {rest} more"] * (rest > 0)
     return _repr_of(value)
 
 
@@ -229,8 +241,11 @@ def _repr_of(value: Any) -> str:
         text = repr(value)
     except Exception:
         return kind
-    return kind if _is_secret(text, None) else _shortened(_hidden(text))
+    return kind if _is_secret(text, text) else _shortened(text)
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ... ({len(text)} characters)"
+    """Return the beginning of a text without secrets. Of a long one, the rest is not searched for them."""
+    shown = _hidden(text[:_MOST_SEARCHED])
+    is_whole = len(text) <= _MOST_SEARCHED and len(shown) <= _LONGEST_TEXT
+    return shown if is_whole else f"{shown[:_LONGEST_TEXT]} ... ({len(text)} characters)"

@@ -293,7 +293,7 @@ def _is_long_underline(line: str, most: int = 100) -> bool:
 
 
 def _folded(traceback: list[str], most: int = _MOST_WHOLE) -> list[str]:
-    """Return the lines of a traceback; of a long one, only the innermost of successive frames of libraries.
+    """Return the lines of a traceback; of a long one, only the innermost of successive frames of each package.
 
     Those are without the marks (``^^^``) and the directories in front of the library, so that few lines wrap. A
     traceback without a frame of the user's stays whole. The log and error.json have all lines.
@@ -312,10 +312,14 @@ def _folded(traceback: list[str], most: int = _MOST_WHOLE) -> list[str]:
         if not is_library:
             lines += [line for text in texts for line in text]
             continue
-        if len(files) > 1:
-            where = ", ".join(dict.fromkeys(_LIBRARY.sub(r"\1", file) for file in files[:-1]))
-            lines.append(f"  ... {count(len(files) - 1, 'frame')} in {where} ...")
-        lines += [_LIBRARY.sub(r".../\1\2", line) for line in texts[-1] if line.strip(" ^~")]
+        libraries = [_LIBRARY.sub(r"\1", file) for file in files]
+        innermost = {name: n for n, name in enumerate(libraries) if "-packages/" in files[n]}
+        begin = 0
+        for n in sorted({*innermost.values(), len(files) - 1}):
+            if folded := libraries[begin:n]:
+                lines.append(f"  ... {count(len(folded), 'frame')} in {', '.join(dict.fromkeys(folded))} ...")
+            lines += [_LIBRARY.sub(r".../\1\2", line) for line in texts[n] if line.strip(" ^~")]
+            begin = n + 1
     return lines
 
 

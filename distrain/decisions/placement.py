@@ -172,7 +172,8 @@ def _shortage(host: str, workers: int, name: str, each: float, needed: float, av
     )
     if name == "GPU" and not available:
         text += (
-            ", or set use_gpu=False: no usable NVIDIA GPU was found (driver missing, or hidden by CUDA_VISIBLE_DEVICES)"
+            ", or leave out use_gpu=True: no usable NVIDIA GPU was found (driver missing, or hidden by "
+            "CUDA_VISIBLE_DEVICES)"
         )
     return text + "."
 

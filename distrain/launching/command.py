@@ -15,7 +15,14 @@ from distrain.console.error_screen import show_error
 from distrain.coordinator.requests import STACKS, ask
 from distrain.coordinator.run_errors import exit_code_of
 from distrain.decisions.placement import shares_of, workers_on
-from distrain.errors import DistrainError, LaunchError, PreemptionError, ResourcesError, WorkerGroupError
+from distrain.errors import (
+    ControllerError,
+    DistrainError,
+    LaunchError,
+    PreemptionError,
+    ResourcesError,
+    WorkerGroupError,
+)
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
@@ -194,8 +201,10 @@ def _run(
     except KeyboardInterrupt as error:
         return exit_code_of(error)
     except DistrainError as error:
-        quotes_ranks = isinstance(error, (WorkerGroupError, PreemptionError))  # their own lines are theirs
-        show_error(type(error), str(error) if quotes_ranks else in_users_words(str(error)))
+        is_of_run = isinstance(
+            error, (WorkerGroupError, PreemptionError, ControllerError)
+        )  # it quotes ranks, and paths
+        show_error(type(error), str(error) if is_of_run else in_users_words(str(error)))
         return exit_code_of(error)
     return 0
 

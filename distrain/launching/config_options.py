@@ -207,7 +207,7 @@ def _keywords(field: Field[Any], hint: Any, about: str) -> dict[str, Any]:
     kind, metavar = kinds[0], {float: "SECONDS", int: "N"}.get(kinds[0], "NAME")
     if field.name.endswith("_bytes"):
         kind, metavar = _size, "SIZE"
-    if default is not None and len(kinds) < len(get_args(hint)):
+    if kind is not str and len(kinds) < len(get_args(hint)):
         kind = _or_none(kind)
     return keywords | {"type": kind, "metavar": metavar}
 

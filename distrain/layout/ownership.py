@@ -5,6 +5,7 @@ Runs in: coordinator, tracker, and the commands that write into run directories.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pwd
@@ -43,28 +44,31 @@ def check_owners(run: Path) -> None:
     """Raise StorageError if a stranger may have prepared a directory to have this process overwrite the user's files.
 
     The user, root and the owner of the directory above are not strangers. Others are if everybody may write to that
-    directory. Only links of the user and of root are followed. Raise OSError if the owners cannot be found out.
+    directory, and their links are never followed. Raise OSError if the owners cannot be found out.
 
     run: the directory, which need not exist. What is in it is checked, too.
     """
     _check(run.parent, [run])
     if run.exists():
-        _check(run, map(run.joinpath, os.listdir(run)))
+        is_for_all = run.stat().st_mode & stat.S_IWOTH
+        with os.scandir(run) as entries:  # knows links without a request to a file server for each checkpoint
+            _check(run, [run / entry.name for entry in entries if is_for_all or entry.is_symlink()])
 
 
 def _check(folder: Path, paths: Iterable[Path]) -> None:
     its = folder.stat()
-    own = {os.geteuid(), 0}
+    own = {os.geteuid(), 0, its.st_uid}
+    is_for_all = bool(its.st_mode & stat.S_IWOTH)
     for path in paths:
         try:
             status = path.lstat()
         except FileNotFoundError:
             continue
         is_link = stat.S_ISLNK(status.st_mode)
-        is_for_all = bool(its.st_mode & stat.S_IWOTH)
-        if status.st_uid in own or not (is_link or (is_for_all and status.st_uid != its.st_uid)):
+        if status.st_uid in own or not (is_link or is_for_all):
             continue
-        own.add(_owner_of_new_files(folder))
+        with contextlib.suppress(OSError):
+            own.add(_owner_of_new_files(folder))
         if status.st_uid not in own:
             raise StorageError(_refusal(folder, path, status.st_uid, is_link=is_link))
 
@@ -83,9 +87,9 @@ def _refusal(folder: Path, path: Path, uid: int, *, is_link: bool) -> str:
     if is_link:
         return (
             f"{path} is a link that belongs to {owner}: a run would overwrite what it leads to. Delete it, or choose "
-            "another name (RunConfig.name, --name) or storage_path"
+            "another name (RunConfig.name) or RunConfig.storage_path"
         )
     return (
         f"{path} belongs to {owner}, and everybody may write to {folder}: it may be a trap. Choose another name "
-        "(RunConfig.name, --name), or a storage_path to which only you or your group may write"
+        "(RunConfig.name), or a RunConfig.storage_path to which only you or your group may write"
     )

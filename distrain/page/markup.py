@@ -57,7 +57,7 @@ def plain(text: str) -> str:
     """Return a text without colours, control characters and unpaired surrogates, which no page can show."""
     if text.isascii() and text.isprintable():
         return text[-_LONGEST_TEXT:]
-    cleaned = without_controls(_COLOURS.sub("", text[-_LONGEST_TEXT:]))
+    cleaned = _COLOURS.sub("", without_controls(text[-_LONGEST_TEXT:]))
     return cleaned.encode("utf-8", "replace").decode()
 
 

@@ -93,11 +93,11 @@ def _text(label: str, allowed: str, value: object, *, optional: bool = False) ->
 # -- names in texts --------------------------------------------------------------------------------------------------
 
 _VALUE = r"""(\.\.\.|\w+|'[^']*'|"[^"]*"|\(\w+, \w+\))"""
-_SETTING = re.compile(rf"\b(\w+Config)(?:\.(\w+)|\((\w+)={_VALUE}\))")
+_OF_CONFIG = rf"\b(\w+Config)(?:: |\.(\w+)|\((\w+)={_VALUE}\))"
 """A field of a config, with or without a value: ``FailureConfig.max_failures``, ``FailureConfig(max_failures=1)``."""
-_CONFIG = re.compile(r"\b\w+Config: ")
-_BARE_SETTING = re.compile(rf"(?<![\w./'\"\-])(\w+_\w+)(?:={_VALUE})?(?![\w/'\"])")
-"""A field without its config. It has an underscore: other names are words, too."""
+_BARE = rf"(?<![\w./'\"\-])(?<!\w\()(\w+_\w+)(?:={_VALUE})?(?![\w/'\"])"
+"""A field without its config. It has an underscore: other names are words, too. It is not an argument of a call."""
+_SETTING = re.compile(f"{_OF_CONFIG}|{_BARE}")
 _options: dict[str, str] = {}
 
 
@@ -117,7 +117,7 @@ def options_named(options: Mapping[str, str]) -> Iterator[None]:
 def in_users_words(text: str, *, bare_names: bool = True) -> str:
     """Return a text of distrain that names settings as the user gives them: as fields, or as options.
 
-    bare_names: fields without their config count, too. False: the text may have names of the user's in it.
+    bare_names: also replace fields without their config. False: the text may quote a rank, whose words stay.
 
     >>> with options_named({"FailureConfig.host_wait_s": "--hosts-wait"}):
     ...     in_users_words("raise FailureConfig.host_wait_s, such as FailureConfig(host_wait_s=90)")
@@ -125,18 +125,18 @@ def in_users_words(text: str, *, bare_names: bool = True) -> str:
     """
     if not _options:
         return text
-    bare = {field.partition(".")[2]: option for field, option in _options.items()}
+    configs = {field.partition(".")[0] for field in _options}
+    bare = {field.partition(".")[2]: option for field, option in _options.items() if bare_names}
 
-    def of_config(match: re.Match[str]) -> str:
-        option = _options.get(f"{match[1]}.{match[2] or match[3]}")
-        return match[0] if option is None else _with_value(option, match[4])
+    def named(match: re.Match[str]) -> str:
+        config, attribute, keyword, value, name, its_value = match.groups()
+        field = attribute or keyword
+        if config in configs and not field and bare_names:
+            return ""
+        option = _options.get(f"{config}.{field}") if config else bare.get(name)
+        return match[0] if option is None else _with_value(option, value or its_value)
 
-    def of_field(match: re.Match[str]) -> str:
-        option = bare.get(match[1])
-        return match[0] if option is None else _with_value(option, match[2])
-
-    text = _SETTING.sub(of_config, _CONFIG.sub("", text))
-    return _BARE_SETTING.sub(of_field, text) if bare_names else text
+    return _SETTING.sub(named, text)
 
 
 def _with_value(option: str, value: str | None) -> str:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 def say(text: str) -> None:
     """Print a line about the progress of a run."""
-    _logger.info(in_users_words(text, bare_names=False))  # metrics have names, too
+    _logger.info(in_users_words(text, bare_names=False))
 
 
 def warn(text: str) -> None:
     """Print a line that the user should read."""
-    _logger.warning(in_users_words(text))
+    _logger.warning(in_users_words(text, bare_names=False))
 
 
 _warned: set[str] = set()

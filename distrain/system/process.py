@@ -445,13 +445,15 @@ def adopt_orphans() -> None:
 def show_command(*words: str) -> None:
     """Set the command line of this process, and of those that it forks, that ``ps`` shows (Linux).
 
-    It replaces the real one, as far as there is room.
+    It replaces the real one, as far as there is room. A last byte that is not NUL tells the kernel to end it at the
+    first one; else psutil would show an empty word for each of the others.
     """
     with contextlib.suppress(OSError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end; 0 where they are hidden
-        text = "\0".join(words).encode()[: max(end - start - 1, 0)]
-        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+        if (room := end - start - 2) > 0:
+            text = os.fsencode(" ".join(words))[:room]
+            ctypes.memmove(start, text.ljust(room + 1, b"\0") + b".", room + 2)
 
 
 def show_program(*words: str, arguments: Sequence[str] = ()) -> None:

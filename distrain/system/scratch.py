@@ -31,6 +31,8 @@ _PREFIX = "distrain-run-"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's
 _NAMED_AFTER_ITS_MAKER = re.compile(r"(?:torch_|pym-)(\d+)[_-]")
 """Names that torch and multiprocessing give to their shared memory: with the pid of the process that makes it."""
+_HOSTS_PIDS, _HOSTS_IPC = 0xEFFFFFFC, 0xEFFFFFFF
+"""Inodes of the namespaces of the host itself (linux/proc_ns.h)."""
 
 
 def scratch_directory() -> str | None:
@@ -154,14 +156,22 @@ def _remove_if_abandoned(path: str) -> None:
 def remove_shared_memory(pids: Collection[int], folder: str = _SHARED_MEMORY) -> None:
     """Remove the files that bear the pid of a dead process and that no process has open.
 
-    pids: processes that have ended. In another container that shares the directory, a process may have the same pid.
-    Its file is open there.
+    Remove none in a container with pids of its own and the host's shared memory (``docker run --ipc=host``). There, the
+    file may belong to another container: torch has a tensor closed on its way from one process to the next.
+
+    pids: processes that have ended.
     """
     with contextlib.suppress(OSError):
+        if _namespace("pid") != _HOSTS_PIDS and _namespace("ipc") == _HOSTS_IPC:
+            return
         for name in os.listdir(folder):
             match = _NAMED_AFTER_ITS_MAKER.match(name)
             if match and int(match[1]) in pids and find_process(int(match[1])) is None:
                 _remove_unused(os.path.join(folder, name))
+
+
+def _namespace(kind: str) -> int:
+    return os.stat(f"/proc/self/ns/{kind}").st_ino
 
 
 def _remove_unused(path: str) -> None:

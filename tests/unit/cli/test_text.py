@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distrain import wire
+from distrain.cli.debugging import _Session
 from distrain.cli.main import run_main
+from distrain.runs.listing import local_run
+from distrain.wire.channel import Channel
 from tests.unit.runs.made import add_reports, make_run
 from tests.unit.system.test_log import assert_harmless
 
@@ -36,3 +41,14 @@ def test_no_command_lets_a_file_of_a_run_act_on_the_terminal(
     out, err = capsys.readouterr()
     assert "mark" in out
     assert_harmless(out + err)
+
+
+def test_a_debugger_lets_no_rank_act_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end, other = socket.socketpair()
+    with end, other:
+        session = _Session(local_run(str(tmp_path)), Channel(end.fileno(), end.fileno()), 0)
+        session._handle(wire.DebuggerOutput(attempt=0, rank=0, body=BAD.encode()))
+        session._handle(wire.DebuggerPrompt(attempt=0, rank=0, prompt="(Pdb) ", place="", error=BAD))
+    out = capsys.readouterr().out
+    assert out.count("mark") == 2
+    assert_harmless(out)

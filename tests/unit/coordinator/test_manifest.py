@@ -52,6 +52,9 @@ def test_an_attempt_that_nobody_saw_ending_says_so_when_the_run_goes_on(tmp_path
         ("train.py --hub https://h/?lr=1&token=S&x=S", "train.py --hub https://h/?lr=1&token=***"),
         ("train.py --hub=https://me:S@h/x?sig=1", "train.py --hub=https://***@h/x?sig=1"),
         ("run --tracker wandb:project=p,api_key=S,mode=offline", "run --tracker wandb:project=p,api_key=***"),
+        ("train.py --num-key-value-heads 8 --token-len=512", "train.py --num-key-value-heads 8 --token-len=512"),
+        ("train.py --use-auth-token true --token=None x", "train.py --use-auth-token true --token=None x"),
+        ("train.py --token1 S --api_key_2=S", "train.py --token1 *** --api_key_2=***"),
         ("train.py --monkey=1 --author me --keyboard x", "train.py --monkey=1 --author me --keyboard x"),
     ],
 )

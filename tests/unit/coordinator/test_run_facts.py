@@ -106,6 +106,7 @@ def test_the_config_is_kept_as_json_without_secrets_and_never_fails() -> None:
         "options": argparse.Namespace(epochs=2, secret="S"),
         "headers": {"Authorization": "Bearer S", "X-Api-Key": "S"},
         "keys": {"secretKey": "S", "tokens": ["S"], "max_tokens": 512},
+        "sizes": {"max_tokens": 512, "num_key_value_heads": 8, "pad_token_id": 0, "token": None, "use_auth": True},
         "command": ["train.py", "--api-key", "S", "--set=token=S"],
         "text": "x" * 5000,
         "many": list(range(1000)),
@@ -120,6 +121,7 @@ def test_the_config_is_kept_as_json_without_secrets_and_never_fails() -> None:
     assert ":S@" not in repr(kept)
     assert "Bearer" not in repr(kept)
     assert kept["command"] == ["train.py", "--api-key", "***", "--set=token=***"]
+    assert kept["sizes"] == config["sizes"]
     assert kept["headers"] == {"Authorization": "***", "X-Api-Key": "***"}
     assert len(json.dumps(kept, allow_nan=False)) < 20_000
     assert (kept["lr"], kept["nan"], kept["path"], kept["3"]) == (0.1, "nan", "data/train.csv", "<class 'object'>")

@@ -354,6 +354,22 @@ def test_of_a_long_traceback_the_inner_frames_of_libraries_are_folded() -> None:
     ]
 
 
+def test_a_package_between_the_script_and_torch_keeps_its_innermost_frame() -> None:
+    """It may be the user's own, which is installed."""
+    model = TORCH.replace("torch/data", "my_models/model")
+    frames = [frame("/home/me/train.py", 9), *(frame(TORCH, n) for n in range(4)), frame(model, 4), frame(model, 5)]
+    traceback = "".join(["Traceback (most recent call last):\n", *frames, frame(TORCH, 6), frame(TORCH, 7), "E: no\n"])
+    assert screen(failure(0, traceback=traceback)).splitlines()[5:] == [
+        "    ... 5 frames in torch, my_models ...",
+        '    File ".../my_models/model.py", line 5, in function',
+        "      call()",
+        "    ... 1 frame in torch ...",
+        '    File ".../torch/data.py", line 7, in function',
+        "      call()",
+        "  E: no",
+    ]
+
+
 def test_a_traceback_that_is_short_or_of_libraries_only_has_all_frames() -> None:
     for text in (frame("/home/me/train.py", 1) + frame(TORCH, 1) * 3, frame(TORCH, 1) * 19):
         assert screen(failure(0, traceback=text)).count("File") == text.count("File")

@@ -168,7 +168,7 @@ def test_too_many_gpus_says_what_was_asked_and_what_there_is() -> None:
 
 def test_no_gpu_at_all_says_why_that_may_be() -> None:
     text = refusal(host(gpus=0), ScalingConfig(use_gpu=True))
-    assert "use_gpu=False" in text
+    assert "use_gpu=True" in text
     assert "CUDA_VISIBLE_DEVICES" in text
     text = refusal(replace(host(gpus=0), driver_problem="the driver is broken"), ScalingConfig(use_gpu=True))
     assert text.endswith(" the driver is broken.")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import get_args_parser
 
-from distrain.config import FailureConfig, LoggingConfig, ScalingConfig
+from distrain.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from distrain.decisions.retries import RetryPolicy
 from distrain.errors import RankFailure
 from distrain.hosts.hostfile import parse_hosts
@@ -16,6 +16,7 @@ from distrain.launching import command
 from distrain.launching.config_options import BY_HAND, CONFIGS, NO_OPTION, config_from, named_options, names_of
 from distrain.launching.options import _INSTEAD, make_parser, parse
 from distrain.system.arguments import in_users_words, options_named
+from distrain.system.log import warn
 
 KNOWN = make_parser()._option_string_actions
 
@@ -44,7 +45,7 @@ def test_no_two_fields_share_an_option_and_the_tables_name_fields() -> None:
 
 def test_without_options_the_configs_have_their_defaults() -> None:
     options = options_of()
-    for config in (FailureConfig, LoggingConfig):
+    for config in (ScalingConfig, RunConfig, FailureConfig, CheckpointConfig, LoggingConfig):
         assert config_from(config, options) == config()
 
 
@@ -76,17 +77,27 @@ def test_values_have_the_types_of_the_fields() -> None:
         ("or num_workers=(min, max), or", "or --num-workers min:max, or"),
         ("num_workers is 3, but", "--num-workers is 3, but"),
         ("debug_rank=3: ranks count", "--debug-rank 3: ranks count"),
+        ("or leave out use_gpu=True: no usable", "or leave out --use-gpu: no usable"),
         ("no name, no hosts=a and RunConfig.verbose", "no name, no hosts=a and RunConfig.verbose"),
         ("cannot read /data/storage_path/x or 'log_dir'", "cannot read /data/storage_path/x or 'log_dir'"),
         ("RunConfig(trackers=[...])", "RunConfig(trackers=[...])"),
+        ("RunConfig: num_workers is 2", "--num-workers is 2"),
+        ("RunConfig(name='log_dir')", "--name log_dir"),
+        ("DataLoader(num_workers=2), HfConfig: x, HfConfig(use_gpu=1)",) * 2,
     ],
 )
 def test_texts_name_options_on_the_command_line_only(text: str, expected: str) -> None:
     with options_named(named_options()):
         assert in_users_words(text) == expected
-        assert in_users_words(expected) == expected
-        assert in_users_words("num_workers=4", bare_names=False) == "num_workers=4"
+        assert in_users_words("TrainConfig: num_workers=4", bare_names=False) == "TrainConfig: num_workers=4"
     assert in_users_words(text) == text
+
+
+def test_a_line_about_a_failure_keeps_the_words_of_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "rank 0 failed: ValueError: TrainConfig: num_workers=4 is more than max_failures"
+    with options_named(named_options()):
+        warn(line)
+    assert line in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -97,6 +108,7 @@ def test_texts_name_options_on_the_command_line_only(text: str, expected: str) -
         (("--hang-timeout", "-1"), "--hang-timeout must be 0 or more seconds"),
         (("--hosts", "a:1", "--hostfile", "b"), "--hosts and --hostfile are both given; drop one of the two"),
         (("--accelerator-type", "A100"), "--accelerator-type A100 names a GPU; set --use-gpu"),
+        (("--resources-per-worker", "GPU=1"), '--resources-per-worker asks for "GPU"; set --use-gpu, too'),
         (("--num-workers", "3:2"), "--num-workers as (min, max)"),
         (("--interface", "a b"), "--interface must be a network interface"),
         (("--log-level", "loud"), "--log-level must be one of"),

@@ -150,6 +150,16 @@ def test_the_owner_of_the_storage_path_is_trusted(root: Path) -> None:
 
 
 @as_root
+def test_links_of_the_owner_are_followed(root: Path, tmp_path: Path) -> None:
+    """Such as by root in a container, in the directory of a user."""
+    (tmp_path / "large_disk").mkdir()
+    (root / "logs").symlink_to(tmp_path / "large_disk")
+    for path in (root.parent, root, root / "logs"):
+        os.chown(path, COLLEAGUE, COLLEAGUE, follow_symlinks=False)
+    LocalStore(root).close()
+
+
+@as_root
 def test_where_a_server_makes_everybody_one_user_runs_continue(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As NFS does with all_squash, and for root: own files belong to somebody else, too."""
     os.chown(root, STRANGER, STRANGER)

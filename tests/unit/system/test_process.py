@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -131,7 +132,7 @@ def test_ps_shows_the_chosen_command_also_for_forks() -> None:
     done = subprocess.run([sys.executable, "-c", SHOWS], capture_output=True, text=True, check=True)
     own, forked = done.stdout.splitlines()
     assert own == forked
-    assert own.startswith("distrain:\0rank\0003\0of\0xxx")
+    assert re.fullmatch("distrain: rank 3 of x+\0", own)
 
 
 IN_A_NAMESPACE = """

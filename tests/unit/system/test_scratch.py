@@ -143,3 +143,24 @@ def test_shared_memory_of_dead_processes_is_removed_unless_somebody_uses_it() ->
         assert names[1] in os.listdir(folder)
         scratch.remove_shared_memory({dead}, folder)
         assert names[1] not in os.listdir(folder)
+
+
+UNSHARE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+SWEEPS = (
+    "import sys; from distrain.system import scratch; scratch.remove_shared_memory({int(sys.argv[1])}, sys.argv[2])"
+)
+
+
+@pytest.mark.skipif(
+    subprocess.run([*UNSHARE, "true"], capture_output=True).returncode != 0, reason="needs a namespace of its own"
+)
+def test_a_container_leaves_the_shared_memory_of_its_host_alone() -> None:
+    """A process of the host, or of another container, may have the pid of a dead one of this container."""
+    with subprocess.Popen(["true"]) as child:
+        dead = str(child.pid)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        Path(folder, f"torch_{dead}_1_0").write_bytes(b"x")
+        subprocess.run([*UNSHARE, sys.executable, "-c", SWEEPS, dead, folder], check=True)
+        assert os.listdir(folder)
+        subprocess.run([*UNSHARE, "--ipc", sys.executable, "-c", SWEEPS, dead, folder], check=True)
+        assert not os.listdir(folder)
