@@ -286,7 +286,7 @@ class Dataset(PlainDataset):
         return DataIterator(self, name="dataset", worker=Worker(0, 1))
 
     def _loop(self, method: str, **options: Any) -> Iterable[Any]:
-        """Return what a method of the iterator returns; nothing if there are no rows, as a loop has none then."""
+        """Return what a method of the iterator returns; nothing if there are no rows."""
         source = self.open().source
         if isinstance(source, TableSource) and not source.rows:
             return ()
