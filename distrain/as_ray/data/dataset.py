@@ -129,8 +129,8 @@ class Dataset(PlainDataset):
         check_options("add_column", options)
 
         def add(batch: Any) -> Any:
-            columns, made = to_columns(as_block(batch, "add_column()")), column_of(fn(batch))
-            return {**columns, col: made if made.ndim else [made.item()] * row_count(columns)}
+            columns, made = to_columns(as_block(batch, "add_column()")), fn(batch)
+            return {**columns, col: made if column_of(made).ndim else [made] * row_count(columns)}
 
         return super().map_batches(add, batch_format=batch_format)
 

@@ -95,6 +95,10 @@ IDIOMS: dict[str, tuple[Callable[[Any], Any], Any]] = {
                  [{"id": 1}, {"id": 2}, {"id": 2}]),
     "add_column": (lambda rd: rd.range(1).add_column("n", lambda frame: frame["id"] + 5).take(), [{"id": 0, "n": 5}]),
     "add_column constant": (lambda rd: rd.range(1).add_column("n", lambda frame: 7).take(), [{"id": 0, "n": 7}]),
+    "add_column constant time": (
+        lambda rd: rd.range(1).add_column("n", lambda frame: np.datetime64(1, "ns")).take(),
+        [{"id": 0, "n": pd.Timestamp(1)}],
+    ),
     "drop_columns": (lambda rd: rd.from_items(PAIRS).drop_columns(["b"]).columns(), ["a"]),
     "select_columns": (lambda rd: rd.from_items(PAIRS).select_columns(["b", "a"]).columns(), ["b", "a"]),
     "rename_columns": (lambda rd: rd.from_items(PAIRS).rename_columns({"a": "z"}).columns(), ["z", "b"]),
