@@ -344,7 +344,8 @@ class Dataset(PlainDataset):
 
     def unique(self, column: str, **options: Any) -> list[Any]:
         """Return the values of a column, each once."""
-        return list(self._frame_with("unique", column)[column].unique().tolist())
+        values = column_of(self._frame_with("unique", column)[column].drop_duplicates())
+        return [plain_value(value) for value in values]
 
     def sum(self, on: str | list[str] | None = None, **options: Any) -> Any:
         """Return the sum of a column, or a dict of those of several ones."""

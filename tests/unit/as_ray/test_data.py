@@ -123,6 +123,7 @@ IDIOMS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "sums": (lambda rd: [rd.range(5).sum("id"), rd.range(5).mean("id"), rd.range(5).max(["id"])],
              [10, 2.0, {"max(id)": 4}]),
     "unique": (lambda rd: rd.from_items(GROUPS).unique("k"), [0, 1]),
+    "unique text": (lambda rd: rd.from_items([{"t": text} for text in ("a", None, "a")]).unique("t"), ["a", None]),
     "sort": (lambda rd: rd.from_items(GROUPS).sort(["k", "v"], descending=[True, False]).take(1), [{"k": 1, "v": 1}]),
     "count of groups": (lambda rd: rd.from_items(GROUPS).groupby("k").count().take(1), [{"k": 0, "count()": 3}]),
     "mean of groups": (lambda rd: rd.from_items(GROUPS).groupby("k").mean("v").take(1), [{"k": 0, "mean(v)": 2.0}]),
