@@ -105,7 +105,7 @@ def as_block(value: Any, source: str) -> Block:
     if is_instance(value, "pandas", "DataFrame"):
         names: list[Any] = list(value.columns)
         found = [value.iloc[:, place] for place in range(len(names))]
-    elif isinstance(value, (dict, Mapping)):
+    elif isinstance(value, Mapping):
         names, found = list(value), list(value.values())
     else:
         raise DataError(
@@ -295,7 +295,9 @@ _PLAIN = {bool, int, float, complex, str, bytes, list, tuple, dict, type(None), 
 
 def _letter(kind: type) -> str:
     """Return numpy's letter for a type of numbers, with one for all integers; O for others."""
-    letter = np.dtype(kind).kind if issubclass(kind, np.generic) else _LETTERS.get(kind, "O")
+    if not issubclass(kind, np.generic):
+        return next((letter for base, letter in _LETTERS.items() if issubclass(kind, base)), "O")
+    letter = np.dtype(kind).kind
     return {"u": "i", "S": "O", "U": "O", "V": "O"}.get(letter, letter)
 
 
@@ -312,7 +314,8 @@ def _of_rows(values: list[Any]) -> np.ndarray[Any, Any]:
     """Return lists or arrays, of which some may be missing, as an array."""
     if not any(isinstance(value, np.ndarray) for value in values):
         lengths = np.array([-1 if value is None else len(value) for value in values])
-        return _nested(_of_values(list(chain.from_iterable(filter(None, values)))), lengths)
+        inner = list(chain.from_iterable(filter(None, values)))
+        return _nested(_of_values(inner) if inner else np.empty(0), lengths)
     rows = [value if value is None else column_of(value) for value in values]
     arrays = [row for row in rows if row is not None]
     made = _combined(arrays, np.stack) if len(arrays) == len(rows) and len({row.shape for row in arrays}) == 1 else None
@@ -368,7 +371,7 @@ def _from_series(series: Any) -> np.ndarray[Any, Any]:
     if isinstance(plain, np.dtype) and (plain.kind in "fcMm" or (plain.kind in "biu" and not gaps.any())):
         nan = {"na_value": np.nan} if plain is not dtype else {}
         return np.asarray(series.to_numpy(plain, **nan))
-    return _of_values([None if gap else value for gap, value in zip(gaps, series, strict=True)])
+    return _of_values(series.to_numpy(object, na_value=None).tolist())
 
 
 def _from_arrow(column: Any) -> np.ndarray[Any, Any]:
@@ -406,7 +409,7 @@ def _to_arrow(column: np.ndarray[Any, Any]) -> Any:
     """Return an array as a column of Arrow. Raises one of :data:`_CANNOT` if Arrow has no type for its values."""
     pa = require("pyarrow")
     if column.dtype == object:
-        return _objects_to_arrow([_listed(value) for value in column])
+        return _objects_to_arrow(column.tolist())
     made = pa.array(column.reshape(-1))
     lists, offset = (pa.ListArray, np.int32) if column.size < 1 << 31 else (pa.LargeListArray, np.int64)
     for axis in range(column.ndim - 1, 0, -1):
@@ -418,11 +421,13 @@ def _to_arrow(column: np.ndarray[Any, Any]) -> Any:
 def _objects_to_arrow(values: list[Any]) -> Any:
     """Return values as a column of Arrow, which changes some mixtures of types. So it is compared."""
     pa = require("pyarrow")
-    kinds = {type(value) for value in values if value is not None}
+    kinds = set(map(type, values)) - {type(None)}
+    is_simple = len(kinds) == 1 and kinds <= {str, bytes, int, float}
+    if not is_simple:
+        values = [_listed(value) for value in values]
     is_of_pandas = {(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds} == {("pandas", "Timestamp")}
     is_large = kinds == {int} and max(value for value in values if value is not None) >= 1 << 63
     made = pa.array(require("pandas").Series(values) if is_of_pandas else values, pa.uint64() if is_large else None)
-    is_simple = len(kinds) == 1 and kinds <= {str, bytes, int, float}
     if not is_simple and not all(map(_is_same, made.to_pylist(), values)):
         raise ValueError(f"Arrow has no type for all its values, which are of type {object_types(_objects(values))}")
     return made
@@ -432,7 +437,7 @@ def _listed(value: Any) -> Any:
     """Return a value with lists in place of arrays that Arrow does not take."""
     if isinstance(value, dict):
         return {name: _listed(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype != object:
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype != object and value.size:
         return value
     return [_listed(item) for item in value] if isinstance(value, (list, tuple, np.ndarray)) else value
 
@@ -451,16 +456,13 @@ def _is_same(found: Any, given: Any) -> bool:
 def _changed_by_pandas(table: Any) -> list[str]:
     """Return the names of the columns whose values pandas would change, or take for others."""
     pa = require("pyarrow")
-    types = pa.types
-    changed = []
-    for name, kind in zip(table.column_names, table.schema.types, strict=True):
-        if types.is_integer(kind):
-            is_changed = table.column(name).null_count > 0
-        else:
-            is_changed = types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
-        if is_changed:
-            changed.append(name)
-    return changed
+
+    def is_changed(name: str, kind: Any) -> bool:
+        if pa.types.is_integer(kind):
+            return bool(table.column(name).null_count)
+        return pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
+
+    return [field.name for field in table.schema if is_changed(field.name, field.type)]
 
 
 def _for_pandas(column: np.ndarray[Any, Any]) -> Any:

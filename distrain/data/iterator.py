@@ -279,7 +279,7 @@ class DataIterator:
 
         A train_func that takes its epoch from here is in that epoch until the next loop over this dataset begins. So a
         checkpoint that it reports in a loop over validation data belongs to the same epoch: in the resumed run, the
-        loop over this dataset has no batches, and the validation goes on.
+        loop over this dataset has no batches, and the validation continues.
         """
         self._loops.counts_epochs = True
         return self._loops.epoch

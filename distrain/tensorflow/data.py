@@ -50,8 +50,9 @@ def _tensors(block: Block, dtypes: Any) -> dict[str, tf.Tensor]:
 
 def _tensor(name: str, column: Any, dtype: Any = None) -> tf.Tensor:
     try:
-        if column.dtype == object and (kinds := object_types(column)) not in ("str", "bytes"):
-            raise TypeError(f"it has values of type {kinds}")
+        kinds = set(map(type, column.flat)) if column.dtype == object else set()
+        if kinds and not any(all(issubclass(kind, text) for kind in kinds) for text in (str, bytes)):
+            raise TypeError(f"it has values of type {object_types(column)}")
         tensor = tf.convert_to_tensor(column)
         return tensor if dtype is None else tf.cast(tensor, dtype)
     except (TypeError, ValueError) as error:

@@ -85,3 +85,8 @@ def test_a_later_row_of_another_type_names_the_column() -> None:
     with pytest.raises(tf.errors.OpError, match=r"column 'v' is int64 in the first row, .*, and float64 later"):
         read("to_tf", [1, 2.5])
     assert read("to_tf", [1.5, 2]) == [1.5, 2]
+
+
+@pytest.mark.parametrize("way", ["to_tf", "iter_tf_batches"])
+def test_subclasses_of_text_are_text(way: str) -> None:
+    assert read(way, [np.str_("a"), "b"]) == [b"a", b"b"]

@@ -129,8 +129,8 @@ class Dataset(PlainDataset):
         check_options("add_column", options)
 
         def add(batch: Any) -> Any:
-            columns, made = to_columns(as_block(batch, "add_column()")), column_of(fn(batch))
-            return {**columns, col: made if made.ndim else [made.item()] * row_count(columns)}
+            columns, made = to_columns(as_block(batch, "add_column()")), fn(batch)
+            return {**columns, col: made if column_of(made).ndim else [made] * row_count(columns)}
 
         return super().map_batches(add, batch_format=batch_format)
 
@@ -286,7 +286,7 @@ class Dataset(PlainDataset):
         return DataIterator(self, name="dataset", worker=Worker(0, 1))
 
     def _loop(self, method: str, **options: Any) -> Iterable[Any]:
-        """Return what a method of the iterator returns; nothing if there are no rows, as a loop has none then."""
+        """Return what a method of the iterator returns; nothing if there are no rows."""
         source = self.open().source
         if isinstance(source, TableSource) and not source.rows:
             return ()
@@ -344,7 +344,8 @@ class Dataset(PlainDataset):
 
     def unique(self, column: str, **options: Any) -> list[Any]:
         """Return the values of a column, each once."""
-        return list(self._frame_with("unique", column)[column].unique().tolist())
+        values = column_of(self._frame_with("unique", column)[column].drop_duplicates())
+        return [plain_value(value) for value in values]
 
     def sum(self, on: str | list[str] | None = None, **options: Any) -> Any:
         """Return the sum of a column, or a dict of those of several ones."""

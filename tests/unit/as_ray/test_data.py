@@ -95,6 +95,10 @@ IDIOMS: dict[str, tuple[Callable[[Any], Any], Any]] = {
                  [{"id": 1}, {"id": 2}, {"id": 2}]),
     "add_column": (lambda rd: rd.range(1).add_column("n", lambda frame: frame["id"] + 5).take(), [{"id": 0, "n": 5}]),
     "add_column constant": (lambda rd: rd.range(1).add_column("n", lambda frame: 7).take(), [{"id": 0, "n": 7}]),
+    "add_column constant time": (
+        lambda rd: rd.range(1).add_column("n", lambda frame: np.datetime64(1, "ns")).take(),
+        [{"id": 0, "n": pd.Timestamp(1)}],
+    ),
     "drop_columns": (lambda rd: rd.from_items(PAIRS).drop_columns(["b"]).columns(), ["a"]),
     "select_columns": (lambda rd: rd.from_items(PAIRS).select_columns(["b", "a"]).columns(), ["b", "a"]),
     "rename_columns": (lambda rd: rd.from_items(PAIRS).rename_columns({"a": "z"}).columns(), ["z", "b"]),
@@ -119,6 +123,7 @@ IDIOMS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "sums": (lambda rd: [rd.range(5).sum("id"), rd.range(5).mean("id"), rd.range(5).max(["id"])],
              [10, 2.0, {"max(id)": 4}]),
     "unique": (lambda rd: rd.from_items(GROUPS).unique("k"), [0, 1]),
+    "unique text": (lambda rd: rd.from_items([{"t": text} for text in ("a", None, "a")]).unique("t"), ["a", None]),
     "sort": (lambda rd: rd.from_items(GROUPS).sort(["k", "v"], descending=[True, False]).take(1), [{"k": 1, "v": 1}]),
     "count of groups": (lambda rd: rd.from_items(GROUPS).groupby("k").count().take(1), [{"k": 0, "count()": 3}]),
     "mean of groups": (lambda rd: rd.from_items(GROUPS).groupby("k").mean("v").take(1), [{"k": 0, "mean(v)": 2.0}]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import http
 import json
 import os
 import re
@@ -591,3 +592,20 @@ def test_names_of_files_and_directories(tmp_path: Path) -> None:
         pq.write_table(pa.table({"x": [1]}), tmp_path / "ok" / path)
     assert data.read_parquet(tmp_path / "ok").take() == [{"x": 1, "_k": 1}]
     assert data.read_parquet(tmp_path / "ok" / "_k=1" / "a::b.parquet").take() == [{"x": 1}]
+
+
+def test_subclasses_of_numbers_and_empty_lists_become_tensors() -> None:
+    numbers = {"enum": http.HTTPStatus.OK, "lists": []}
+    (batch,) = shard(data.from_items([numbers] * 2)).iter_torch_batches(device="cpu")
+    assert batch["enum"].tolist() == [200, 200]
+    assert batch["lists"].shape == (2, 0)
+
+
+def test_integers_of_pandas_beside_gaps_are_those_of_python() -> None:
+    frame = pd.DataFrame({"x": pd.array([2**60 + 1, None], dtype="Int64"), "y": pd.Series(["a", None])})
+    (row, gap) = shard(data.from_pandas(frame)).iter_rows()
+    assert row == {"x": 2**60 + 1, "y": "a"}
+    assert type(row["x"]) is int
+    assert gap == {"x": None, "y": None}
+    (again,) = shard(data.from_pandas(frame)).iter_batches(batch_format="pandas")
+    assert again["x"].dtype == "Int64"

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,8 +31,6 @@ from distrain.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import pytest
 
     from distrain.data.dataset import Dataset as PlainDataset
 
@@ -293,8 +292,9 @@ def check(source: str, column: pa.Array | None, values: list[Any]) -> None:
             assert list(map(plain, found)) == list(map(plain, expected)), (source, consumer, found, values)
 
 
+@pytest.mark.timeout(1200)  # with --all
 def test_values_are_those_that_pyarrow_reads(request: pytest.FixtureRequest) -> None:
-    @settings(max_examples=3000 if request.config.getoption("--all") else 40)
+    @settings(max_examples=1000 if request.config.getoption("--all") else 40)
     @given(st.data())
     def all_values(chosen: st.DataObject) -> None:
         column, values = chosen.draw(columns())
