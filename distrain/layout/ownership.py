@@ -26,7 +26,7 @@ def open_without_links(path: str | Path, flags: int) -> int:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(f"{path} is a link, and distrain writes through none; delete it") from None
+            raise OSError(f"{path} is a link, and distrain does not write through links; delete it") from None
         if error.errno == errno.ENXIO:  # a pipe that nobody reads
             raise _not_a_file(path) from None
         raise

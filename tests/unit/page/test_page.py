@@ -206,6 +206,7 @@ HOSTILE = [
     '"><img src=x onerror=alert(1)>',
     "<!--",
     "\x1b[31m\x00\u202e",
+    "\x1b[\x1b[0m31m",
     "\ud800",
 ]
 
