@@ -165,7 +165,7 @@ class ForkServer:
                 pipes = WorkerFds(**dict(zip(WORKER_PIPES, fds, strict=True)), job=self._job_fd)
                 self._spawn(command["rank"], command["cpus"], pipes)
             case "signal":
-                self._signal(command["ranks"], command["number"], groups=command["groups"])
+                self._signal(command["ranks"], command["number"])
             case "ping":
                 self._send(kind="alive")
             case "sweep":
@@ -232,18 +232,21 @@ class ForkServer:
         finally:
             os._exit(1)
 
-    def _signal(self, ranks: list[int], number: int, *, groups: bool) -> None:
-        """Signal workers that live. They are unreaped children, so that their pids cannot have been reused."""
+    def _signal(self, ranks: list[int], number: int) -> None:
+        """Signal workers that live. SIGKILL also ends their process groups.
+
+        They are unreaped children, so that their pids cannot have been reused.
+        """
         living = [pid for pid, rank in self._workers.items() if rank in ranks and not process.has_ended(pid)]
         if number in process.WORKER_SIGNALS:  # a rank that is another program would die of them
             living = [pid for pid in living if process.catches(pid, number)]
         for pid in living:
             self._signalled.setdefault(pid, set()).add(number)
-        if groups and number == signal.SIGKILL:
+        if number == signal.SIGKILL:
             self._ended |= process.kill_groups(living)
         else:
             for pid in living:
-                (process.kill_group if groups else process.kill)(pid, number)
+                process.kill(pid, number)
 
     # -- children -------------------------------------------------------------------------------------------------
 

@@ -245,7 +245,7 @@ class Agent:
                 self._ask_for_stacks()
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
             case wire.BreakIn(rank=rank) if message.attempt == self._attempt:
-                self._signal(process.DEBUG_SIGNAL, [w for w in self._living() if w.rank == rank], groups=False)
+                self._signal(process.DEBUG_SIGNAL, [w for w in self._living() if w.rank == rank])
             case wire.OpenStorage():
                 self._order(message)
             case wire.Upload() if message.attempt == self._attempt:
@@ -470,7 +470,7 @@ class Agent:
                 worker.close_child_fds()
 
     def _on_broken_pipe(self, worker: WorkerPipes) -> None:
-        self._signal(signal.SIGKILL, [worker], groups=True)
+        self._signal(signal.SIGKILL, [worker])
         text = f"its code wrote to the pipe of distrain, a descriptor that it has not opened: {worker.channel.broken}"
         self._end_worker(worker, lost=text)
 
@@ -542,19 +542,19 @@ class Agent:
                 has_default = signal.SIGTERM not in caught and signal.SIGTERM not in ignored
                 is_ready = process.UNWIND_SIGNAL in caught
                 best = process.UNWIND_SIGNAL if has_default and is_ready else signal.SIGTERM
-            self._signal(best, [worker], groups=False)
+            self._signal(best, [worker])
         self._loop.call_in("wake", WAKE_S, self._wake)
 
     def _wake(self) -> None:
-        self._signal(process.WAKE_SIGNAL, self._living(), groups=False)
+        self._signal(process.WAKE_SIGNAL, self._living())
 
     def _living(self) -> list[WorkerPipes]:
         return [worker for worker in self._workers.values() if worker.spawned and not worker.exited]
 
-    def _signal(self, number: int, workers: list[WorkerPipes], *, groups: bool) -> None:
+    def _signal(self, number: int, workers: list[WorkerPipes]) -> None:
         if self._forkserver is not None and workers:
             ranks = [worker.rank for worker in workers]
-            self._forkserver.send({"kind": "signal", "ranks": ranks, "number": number, "groups": groups})
+            self._forkserver.send({"kind": "signal", "ranks": ranks, "number": number})
 
     def _take_last_stacks(self) -> None:
         self._loop.cancel("stacks")
@@ -565,7 +565,7 @@ class Agent:
     def _ask_for_stacks(self) -> None:
         for worker in self._workers.values():
             worker.stacks = b""
-        self._signal(process.STACKS_SIGNAL, self._living(), groups=False)
+        self._signal(process.STACKS_SIGNAL, self._living())
 
     def _send_stacks(self) -> None:
         living = self._living()
@@ -602,14 +602,14 @@ class Agent:
         self._send_stacks()
         assert self._stopping is not None
         if self._stopping.last_grace_s > 0:
-            self._signal(signal.SIGTERM, self._living(), groups=False)
+            self._signal(signal.SIGTERM, self._living())
             self._loop.call_in("wake", WAKE_S, self._wake)
             self._loop.call_in("kill", self._stopping.last_grace_s, self._kill_workers)
         else:
             self._kill_workers()
 
     def _kill_workers(self) -> None:
-        self._signal(signal.SIGKILL, self._living(), groups=True)
+        self._signal(signal.SIGKILL, self._living())
         self._await_deaths()
 
     def _await_deaths(self) -> None:
