@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 def open_without_links(path: str | Path, flags: int) -> int:
     """Open a file of a run directory, as the ``opener`` of ``open()``. Raise OSError for anything but a file."""
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    except BlockingIOError:  # a client of this file server has borrowed the file: wait for its return
+        fd = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(f"{path} is a link, and distrain does not write through links; delete it") from None

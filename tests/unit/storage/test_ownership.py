@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,6 +60,24 @@ def test_a_run_waits_for_no_pipe(root: Path, name: str) -> None:
     os.mkfifo(root / name)
     with pytest.raises(StorageError, match=rf"{name} is not a regular file"):
         LocalStore(root)
+
+
+def test_a_run_begins_where_clients_of_a_file_server_read_its_files(root: Path) -> None:
+    """A server of NFS or Samba lends files to its clients. Somebody who writes on the server waits for their return."""
+    (root / "metrics.jsonl").touch()
+    lent = os.open(root / "metrics.jsonl", os.O_RDONLY)
+
+    def give_back(*_: object) -> None:
+        with contextlib.suppress(OSError):  # it was given back at an earlier signal
+            fcntl.fcntl(lent, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+    before = signal.signal(signal.SIGIO, give_back)
+    try:
+        fcntl.fcntl(lent, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        LocalStore(root).close()
+    finally:
+        os.close(lent)
+        signal.signal(signal.SIGIO, before)
 
 
 def test_small_files_are_written_through_no_link(tmp_path: Path, victim: Path) -> None:
