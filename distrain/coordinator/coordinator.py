@@ -256,6 +256,8 @@ class Coordinator:
 
     def _hang_deadline(self) -> float | None:
         """Return None while ranks may wait for files of a checkpoint, which is no hang, or for a person."""
+        if self._report_handler.is_list_awaited:
+            self._hang_monitor.progress()  # the rank trains when it has its answer
         waits = self._copies.is_busy or self._report_handler.is_uploading or self._clock.is_paused
         return self._hang_monitor.deadline() if self._is_training and not waits else None
 

@@ -240,6 +240,11 @@ class ReportHandler:
         """True while other processes store files of ranks, which may wait for that."""
         return bool(self._uploads)
 
+    @property
+    def is_list_awaited(self) -> bool:
+        """True while a rank waits for checkpoints of others, for a limited time."""
+        return self._list_deadline is not None
+
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Return whether uploads are all that the next checkpoint waits for; those of ``lost`` ranks never end."""
         if not self._uploads:
@@ -563,12 +568,12 @@ class ReportHandler:
         for request, until in requests:
             settled = self._settled_up_to[request.synced]
             limit = until + _COMMIT_S * self._store.is_committing
-            others = now < limit < math.inf and self.report_counts.get(request.rank, 0) > settled
+            others = now < limit and self.report_counts.get(request.rank, 0) > settled
             own = not request.synced and any(
                 request.rank in unsettled.reports for unsettled in self._unsettled.values()
             )
             if (others or own or (request.validated and validating)) and not request.at_once:
-                self._list_requests.append((request, until if others else math.inf))
+                self._list_requests.append((request, until if others else -math.inf))
                 if others:
                     self._list_deadline = min(limit, self._list_deadline or limit)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.config import CheckpointConfig
@@ -13,6 +13,9 @@ from distrain.console.run_console import RunConsole
 from distrain.console.run_status import RunStatus
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.storage.local_store import LocalStore
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class NoValidations:
@@ -105,6 +108,20 @@ def test_a_rank_whose_first_report_fails_brings_checkpoints_too(tmp_path: Path) 
     assert [saved.silent for saved in store.committed] == [(1,)]
     handler.handle(wire.ReportFailed(attempt=0, rank=1, index=1, ordinal=1, why="ValueError"))
     assert not store.committed
+    store.close()
+
+
+def test_get_checkpoint_waits_for_a_commit_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, sent = LocalStore(tmp_path / "run"), []
+    handler = handler_of(store, sent, 2, missing_rank_s=0.0)
+    report(handler, 0, 1, "model")
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "is_committing", True)
+        handler.handle(wire.AskCheckpointList(attempt=0, rank=0, index=1, validated=False, at_once=False, synced=True))
+        handler.tick()
+        assert not only(wire.CheckpointList, sent)
+    handler.tick()
+    assert only(wire.CheckpointList, sent)
     store.close()
 
 
