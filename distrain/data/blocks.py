@@ -437,6 +437,8 @@ def _listed(value: Any) -> Any:
     """Return a value with lists in place of arrays that Arrow does not take."""
     if isinstance(value, dict):
         return {name: _listed(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype == "M8[D]":  # pyarrow raises for such arrays in lists
+        value = value.astype(object)
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype != object and value.size:
         return value
     return [_listed(item) for item in value] if isinstance(value, (list, tuple, np.ndarray)) else value

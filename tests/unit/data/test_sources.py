@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import http
 import json
@@ -609,3 +610,10 @@ def test_integers_of_pandas_beside_gaps_are_those_of_python() -> None:
     assert gap == {"x": None, "y": None}
     (again,) = shard(data.from_pandas(frame)).iter_batches(batch_format="pandas")
     assert again["x"].dtype == "Int64"
+
+
+def test_lists_of_dates_become_columns_of_arrow() -> None:
+    table = pa.table({"x": pa.array([[datetime.date(2000, 1, 2), None], [], None], pa.list_(pa.date32()))})
+    rows = as_dataset(table, "x").map_batches(lambda batch: batch)
+    (batch,) = shard(rows).iter_batches(batch_format="pyarrow")
+    assert batch.equals(table)
