@@ -284,7 +284,8 @@ def _of_values(values: list[Any]) -> np.ndarray[Any, Any]:
         return np.array(values, dtype=dtypes.pop()) if len(dtypes) == 1 else _objects(values)
     made = np.array(values)
     if letters == {"i"}:
-        return made if made.dtype.kind in "iu" else _objects(values)
+        # From 2**63 on, numpy chooses ulonglong, which torch does not know; "<u8" is uint64.
+        return made.view(made.dtype.str) if made.dtype.kind in "iu" else _objects(values)
     if len(letters) > 1 and not ("b" not in letters and all(map(_is_exact, made.tolist(), values))):
         return _objects(values)
     return made
