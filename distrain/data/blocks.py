@@ -283,8 +283,9 @@ def _of_values(values: list[Any]) -> np.ndarray[Any, Any]:
         dtypes = {value.dtype for value in values if value is not None}
         return np.array(values, dtype=dtypes.pop()) if len(dtypes) == 1 else _objects(values)
     made = np.array(values)
-    if letters == {"i"}:
-        return made if made.dtype.kind in "iu" else _objects(values)
+    if letters == {"i"} and (made.dtype.kind not in "iu" or made.dtype.char == "Q"):
+        # From 2**63 on, numpy chooses floats, or ulonglong, which torch does not know.
+        return np.array(values, np.uint64) if min(values) >= 0 and max(values) < 1 << 64 else _objects(values)
     if len(letters) > 1 and not ("b" not in letters and all(map(_is_exact, made.tolist(), values))):
         return _objects(values)
     return made

@@ -596,9 +596,10 @@ def test_names_of_files_and_directories(tmp_path: Path) -> None:
 
 
 def test_subclasses_of_numbers_and_empty_lists_become_tensors() -> None:
-    numbers = {"enum": http.HTTPStatus.OK, "lists": []}
-    (batch,) = shard(data.from_items([numbers] * 2)).iter_torch_batches(device="cpu")
+    numbers = {"enum": http.HTTPStatus.OK, "large": 2**63, "lists": []}
+    (batch,) = shard(data.from_items([numbers, {**numbers, "large": 1}])).iter_torch_batches(device="cpu")
     assert batch["enum"].tolist() == [200, 200]
+    assert batch["large"].tolist() == [2**63, 1]
     assert batch["lists"].shape == (2, 0)
 
 

@@ -294,7 +294,7 @@ def check(source: str, column: pa.Array | None, values: list[Any]) -> None:
 
 @pytest.mark.timeout(1200)  # with --all
 def test_values_are_those_that_pyarrow_reads(request: pytest.FixtureRequest) -> None:
-    @settings(max_examples=1000 if request.config.getoption("--all") else 40)
+    @settings(max_examples=3000 if request.config.getoption("--all") else 40)
     @given(st.data())
     def all_values(chosen: st.DataObject) -> None:
         column, values = chosen.draw(columns())
