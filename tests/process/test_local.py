@@ -213,7 +213,7 @@ def test_resources_are_checked(storage: Path, monkeypatch: pytest.MonkeyPatch) -
         scaling_config=ScalingConfig(num_workers=0, use_gpu=True),
         run_config=RunConfig(storage_path=storage, name="run"),
     )
-    with pytest.raises(ResourcesError, match="use_gpu=False"):
+    with pytest.raises(ResourcesError, match="leave out use_gpu=True"):
         trainer.fit()
     assert run_json(storage / "run")["status"] == "failed"
 
