@@ -415,7 +415,7 @@ def test_the_command_line_needs_torch_only_in_the_workers(tmp_path: Path, no_tor
 @pytest.mark.parametrize(
     ("scaling", "words"),
     [
-        ({"num_workers": 2, "use_gpu": True}, ["GPU", "0", "2", "use_gpu=False"]),
+        ({"num_workers": 2, "use_gpu": True}, ["GPU", "0", "2", "leave out use_gpu=True"]),
         ({"num_workers": 3, "resources_per_worker": {"CPU": usable_cpus()}}, ["CPU", f"{usable_cpus() * 3:g}"]),
         ({"num_workers": 1, "resources_per_worker": {"memory": 2**60}}, ["memory"]),
     ],

@@ -16,7 +16,7 @@ def test_nobody_waits_for_a_child_that_cannot_be_killed(monkeypatch: pytest.Monk
     """Such as one in an uninterruptible sleep, for a network file system that is gone."""
     link = ChildLink(["sleep", "1000"])
     with monkeypatch.context() as patch:
-        patch.setattr(process, "kill_group", lambda leader, number: None)
+        patch.setattr(process, "kill_groups", lambda leaders: set())
         patch.setattr(process, "_REAP_S", 0.1)
         began = time.monotonic()
         assert link.kill() == -9
