@@ -57,7 +57,7 @@ _KILL_ROUNDS = 50
 _PROC = Path("/proc")
 _HAS_PROC = (_PROC / "self" / "stat").exists()
 _TRACKER_CODE = re.compile(rb"from [\w.]+\.resource_tracker import main; ?main\(")
-"""What ``python -c`` runs as resource tracker: the one of multiprocessing, or that of loky (joblib)."""
+"""The code that ``python -c`` runs as a resource tracker: the one of multiprocessing, or that of loky (joblib)."""
 _TORCH_TRACKER = b"torch_shm_manager"
 _LONGEST_COMMAND = 400
 """Characters of a command line that people are shown."""
@@ -640,7 +640,7 @@ def children() -> set[int] | None:
 
 
 class Remains(NamedTuple):
-    """What :func:`kill_descendants` has found.
+    """The outcome of :func:`kill_descendants`.
 
     killed: the pids of the processes that were killed. stuck: those that do not die: they are in an uninterruptible
     sleep. trackers: the resource trackers, which live.

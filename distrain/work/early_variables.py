@@ -30,7 +30,7 @@ _READ_AT_IMPORT = {
 }
 """The variables that a package, or a library that it loads, reads once."""
 _OF_SCRIPTS = ("torch", "numpy")
-"""What workers of scripts would have imported before."""
+"""The modules that workers of scripts would have imported before."""
 
 
 def _reader_of(name: str, packages: Iterable[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""What a rank leaves behind when it ends, and what is left of a rank that became another program."""
+"""The remains of a rank when it ends, and of a rank that became another program."""
 
 from __future__ import annotations
 
