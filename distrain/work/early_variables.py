@@ -23,7 +23,7 @@ _READ_AT_IMPORT = {
         r"(G?OMP|KMP|MKL|MKLDNN|ONEDNN|DNNL|KINETO|PYTORCH)_\w+|TORCH(?!_(HOME|EXTENSIONS_DIR|CUDA_ARCH_LIST|NCCL_))\w+"
     ),
     "numpy": re.compile(r"(OMP|GOTO|OPENBLAS|NPY|NUMPY)_\w+"),
-    "huggingface_hub": re.compile(r"(HF|HUGGINGFACE)_(?!TOKEN)\w+"),
+    "huggingface_hub": re.compile(r"(HF|HUGGINGFACE)_(?!\w*TOKEN)\w+"),
     "transformers": re.compile(r"TRANSFORMERS_\w+|USE_(TF|TORCH|FLAX)"),
     "jax": re.compile(r"(JAX|XLA)_\w+"),
     "matplotlib": re.compile(r"MPL\w+"),

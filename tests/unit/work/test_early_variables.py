@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.work.early_variables import sets_early
+from distrain.work.early_variables import _reader_of, sets_early
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,3 +88,9 @@ def test_a_variable_that_comes_too_late_is_said_once_with_its_line(tmp_path: Pat
         f"distrain: OPENBLAS_NUM_THREADS, which train.py:{line} sets, has no effect on numpy: it was imported before. "
         "Set it with --env OPENBLAS_NUM_THREADS=3, or RunConfig(worker_runtime_env=...)\n"
     )
+
+
+def test_tokens_are_not_among_the_variables_whose_values_are_shown() -> None:
+    packages = ["huggingface_hub"]
+    assert _reader_of("HF_HOME", packages) == "huggingface_hub"
+    assert [_reader_of(name, packages) for name in ("HF_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HF_API_TOKEN")] == [None] * 3
