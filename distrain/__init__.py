@@ -11,24 +11,25 @@ from typing import TYPE_CHECKING
 from distrain.system.imports import import_as_ray, lazy_names
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imported on first use
-    from distrain.backend import BackendConfig as BackendConfig
-    from distrain.checkpoint import Checkpoint as Checkpoint
-    from distrain.config import CheckpointConfig as CheckpointConfig
-    from distrain.config import CheckpointUploadMode as CheckpointUploadMode
-    from distrain.config import DataConfig as DataConfig
-    from distrain.config import FailureConfig as FailureConfig
-    from distrain.config import LoggingConfig as LoggingConfig
-    from distrain.config import RunConfig as RunConfig
-    from distrain.config import RunContext as RunContext
-    from distrain.config import ScalingConfig as ScalingConfig
-    from distrain.config import ShippingConfig as ShippingConfig
-    from distrain.config import UserCallback as UserCallback
-    from distrain.config import ValidationConfig as ValidationConfig
-    from distrain.config import ValidationTaskConfig as ValidationTaskConfig
-    from distrain.context import CheckpointConsistencyMode as CheckpointConsistencyMode
-    from distrain.context import ReportedCheckpoint as ReportedCheckpoint
-    from distrain.context import ReportedCheckpointStatus as ReportedCheckpointStatus
-    from distrain.context import TrainContext as TrainContext
+    from distrain.api.backend import BackendConfig as BackendConfig
+    from distrain.api.config import CheckpointConfig as CheckpointConfig
+    from distrain.api.config import CheckpointUploadMode as CheckpointUploadMode
+    from distrain.api.config import DataConfig as DataConfig
+    from distrain.api.config import FailureConfig as FailureConfig
+    from distrain.api.config import LoggingConfig as LoggingConfig
+    from distrain.api.config import RunConfig as RunConfig
+    from distrain.api.config import RunContext as RunContext
+    from distrain.api.config import ScalingConfig as ScalingConfig
+    from distrain.api.config import ShippingConfig as ShippingConfig
+    from distrain.api.config import UserCallback as UserCallback
+    from distrain.api.config import ValidationConfig as ValidationConfig
+    from distrain.api.config import ValidationTaskConfig as ValidationTaskConfig
+    from distrain.api.context import CheckpointConsistencyMode as CheckpointConsistencyMode
+    from distrain.api.context import ReportedCheckpoint as ReportedCheckpoint
+    from distrain.api.context import ReportedCheckpointStatus as ReportedCheckpointStatus
+    from distrain.api.context import TrainContext as TrainContext
+    from distrain.api.result import Result as Result
+    from distrain.coordinator.trainer import DataParallelTrainer as DataParallelTrainer
     from distrain.errors import CheckpointError as CheckpointError
     from distrain.errors import CollectiveError as CollectiveError
     from distrain.errors import ControllerError as ControllerError
@@ -43,20 +44,19 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.errors import StorageError as StorageError
     from distrain.errors import TrainingFailedError as TrainingFailedError
     from distrain.errors import WorkerGroupError as WorkerGroupError
-    from distrain.result import Result as Result
     from distrain.session import get_all_reported_checkpoints as get_all_reported_checkpoints
     from distrain.session import get_checkpoint as get_checkpoint
     from distrain.session import get_context as get_context
     from distrain.session import get_dataset_shard as get_dataset_shard
     from distrain.session import report as report
     from distrain.session import should_stop as should_stop
+    from distrain.storage.checkpoint import Checkpoint as Checkpoint
     from distrain.system.version import __version__ as __version__
-    from distrain.trainer import DataParallelTrainer as DataParallelTrainer
 
 _HOMES = {
-    "backend": ("BackendConfig",),
-    "checkpoint": ("Checkpoint",),
-    "config": (
+    "api.backend": ("BackendConfig",),
+    "storage.checkpoint": ("Checkpoint",),
+    "api.config": (
         "CheckpointConfig",
         "CheckpointUploadMode",
         "DataConfig",
@@ -70,7 +70,7 @@ _HOMES = {
         "ValidationConfig",
         "ValidationTaskConfig",
     ),
-    "context": ("CheckpointConsistencyMode", "ReportedCheckpoint", "ReportedCheckpointStatus", "TrainContext"),
+    "api.context": ("CheckpointConsistencyMode", "ReportedCheckpoint", "ReportedCheckpointStatus", "TrainContext"),
     "errors": (
         "CheckpointError",
         "CollectiveError",
@@ -87,7 +87,7 @@ _HOMES = {
         "TrainingFailedError",
         "WorkerGroupError",
     ),
-    "result": ("Result",),
+    "api.result": ("Result",),
     "session": (
         "get_all_reported_checkpoints",
         "get_checkpoint",
@@ -97,7 +97,7 @@ _HOMES = {
         "should_stop",
     ),
     "system.version": ("__version__",),
-    "trainer": ("DataParallelTrainer",),
+    "coordinator.trainer": ("DataParallelTrainer",),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(

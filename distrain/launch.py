@@ -1,4 +1,4 @@
-"""The entry point of ``python -m distrain.launch``; see :mod:`distrain.launching.command`. Runs in: coordinator."""
+"""The entry point of ``python -m distrain.launch``; see :mod:`distrain.cli.run.command`. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit("distrain: error: the working directory was deleted: change to another one with cd")
     if sys.path[:1] in ([""], [directory]):
         del sys.path[0]
-    from distrain.launching.command import run_command
+    from distrain.cli.run.command import run_command
 
     sys.exit(run_command(arguments, user_path))
 

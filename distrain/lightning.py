@@ -16,12 +16,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from distrain.checkpoint import Checkpoint
+from distrain.api import current
 from distrain.session import get_context, report
+from distrain.storage.checkpoint import Checkpoint
 from distrain.system.ray_names import explain_absent_names
 from distrain.system.scratch import kept_for_peer, temporary_directory
 from distrain.torch.device import get_device
-from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -128,7 +128,7 @@ class _InWorker:
         accelerator="auto" would take a GPU that does not belong to this worker. A strategy may be made outside of a
         worker, and sent to it.
         """
-        if self._parallel_devices is None and Session.current is not None and get_device().type == "cpu":
+        if self._parallel_devices is None and current.session is not None and get_device().type == "cpu":
             return [get_device()]
         return self._parallel_devices
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distrain.config import CheckpointUploadMode, ValidationTaskConfig
-from distrain.context import CheckpointConsistencyMode, ReportedCheckpoint, TrainContext
+from distrain.api.config import CheckpointUploadMode, ValidationTaskConfig
+from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, TrainContext
+from distrain.api.store_options import StoreOptions
 from distrain.system.arguments import check_seconds
 from distrain.system.ray_names import explain_absent_names
-from distrain.worker.report_checks import StoreOptions
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distrain.checkpoint import Checkpoint
-    from distrain.context import TrialResources
+    from distrain.api.context import TrialResources
     from distrain.data.iterator import DataIterator
+    from distrain.storage.checkpoint import Checkpoint
 
 __all__ = [
     "get_all_reported_checkpoints",

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from distrain.connection import resting_agents
 from distrain.coordinator import stop_signals
+from distrain.coordinator.connection import resting_agents
 from distrain.hosts.gpus import find_gpus
 from distrain.system import process
 from tests.tables import SEED, left_out

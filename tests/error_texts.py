@@ -25,8 +25,8 @@ MESSAGES = ROOT / "docs" / "messages.md"
 NO_ERRORS = ROOT / "tests" / "no_errors.txt"
 
 SCREENS = (
-    *("page/", "console/", "cli/", "launching/config_options.py", "launching/options.py", "system/ray_names.py"),
-    "as_ray/sentences.py",
+    *("page/", "console/", "cli/run/config_options.py", "cli/run/options.py", "system/ray_names.py"),
+    *("as_ray/sentences.py", "decisions/run_status.py"),
 )
 """Where strings that are not raised are screens, helps, or sentences about names of Ray, which one entry explains."""
 ARGUMENTS = frozenset({
@@ -66,7 +66,7 @@ class Text:
         if self.kind:
             return self.kind not in ARGUMENTS | INTERNAL | {_PROGRESS} and self._words >= 2
         is_sentence = self._words >= 3 and re.match(r"[^;,.:(<].*?[a-z]{2,} [a-z]", self.text)
-        return bool(is_sentence) and not self.place.startswith(SCREENS)
+        return bool(is_sentence) and not (self.place.startswith(SCREENS) or re.match(r"cli/\w+\.py", self.place))
 
     @property
     def beginning(self) -> str:

@@ -104,8 +104,8 @@ def _inspect(asked: wire.InspectHost, gpus: Sequence[Gpu]) -> wire.InspectionRes
 def _with_details(result: wire.InspectionResult, asked: wire.InspectHost, gpus: Sequence[Gpu]) -> wire.InspectionResult:
     from distrain.agent.rank_cpus import rank_cpus
     from distrain.hosts.gpu_health import gpu_health
-    from distrain.shipping.cache_cleaning import size_by_kind
-    from distrain.shipping.host_cache import existing_cache
+    from distrain.transfer.host_side.cache_cleaning import size_by_kind
+    from distrain.transfer.host_side.host_cache import existing_cache
 
     cache, cpu_problem = existing_cache(), None
     try:
@@ -122,8 +122,8 @@ def _with_details(result: wire.InspectionResult, asked: wire.InspectHost, gpus: 
 
 
 def _empty_cache() -> wire.CacheEmptied:
-    from distrain.shipping.cache_cleaning import empty
-    from distrain.shipping.host_cache import existing_cache
+    from distrain.transfer.host_side.cache_cleaning import empty
+    from distrain.transfer.host_side.host_cache import existing_cache
 
     try:
         cache = existing_cache()

@@ -1,7 +1,8 @@
 """The needs of workers before they start: the user's files, an environment, the storage. Runs in: agent.
 
 A host that sees the same files as the coordinator's machine uses them where they are. Any other host gets copies in its
-cache (:mod:`distrain.shipping.host_cache`), and the paths of the coordinator's machine are replaced by those there.
+cache (:mod:`distrain.transfer.host_side.host_cache`), and the paths of the coordinator's machine are replaced by those
+there.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.hosts.host import MIRROR
 from distrain.hosts.inspection import storage_problem
-from distrain.shipping.shipped_file import ShippedFile
 from distrain.system import process
 from distrain.system.background import Background
+from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from distrain.shipping.host_cache import HostCache
-    from distrain.shipping.run_mirror import RunMirror
     from distrain.system.loop import Loop
+    from distrain.transfer.host_side.host_cache import HostCache
+    from distrain.transfer.host_side.run_mirror import RunMirror
 
 _STORAGE_PATIENCE_S = 10.0
 
@@ -89,13 +90,13 @@ class HostSetup:
 
     def _trim(self, asked: wire.SetUpHost) -> None:
         if self._cache is not None:
-            from distrain.shipping.cache_cleaning import trim
+            from distrain.transfer.host_side.cache_cleaning import trim
 
             trim(self._cache, asked.cache_bytes)
 
     def _claim(self, place: str) -> tuple[HostCache, RunMirror]:
         """Open the cache, and the run's directory in it."""
-        from distrain.shipping.host_cache import HostCache
+        from distrain.transfer.host_side.host_cache import HostCache
 
         if self._cache is None or self._mirror is None:
             self._cache = HostCache()
@@ -103,7 +104,7 @@ class HostSetup:
         return self._cache, self._mirror
 
     def _make_environment(self, cache: HostCache, asked: wire.SetUpHost) -> None:
-        from distrain.shipping import environments
+        from distrain.transfer.host_side import environments
 
         def show(text: str) -> None:
             self._thread.report(lambda: self._send(wire.Notice(text=text)))
@@ -129,7 +130,7 @@ class HostSetup:
         """
 
         def delete() -> None:
-            from distrain.checkpoint import locked_for_deletion
+            from distrain.storage.checkpoint import locked_for_deletion
 
             with locked_for_deletion(Path(folder)) as is_unread:
                 if is_unread:

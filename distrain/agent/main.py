@@ -28,9 +28,9 @@ from distrain.agent.rank_cpus import RankCpus, rank_cpus
 from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
 from distrain.hosts.host_info import host_info
 from distrain.hosts.network import interface_variables, interfaces, network_id, own_address
-from distrain.storage.order_link import OrderLink
 from distrain.system import process, scratch
 from distrain.system.loop import Loop
+from distrain.transfer.order_link import OrderLink
 from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:

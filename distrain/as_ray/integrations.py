@@ -13,7 +13,7 @@ from distrain.trackers.tensorboard import TensorBoard
 from distrain.trackers.wandb import Wandb
 
 if TYPE_CHECKING:
-    from distrain.context import TrainContext
+    from distrain.api.context import TrainContext
 
 _WITHOUT_EFFECT = ("excludes", "log_config", "upload_timeout", "registry_uri", "log_params_on_trial_end")
 """Arguments of Ray that choose what is logged about it; distrain's trackers log the config and all metrics."""

@@ -23,18 +23,18 @@ _READERS = (
 
 _AIR_CONFIG: Names = {
     "distrain.as_ray.constants": ("SyncConfig",),
-    "distrain.config": ("CheckpointConfig", "DataConfig", "FailureConfig", "RunConfig", "ScalingConfig"),
+    "distrain.api.config": ("CheckpointConfig", "DataConfig", "FailureConfig", "RunConfig", "ScalingConfig"),
 }
-_BACKEND: Names = {"distrain.backend": ("BackendConfig",)}
-_CHECKPOINT: Names = {"distrain.checkpoint": ("Checkpoint",)}
-_DATA_PARALLEL_TRAINER: Names = {"distrain.trainer": ("DataParallelTrainer",)}
+_BACKEND: Names = {"distrain.api.backend": ("BackendConfig",)}
+_CHECKPOINT: Names = {"distrain.storage.checkpoint": ("Checkpoint",)}
+_DATA_PARALLEL_TRAINER: Names = {"distrain.coordinator.trainer": ("DataParallelTrainer",)}
 _DATASET: Names = {"distrain.as_ray.data.dataset": ("Dataset", "MaterializedDataset=Dataset")}
 _KERAS: Names = {
     "distrain.tensorflow.keras": ("ReportCheckpointCallback", "RayReportCallback=ReportCheckpointCallback")
 }
 _MLFLOW: Names = {"distrain.as_ray.integrations": ("MLflowLoggerCallback=mlflow_callback", "setup_mlflow")}
 _PARTITIONING: Names = {"distrain.as_ray.data.readers": ("Partitioning",)}
-_RESULT: Names = {"distrain.result": ("Result",)}
+_RESULT: Names = {"distrain.api.result": ("Result",)}
 _TENSORFLOW_TRAINER: Names = {"distrain.tensorflow": ("TensorflowTrainer",)}
 _TORCH_TRAINER: Names = {"distrain.torch": ("TorchTrainer",)}
 _WANDB: Names = {"distrain.as_ray.integrations": ("WandbLoggerCallback=wandb_callback", "setup_wandb")}
@@ -111,13 +111,13 @@ _TRAIN: dict[str, Home] = {
         **_RESULT,
         "distrain.as_ray.constants": ("SyncConfig", "TRAIN_DATASET_KEY", "ValidationFn"),
         "distrain.as_ray.preemption": ("PreemptionInfo", "get_preemption_info"),
-        "distrain.config": _CONFIGS,
-        "distrain.context": _CONTEXT,
+        "distrain.api.config": _CONFIGS,
+        "distrain.api.context": _CONTEXT,
         "distrain.errors": _ERRORS,
         "distrain.session": _IN_WORKER,
     },
     "ray.train._checkpoint": _CHECKPOINT,
-    "ray.train._internal.data_config": {"distrain.config": ("DataConfig",)},
+    "ray.train._internal.data_config": {"distrain.api.config": ("DataConfig",)},
     "ray.train._internal.session": "distrain.session",
     "ray.train._internal.syncer": {"distrain.as_ray.constants": ("SyncConfig",)},
     "ray.train.backend": _BACKEND,
@@ -125,7 +125,7 @@ _TRAIN: dict[str, Home] = {
     "ray.train.checkpoint": _CHECKPOINT,
     "ray.train.collective": "distrain.collective",
     "ray.train.constants": {"distrain.as_ray.constants": ("TRAIN_DATASET_KEY",)},
-    "ray.train.context": {"distrain.context": ("TrainContext",), "distrain.session": ("get_context",)},
+    "ray.train.context": {"distrain.api.context": ("TrainContext",), "distrain.session": ("get_context",)},
     "ray.train.data_parallel_trainer": _DATA_PARALLEL_TRAINER,
     "ray.train.huggingface": {},
     "ray.train.huggingface.transformers": "distrain.huggingface.transformers",
@@ -147,17 +147,19 @@ _TRAIN: dict[str, Home] = {
     "ray.train.trainer": {"distrain.errors": ("TrainingFailedError",)},
 }
 _TRAIN_V2: dict[str, Home] = {
-    "ray.train.v2.api.callback": {"distrain.config": ("UserCallback",)},
-    "ray.train.v2.api.config": {"distrain.config": _CONFIGS},
-    "ray.train.v2.api.context": {"distrain.context": ("TrainContext",)},
+    "ray.train.v2.api.callback": {"distrain.api.config": ("UserCallback",)},
+    "ray.train.v2.api.config": {"distrain.api.config": _CONFIGS},
+    "ray.train.v2.api.context": {"distrain.api.context": ("TrainContext",)},
     "ray.train.v2.api.data_parallel_trainer": _DATA_PARALLEL_TRAINER,
     "ray.train.v2.api.exceptions": {"distrain.errors": _ERRORS},
     "ray.train.v2.api.report_config": {
-        "distrain.config": ("CheckpointUploadMode",),
-        "distrain.context": ("CheckpointConsistencyMode",),
+        "distrain.api.config": ("CheckpointUploadMode",),
+        "distrain.api.context": ("CheckpointConsistencyMode",),
     },
     "ray.train.v2.api.preemption": {"distrain.as_ray.preemption": ("PreemptionInfo",)},
-    "ray.train.v2.api.reported_checkpoint": {"distrain.context": ("ReportedCheckpoint", "ReportedCheckpointStatus")},
+    "ray.train.v2.api.reported_checkpoint": {
+        "distrain.api.context": ("ReportedCheckpoint", "ReportedCheckpointStatus")
+    },
     "ray.train.v2.api.result": _RESULT,
     "ray.train.v2.api.train_fn_utils": {
         "distrain.as_ray.preemption": ("get_preemption_info",),
@@ -165,7 +167,7 @@ _TRAIN_V2: dict[str, Home] = {
     },
     "ray.train.v2.api.validation_config": {
         "distrain.as_ray.constants": ("ValidationFn",),
-        "distrain.config": ("ValidationConfig", "ValidationTaskConfig"),
+        "distrain.api.config": ("ValidationConfig", "ValidationTaskConfig"),
     },
     "ray.train.v2.jax": "distrain.jax",
     "ray.train.v2.jax.config": {"distrain.jax": ("JaxConfig",)},
@@ -185,7 +187,7 @@ _AIR: dict[str, Home] = {
     "ray.air.session": "distrain.session",
     "ray.tune.logger": {
         "distrain.as_ray.integrations": ("TBXLoggerCallback=tensorboard_callback",),
-        "distrain.config": ("CSVLoggerCallback=UserCallback", "JsonLoggerCallback=UserCallback"),
+        "distrain.api.config": ("CSVLoggerCallback=UserCallback", "JsonLoggerCallback=UserCallback"),
     },
     "ray.tune.logger.mlflow": _MLFLOW,
     "ray.tune.logger.wandb": _WANDB,
@@ -207,8 +209,8 @@ _TUNE: dict[str, Home] = {
             *("PlacementGroupFactory", "RunConfig=TuneRunConfig", "Trainable", "report", "with_parameters"),
             "with_resources",
         ),
-        "distrain.config": ("CheckpointConfig", "FailureConfig"),
-        "distrain.context": ("TuneContext=TrainContext",),
+        "distrain.api.config": ("CheckpointConfig", "FailureConfig"),
+        "distrain.api.context": ("TuneContext=TrainContext",),
         "distrain.errors": ("TuneError=TrainingFailedError",),
         "distrain.session": ("get_checkpoint",),
     },

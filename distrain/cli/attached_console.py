@@ -19,11 +19,11 @@ from typing import IO, TYPE_CHECKING
 from distrain.console.rank_output import ShownOutput, readable
 from distrain.console.status_lines import is_status_line
 from distrain.decisions.pace import SlowRank
-from distrain.layout import names
-from distrain.layout.lines import event_in, record_in
-from distrain.layout.lock_probe import is_locked
-from distrain.runs.listing import ENDED, RUNNING, STARTING, Run
-from distrain.runs.logs import POLL_S, Follower, current, log_folder
+from distrain.storage import names
+from distrain.storage.lines import event_in, record_in
+from distrain.storage.lock_probe import is_locked
+from distrain.storage.runs.listing import ENDED, RUNNING, STARTING, Run
+from distrain.storage.runs.logs import POLL_S, Follower, current, log_folder
 from distrain.system.log import print_to, say, warn
 from distrain.system.text import without_controls
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from distrain.console.run_console import RunConsole
-    from distrain.console.run_status import RunStatus
+    from distrain.decisions.run_status import RunStatus
 
 _RECENT_BYTES = 1 << 20
 """The last part of a file that tells how far a run is."""

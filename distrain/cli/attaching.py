@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from distrain.cli import parsers
 from distrain.cli.requesting import host_of, unreachable
 from distrain.cli.text import echo
-from distrain.runs.listing import (
+from distrain.storage.runs.listing import (
     ABORTED,
     FAILED,
     FINISHED,
@@ -23,12 +23,12 @@ from distrain.runs.listing import (
     Run,
     local_run,
 )
-from distrain.runs.logs import current, log_folder
+from distrain.storage.runs.logs import current, log_folder
 
 if TYPE_CHECKING:
     import argparse
 
-    from distrain.console.run_status import RunStatus
+    from distrain.decisions.run_status import RunStatus
 
 _POLL_S = 0.1
 _KILLED_EXIT = 137
@@ -52,7 +52,7 @@ def attach_parser() -> argparse.ArgumentParser:
 
 def run_attach(options: argparse.Namespace) -> int:
     """Show a run until it ends. Return the exit code of the run, 130 after Ctrl-C."""
-    from distrain.console.run_status import RunStatus
+    from distrain.decisions.run_status import RunStatus
 
     run = parsers.run_of(options)
     is_at_work = run.state in (RUNNING, STARTING)
@@ -72,7 +72,7 @@ def run_attach(options: argparse.Namespace) -> int:
 
 def _begun_here(run: Run) -> Run:
     """Return the run at work in its local directory, once it has begun. Raise NoSuchRun if it is at work elsewhere."""
-    from distrain.storage.remote_store import local_directory_of
+    from distrain.coordinator.store.remote_store import local_directory_of
 
     if host_of(run) not in (None, platform.node()):
         raise NoSuchRun(unreachable(run))
@@ -104,7 +104,7 @@ def _show_end(run: Run, *, has_lines: bool) -> int:
     from distrain.cli.attached_console import is_detached
     from distrain.cli.showing import verdict
     from distrain.console.error_screen import show_error
-    from distrain.runs.details import error_with_type, reports_of
+    from distrain.storage.runs.details import error_with_type, reports_of
 
     if run.state == KILLED or not (has_lines and is_detached(run)):  # else its last lines say it
         echo(f"distrain: {run.name}: {verdict(run, list(reports_of(run)))}", sys.stderr)

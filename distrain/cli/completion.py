@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
 from distrain.cli.main import COMMANDS, LAUNCHING, command_of
-from distrain.runs.listing import LAST, run_names, storage_at
+from distrain.storage.runs.listing import LAST, run_names, storage_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -94,7 +94,7 @@ def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
 
 def _parser_of(command: str) -> argparse.ArgumentParser | None:
     if command in LAUNCHING:
-        from distrain.launching.options import make_parser
+        from distrain.cli.run.options import make_parser
 
         return make_parser(f"distrain {command}")
     return command_of(command)[0] if command in COMMANDS else None

@@ -20,7 +20,7 @@ from distrain.cli.requesting import paths_of, request
 from distrain.cli.text import echo
 from distrain.coordinator.requests import DEBUG, STACKS
 from distrain.errors import DistrainError
-from distrain.runs.listing import NoSuchRun, find_run, storage_at
+from distrain.storage.runs.listing import NoSuchRun, find_run, storage_at
 from distrain.system import process
 from distrain.system.text import without_controls
 from distrain.wire.channel import Channel
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from distrain.runs.listing import Run
+    from distrain.storage.runs.listing import Run
 
 _NOTICE_S = 1.0
 """Seconds to wait for the rank before a line says where it is."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.cli import parsers
 from distrain.cli.text import echo, screen
-from distrain.runs.details import reports_of
-from distrain.runs.export import FORMATS
-from distrain.runs.listing import Run, WrongArgument
 from distrain.storage.retention import flatten
+from distrain.storage.runs.details import reports_of
+from distrain.storage.runs.export import FORMATS
+from distrain.storage.runs.listing import Run, WrongArgument
 from distrain.system.imports import require
 
 if TYPE_CHECKING:

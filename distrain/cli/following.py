@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from distrain.cli import parsers
 from distrain.cli.requesting import request
 from distrain.cli.text import echo, paint
-from distrain.runs.listing import ABORTED, FINISHED, RUNNING, STARTING, NoSuchRun, Run
-from distrain.runs.logs import Follower, attempts_with_logs, current, log_files, log_folder, read_lines
+from distrain.storage.runs.listing import ABORTED, FINISHED, RUNNING, STARTING, NoSuchRun, Run
+from distrain.storage.runs.logs import Follower, attempts_with_logs, current, log_files, log_folder, read_lines
 from distrain.system.text import duration
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def logs_parser() -> argparse.ArgumentParser:
 
 def run_logs(options: argparse.Namespace) -> int:
     """Show logs."""
-    from distrain.launching.options import shown_ranks
+    from distrain.cli.run.options import shown_ranks
 
     run = parsers.run_of(options)
     try:
@@ -161,7 +161,7 @@ def _while_running(run: Run) -> Iterable[float]:
 
 
 def _where_it_stands(run: Run) -> str:
-    from distrain.runs.details import checkpoints_of
+    from distrain.storage.runs.details import checkpoints_of
 
     saved = checkpoints_of(run)
     if not saved:

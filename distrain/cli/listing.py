@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.cli import parsers
 from distrain.cli.text import age, coloured, echo, metrics_line, paint, screen, table
-from distrain.runs.listing import ABORTED, ENDED, FAILED, FINISHED, KILLED, Run, list_runs, storage_at
+from distrain.storage.runs.listing import ABORTED, ENDED, FAILED, FINISHED, KILLED, Run, list_runs, storage_at
 from distrain.system.text import count, size
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _seconds(text: str) -> float:
 def run_clean(options: argparse.Namespace) -> int:
     """Delete runs."""
     from distrain.errors import StorageError
-    from distrain.runs.deletion import delete_rests, delete_run
+    from distrain.storage.runs.deletion import delete_rests, delete_run
 
     if options.older_than is None and not options.states:
         raise StorageError("name what to delete: --older-than 30d, --failed, --finished, --aborted or --killed")

@@ -82,7 +82,7 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
         print(f"distrain {__version__}")
         return 0
     if command in LAUNCHING:
-        from distrain.launching.command import run_command
+        from distrain.cli.run.command import run_command
 
         return run_command(["--check", *rest] if command == "check" else rest, user_path, prog=f"distrain {command}")
     if command not in COMMANDS:
@@ -126,6 +126,6 @@ def _run(name: str, arguments: list[str]) -> int:
 def _is_for_users(error: Exception) -> bool:
     """Tell if the text of an error says all that a user needs to know."""
     from distrain.errors import DistrainError
-    from distrain.runs.listing import WrongArgument
+    from distrain.storage.runs.listing import WrongArgument
 
     return isinstance(error, (DistrainError, WrongArgument, OSError, ImportError))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, NoReturn
 
-from distrain.runs.listing import LAST, find_run, storage_at
+from distrain.storage.runs.listing import LAST, find_run, storage_at
 
 if TYPE_CHECKING:
-    from distrain.runs.listing import Run
+    from distrain.storage.runs.listing import Run
 
 RUN = "RUN"
 """The metavar of arguments that name a run. The completion of shells offers the names of runs for it."""

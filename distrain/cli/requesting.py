@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from typing import TYPE_CHECKING
 
-from distrain.runs.listing import RUNNING, STARTING, NoSuchRun, Run
+from distrain.storage.runs.listing import RUNNING, STARTING, NoSuchRun, Run
 
 if TYPE_CHECKING:
     from distrain.storage.paths import RunPaths
@@ -29,8 +29,8 @@ def request(run: Run, word: str, argument: str = "") -> str:
 
 def paths_of(run: Run) -> RunPaths:
     """Return the files of a run on this machine."""
+    from distrain.coordinator.store.remote_store import local_directory_of
     from distrain.storage.paths import RunPaths
-    from distrain.storage.remote_store import local_directory_of
 
     return RunPaths(local_directory_of(run.path))
 

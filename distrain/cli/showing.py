@@ -18,12 +18,12 @@ from distrain.cli.text import (
     table,
     value,
 )
-from distrain.decisions.failures import name_ranks
-from distrain.layout import names
-from distrain.runs.comparison import command_of, different_settings, metrics_of
-from distrain.runs.details import checkpoints_of, error_of, extremes_of, hangs_of, reports_of
-from distrain.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING, Run, WrongArgument
-from distrain.runs.logs import attempts_with_logs, log_folder
+from distrain.storage import names
+from distrain.storage.runs.comparison import command_of, different_settings, metrics_of
+from distrain.storage.runs.details import checkpoints_of, error_of, extremes_of, hangs_of, reports_of
+from distrain.storage.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING, Run, WrongArgument
+from distrain.storage.runs.logs import attempts_with_logs, log_folder
+from distrain.system.naming import name_ranks
 from distrain.system.text import count, duration, printable, size
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.runs.listing import ABORTED, DAMAGED, FAILED, FINISHED, KILLED, RUNNING, STARTING
+from distrain.storage.runs.listing import ABORTED, DAMAGED, FAILED, FINISHED, KILLED, RUNNING, STARTING
 from distrain.system.text import printable, without_controls
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from distrain.system.log import warn
 from distrain.system.notebook import is_kernel
 
 if TYPE_CHECKING:
-    from distrain.console.run_status import RunStatus
+    from distrain.decisions.run_status import RunStatus
 
 
 def open_console(progress: str, status: RunStatus, logs: str) -> RunConsole:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from distrain.errors import StorageError
-from distrain.layout.names import CONSOLE, DEFAULT_STORAGE, REQUESTS
-from distrain.layout.ownership import open_without_links
-from distrain.runs.listing import RUNNING, local_run
+from distrain.storage.names import CONSOLE, DEFAULT_STORAGE, REQUESTS
+from distrain.storage.ownership import open_without_links
+from distrain.storage.runs.listing import RUNNING, local_run
 from distrain.system import process
 from distrain.system.log import say
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from distrain.decisions.failures import name_ranks
+from distrain.system.naming import name_ranks
 from distrain.system.text import amount, count, duration, printable, rate
 
 if TYPE_CHECKING:
-    from distrain.console.run_status import RunStatus
+    from distrain.decisions.run_status import RunStatus
 
 _BAR_CELLS = 30
 _FEWEST_BAR_CELLS = 5

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from distrain.console.folding import Folding
 from distrain.console.run_console import RunConsole
-from distrain.decisions.failures import rank_list
+from distrain.system.naming import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from distrain.console.folding import FoldedLine
-    from distrain.console.run_status import RunStatus
+    from distrain.decisions.run_status import RunStatus
 
 _REDRAW_S = 1.0
 _LINES_TOGETHER_S = 0.05

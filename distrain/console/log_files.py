@@ -6,7 +6,7 @@ from collections import OrderedDict
 from functools import partial
 from typing import IO, TYPE_CHECKING, TypeAlias
 
-from distrain.layout.ownership import open_without_links
+from distrain.storage.ownership import open_without_links
 from distrain.system.log import warn
 
 if TYPE_CHECKING:

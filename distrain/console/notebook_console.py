@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.style import Style
 
-    from distrain.console.run_status import RunStatus
+    from distrain.decisions.run_status import RunStatus
 
 _MOST_PRINTED = 100_000
 """Characters of output that are printed. What comes later is shown in the block, a few lines at a time."""

@@ -12,7 +12,7 @@ from distrain.system.log import print_to, say
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from distrain.console.run_status import RunStatus
+    from distrain.decisions.run_status import RunStatus
 
 
 class RunConsole:

@@ -9,7 +9,7 @@ from distrain.system.log import say
 from distrain.system.text import duration, number, printable, rate
 
 if TYPE_CHECKING:
-    from distrain.console.run_status import RunStatus
+    from distrain.decisions.run_status import RunStatus
 
 INTERVAL_S = 30.0
 """Seconds between two lines. metrics.jsonl has all reports."""

@@ -14,7 +14,7 @@ from distrain.system.text import duration, number, rate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from distrain.console.run_status import RunStatus
+    from distrain.decisions.run_status import RunStatus
     from distrain.storage.records import CommittedCheckpoint
     from distrain.storage.retention import Retention
 

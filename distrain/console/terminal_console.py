@@ -15,7 +15,7 @@ from distrain.console.live_console import LiveConsole
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distrain.console.run_status import RunStatus
+    from distrain.decisions.run_status import RunStatus
     from distrain.system.consoles import Footer
 
 

@@ -14,9 +14,9 @@ from distrain.system.background import Background
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distrain.checkpoint import Checkpoint
-    from distrain.config import RunContext, UserCallback
-    from distrain.result import Result
+    from distrain.api.config import RunContext, UserCallback
+    from distrain.api.result import Result
+    from distrain.storage.checkpoint import Checkpoint
 
 
 class Callbacks:

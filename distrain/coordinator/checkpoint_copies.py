@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.checkpoint import locked_for_reading
 from distrain.coordinator.host_files import full_cache_hint
 from distrain.errors import CheckpointError
+from distrain.storage.checkpoint import locked_for_reading
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.files import list_files
 from distrain.storage.records import recorded_files

@@ -21,10 +21,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.connection.agent_link import FILES_PER_HOST
-from distrain.connection.connections import Connections
 from distrain.console.rank_output import WorkerOutput
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
+from distrain.coordinator.connection.agent_link import FILES_PER_HOST
+from distrain.coordinator.connection.connections import Connections
 from distrain.coordinator.debuggers import Debuggers
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
@@ -35,25 +35,25 @@ from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.decisions import events
 from distrain.decisions.run_machine import RunStateMachine
-from distrain.decisions.stack_summary import last_words, native_reason
 from distrain.decisions.states import RunState
 from distrain.system.background import Background
 from distrain.system.log import say, warn, warn_once
 from distrain.system.loop import Loop, PausableClock
 from distrain.system.process import many_open_files
-from distrain.work.job import original
+from distrain.system.stacks import last_words, native_reason
+from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from distrain.config import CheckpointConfig
-    from distrain.connection.transport import Transport
+    from distrain.api.config import CheckpointConfig
     from distrain.console.run_console import RunConsole
     from distrain.coordinator.callbacks import Callbacks
+    from distrain.coordinator.connection.transport import Transport
     from distrain.coordinator.manifest import RunManifest
+    from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
-    from distrain.storage.run_store import RunStore
 
 _NOTICE_AFTER_S = 5.0
 """Seconds to wait for the storage or for callbacks before a line on the console says so."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from distrain.console.run_console import RunConsole
-    from distrain.storage.run_store import RunStore
+    from distrain.coordinator.store.run_store import RunStore
     from distrain.system.loop import Loop
 
     FromDebugger: TypeAlias = wire.DebuggerOutput | wire.DebuggerPrompt | wire.DebuggerClosed

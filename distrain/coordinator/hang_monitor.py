@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from distrain.decisions.events import HangDetected
 from distrain.decisions.host_checks import Finding, HostChecks, Question
-from distrain.decisions.stack_summary import mismatched_collectives, summarize_stacks, suspects
 from distrain.hosts.reachability import CONNECT_TIMEOUT_S
 from distrain.system.log import warn
+from distrain.system.stacks import mismatched_collectives, summarize_stacks, suspects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from distrain import wire
-    from distrain.config import FailureConfig
-    from distrain.storage.run_store import RunStore
+    from distrain.api.config import FailureConfig
+    from distrain.coordinator.store.run_store import RunStore
     from distrain.system.loop import Loop
 
 STACKS_TIMEOUT_S = 3.0

@@ -18,21 +18,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.decisions.failures import name_hosts
 from distrain.errors import LaunchError
-from distrain.shipping.imports import third_party_imports
 from distrain.storage.files import is_full_disk
-from distrain.storage.order_link import OrderLink
 from distrain.system.log import say, warn, warn_once
+from distrain.system.naming import name_hosts
 from distrain.system.text import count, size
+from distrain.transfer.order_link import OrderLink
+from distrain.transfer.project.imports import third_party_imports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from distrain.shipping.project import Project
-    from distrain.storage.run_store import RunStore
+    from distrain.coordinator.store.run_store import RunStore
     from distrain.system.background import Background
     from distrain.system.loop import Loop
+    from distrain.transfer.project.project import Project
 
 _MOST_TRIES = 3
 """Deliveries of the project's files that may fail before the host does."""

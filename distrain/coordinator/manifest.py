@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain.coordinator.run_facts import RunFacts
+    from distrain.coordinator.store.run_store import RunStore
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan
-    from distrain.storage.run_store import RunStore
 
 _DIED = "the process that called fit() died"
 """Failure of an attempt whose end no process recorded."""

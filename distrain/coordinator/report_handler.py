@@ -14,30 +14,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.checkpoint import DICT_FILE
 from distrain.decisions.barriers import BarrierTracker, EndCall
 from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Refuse, RequestFiles
 from distrain.decisions.events import CheckpointsInProgress, ShowLine
-from distrain.decisions.failures import name_ranks
 from distrain.decisions.report_rows import CallBack, RowAssembly
 from distrain.hosts.troubles import Trouble
 from distrain.storage import retention
+from distrain.storage.checkpoint import DICT_FILE
 from distrain.storage.commit import Commit, merged_positions, other_data
 from distrain.storage.files import full_disk_hint, is_full_disk
 from distrain.system.log import warn, warn_once
 from distrain.system.loop import PausableClock
+from distrain.system.naming import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from distrain.config import CheckpointConfig
+    from distrain.api.config import CheckpointConfig
     from distrain.console.run_console import RunConsole
     from distrain.coordinator.callbacks import Callbacks
+    from distrain.coordinator.store.run_store import RunStore
     from distrain.coordinator.validations import Validations
     from distrain.decisions import barriers, checkpoint_assembly
     from distrain.decisions.pace import SlowRank
     from distrain.storage.records import CommittedCheckpoint
-    from distrain.storage.run_store import RunStore
 
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from distrain.coordinator.store.run_store import RunStore
     from distrain.storage.paths import RunPaths
-    from distrain.storage.run_store import RunStore
     from distrain.system.loop import Loop
 
 STACKS, STOP, DEBUG = "stacks", "stop", "debug"

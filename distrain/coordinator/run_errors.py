@@ -23,7 +23,7 @@ from distrain.storage.files import is_full_disk
 from distrain.system.arguments import in_users_words
 from distrain.system.log import warn
 from distrain.system.text import without_controls
-from distrain.work.job import original
+from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

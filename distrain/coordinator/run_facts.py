@@ -56,7 +56,7 @@ _REST = re.compile(r".+", re.DOTALL)
 class RunFacts:
     """The facts about a run that do not change. git looks for changed files while the run begins.
 
-    script: what the user has started, "" if unknown; see :func:`distrain.work.origin.script_of`.
+    script: what the user has started, "" if unknown; see :func:`distrain.worker.job.origin.script_of`.
     config: the train_loop_config.
     detached: the run has no terminal; its console is a file.
     """

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.context import ReportedCheckpointStatus as Status
+from distrain.api.context import ReportedCheckpointStatus as Status
 from distrain.errors import CheckpointError
 from distrain.system import process
 from distrain.system.log import say, warn
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
     from distrain.storage.records import CommittedCheckpoint
-    from distrain.storage.run_store import RunStore
     from distrain.system.loop import Loop
 
 WAITING = "waiting for the validation of the last checkpoints"

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.events import ShowLine
-from distrain.decisions.failures import name_ranks, ranks_have
 from distrain.decisions.report_rows import ReportCounts
 from distrain.storage.commit import Commit, CommittedFile
+from distrain.system.naming import name_ranks, ranks_have
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from distrain.config import CheckpointConfig
+    from distrain.api.config import CheckpointConfig
 
 FIRST_PATIENCE_S = 1.0
 """Seconds that a rank's first checkpoint waits for lower ranks, which may bring the same files, before it is copied."""

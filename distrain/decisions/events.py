@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain import wire
-    from distrain.backend import BackendConfig
-    from distrain.config import FailureConfig, ScalingConfig
+    from distrain.api.backend import BackendConfig
+    from distrain.api.config import FailureConfig, ScalingConfig
+    from distrain.api.job import Job
     from distrain.decisions.states import RunState
     from distrain.errors import RankFailure
     from distrain.hosts.host import HostSettings
     from distrain.hosts.world import RankPlan, WorldPlan
-    from distrain.work.job import Job
 
 # -- the request -----------------------------------------------------------------------------------------------------
 

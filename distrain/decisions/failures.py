@@ -9,14 +9,15 @@ import math
 import re
 import signal
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from distrain.errors import RankFailure
+from distrain.system.naming import count_ranks, name_hosts, name_ranks, signal_in_words
 from distrain.system.text import LIBRARY_FILE, count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distrain import wire
 
@@ -47,13 +48,11 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
 }
 _STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
-_MOST_HOSTS_NAMED = 8
 _MOST_WHOLE = 15
 """Lines of a traceback that fit a terminal of 24 rows, with what is above and below them."""
 _FRAME = re.compile(r'^ *File "(?P<file>.*)", line \d+')
 _IN_FRAME = ("    ", "  [Previous line")
 _LIBRARY = re.compile(r"/.*/(?:site-packages|dist-packages|python\d[^/]*)/([\w-]+)(.*)")
-_KNOWN_SIGNALS = {int(number) for number in signal.Signals}
 
 # -- who has failed --------------------------------------------------------------------------------------------------
 
@@ -334,54 +333,3 @@ def _cut_middle(lines: list[str], most: int = 60) -> list[str]:
 def _cut_line(line: str, most: int = 500) -> str:
     note = f" ... {len(line) - most} characters left out ..."
     return line if len(line) <= most + len(note) else f"{line[:most]}{note}"
-
-
-# -- names -----------------------------------------------------------------------------------------------------------
-
-
-def signal_in_words(number: int) -> str:
-    """Return ``SIGKILL (9)``; real-time signals have no name."""
-    return f"{signal.Signals(number).name} ({number})" if number in _KNOWN_SIGNALS else f"signal {number}"
-
-
-def stopped_by(reason: str) -> str:
-    """Return the reason of a stop as users know it: most send SIGINT by Ctrl-C."""
-    return "Ctrl-C" if reason == "SIGINT" else reason
-
-
-def name_ranks(ranks: Collection[int]) -> str:
-    """Return ``rank 3`` or ``ranks 0, 2-5``."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + rank_list(ranks)
-
-
-def count_ranks(ranks: Collection[int]) -> str:
-    """Return ``rank 3`` or ``5 ranks (0, 2-5)``."""
-    return f"rank {rank_list(ranks)}" if len(ranks) == 1 else f"{len(ranks)} ranks ({rank_list(ranks)})"
-
-
-def ranks_have(ranks: Collection[int]) -> str:
-    """Return ``rank 3 has`` or ``ranks 0, 2-5 have``."""
-    return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"
-
-
-def name_hosts(hosts: Collection[str]) -> str:
-    """Return the names of the hosts, or of the first ones and the number of the others."""
-    shown = ", ".join(islice(hosts, _MOST_HOSTS_NAMED))
-    others = len(hosts) - _MOST_HOSTS_NAMED
-    return f"{shown} and {others:,} others" if others > 0 else shown
-
-
-def on_host(host: str) -> str:
-    """Return `` on beta``, or nothing for this machine."""
-    return "" if host == "localhost" else f" on {host}"
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """Return ``0, 2-5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

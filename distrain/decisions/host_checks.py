@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.decisions.failures import name_hosts
 from distrain.hosts.host import Gpu, gpu_problem, hidden_gpus_problem
+from distrain.system.naming import name_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

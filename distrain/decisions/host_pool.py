@@ -12,14 +12,14 @@ import math
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from distrain.decisions.failures import name_hosts
 from distrain.hosts.host import Gpu, HostInfo, chosen_interface
+from distrain.system.naming import name_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from distrain import wire
-    from distrain.config import ScalingConfig
+    from distrain.api.config import ScalingConfig
     from distrain.hosts.host import HostSettings
 
 HOST_ANSWER_TIMEOUT_S = 60.0

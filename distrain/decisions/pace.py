@@ -11,7 +11,7 @@ from operator import itemgetter
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, Protocol
 
-from distrain.decisions.failures import on_host
+from distrain.system.naming import on_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

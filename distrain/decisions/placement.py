@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.decisions import pace
-from distrain.decisions.failures import name_hosts
 from distrain.errors import LaunchError, ResourcesError
 from distrain.hosts.host import collective_variables
 from distrain.hosts.world import RankPlan, WorldPlan
+from distrain.system.naming import name_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from distrain.config import ScalingConfig
+    from distrain.api.config import ScalingConfig
     from distrain.decisions.events import RunRequest
     from distrain.hosts.host import HostInfo
     from distrain.hosts.world import WorkerFacts

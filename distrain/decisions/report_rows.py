@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-    from distrain.checkpoint import Checkpoint
+    from distrain.storage.checkpoint import Checkpoint
 
 ROW_TIMEOUT_S = 10.0
 """Seconds that a row waits for ranks that have never reported."""

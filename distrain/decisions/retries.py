@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from distrain.config import FailureConfig
+    from distrain.api.config import FailureConfig
     from distrain.errors import RankFailure
 
 LONGEST_BACKOFF_S = 300.0

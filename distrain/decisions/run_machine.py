@@ -34,7 +34,7 @@ from distrain.decisions.events import (
     StorageFailed,
     Tick,
 )
-from distrain.decisions.failures import culprit_first, name_hosts, name_ranks, on_host, stopped_by
+from distrain.decisions.failures import culprit_first
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
 from distrain.decisions.placement import (
     Rendezvous,
@@ -45,10 +45,11 @@ from distrain.decisions.placement import (
     worker_spec,
 )
 from distrain.decisions.retries import RetryPolicy, start_without_checkpoint
-from distrain.decisions.stack_summary import raised_at
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, Rank, Ranks, RankState, RunState
 from distrain.decisions.stop_consensus import StopConsensus, StopOrder
 from distrain.errors import InvalidTransition, LaunchError, ResourcesError
+from distrain.system.naming import name_hosts, name_ranks, on_host, stopped_by
+from distrain.system.stacks import raised_at
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -81,7 +81,7 @@ class WorldPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:
-    """The facts about a worker and its run that train_func can ask for, as :class:`~distrain.context.TrainContext`.
+    """The facts about a worker and its run that train_func can ask for, as :class:`~distrain.api.context.TrainContext`.
 
     Ranks count from 0.
     node_rank: index of the worker's host.

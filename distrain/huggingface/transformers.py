@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.checkpoint import Checkpoint
 from distrain.data.iterator import Epochs
 from distrain.session import get_context, report
+from distrain.storage.checkpoint import Checkpoint
 from distrain.system.ray_names import explain_absent_names
 from distrain.system.scratch import temporary_directory
 

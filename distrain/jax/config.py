@@ -10,14 +10,14 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from distrain.backend import BackendConfig
+from distrain.api.backend import BackendConfig
 from distrain.system.arguments import check_fields, check_seconds
 from distrain.system.ray_names import without
 from distrain.worker.addresses import bypass_proxies
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
-    from distrain.context import TrainContext
+    from distrain.api.context import TrainContext
 
 __all__ = ["JaxConfig"]
 

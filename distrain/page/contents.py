@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE
-from distrain.decisions.stack_summary import summarize_stacks
 from distrain.errors import StorageError
-from distrain.layout.names import STATUSES
-from distrain.runs.listing import DAMAGED, RUNNING, run_at
+from distrain.storage.checkpoint import MANIFEST_FILE
+from distrain.storage.names import STATUSES
 from distrain.storage.paths import RunPaths, is_copy
 from distrain.storage.records import read_events
+from distrain.storage.runs.listing import DAMAGED, RUNNING, run_at
+from distrain.system.stacks import summarize_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

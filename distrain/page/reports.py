@@ -15,10 +15,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.layout.lines import with_nonfinite
 from distrain.page.contents import items, mapping, number, whole
 from distrain.page.envelope import Envelope
 from distrain.page.pace import SLOTS, Pace
+from distrain.storage.lines import with_nonfinite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

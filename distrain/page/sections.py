@@ -7,7 +7,6 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distrain.decisions.failures import rank_list
 from distrain.page.contents import items, mapping, number, text, whole
 from distrain.page.drawings import heat_map, time_bar, timeline
 from distrain.page.markup import Html, clip, el, figure, join, moment, plain, table
@@ -15,8 +14,9 @@ from distrain.page.pace import LEVELS, rows, slow_ranks
 from distrain.page.reports import KEPT, MOST_METRICS, MOST_REPEATED
 from distrain.page.time_use import goodput
 from distrain.page.verdict import failed_at
-from distrain.runs.listing import FINISHED
 from distrain.storage.retention import flatten
+from distrain.storage.runs.listing import FINISHED
+from distrain.system.naming import rank_list
 from distrain.system.text import count, duration, size
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from distrain.page.contents import items, mapping, text, whole
 from distrain.page.markup import clip
-from distrain.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING
+from distrain.storage.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING
 from distrain.system.text import LIBRARY_FILE, count, duration
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from distrain.page.markup import Html, el, join, moment
 from distrain.page.reports import last_report_time, read_reports
 from distrain.page.time_use import AttemptTimes, where_time_went
 from distrain.page.verdict import STATES, UNKNOWN, verdict
-from distrain.runs.listing import KILLED, RUNNING
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths
+from distrain.storage.runs.listing import KILLED, RUNNING
 from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath, locate
 from distrain.system.version import __version__

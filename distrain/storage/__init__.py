@@ -1,5 +1,4 @@
-"""The run directory, local or remote: its paths, records and locks, and how files get into it.
+"""The run directory, local or remote: paths, records, locks and the checkpoints in it, as every process reads them.
 
-Only the coordinator, by a :class:`~distrain.storage.run_store.RunStore`, commits and deletes checkpoints. Workers and
-uploaders bring files. Runs in: coordinator, worker, uploader.
+Only the coordinator commits and deletes checkpoints (:mod:`distrain.coordinator.store`). Runs in: anywhere.
 """

@@ -10,10 +10,10 @@ import stat
 from pathlib import Path
 from typing import NoReturn
 
-from distrain.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.errors import CheckpointError
-from distrain.layout.ownership import open_without_links
+from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.storage.flushing import naming
+from distrain.storage.ownership import open_without_links
 
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 

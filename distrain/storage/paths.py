@@ -40,9 +40,9 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE
 from distrain.errors import StorageError
-from distrain.layout import names
+from distrain.storage import names
+from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath, locate
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, POSITIONS, Checkpoint
 from distrain.errors import StorageError
-from distrain.layout.lines import last_metrics as last_metrics
-from distrain.layout.lines import read_events as read_events
-from distrain.layout.lines import read_metrics as read_metrics
-from distrain.layout.lines import with_nonfinite
-from distrain.layout.lines import without_nonfinite as without_nonfinite
+from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, POSITIONS, Checkpoint
 from distrain.storage.file_transfer import hash_files
+from distrain.storage.lines import last_metrics as last_metrics
+from distrain.storage.lines import read_events as read_events
+from distrain.storage.lines import read_metrics as read_metrics
+from distrain.storage.lines import with_nonfinite
+from distrain.storage.lines import without_nonfinite as without_nonfinite
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
-from distrain.layout.lock_probe import is_locked
-from distrain.layout.ownership import open_without_links
+from distrain.storage.lock_probe import is_locked
+from distrain.storage.ownership import open_without_links
 from distrain.system import process
 from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath

@@ -23,7 +23,7 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports its names on first use (PEP 562).
 
-    homes: the public names of each module, by the module's name within the package.
+    homes: the public names of each module, by the module's name within the package, or in full.
     modules: public modules that can be used without importing them.
     """
     home_of = {name: module for module, names in homes.items() for name in names}
@@ -35,7 +35,7 @@ def lazy_names(
         home = home_of.get(name)
         if home is None:
             raise AttributeError(explain(package, name))
-        value = getattr(require(f"{package}.{home}"), name)
+        value = getattr(require(home if home.startswith("distrain.") else f"{package}.{home}"), name)
         setattr(sys.modules[package], name, value)
         return value
 

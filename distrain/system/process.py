@@ -85,15 +85,15 @@ import_module("distrain.system.process").show_program(program, arguments=sys.arg
 import_module(MODULE).main(sys.argv[3:])
 """
 BROUGHT = ".brought"
-"""File next to a distrain that was brought to this host by :mod:`distrain.shipping.program`."""
+"""File next to a distrain that was brought to this host by :mod:`distrain.transfer.program`."""
 _PROGRAMS = {
     "agent": "distrain.agent.main",
     "debug": "distrain.cli.debugging",
     "forkserver": "distrain.agent.forkserver",
     "mover": "distrain.transfer.mover",
-    "stream-server": "distrain.transfer.stream_server",
+    "stream-server": "distrain.transfer.streams.stream_server",
     "tracker": "distrain.trackers.main",
-    "uploader": "distrain.storage.uploader",
+    "uploader": "distrain.transfer.uploader",
     "validator": "distrain.worker.validator",
     "worker": "distrain.worker.main",
 }

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.errors import CheckpointError
+from distrain.storage.checkpoint import DICT_FILE, Checkpoint
 from distrain.system.scratch import directory_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
-from distrain.backend import BackendConfig
+from distrain.api.backend import BackendConfig
 from distrain.system.arguments import check_fields, check_seconds
 from distrain.system.ray_names import without
 from distrain.worker.addresses import bypass_proxies
@@ -24,7 +24,7 @@ from distrain.worker.session import session_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from distrain.context import TrainContext
+    from distrain.api.context import TrainContext
     from distrain.hosts.world import RankPlan, WorldPlan
 
 __all__ = ["TensorflowConfig"]

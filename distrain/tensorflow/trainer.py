@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distrain.backend import config_argument
+from distrain.api.backend import config_argument
+from distrain.coordinator.trainer import DataParallelTrainer
 from distrain.system.ray_names import without
 from distrain.tensorflow.config import TensorflowConfig
-from distrain.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from distrain.checkpoint import Checkpoint
-    from distrain.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
+    from distrain.api.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
+    from distrain.storage.checkpoint import Checkpoint
 
 __all__ = ["TensorflowTrainer"]
 

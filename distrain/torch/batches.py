@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from distrain.api import current
 from distrain.data.blocks import formatter, object_types, to_columns
 from distrain.errors import DataError
 from distrain.torch.device import get_device
 from distrain.torch.nested import map_leaves
 from distrain.torch.transfer import on_device
-from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +41,7 @@ def converter(
 def mover(device: Any) -> Callable[[Iterator[tuple[Any, int, Any]]], Iterator[tuple[Any, int, Any]]]:
     """Return the function that moves batches to a device; ``"auto"``: the worker's own, or the CPU outside of one."""
     if device == "auto":
-        device = get_device() if Session.current else "cpu"
+        device = get_device() if current.session else "cpu"
     return partial(_moved, device=torch.device(device))
 
 

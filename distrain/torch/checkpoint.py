@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 
-from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.errors import CheckpointError
+from distrain.storage.checkpoint import DICT_FILE, Checkpoint
 from distrain.system import pickling
 from distrain.system.scratch import directory_of
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distrain.backend import BackendConfig
+from distrain.api.backend import BackendConfig
 from distrain.system.arguments import check_choice, check_fields, check_seconds, check_type
 from distrain.system.imports import require
 from distrain.system.ray_names import without
 
 if TYPE_CHECKING:
-    from distrain.context import TrainContext
+    from distrain.api.context import TrainContext
 
 __all__ = ["TorchConfig"]
 

@@ -18,7 +18,7 @@ from distrain.worker.session import session_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from distrain.context import TrainContext
+    from distrain.api.context import TrainContext
     from distrain.torch.progress import Progress
     from distrain.worker.session import Session
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from distrain.system.imports import lazy_names
 
 if TYPE_CHECKING:
+    from distrain.api.tracker import Report as Report
+    from distrain.api.tracker import TrackedRun as TrackedRun
+    from distrain.api.tracker import Tracker as Tracker
     from distrain.trackers.exporting import export as export
     from distrain.trackers.mlflow import Mlflow as Mlflow
     from distrain.trackers.tensorboard import TensorBoard as TensorBoard
-    from distrain.trackers.tracker import Report as Report
-    from distrain.trackers.tracker import TrackedRun as TrackedRun
-    from distrain.trackers.tracker import Tracker as Tracker
     from distrain.trackers.trackio import Trackio as Trackio
     from distrain.trackers.wandb import Wandb as Wandb
 
@@ -24,7 +24,7 @@ _HOMES = {
     "mlflow": ("Mlflow",),
     "tensorboard": ("TensorBoard",),
     "trackio": ("Trackio",),
-    "tracker": ("Report", "TrackedRun", "Tracker"),
+    "distrain.api.tracker": ("Report", "TrackedRun", "Tracker"),
     "wandb": ("Wandb",),
 }
 

@@ -8,15 +8,15 @@ from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.tracker import Tracker, name_of
 from distrain.errors import LaunchError
 from distrain.system.pickling import pickled
 from distrain.system.ray_names import did_you_mean
 from distrain.trackers.mlflow import Mlflow
 from distrain.trackers.tensorboard import TensorBoard
-from distrain.trackers.tracker import Tracker, name_of
 from distrain.trackers.trackio import Trackio
 from distrain.trackers.wandb import Wandb
-from distrain.work.unpicklable import describe_unpicklable
+from distrain.worker.job.unpicklable import describe_unpicklable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

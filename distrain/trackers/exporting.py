@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distrain.api.tracker import name_of
 from distrain.errors import StorageError
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths, read_manifest
@@ -16,7 +17,6 @@ from distrain.system.scratch import temporary_directory
 from distrain.trackers.choice import check_packages, trackers_of
 from distrain.trackers.follower import Follower, locked
 from distrain.trackers.tensorboard import TensorBoard
-from distrain.trackers.tracker import name_of
 from distrain.trackers.wandb import Wandb
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fsspec import AbstractFileSystem
 
-    from distrain.trackers.tracker import Tracker
+    from distrain.api.tracker import Tracker
 
 
 def export(

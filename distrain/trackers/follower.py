@@ -11,10 +11,11 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from distrain.checkpoint import Checkpoint
+from distrain.api.tracker import TrackedRun, Tracker, name_of
 from distrain.errors import StorageError
-from distrain.layout.ownership import check_owners
+from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.files import write_atomically
+from distrain.storage.ownership import check_owners
 from distrain.storage.paths import RunPaths, read_manifest
 from distrain.trackers.reports import (
     Progress,
@@ -27,13 +28,12 @@ from distrain.trackers.reports import (
     tracked_config,
     tracked_tags,
 )
-from distrain.trackers.tracker import TrackedRun, Tracker, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from distrain.trackers.tracker import Report
+    from distrain.api.tracker import Report
 
 _CHUNK_BYTES = 1 << 20
 """Bytes of a file that are read at once."""

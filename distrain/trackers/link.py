@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.layout.ownership import open_without_links
+from distrain.storage.ownership import open_without_links
 from distrain.system import process
 from distrain.system.log import say, warn
 from distrain.trackers.choice import KINDS

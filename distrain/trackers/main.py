@@ -26,7 +26,7 @@ from distrain.wire.channel import Channel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distrain.trackers.tracker import Tracker
+    from distrain.api.tracker import Tracker
 
 _PAUSE_S = 1.0
 """Seconds between two looks at the files."""

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from distrain.api.tracker import Tracker
 from distrain.storage.retention import flatten
 from distrain.system.imports import require
-from distrain.trackers.tracker import Tracker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from distrain.checkpoint import Checkpoint
-    from distrain.trackers.tracker import Report, TrackedRun
+    from distrain.api.tracker import Report, TrackedRun
+    from distrain.storage.checkpoint import Checkpoint
 
 _MOST_METRICS, _MOST_PARAMS = 1000, 100
 """MLflow takes no more of them at once."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distrain.layout.lines import with_nonfinite
+from distrain.api.tracker import Report
+from distrain.storage.lines import with_nonfinite
 from distrain.storage.retention import flatten
-from distrain.trackers.tracker import Report
 
 _NOT_RECORDED = -1
 """First step of an attempt of an early version, which recorded none: each of its reports counts as a new one."""

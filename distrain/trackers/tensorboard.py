@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from distrain.api.tracker import Tracker
 from distrain.storage.retention import flatten
 from distrain.system.imports import require
-from distrain.trackers.tracker import Tracker
 
 if TYPE_CHECKING:
-    from distrain.trackers.tracker import Report, TrackedRun
+    from distrain.api.tracker import Report, TrackedRun
 
 
 @dataclass(kw_only=True)

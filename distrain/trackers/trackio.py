@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from distrain.api.tracker import Tracker
 from distrain.system.imports import require
-from distrain.trackers.tracker import Tracker
 
 if TYPE_CHECKING:
-    from distrain.trackers.tracker import Report, TrackedRun
+    from distrain.api.tracker import Report, TrackedRun
 
 
 _WRITE_S = 30.0

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from distrain.api.tracker import Tracker
 from distrain.system.imports import require
-from distrain.trackers.tracker import Tracker
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from distrain.checkpoint import Checkpoint
-    from distrain.trackers.tracker import Report, TrackedRun
+    from distrain.api.tracker import Report, TrackedRun
+    from distrain.storage.checkpoint import Checkpoint
 
 
 @dataclass(kw_only=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from distrain.transfer import stream_pool
-from distrain.transfer.arrivals import ArrivingPart, as_crc32, crc32_of, receive_parts
-from distrain.transfer.stream_pool import Job
+from distrain.transfer.host_side.arrivals import ArrivingPart, as_crc32, crc32_of, receive_parts
+from distrain.transfer.streams import stream_pool
+from distrain.transfer.streams.stream_pool import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from distrain.transfer.stream_pool import Stream
-    from distrain.transfer.streams import Item, Reader
+    from distrain.transfer.streams.stream_pool import Stream
+    from distrain.transfer.streams.streams import Item, Reader
 
 _BATCH_BYTES, _BATCH_ITEMS = 4 << 20, 64
 """Parts of files that make one job, at most; one part may be larger."""

@@ -5,8 +5,8 @@ fetch files of a checkpoint (:class:`~distrain.wire.Upload`), bring files to the
 them to others (Serve). Answers go out on stdout, in the order of the orders. The process ends with its parent, and the
 streams that it has opened end with it.
 
-Files travel over streams (:mod:`distrain.transfer.streams`), which are ssh connections of their own, so that messages
-never wait for files. They stay open for later orders.
+Files travel over streams (:mod:`distrain.transfer.streams.streams`), which are ssh connections of their own, so that
+messages never wait for files. They stay open for later orders.
 
 Runs in: mover.
 """
@@ -25,11 +25,11 @@ from distrain import wire
 from distrain.storage.flushing import flush_file
 from distrain.system import process
 from distrain.system.background import in_threads
-from distrain.transfer.arrivals import crc32_of
-from distrain.transfer.ciphers import with_fast_cipher
+from distrain.transfer.host_side.arrivals import crc32_of
 from distrain.transfer.jobs import Fetch, Pull, Put, batches, combined_digests, parts_of
-from distrain.transfer.stream_pool import Ask, Job, Stream, StreamPool
-from distrain.transfer.streams import RefusedError, StreamEndedError, check_name
+from distrain.transfer.streams.ciphers import with_fast_cipher
+from distrain.transfer.streams.stream_pool import Ask, Job, Stream, StreamPool
+from distrain.transfer.streams.streams import RefusedError, StreamEndedError, check_name
 from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:

@@ -90,7 +90,7 @@ class ToWorker(Message):
 class AskForProgram(Message):
     """The host does not have this distrain. What the agent is started with waits for it; no message follows before.
 
-    Host -> coordinator; answered by the bytes of :func:`distrain.shipping.program.parcel`.
+    Host -> coordinator; answered by the bytes of :func:`distrain.transfer.program.parcel`.
     """
 
 
@@ -128,7 +128,8 @@ class Prepare(Message):
 
     body: the pickled job. lease_s: seconds of silence after which agent and coordinator count each other as lost.
     is_local: the host is the coordinator's own, reached without ssh. workers: how many there will be. python: their
-    interpreter; empty for the agent's own. numa_binding: see :class:`~distrain.config.ScalingConfig`; empty for none.
+    interpreter; empty for the agent's own. numa_binding: see :class:`~distrain.api.config.ScalingConfig`; empty for
+    none.
 
     Coordinator -> agent.
     """
@@ -639,7 +640,7 @@ class OrderDone(Message):
 class SetUpHost(Message):
     """Give the workers of the host the files that they need, before :class:`Prepare`.
 
-    files: the fields of a :class:`~distrain.shipping.shipped_file.ShippedFile` for each file of the project; their
+    files: the fields of a :class:`~distrain.wire.shipped_file.ShippedFile` for each file of the project; their
     digests are empty unless a host needs them.
     folders: directories of the coordinator's machine that workers may use, also without files.
     place: name of the directory for the files in the host's cache. cache_bytes: the size up to which the cache may
@@ -710,7 +711,7 @@ class Deliver(Message):
     """Copy files into the directory ``folder`` of the host.
 
     files: for each, its path on this machine, its path below ``folder``, its size in bytes and its digest: for all
-    files as :func:`~distrain.shipping.shipped_file.digest_of` returns it, or for all ``crc32:`` and the number.
+    files as :func:`~distrain.wire.shipped_file.digest_of` returns it, or for all ``crc32:`` and the number.
     staging: a directory of the run on the host, for files until all have arrived. folders: directories to make below
     ``folder``, also if no file is in them. peer: address, port and secret of a :class:`Serving` host that has the
     files; None if they come from this machine.

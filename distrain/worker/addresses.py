@@ -13,7 +13,7 @@ from distrain.system.arguments import check_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from distrain.context import TrainContext
+    from distrain.api.context import TrainContext
 
 _PROXIES, _WITHOUT_PROXY = ("grpc_proxy", "https_proxy", "http_proxy"), "no_grpc_proxy"
 """The variables that gRPC reads."""

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from distrain import wire
-from distrain.checkpoint import fetch_with
-from distrain.context import TrainContext
+from distrain.api import current
+from distrain.api.context import TrainContext
+from distrain.storage.checkpoint import fetch_with
 from distrain.system.process import STACKS_SIGNAL, UNWIND_SIGNAL, WAKE_SIGNAL, show_command
 from distrain.wire.channel import Channel
-from distrain.work import early_variables, job, main_module
 from distrain.worker.debugger import Debugger
+from distrain.worker.job import early_variables, job, main_module
 from distrain.worker.session import Session
 from distrain.worker.user_code import (
     UserCodeResult,
@@ -87,7 +88,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     checkpoint = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
     session = Session(channel, context, checkpoint)
     session.handle(early)
-    Session.current = session
+    current.session = session
     debugger = Debugger(session, channel, spec.debug_rank)
     debugger.install()
     if not context.sees_storage:

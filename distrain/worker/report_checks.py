@@ -8,23 +8,22 @@ import math
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE, Checkpoint
-from distrain.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.errors import CheckpointError
+from distrain.storage.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.storage.files import list_files
 from distrain.storage.paths import RunPaths
 from distrain.system.pickling import pickled
 from distrain.system.remote_path import RemotePath, own_temporary_path
-from distrain.work.unpicklable import describe_unpicklable
+from distrain.worker.job.unpicklable import describe_unpicklable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from distrain.context import TrainContext
+    from distrain.api.context import TrainContext
+    from distrain.api.store_options import StoreOptions
 
 
 def check_progress(progress: Sequence[float] | None) -> list[float] | None:
@@ -170,40 +169,3 @@ def _not_in_place(run: str, path: str) -> str:
         f"report(): with CheckpointUploadMode.NO_UPLOAD the checkpoint must be a directory in the run directory {run} "
         f"(get_context().get_storage().build_checkpoint_path_from_name(...)), got {path}"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreOptions:
-    """The arguments of ``report()`` that tell how to store a checkpoint. Raises TypeError, ValueError for bad ones.
-
-    delete: None for the default of the mode. function: the ``checkpoint_upload_fn``.
-    """
-
-    name: str | None = None
-    mode: CheckpointUploadMode = CheckpointUploadMode.SYNC
-    delete: bool | None = None
-    function: Callable[[Checkpoint, str], Checkpoint] | None = None
-    validation: ValidationTaskConfig | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.mode, CheckpointUploadMode):
-            raise TypeError(f"report(): checkpoint_upload_mode must be a CheckpointUploadMode, got {self.mode!r}")
-        if self.delete is not None and not isinstance(self.delete, bool):
-            raise TypeError(
-                f"report(): delete_local_checkpoint_after_upload must be True, False or None, got {self.delete!r}"
-            )
-        if self.function is not None and not callable(self.function):
-            raise TypeError(f"report(): checkpoint_upload_fn must be a function, got {self.function!r}")
-        if self.validation is not None and not isinstance(self.validation, ValidationTaskConfig):
-            raise TypeError(f"report(): validation must be a bool or a ValidationTaskConfig, got {self.validation!r}")
-        if self.name is None:
-            return
-        if not isinstance(self.name, str):
-            raise TypeError(f"report(): checkpoint_dir_name must be a str, got {self.name!r}")
-        if (why_not := RunPaths(Path()).name_problem(self.name)) is not None:
-            raise ValueError(f"report(): checkpoint_dir_name {why_not}")
-
-    @property
-    def deletes(self) -> bool:
-        """True if the local files are deleted once the checkpoint is committed."""
-        return self.mode is CheckpointUploadMode.ASYNC if self.delete is None else self.delete

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain import wire
-from distrain.checkpoint import POSITIONS, Checkpoint
-from distrain.config import CheckpointUploadMode
-from distrain.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
+from distrain.api import current
+from distrain.api.config import CheckpointUploadMode
+from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
+from distrain.api.store_options import StoreOptions
 from distrain.errors import CheckpointError, CollectiveError
+from distrain.storage.checkpoint import POSITIONS, Checkpoint
 from distrain.storage.file_transfer import Files, LocalFiles, hash_files, store_files
 from distrain.storage.files import copy_folders, list_files
 from distrain.system.log import warn
@@ -29,7 +31,6 @@ from distrain.system.remote_path import RemotePath
 from distrain.worker.addresses import ReservedAddresses
 from distrain.worker.metrics import encode_metrics
 from distrain.worker.report_checks import (
-    StoreOptions,
     check_checkpoint,
     check_in_place,
     check_progress,
@@ -42,7 +43,7 @@ from distrain.worker.report_checks import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from distrain.context import TrainContext
+    from distrain.api.context import TrainContext
     from distrain.data.datasets import RunDatasets
     from distrain.data.iterator import DataIterator
     from distrain.data.positions import DataLoop
@@ -70,9 +71,7 @@ class WorkerChannel(Protocol):
 
 
 class Session:
-    """A worker's side of reports, checkpoints and collectives. One per process: ``current``."""
-
-    current: Session | None = None
+    """A worker's side of reports, checkpoints and collectives. Each rank has one."""
 
     def __init__(self, channel: WorkerChannel, context: TrainContext, checkpoint: Checkpoint | None) -> None:
         self.context = context
@@ -675,14 +674,7 @@ class Session:
                 self.released = True
 
 
-# -- the public functions --------------------------------------------------------------------------------------------
-
-
 def session_of(caller: str) -> Session:
-    """Return the session of this worker, for the public functions. Raises RuntimeError outside of a worker."""
-    if Session.current is None:
-        raise RuntimeError(
-            f"distrain.{caller}() only works inside a worker: call it from the function that you hand to the trainer, "
-            "or from a script started by `distrain run`"
-        )
-    return Session.current
+    """Return the session of this rank, for frameworks. Raise RuntimeError outside of a rank."""
+    session: Session = current.session_of(caller)
+    return session

@@ -14,23 +14,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import wire
-from distrain.decisions.failures import blames_peer, signal_in_words
+from distrain.decisions.failures import blames_peer
 from distrain.errors import DistrainError, Portable
 from distrain.hosts.host import MIRROR
 from distrain.system.log import warn
+from distrain.system.naming import signal_in_words
 from distrain.system.notebook import cell_of, with_cells
 from distrain.system.pickling import pickled
 from distrain.system.text import LIBRARY_FILE
-from distrain.work.job import ScriptWork
-from distrain.work.unpicklable import describe_unpicklable
+from distrain.worker.job.job import ScriptWork
+from distrain.worker.job.unpicklable import describe_unpicklable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from distrain.context import TrainContext
-    from distrain.work.job import Work
+    from distrain.api.context import TrainContext
+    from distrain.worker.job.job import Work
     from distrain.worker.session import Session, WorkerChannel
 
 _UNOBSERVED = contextlib.nullcontext()

@@ -15,11 +15,11 @@ import sys
 import traceback
 
 from distrain import wire
-from distrain.checkpoint import Checkpoint
+from distrain.storage.checkpoint import Checkpoint
 from distrain.system import process
 from distrain.system.remote_path import decode_filesystem
 from distrain.wire.channel import Channel
-from distrain.work import job, main_module
+from distrain.worker.job import job, main_module
 from distrain.worker.metrics import encode_metrics
 
 

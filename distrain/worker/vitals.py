@@ -24,7 +24,7 @@ from distrain.system.text import LIBRARY_FILE
 if TYPE_CHECKING:
     from types import FrameType
 
-    from distrain.context import TrainContext
+    from distrain.api.context import TrainContext
     from distrain.worker.session import WorkerChannel
 
 _SAMPLE_S = 0.1

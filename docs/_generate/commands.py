@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli.main import COMMANDS, command_of
-from distrain.launching.options import make_parser
+from distrain.cli.run.options import make_parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,11 +7,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from distrain import BackendConfig, FailureConfig, ScalingConfig, wire
+from distrain.api.job import Job
 from distrain.decisions import events
 from distrain.decisions.run_machine import RunStateMachine
 from distrain.decisions.states import RunState
 from distrain.hosts.host import HostSettings
-from distrain.work.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from distrain.cli import exporting
 from distrain.cli.main import COMMANDS, run_main
 from distrain.trackers.choice import KINDS
 from tests.conftest import wait_until
-from tests.unit.runs.made import add_reports, make_run
+from tests.unit.storage.made import add_reports, make_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain import Result
+from distrain.cli.run.command import run_command
+from distrain.cli.run.target import names_in
 from distrain.hosts.host_info import usable_cpus
-from distrain.launching.command import run_command
-from distrain.launching.target import names_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from distrain.launching.command import run_command
+from distrain.cli.run.command import run_command
 from tests.terminal import Terminal
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from distrain import ScalingConfig
-from distrain.connection.agent_link import AgentLink
-from distrain.connection.worker_settings import settings_for
+from distrain.cli.run import preflight
+from distrain.cli.run.preflight import Preflight
+from distrain.coordinator.connection.agent_link import AgentLink
+from distrain.coordinator.connection.worker_settings import settings_for
 from distrain.hosts.gpus import find_gpus
-from distrain.launching import preflight
-from distrain.launching.preflight import Preflight
 from distrain.system.version import __version__
 from tests.conftest import wait_until
 from tests.hosts.conftest import over

@@ -198,8 +198,8 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(way: Way, tmp_path: Path, te
 
 ECHO = f"""
 import hashlib, json, os, subprocess, sys, threading
-from distrain.config import ScalingConfig
-from distrain.connection.choice import hosts_of, transports_for
+from distrain.api.config import ScalingConfig
+from distrain.coordinator.connection.choice import hosts_of, transports_for
 
 hosts, transport = json.loads(sys.argv[1])
 scaling = ScalingConfig(hosts=hosts, transport=transport)

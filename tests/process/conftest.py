@@ -21,10 +21,10 @@ import pytest
 
 import distrain
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
-from distrain.connection.transport import CommandTransport, LocalTransport, Transport
+from distrain.coordinator.connection.transport import CommandTransport, LocalTransport, Transport
+from distrain.coordinator.trainer import run_work
 from distrain.hosts.hostfile import HostSpec
-from distrain.trainer import run_work
-from distrain.work.job import FunctionWork
+from distrain.worker.job.job import FunctionWork
 from tests.conftest import wait_until
 from tests.process.object_storage.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 from tests.tables import choose

@@ -25,8 +25,8 @@ from distrain.as_ray.tune.trainables import (
 )
 from distrain.as_ray.tune.tuner import TuneConfig, Tuner
 from distrain.coordinator import stop_signals
+from distrain.coordinator.trainer import DataParallelTrainer
 from distrain.errors import ResourcesError
-from distrain.trainer import DataParallelTrainer
 from tests.conftest import wait_until
 from tests.stand_in import leave
 

@@ -17,7 +17,7 @@ from distrain.decisions import report_rows
 from tests.process.conftest import files_of, records
 
 if TYPE_CHECKING:
-    from distrain.config import RunContext
+    from distrain.api.config import RunContext
     from tests.process.conftest import Fit
 
 

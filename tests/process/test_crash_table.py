@@ -27,11 +27,11 @@ import pytest
 
 import distrain
 from distrain import Checkpoint, FailureConfig, HangError, PreemptionError, Result, RunConfig, ScalingConfig
-from distrain.backend import BackendConfig
-from distrain.connection.transport import LocalTransport, Transport
+from distrain.api.backend import BackendConfig
+from distrain.coordinator.connection.transport import LocalTransport, Transport
+from distrain.coordinator.trainer import run_work
 from distrain.decisions import run_machine
-from distrain.trainer import run_work
-from distrain.work.job import FunctionWork
+from distrain.worker.job.job import FunctionWork
 from tests.process.conftest import GROUP_BYTES, SSH_THAT_EXECUTES, make_fake_ssh
 from tests.tables import BUSY_FACTOR, deal_cells
 

@@ -20,8 +20,8 @@ import distrain
 from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, WorkerGroupError, wire
 from distrain.cli import debugging
 from distrain.coordinator.requests import STOP, ask
-from distrain.runs.listing import run_at
 from distrain.storage.paths import RunPaths
+from distrain.storage.runs.listing import run_at
 from tests.conftest import wait_until
 from tests.process.conftest import files_of, log_of, reported
 from tests.terminal import Terminal
@@ -246,7 +246,7 @@ def test_a_terminal_that_speaks_another_language_is_dropped(fit: Fit, thread: Ca
 PROGRAM = """
     import sys, time
     import distrain
-    from distrain.trainer import DataParallelTrainer
+    from distrain.coordinator.trainer import DataParallelTrainer
 
     def train():
         rank = distrain.get_context().get_world_rank()

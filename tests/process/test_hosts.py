@@ -26,9 +26,9 @@ from distrain import (
     ShippingConfig,
     WorkerGroupError,
 )
+from distrain.coordinator.trainer import run_work
 from distrain.system import process
-from distrain.trainer import run_work
-from distrain.work.job import FunctionWork, ScriptWork
+from distrain.worker.job.job import FunctionWork, ScriptWork
 from tests.nvml import make_driver
 from tests.process.conftest import reported
 

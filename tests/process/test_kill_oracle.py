@@ -38,7 +38,7 @@ USERS_SCRIPT = """
 import json, os, sys, tempfile, time
 from pathlib import Path
 import distrain
-from distrain.storage import local_store as storage
+from distrain.coordinator.store import local_store as storage
 
 place, life = Path(sys.argv[1]), int(sys.argv[2])
 

@@ -198,7 +198,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     site.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.work.preload._site_folders", lambda: {str(site)})
+    monkeypatch.setattr("distrain.worker.job.preload._site_folders", lambda: {str(site)})
     return lambda name, source: (site / f"{name}.py").write_text(source)
 
 

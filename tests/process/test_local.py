@@ -35,8 +35,8 @@ from distrain import (
     TrainingFailedError,
     WorkerGroupError,
 )
+from distrain.api import current
 from distrain.collective import barrier, broadcast_from_rank_zero
-from distrain.worker.session import Session
 from tests.process.conftest import files_of, records, reported
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -248,7 +248,7 @@ def test_this_process_is_afterwards_as_before(local: Local, monkeypatch: pytest.
     random.seed(5)
     local(train, worker_runtime_env={"env_vars": {"SET_HERE": "by the run", "NEW_HERE": "new"}})
     assert state() == before
-    assert Session.current is None
+    assert current.session is None
     assert (inside[0]["SET_HERE"], inside[0]["NEW_HERE"], inside[0]["RANK"]) == ("by the run", "new", "0")
     assert inside[0]["MASTER_PORT"] != "1"
     after = random.random()
@@ -267,7 +267,7 @@ def test_also_after_a_failure(local: Local, error: BaseException) -> None:
     with pytest.raises((WorkerGroupError, KeyboardInterrupt)):
         local(train)
     assert dict(os.environ) == before
-    assert Session.current is None
+    assert current.session is None
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

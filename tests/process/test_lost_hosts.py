@@ -31,12 +31,12 @@ from distrain import (
     RunConfig,
     ScalingConfig,
 )
-from distrain.connection import resting_agents
-from distrain.connection.transport import CommandTransport
+from distrain.coordinator.connection import resting_agents
+from distrain.coordinator.connection.transport import CommandTransport
+from distrain.coordinator.trainer import run_work
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import HostSpec
-from distrain.trainer import run_work
-from distrain.work.job import FunctionWork
+from distrain.worker.job.job import FunctionWork
 from tests.conftest import run_members, wait_until
 from tests.process.conftest import Fit, make_fake_ssh, records, when_shown
 
@@ -393,9 +393,9 @@ import sys, time
 from pathlib import Path
 from distrain import BackendConfig, FailureConfig, RunConfig, ScalingConfig
 from distrain.hosts.hostfile import HostSpec
-from distrain.work.job import FunctionWork
-from distrain.trainer import run_work
-from distrain.connection.transport import CommandTransport
+from distrain.worker.job.job import FunctionWork
+from distrain.coordinator.trainer import run_work
+from distrain.coordinator.connection.transport import CommandTransport
 
 place = Path(sys.argv[1])
 

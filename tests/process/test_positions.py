@@ -7,18 +7,18 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import distrain
-from distrain.checkpoint import POSITIONS, Checkpoint
+from distrain.api import current
 from distrain.collective import barrier
-from distrain.trainer import DataParallelTrainer
+from distrain.coordinator.trainer import DataParallelTrainer
+from distrain.storage.checkpoint import POSITIONS, Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def function(config: dict[str, Any]) -> Any:
-    from distrain.worker.session import Session
 
-    session, context = Session.current, distrain.get_context()
+    session, context = current.session, distrain.get_context()
     assert session is not None
     start = session.positions_at_start("train")
     steps = [0]

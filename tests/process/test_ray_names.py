@@ -15,8 +15,8 @@ import pytest
 
 import distrain
 from distrain import Checkpoint, DataParallelTrainer, LoggingConfig, Result, RunConfig, ScalingConfig
-from distrain.backend import BackendConfig
-from distrain.trainer import run_work
+from distrain.api.backend import BackendConfig
+from distrain.coordinator.trainer import run_work
 from tests.process.conftest import Fit, make_fit, reported
 
 Captured = pytest.CaptureFixture[str]
@@ -189,7 +189,7 @@ def test_variables_are_there_when_libraries_are_imported(
     fit = make_fit(way, tmp_path)
     variables = {"FOR_THE_WORKERS": "from the run", "OMP_NUM_THREADS": "3"}
     result = run_work(
-        distrain.work.job.FunctionWork(function=function, config={}, backend=PreloadsProbe()),
+        distrain.worker.job.job.FunctionWork(function=function, config={}, backend=PreloadsProbe()),
         ScalingConfig(num_workers=2, start_method=fit.start_method),
         RunConfig(storage_path=fit.storage, worker_runtime_env={"env_vars": variables}),
         transports=(fit.transport,),

@@ -16,9 +16,9 @@ import pytest
 
 import distrain
 from distrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig, WorkerGroupError
-from distrain.backend import BackendConfig
-from distrain.trainer import run_work
-from distrain.work.job import FunctionWork, ScriptWork
+from distrain.api.backend import BackendConfig
+from distrain.coordinator.trainer import run_work
+from distrain.worker.job.job import FunctionWork, ScriptWork
 from tests.process.conftest import files_of, log_of, records
 from tests.tables import BUSY_FACTOR
 

@@ -21,7 +21,7 @@ import pytest
 
 import distrain
 from distrain import FailureConfig, WorkerGroupError
-from distrain.connection import resting_agents
+from distrain.coordinator.connection import resting_agents
 from distrain.storage.paths import read_manifest
 from distrain.system.remote_path import locate
 from tests.conftest import is_alive, run_members, wait_until
@@ -112,7 +112,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (site / "edited_package.py").write_text(PACKAGE)
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.work.preload._site_folders", lambda: {str(site)})
+    monkeypatch.setattr("distrain.worker.job.preload._site_folders", lambda: {str(site)})
     return site
 
 

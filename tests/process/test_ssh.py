@@ -23,10 +23,10 @@ from distrain import (
     WorkerGroupError,
     __version__,
 )
-from distrain.connection.transport import CommandTransport
+from distrain.coordinator.connection.transport import CommandTransport
+from distrain.coordinator.trainer import run_work
 from distrain.hosts.hostfile import HostSpec
-from distrain.trainer import run_work
-from distrain.work.job import FunctionWork
+from distrain.worker.job.job import FunctionWork
 from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, SSH_THAT_EXECUTES, Fit, make_fake_ssh, reported
 
 if TYPE_CHECKING:

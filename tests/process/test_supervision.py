@@ -29,11 +29,11 @@ import ctypes, os, signal, subprocess, sys, time
 from pathlib import Path
 import distrain
 from distrain import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
-from distrain.backend import BackendConfig
+from distrain.api.backend import BackendConfig
 from distrain.hosts.hostfile import HostSpec
-from distrain.work.job import FunctionWork
-from distrain.trainer import run_work
-from distrain.connection.transport import LocalTransport, CommandTransport
+from distrain.worker.job.job import FunctionWork
+from distrain.coordinator.trainer import run_work
+from distrain.coordinator.connection.transport import LocalTransport, CommandTransport
 
 place, start_method, ssh, grace_s, end = Path(sys.argv[1]), *sys.argv[2:6]
 

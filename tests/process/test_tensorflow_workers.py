@@ -15,11 +15,11 @@ import pytest
 
 import distrain
 from distrain import FailureConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
-from distrain.connection.transport import LocalTransport
+from distrain.coordinator.connection.transport import LocalTransport
+from distrain.coordinator.trainer import run_work
 from distrain.hosts.hostfile import HostSpec
 from distrain.tensorflow import TensorflowConfig, TensorflowTrainer
-from distrain.trainer import run_work
-from distrain.work.job import FunctionWork
+from distrain.worker.job.job import FunctionWork
 from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, Fit, log_of, make_fake_ssh, reported
 
 if TYPE_CHECKING:

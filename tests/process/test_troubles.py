@@ -12,10 +12,10 @@ import pytest
 
 import distrain
 from distrain import RunConfig, ScalingConfig
-from distrain.backend import BackendConfig
+from distrain.api.backend import BackendConfig
+from distrain.coordinator.trainer import run_work
 from distrain.decisions import run_machine
-from distrain.trainer import run_work
-from distrain.work.job import FunctionWork
+from distrain.worker.job.job import FunctionWork
 from tests.nvml import make_driver
 from tests.process.conftest import SSH_THAT_EXECUTES, Fit, make_fake_ssh
 

@@ -19,7 +19,7 @@ import pytest
 
 import distrain
 from distrain import Result, WorkerGroupError
-from distrain.connection import resting_agents
+from distrain.coordinator.connection import resting_agents
 from tests.process.conftest import Fit, log_of, reported
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ from distrain import (
     ValidationConfig,
     ValidationTaskConfig,
 )
+from distrain.coordinator.trainer import run_work
 from distrain.storage import file_transfer
-from distrain.trainer import run_work
-from distrain.work.job import FunctionWork
+from distrain.worker.job.job import FunctionWork
 from tests.conftest import wait_until
 from tests.process.conftest import OPPOSITE_WAYS, Fit, make_fit
 

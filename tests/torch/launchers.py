@@ -26,7 +26,7 @@ import json, os, signal, sys, tempfile, time, traceback
 from pathlib import Path
 import distrain
 from distrain import *
-from distrain.backend import BackendConfig
+from distrain.api.backend import BackendConfig
 from distrain.collective import barrier, broadcast_from_rank_zero
 
 NAMES = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import distrain
-from distrain.context import TrainContext
+from distrain.api.context import TrainContext
 from distrain.torch import TorchTrainer, accelerate, backward, get_device, prepare_model, prepare_optimizer
 from distrain.torch.amp import LossScaler, ScaledOptimizer
 from distrain.worker.session import Session

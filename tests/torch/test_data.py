@@ -33,7 +33,8 @@ from torch.utils.data import (
 )
 
 import distrain
-from distrain.context import TrainContext
+from distrain.api import current
+from distrain.api.context import TrainContext
 from distrain.torch import TorchTrainer, get_device, prepare_data_loader, prepare_model
 from distrain.worker.session import Session
 
@@ -65,12 +66,12 @@ def acting_as(rank: int, size: int) -> Iterator[None]:
         world_rank=rank, world_size=size, local_rank=rank, local_world_size=size, node_rank=0, run_name="run",
         storage_path="nowhere", attempt=0, devices=(),
     )  # fmt: skip
-    before = Session.current
-    Session.current = Session(None, context, None)  # type: ignore[arg-type]
+    before = current.session
+    current.session = Session(None, context, None)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        Session.current = before
+        current.session = before
 
 
 def on_every_rank(size: int, make: Callable[[], DataLoader[Any]], **options: Any) -> list[DataLoader[Any]]:

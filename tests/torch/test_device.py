@@ -14,7 +14,7 @@ import pytest
 from torch import distributed
 
 import distrain
-from distrain.context import TrainContext
+from distrain.api.context import TrainContext
 from distrain.torch import TorchTrainer, get_device, get_devices, local_rank_zero_first
 from distrain.worker.session import Session
 

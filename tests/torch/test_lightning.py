@@ -14,6 +14,7 @@ import cloudpickle
 import pytest
 
 import distrain
+from distrain.api import current
 from distrain.torch import TorchTrainer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
@@ -146,7 +147,6 @@ def train_in_other_ways() -> dict[str, Any]:
     import pytorch_lightning as pl
 
     from distrain.lightning import TrainDDPStrategy, TrainFSDPStrategy, TrainReportCallback, prepare_trainer
-    from distrain.worker.session import Session
 
     found: dict[str, Any] = {"ours": issubclass(TrainDDPStrategy, pl.strategies.DDPStrategy)}
     alone = pl.Trainer(max_epochs=1, accelerator="cpu", callbacks=[TrainReportCallback()], **QUIET)
@@ -159,10 +159,10 @@ def train_in_other_ways() -> dict[str, Any]:
         except RuntimeError as error:
             found[name] = str(error)
 
-    session, Session.current = Session.current, None  # as in the user's process
+    session, current.session = current.session, None  # as in the user's process
     strategies = [kind() for kind in (TrainDDPStrategy, TrainFSDPStrategy)]
     found["device outside"] = [strategy.parallel_devices for strategy in strategies]
-    Session.current = session
+    current.session = session
     sent = pickle.loads(pickle.dumps(strategies[0]))
     prepare_trainer(pl.Trainer(max_epochs=1, strategy=sent, **QUIET))
     found["device"] = [str(device) for device in sent.parallel_devices]

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import distrain
-from distrain.context import TrainContext
+from distrain.api import current
+from distrain.api.context import TrainContext
 from distrain.torch import TorchCheckpoint, TorchTrainer, get_device, get_devices, prepare_model
 from distrain.worker.session import Session
 
@@ -107,7 +108,7 @@ def test_a_lone_worker_shards_nothing() -> None:
 
 def test_a_torch_that_cannot_shard_on_the_cpu_is_named(monkeypatch: pytest.MonkeyPatch, lone_worker: None) -> None:
     monkeypatch.setattr(torch.cpu, "Stream", object)
-    session = Session.current
+    session = current.session
     assert session is not None
     session.context = replace(session.context, world_size=2)
     with pytest.raises(RuntimeError, match=r"torch \d\S+ shards on GPUs only"):

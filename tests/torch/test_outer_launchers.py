@@ -26,6 +26,7 @@ LAUNCHERS = ("torchrun", "mpirun", "srun", "pods")
 PREAMBLE = (
     launchers.PREAMBLE
     + """
+from distrain.api import current
 from distrain.torch import TorchConfig, TorchTrainer
 from distrain.worker.session import Session
 
@@ -127,7 +128,7 @@ said["result"] = {
     "kept": [checkpoint.path for checkpoint, _ in result.best_checkpoints],
     "metrics": result.metrics,
     "value": result.return_value,
-    "current": Session.current is None,
+    "current": current.session is None,
 }
 said["deleted"] = not (FOLDER / f"local_{RANK}").exists()
 said["same environment"] = dict(os.environ) == environment
@@ -304,7 +305,7 @@ def test_nobody_waits_for_a_killed_rank(start: Callable[..., Started], tmp_path:
 
 REFUSES = """
 if RANK == int(sys.argv[2]):
-    from distrain.inprocess import rank_group
+    from distrain.coordinator.launched import rank_group
     rank_group.storage_problem = lambda *asked: "cannot be opened: No such file or directory"
 if RANK == 0 and sys.argv[2] == "0":
     (FOLDER / "runs").write_text("no directory")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import distrain
-from distrain.context import TrainContext
+from distrain.api.context import TrainContext
 from distrain.torch import TorchTrainer, enable_reproducibility, prepare_data_loader
 from distrain.worker.session import Session
 

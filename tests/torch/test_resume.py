@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
-from distrain.context import TrainContext
+from distrain.api import current
+from distrain.api.context import TrainContext
 from distrain.errors import DataError
 from distrain.torch import prepare_data_loader
 from distrain.worker.session import Session
@@ -32,13 +33,13 @@ def acting_as(rank: int, ranks: int, start: dict[int, Any]) -> Iterator[Session]
         world_rank=rank, world_size=ranks, local_rank=rank, local_world_size=ranks, node_rank=0, run_name="run",
         storage_path="nowhere", attempt=0, devices=(),
     )  # fmt: skip
-    before = Session.current
-    session = Session.current = Session(None, context, None)  # type: ignore[arg-type]
+    before = current.session
+    session = current.session = Session(None, context, None)  # type: ignore[arg-type]
     vars(session)["_positions_at_start"] = {"loader 1": start} if start else {}
     try:
         yield session
     finally:
-        Session.current = before
+        current.session = before
 
 
 class Ranks:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from distrain.coordinator.store.run_store import RunStore
     from distrain.storage.commit import Commit
     from distrain.storage.records import CommittedCheckpoint
-    from distrain.storage.run_store import RunStore
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from distrain.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint, remote_files
 from distrain.errors import CheckpointError
+from distrain.storage.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint, remote_files
 from distrain.system.remote_path import RemotePath, own_temporary_directory
 
 if TYPE_CHECKING:

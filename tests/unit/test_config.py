@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distrain.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 
 BAD_TYPES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "num_workers", "2"),

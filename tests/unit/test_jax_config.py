@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distrain.context import TrainContext
+from distrain.api.context import TrainContext
 from distrain.jax import JaxConfig, JaxTrainer
 
 CONTEXT = TrainContext(

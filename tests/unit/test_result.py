@@ -20,16 +20,16 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from distrain.config import CheckpointConfig
+from distrain.api.config import CheckpointConfig
+from distrain.api.result import Result, make_result, pickle_or_none
+from distrain.coordinator.store.local_store import LocalStore
+from distrain.coordinator.trainer import DataParallelTrainer
 from distrain.errors import ControllerError, StorageError, WorkerGroupError
-from distrain.result import Result, make_result, pickle_or_none
 from distrain.storage.commit import Commit
-from distrain.storage.local_store import LocalStore
 from distrain.storage.paths import RunPaths, choose_run
 from distrain.storage.records import CommittedCheckpoint, committed_at, read_metrics
 from distrain.storage.run_lock import RemoteLock, is_in_use
 from distrain.system.remote_path import RemotePath
-from distrain.trainer import DataParallelTrainer
 from tests.unit.conftest import commit_now
 
 Write = Callable[..., Path]
@@ -224,7 +224,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_no_damage(
         store.delete([0])
         return committed_at(folder)
 
-    monkeypatch.setattr("distrain.result.committed_at", as_the_run_goes_on)
+    monkeypatch.setattr("distrain.api.result.committed_at", as_the_run_goes_on)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert scores(Result.from_path(tmp_path / "run")) == [1]

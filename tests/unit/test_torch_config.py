@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distrain.context import TrainContext
+from distrain.api.context import TrainContext
 from distrain.torch import TorchConfig, TorchTrainer
 from distrain.torch.config import _accelerate_variables, _check_interface, _nccl_device
 

@@ -9,11 +9,11 @@ import socket
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from distrain.api import current
 from distrain.as_ray.constants import __version__
 from distrain.hosts.host_info import host_info
 from distrain.hosts.network import own_address
 from distrain.system.log import warn_once
-from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -140,7 +140,7 @@ def get_gpu_ids() -> list[Any]:
     count = len(host_info(with_gpus=True).gpus or ())
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     found: list[Any] = [part.strip() for part in listed.split(",")][:count] if listed else list(map(str, range(count)))
-    session = Session.current
+    session = current.session
     if session is None:
         return [int(part) if part.isdigit() else part for part in found]
     with contextlib.suppress(IndexError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distrain import session
-from distrain.context import TrainContext
+from distrain.api.context import TrainContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ import signal
 from collections import deque
 from typing import TYPE_CHECKING
 
-from distrain.connection.choice import hosts_of
+from distrain.coordinator.connection.choice import hosts_of
 from distrain.coordinator.stop_signals import note_stop, preempted, stop_signals
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from distrain.api.config import ScalingConfig
     from distrain.as_ray.tune.sweep import Trial
-    from distrain.config import ScalingConfig
 
 
 def lanes_for(scaling: ScalingConfig, limit: int) -> list[list[str]]:

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.result import Result
 from distrain.as_ray.tune.search_space import flat
 from distrain.errors import StorageError, TrainingFailedError
-from distrain.layout import names
-from distrain.result import Result
-from distrain.runs.listing import FAILED, FINISHED
+from distrain.storage import names
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import new_name, read_manifest
 from distrain.storage.records import read_metrics
+from distrain.storage.runs.listing import FAILED, FINISHED
 from distrain.system.log import say
 from distrain.system.pickling import pickled
 from distrain.system.remote_path import RemotePath, locate

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.config import RunConfig, ScalingConfig, UserCallback
 from distrain.as_ray.tune.search_space import flat
-from distrain.checkpoint import Checkpoint
-from distrain.config import RunConfig, ScalingConfig, UserCallback
 from distrain.session import get_checkpoint, get_context
 from distrain.session import report as report_metrics
+from distrain.storage.checkpoint import Checkpoint
 from distrain.system.ray_names import without
 from distrain.system.scratch import temporary_directory
 from distrain.worker.session import session_of

@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from distrain.api.config import LoggingConfig, RunConfig, ScalingConfig
 from distrain.as_ray.tune.lanes import SideBySide, hostfile_of, lanes_for
 from distrain.as_ray.tune.search_space import configs, generator_of, updated
 from distrain.as_ray.tune.sweep import ResultGrid, Sweep, Trial
 from distrain.as_ray.tune.trainables import Function, WithResources, is_class
-from distrain.config import LoggingConfig, RunConfig, ScalingConfig
+from distrain.coordinator.trainer import DataParallelTrainer
 from distrain.errors import PreemptionError, StorageError, TrainingFailedError, WorkerGroupError
 from distrain.hosts.host_info import usable_cpus
-from distrain.runs.listing import FAILED, FINISHED
 from distrain.storage.paths import read_manifest
+from distrain.storage.runs.listing import FAILED, FINISHED
 from distrain.system.arguments import check_choice, check_int, check_type
 from distrain.system.log import log_level, say, warn
 from distrain.system.scratch import temporary_directory
-from distrain.trainer import DataParallelTrainer
 
 _UNIQUE = re.compile(r"0x[0-9a-f]+|ObjectRef\(\w+\)")
 """Parts of a repr that another process has differently."""

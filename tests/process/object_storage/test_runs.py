@@ -30,9 +30,9 @@ from distrain import (
     TrainingFailedError,
     ValidationConfig,
 )
+from distrain.coordinator.store.remote_store import RemoteStore
 from distrain.errors import CheckpointError, WorkerGroupError
 from distrain.storage.file_transfer import hash_files
-from distrain.storage.remote_store import RemoteStore
 from distrain.system.remote_path import RemotePath
 from tests.process import test_validation
 from tests.process.object_storage.training import KEPT_BY_ALL, MODES, train, varied

@@ -23,12 +23,12 @@ from distrain import (
     ScalingConfig,
     StorageError,
 )
-from distrain.connection.transport import CommandTransport
+from distrain.coordinator.connection.transport import CommandTransport
+from distrain.coordinator.trainer import run_work
 from distrain.errors import ControllerError, WorkerGroupError
 from distrain.hosts.hostfile import HostSpec
 from distrain.system.remote_path import OPENING_PATIENCE_S
-from distrain.trainer import run_work
-from distrain.work.job import FunctionWork
+from distrain.worker.job.job import FunctionWork
 from tests.conftest import wait_until
 from tests.process import test_validation
 from tests.process.conftest import when_shown

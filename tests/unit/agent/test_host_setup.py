@@ -15,11 +15,11 @@ import pytest
 from distrain import wire
 from distrain.agent import host_setup
 from distrain.agent.host_setup import HostSetup
-from distrain.checkpoint import locked_for_reading
 from distrain.hosts.host import MIRROR
-from distrain.shipping import environments
-from distrain.shipping.shipped_file import ShippedFile, digest_of
+from distrain.storage.checkpoint import locked_for_reading
 from distrain.system.loop import Loop
+from distrain.transfer.host_side import environments
+from distrain.wire.shipped_file import ShippedFile, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -433,7 +433,7 @@ def test_a_copy_that_was_damaged_is_a_failure_and_is_brought_again(host: Host) -
 
 
 def test_a_copy_that_another_process_has_deleted_is_a_failure(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    from distrain.shipping.host_cache import HostCache
+    from distrain.transfer.host_side.host_cache import HostCache
 
     host.hide()
     host.ask(host.question())
@@ -490,7 +490,7 @@ def test_what_workers_have_written_stays_at_the_end(host: Host) -> None:
 def test_two_agents_of_one_run_on_one_machine_have_different_copies(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distrain.shipping import host_cache
+    from distrain.transfer.host_side import host_cache
 
     monkeypatch.setattr(host_cache, "_FORMER_AGENT_S", 0.05)
     host.hide()
@@ -507,7 +507,7 @@ def test_two_agents_of_one_run_on_one_machine_have_different_copies(
 
 def test_the_cache_is_kept_within_its_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[int] = []
-    monkeypatch.setattr("distrain.shipping.cache_cleaning.trim", lambda cache, limit: limits.append(limit))
+    monkeypatch.setattr("distrain.transfer.host_side.cache_cleaning.trim", lambda cache, limit: limits.append(limit))
     host.ask(host.question(cache_bytes=5))
     host.settle()
     assert limits == []  # there is none

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from distrain.api.config import ScalingConfig
 from distrain.as_ray.tune import search_space as tune
 from distrain.as_ray.tune.lanes import lanes_for
 from distrain.as_ray.tune.search_space import configs, generator_of
 from distrain.as_ray.tune.sweep import ResultGrid, Sweep
 from distrain.as_ray.tune.tuner import BasicVariantGenerator, TuneConfig
-from distrain.config import ScalingConfig
 from distrain.hosts.host_info import usable_cpus
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from distrain.cli.attached_console import AttachedConsole
 from distrain.console.run_console import RunConsole
-from distrain.console.run_status import RunStatus
-from distrain.runs.listing import local_run
-from tests.unit.runs.made import make_run
+from distrain.decisions.run_status import RunStatus
+from distrain.storage.runs.listing import local_run
+from tests.unit.storage.made import make_run
 
 if TYPE_CHECKING:
     from pathlib import Path

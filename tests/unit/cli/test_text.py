@@ -11,9 +11,9 @@ import pytest
 from distrain import wire
 from distrain.cli.debugging import _Session
 from distrain.cli.main import run_main
-from distrain.runs.listing import local_run
+from distrain.storage.runs.listing import local_run
 from distrain.wire.channel import Channel
-from tests.unit.runs.made import add_reports, make_run
+from tests.unit.storage.made import add_reports, make_run
 from tests.unit.system.test_log import assert_harmless
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 
 from distrain import wire
 from distrain.console.footer import footer
-from distrain.console.run_status import RunStatus
+from distrain.decisions.run_status import RunStatus
 from distrain.hosts.troubles import Trouble
 
 

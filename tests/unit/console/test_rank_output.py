@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from distrain.console.rank_output import RankOutput, WorkerOutput
 from distrain.console.run_console import RunConsole
-from distrain.console.run_status import RunStatus
 from distrain.console.status_lines import INTERVAL_S
-from distrain.runs.logs import read_lines
+from distrain.decisions.run_status import RunStatus
+from distrain.storage.runs.logs import read_lines
 from distrain.system import consoles
 from distrain.system.background import Background
 from distrain.system.consoles import console_threads, write_to

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
-from distrain.checkpoint import MANIFEST_FILE, locked_for_deletion
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
+from distrain.storage.checkpoint import MANIFEST_FILE, locked_for_deletion
 from distrain.system.background import Background
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import pytest
 from distrain import wire
 from distrain.coordinator import host_files
 from distrain.coordinator.host_files import HostFiles, Shipping
+from distrain.coordinator.store.local_store import LocalStore
 from distrain.errors import LaunchError
-from distrain.shipping.project import Project
-from distrain.shipping.shipped_file import ShippedFile
-from distrain.storage.local_store import LocalStore
 from distrain.system.background import Background
+from distrain.transfer.project.project import Project
+from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

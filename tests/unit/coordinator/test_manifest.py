@@ -11,9 +11,9 @@ import pytest
 from distrain import ScalingConfig
 from distrain.coordinator.manifest import RunManifest
 from distrain.coordinator.run_facts import RunFacts, without_secrets
+from distrain.coordinator.store.local_store import LocalStore
 from distrain.decisions.placement import make_plan
 from distrain.hosts.host_info import host_info
-from distrain.storage.local_store import LocalStore
 from distrain.storage.records import CommittedCheckpoint
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.config import CheckpointConfig
+from distrain.api.config import CheckpointConfig
 from distrain.console.run_console import RunConsole
-from distrain.console.run_status import RunStatus
 from distrain.coordinator.report_handler import ReportHandler
-from distrain.storage.local_store import LocalStore
+from distrain.coordinator.store.local_store import LocalStore
+from distrain.decisions.run_status import RunStatus
 
 if TYPE_CHECKING:
     import pytest

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from distrain.coordinator.run_facts import RunFacts, plain
-from distrain.work.origin import stem_of
+from distrain.worker.job.origin import stem_of
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -147,6 +147,8 @@ def test_the_name_of_a_run_begins_with_that_of_its_script(script: str, stem: str
     assert stem_of(script) == stem
 
 
-@pytest.mark.parametrize("module", ["system.text", "cli.text", "cli.showing", "coordinator.run_facts", "work.origin"])
+@pytest.mark.parametrize(
+    "module", ["system.text", "cli.text", "cli.showing", "coordinator.run_facts", "worker.job.origin"]
+)
 def test_the_examples_of_these_modules_are_right(module: str) -> None:
     assert doctest.testmod(import_module(f"distrain.{module}")).failed == 0

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from distrain.config import CheckpointConfig
+from distrain.api.config import CheckpointConfig
 from distrain.decisions.checkpoint_assembly import (
     FIRST_PATIENCE_S,
     PATIENCE_S,

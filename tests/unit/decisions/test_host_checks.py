@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
-from distrain.backend import BackendConfig
+from distrain.api.backend import BackendConfig
 from distrain.decisions.host_checks import (
     MOST_FULLY_CONNECTED,
     Finding,

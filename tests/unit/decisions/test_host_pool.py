@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distrain.config import ScalingConfig
+from distrain.api.config import ScalingConfig
 from distrain.decisions.host_pool import (
     FIRST_AT_ONCE,
     HOST_ANSWER_TIMEOUT_S,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
-from distrain.backend import BackendConfig
-from distrain.config import FailureConfig, ScalingConfig
+from distrain.api.backend import BackendConfig
+from distrain.api.config import FailureConfig, ScalingConfig
+from distrain.api.job import Job
 from distrain.decisions.run_machine import (
     CHECKPOINT_GRACE_S,
     EXIT_TIMEOUT_S,
@@ -44,7 +45,6 @@ from distrain.decisions.states import RunState
 from distrain.errors import InvalidTransition
 from distrain.hosts.host import HostSettings
 from distrain.hosts.world import WorkerFacts
-from distrain.work.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

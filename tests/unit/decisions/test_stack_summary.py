@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distrain.backend import BackendConfig
-from distrain.decisions.stack_summary import (
+from distrain.api.backend import BackendConfig
+from distrain.system.stacks import (
     PHASES,
     last_words,
     location,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.config import ScalingConfig
+from distrain.api.config import ScalingConfig
 from distrain.decisions.placement import make_plan, rank_environment
 from distrain.errors import HostfileError
 from distrain.hosts.host import HostInfo

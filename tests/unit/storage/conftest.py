@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.storage.local_store import LocalStore
+from distrain.coordinator.store.local_store import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
-from distrain.checkpoint import METADATA_FILE, POSITIONS, Checkpoint
+from distrain.coordinator.store.local_store import LocalStore
+from distrain.storage.checkpoint import METADATA_FILE, POSITIONS, Checkpoint
 from distrain.storage.commit import Commit, CommittedFile, merged_positions, other_data
-from distrain.storage.executor import StorageExecutor
-from distrain.storage.local_store import LocalStore
 from distrain.storage.records import damage_of
 from distrain.system.remote_path import RemotePath
+from distrain.transfer.executor import StorageExecutor
 from tests.unit.conftest import commit_now
 
 if TYPE_CHECKING:

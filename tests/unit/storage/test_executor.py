@@ -8,8 +8,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from distrain import wire
-from distrain.storage.executor import StorageExecutor
 from distrain.system.remote_path import RemotePath
+from distrain.transfer.executor import StorageExecutor
 
 if TYPE_CHECKING:
     from pathlib import Path

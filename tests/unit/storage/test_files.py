@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.checkpoint import MANIFEST_FILE
 from distrain.errors import CheckpointError
+from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.storage.files import list_files, write_atomically
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
+from distrain.coordinator.store.local_store import LocalStore
 from distrain.errors import CheckpointError, StorageError
+from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.storage.commit import Commit, CommittedFile
 from distrain.storage.files import list_files
-from distrain.storage.local_store import LocalStore
 from distrain.storage.records import CommittedCheckpoint, damage_of
 from distrain.system.background import Background
 from distrain.system.loop import Loop
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 HOLD_THE_LOCK = """
 import sys
 from pathlib import Path
-from distrain.storage.local_store import LocalStore
+from distrain.coordinator.store.local_store import LocalStore
 store = LocalStore(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -395,7 +395,7 @@ def test_a_directory_in_use_by_another_process_is_refused_with_its_pid(root: Pat
 FORK_AND_DIE = """
 import os, sys, time
 from distrain import RunConfig, ScalingConfig
-from distrain.trainer import DataParallelTrainer
+from distrain.coordinator.trainer import DataParallelTrainer
 
 def train(config):
     if os.fork() == 0:

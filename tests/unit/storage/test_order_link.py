@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.storage.order_link import OrderLink
+from distrain.transfer.order_link import OrderLink
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,11 +12,11 @@ import pytest
 
 from distrain.console.log_files import Log, LogFiles
 from distrain.coordinator.requests import STOP, ask
+from distrain.coordinator.store.local_store import LocalStore
 from distrain.errors import StorageError
-from distrain.runs.listing import list_runs
 from distrain.storage.files import write_atomically
-from distrain.storage.local_store import LocalStore
 from distrain.storage.paths import RunPaths
+from distrain.storage.runs.listing import list_runs
 from distrain.system.background import Background
 from distrain.trackers.follower import locked
 
@@ -183,7 +183,7 @@ def test_links_of_the_owner_are_followed(root: Path, tmp_path: Path) -> None:
 def test_where_a_server_makes_everybody_one_user_runs_continue(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As NFS does with all_squash, and for root: own files belong to somebody else, too."""
     os.chown(root, STRANGER, STRANGER)
-    monkeypatch.setattr("distrain.layout.ownership._owner_of_new_files", lambda folder: STRANGER)
+    monkeypatch.setattr("distrain.storage.ownership._owner_of_new_files", lambda folder: STRANGER)
     LocalStore(root).close()
 
 

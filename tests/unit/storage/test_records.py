@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distrain.storage.local_store import LocalStore
+from distrain.coordinator.store.local_store import LocalStore
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import read_metrics
 

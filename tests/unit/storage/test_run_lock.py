@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from distrain.coordinator.store.remote_store import RemoteStore
 from distrain.errors import StorageError
 from distrain.storage import run_lock
-from distrain.storage.remote_store import RemoteStore
 from distrain.storage.run_lock import RemoteLock
 from distrain.system.remote_path import RemotePath
 

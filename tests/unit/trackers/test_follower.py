@@ -16,7 +16,7 @@ from distrain.trackers.follower import Follower, locked
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from distrain.checkpoint import Checkpoint
+    from distrain.storage.checkpoint import Checkpoint
     from tests.unit.trackers.conftest import RunDirectory
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distrain.api.tracker import Report
 from distrain.trackers.reports import Progress, checkpoint_in, first_steps, is_of_rank_0, new_report, numbers_in
-from distrain.trackers.tracker import Report
 
 Marks = dict[int, tuple[int, int]]
 

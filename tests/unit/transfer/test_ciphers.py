@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.transfer import ciphers
-from distrain.transfer.ciphers import with_fast_cipher
+from distrain.transfer.streams import ciphers
+from distrain.transfer.streams.ciphers import with_fast_cipher
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,20 +18,21 @@ import psutil
 import pytest
 
 from distrain import wire
-from distrain.shipping.shipped_file import digest_of
 from distrain.system import process
-from distrain.transfer import jobs, peers, stream_pool
+from distrain.transfer import jobs
 from distrain.transfer import mover as mover_module
 from distrain.transfer.jobs import batches, parts_of
 from distrain.transfer.mover import Mover
-from distrain.transfer.stream_pool import Stream
+from distrain.transfer.streams import peers, stream_pool
+from distrain.transfer.streams.stream_pool import Stream
 from distrain.wire.child_link import ChildLink
+from distrain.wire.shipped_file import digest_of
 from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from distrain.transfer.streams import Item
+    from distrain.transfer.streams.streams import Item
 
 SERVER = process.bootstrap_argv("stream-server")
 _File = tuple[str, str, int, str]

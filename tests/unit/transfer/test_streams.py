@@ -13,11 +13,11 @@ import pytest
 
 from distrain import wire
 from distrain.system import process
-from distrain.transfer import peers, stream_server
-from distrain.transfer.arrivals import ArrivingPart, receive_parts
-from distrain.transfer.peers import PeerConnections, PeerServer
-from distrain.transfer.stream_server import StreamServer
-from distrain.transfer.streams import (
+from distrain.transfer.host_side.arrivals import ArrivingPart, receive_parts
+from distrain.transfer.streams import peers, stream_server
+from distrain.transfer.streams.peers import PeerConnections, PeerServer
+from distrain.transfer.streams.stream_server import StreamServer
+from distrain.transfer.streams.streams import (
     MOST_CONTENT,
     PartSender,
     Reader,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from distrain.transfer.streams import Item
+    from distrain.transfer.streams.streams import Item
 
 
 class Server:

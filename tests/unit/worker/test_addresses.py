@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.context import TrainContext
+from distrain.api.context import TrainContext
 from distrain.decisions.barriers import BarrierTracker, EndCall
 from distrain.worker import addresses
 from distrain.worker.addresses import ReservedAddresses, bypass_proxies

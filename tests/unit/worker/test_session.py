@@ -20,9 +20,10 @@ import pytest
 
 import distrain
 from distrain import CheckpointUploadMode, collective, session, wire
-from distrain.checkpoint import Checkpoint
-from distrain.context import TrainContext
+from distrain.api import current
+from distrain.api.context import TrainContext
 from distrain.errors import CheckpointError, CollectiveError
+from distrain.storage.checkpoint import Checkpoint
 from distrain.wire.channel import Channel
 from distrain.worker.main import _first_frames
 from distrain.worker.session import Session
@@ -64,7 +65,7 @@ class Worker:
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     made = Worker(tmp_path)
-    monkeypatch.setattr(Session, "current", made.session)
+    monkeypatch.setattr(current, "session", made.session)
     yield made
     made.channel.close()
     made.coordinator.close()
@@ -212,7 +213,7 @@ class AcknowledgingLine:
 
 def test_few_reports_are_on_their_way_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     line = AcknowledgingLine()
-    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, None))
+    monkeypatch.setattr(current, "session", Session(line, worker.session.context, None))
     waits = []
     for _ in range(2 * wire.MOST_UNACKNOWLEDGED + 1):
         distrain.report({})
@@ -637,7 +638,7 @@ def test_a_signal_handler_within_report_gets_an_error_instead_of_waiting_for_eve
 ) -> None:
     line = InterruptedLine()
     line.handler = call
-    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, None))
+    monkeypatch.setattr(current, "session", Session(line, worker.session.context, None))
     distrain.report({"loss": 1})
     [error] = line.heard
     assert type(error) is RuntimeError
@@ -649,7 +650,7 @@ def test_get_checkpoint_within_report_returns_what_is_known(worker: Worker, monk
     line, seen = InterruptedLine(), []
     line.handler = lambda: seen.append(distrain.get_checkpoint())
     known = Checkpoint("/known")
-    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, known))
+    monkeypatch.setattr(current, "session", Session(line, worker.session.context, known))
     distrain.report({})
     assert (seen, line.heard) == ([known], [])
 
@@ -662,7 +663,7 @@ def test_a_signal_handler_within_get_checkpoint_does_not_wait_for_it(
 ) -> None:
     line = InterruptedLine()
     line.handler, line.in_receive = call, True
-    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, Checkpoint("/known")))
+    monkeypatch.setattr(current, "session", Session(line, worker.session.context, Checkpoint("/known")))
     distrain.get_checkpoint()  # the first call only returns what the attempt started from
     checkpoint = distrain.get_checkpoint()
     assert checkpoint is not None
@@ -715,7 +716,7 @@ CONTEXT = TrainContext(
 def test_the_context_and_the_functions_of_air_agree(
     monkeypatch: pytest.MonkeyPatch, worker: Worker, name: str, value: Any
 ) -> None:
-    monkeypatch.setattr(Session, "current", Session(worker.channel, CONTEXT, None))
+    monkeypatch.setattr(current, "session", Session(worker.channel, CONTEXT, None))
     assert getattr(session, f"get_{name}")() == getattr(CONTEXT, f"get_{name}")() == value
 
 

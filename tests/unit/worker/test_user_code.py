@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain.context import TrainContext
+from distrain.api.context import TrainContext
 from distrain.errors import CheckpointError
 from distrain.worker.session import Session
 from distrain.worker.user_code import UserCodeResult, make_rank_result

@@ -1,0 +1,118 @@
+"""The interface to a framework: settings and hooks for the coordinator and the workers. Runs in: coordinator, worker.
+
+Each framework has a package of its own with a subclass of :class:`BackendConfig`. No other module depends on it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from distrain.system.arguments import check_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distrain.api.context import TrainContext
+    from distrain.hosts.world import RankPlan, WorldPlan
+
+__all__ = ["BackendConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendConfig:
+    """Settings and hooks of a framework. The base class is for training without one.
+
+    The object is pickled for the workers. The coordinator must be able to import its class without the framework.
+
+    ::
+
+        class PrintingConfig(BackendConfig):
+            def setup(self, context):
+                print(f"rank {context.get_world_rank()} is about to train")
+
+        trainer = DataParallelTrainer(train_func, backend_config=PrintingConfig())
+    """
+
+    framework: ClassVar[str] = ""
+    """The package by which the ranks connect to each other, if any.
+
+    Before a run on several hosts starts, distrain checks that each host has this package and can reach the others."""
+
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that the forkserver of a host imports once for all its workers."""
+
+    may_fork: ClassVar[bool] = True
+    """False for frameworks that do not survive a fork: then every worker is a new interpreter."""
+
+    defaults: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Environment variables of all ranks, unless the user has set them."""
+
+    has_endpoints: ClassVar[bool] = False
+    """True if every rank listens at a TCP port that all others know. The rank's host reserves the port."""
+
+    def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
+        """Return environment variables of one rank, in addition to torchrun's. Runs in the coordinator, without I/O.
+
+        endpoints: address and port of every rank, such as ``10.0.0.1:4711``, if the backend has endpoints.
+        """
+        return {}
+
+    def setup(self, context: TrainContext) -> None:
+        """Set up the framework, in the worker before train_func (not before a script)."""
+
+    def for_debugging(self) -> BackendConfig:
+        """Return the settings for a run in which a person may stop a rank for long, so that others wait for it."""
+        return self
+
+    def at_report(self) -> None:
+        """Run in the worker at the beginning of every report()."""
+
+    def teardown(self, context: TrainContext) -> object:
+        """Disconnect from the peers, so that none waits for this rank.
+
+        Runs in the worker after train_func or the script has ended and the outcome was sent. Returns an object that
+        rank 0 keeps alive until every rank has finished, or None if the process may exit at once.
+        """
+        return None
+
+    def explain(self, error: BaseException) -> str | None:
+        """Return advice, in the worker, about an exception whose own text gives none; None for all others."""
+        return None
+
+    def portable(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return a dict checkpoint that can be used outside of these workers. Runs in the worker.
+
+        Must not change ``data``.
+        """
+        return data
+
+    def gather(self, value: Any) -> list[Any]:
+        """Gather every rank's ``value``, in the order of ranks. A collective; runs in the worker after :meth:`setup`.
+
+        Needed only if another launcher has started the ranks. Rank 0 then tells the others where they reach it.
+        """
+        return [value]
+
+
+_Config = TypeVar("_Config", bound=BackendConfig)
+
+
+def config_argument(
+    kind: type[_Config], name: str, given: _Config | None, by_old_name: _Config | None = None
+) -> _Config:
+    """Return a trainer's argument ``{name}_config`` or ``{name}_backend``, its old name, or else the default.
+
+    Must be called by a constructor that :func:`~distrain.system.ray_names.without` decorates, for the place that the
+    DeprecationWarning names. Raises TypeError for a value of another type, or for both arguments.
+    """
+    new, old = f"{name}_config", f"{name}_backend"
+    if by_old_name is not None:
+        if given is not None:
+            raise TypeError(f"{old} is the old name of {new}; give only {new}")
+        warnings.warn(f"{old} is an old name; use {new}", DeprecationWarning, stacklevel=4)
+        given = by_old_name
+    check_type(new, given, kind, optional=True)
+    return kind() if given is None else given

@@ -1,0 +1,765 @@
+"""Configs of a run: scaling, failures, checkpoints, logging and validation; and the hooks of a callback.
+
+A bad value raises TypeError or ValueError that names the field and what is allowed. Runs in: anywhere.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from distrain.api.tracker import Tracker
+from distrain.hosts.hostfile import check_transport, parse_hosts, split_ssh_args
+from distrain.system.arguments import check_choice, check_fields, check_int, check_ranks, check_seconds, check_type
+from distrain.system.ray_names import explaining, without
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+    from distrain.api.backend import BackendConfig
+    from distrain.api.result import Result
+    from distrain.storage.checkpoint import Checkpoint
+
+__all__ = [
+    "CheckpointConfig",
+    "CheckpointUploadMode",
+    "DataConfig",
+    "FailureConfig",
+    "LoggingConfig",
+    "RunConfig",
+    "RunContext",
+    "ScalingConfig",
+    "ShippingConfig",
+    "UserCallback",
+    "ValidationConfig",
+    "ValidationTaskConfig",
+]
+
+StartMethod = Literal["forkserver", "spawn"]
+NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
+ProgressDisplay = Literal["auto", "live", "plain", "off"]
+RESOURCES = ("CPU", "GPU", "memory")
+_ACCELERATOR = "accelerator_type:"
+"""Prefix of Ray's resource for a GPU product, such as ``accelerator_type:T4``."""
+_INTERFACES = re.compile(r"[^\s/,]{1,15}(,[^\s/,]{1,15})*")
+"""Names of network interfaces as Linux allows them."""
+_SHORTEST_LEASE_S = 1.0
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_LONGEST_NAME = 240
+"""Longest name of a run in bytes. File systems take 255, and distrain may append a number or a suffix."""
+_OTHER_ENVIRONMENT = frozenset(
+    {
+        "_validate", "conda", "config", "container", "excludes", "image_uri", "java_jars", "nsight", "pip",
+        "py_executable", "py_modules", "uv", "worker_process_setup_hook", "working_dir",
+    }
+)  # fmt: skip
+"""Keys of Ray's runtime environment that have no effect here."""
+
+
+# -- scaling ---------------------------------------------------------------------------------------------------------
+
+
+@without("elastic_resize_monitor_interval_s", "label_selector", "topology", "use_tpu")
+@dataclass(frozen=True, kw_only=True)
+class ScalingConfig:
+    """The number of workers, and what each of them needs.
+
+    num_workers: processes to start. More workers than CPUs are allowed. 0 starts none: train_func runs in this process
+        as rank 0 of 1, where a debugger works. ``(min, max)`` starts as many as the hosts have slots for. Every attempt
+        counts the slots again, so a run continues without a lost host, and uses it once it is back. Leave it out if
+        another launcher, such as torchrun, has started this process and others: then they are the workers.
+    use_gpu: give every worker a GPU (one, unless ``resources_per_worker["GPU"]`` differs).
+    resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
+        Before the run starts, distrain checks that the hosts have them. It limits nothing afterwards.
+    numa_binding: bind each worker to CPUs near its GPU, as ``torchrun --numa-binding`` does: to all CPUs of the GPU's
+        NUMA node (``node``) or socket (``socket``), to a share of the node's cores that no other worker gets
+        (``exclusive``), or to cores of the node that share a cache (``core-complex``). Without GPUs, the cores of a
+        host are divided among its workers in order. By default, workers may use all CPUs that the host has for them.
+    interface: the network interface over which workers of different hosts connect, such as ``"ib0"``; or several, of
+        which each host uses the first that it has: ``"ib0,eth1"``. By default, the one that leads to rank 0's host.
+    start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
+        fresh interpreter for each.
+    hosts: the machines to train on, as ``"alpha:4,beta:4"`` or ``["alpha:4", "beta:4"]``, each with its number of
+        slots, the most ranks that it takes. Hosts are filled in this order.
+    hostfile: a file with one host per line (``alpha slots=4``), instead of ``hosts``; docs/hosts.md has its other
+        settings. Without both, the environment variable DISTRAIN_HOSTFILE may name a file; otherwise the run uses the
+        nodes of the Slurm job that it is in, or else this machine.
+    transport: how hosts other than ``localhost`` are reached: ``ssh``; ``slurm``, by srun in the job of this process;
+        or the command line of a program that runs commands on ``{host}``, such as ``"docker exec -i {host}"``.
+        ``local`` uses this machine only, also in a Slurm job. ``auto`` takes the environment variable
+        DISTRAIN_TRANSPORT if it is set; else srun for the nodes of a Slurm job, and ssh for hosts that are named.
+    ssh_args: further arguments for ssh, a list or one string.
+    accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``; the GPUs of every host must be of this product.
+    trainer_resources, placement_strategy: settings of Ray without effect here; a value causes a warning.
+
+    >>> ScalingConfig(num_workers=4, use_gpu=True, hosts="alpha:2,beta:2").total_resources
+    {'GPU': 4}
+    """
+
+    num_workers: int | tuple[int, int] = 1
+    use_gpu: bool = False
+    resources_per_worker: dict[str, float] | None = None
+    start_method: StartMethod = "forkserver"
+    accelerator_type: str | None = None
+    hosts: str | Sequence[str] | None = None
+    hostfile: str | os.PathLike[str] | None = None
+    transport: str = "auto"
+    ssh_args: str | Sequence[str] = ()
+    numa_binding: NumaBinding | None = None
+    interface: str | None = None
+    trainer_resources: dict[str, float] | None = None
+    placement_strategy: str = "PACK"
+
+    def __post_init__(self) -> None:
+        self._check_workers()
+        check_fields(self, check_type, "use_gpu", kind=bool)
+        check_fields(self, check_choice, "start_method", choices=get_args(StartMethod))
+        if self.numa_binding is not None:
+            check_fields(self, check_choice, "numa_binding", choices=get_args(NumaBinding))
+        check_fields(self, check_type, "accelerator_type", kind=str, optional=True)
+        self._check_resources()
+        self._check_gpus()
+        self._check_hosts()
+        check_fields(self, check_type, "trainer_resources", kind=dict, optional=True)
+        check_fields(self, check_type, "placement_strategy", kind=str)
+        if self.trainer_resources:
+            _warn("ScalingConfig.trainer_resources has no effect: the coordinator takes no slot of a worker")
+        if self.placement_strategy != "PACK":
+            _warn("ScalingConfig.placement_strategy has no effect: hosts are filled in order, up to their slots")
+
+    def _check_workers(self) -> None:
+        label, value = "ScalingConfig.num_workers", self.num_workers
+        if not isinstance(value, (tuple, list)):
+            check_int(label, value, minimum=0)
+            return
+        if len(value) != 2:
+            raise ValueError(f"{label} must be an int or (min, max), got {value!r}")
+        for number in value:
+            check_int(f"{label} as (min, max)", number, minimum=1)
+        if value[0] > value[1]:
+            raise ValueError(f"{label} as (min, max) must not have more for min than for max, got {value!r}")
+        object.__setattr__(self, "num_workers", tuple(value))
+
+    def _check_resources(self) -> None:
+        check_fields(self, check_type, "resources_per_worker", kind=dict, optional=True)
+        self._use_accelerator_resource()
+        for name, amount in (self.resources_per_worker or {}).items():
+            self._check_resource(name, amount)
+
+    def _use_accelerator_resource(self) -> None:
+        """Turn Ray's ``{"accelerator_type:T4": 0.001}`` into ``accelerator_type="T4"``."""
+        resources = self.resources_per_worker or {}
+        named = [name for name in resources if str(name).startswith(_ACCELERATOR)]
+        if not named:
+            return
+        rest = {name: amount for name, amount in resources.items() if name not in named}
+        object.__setattr__(self, "resources_per_worker", rest)
+        wanted = sorted({name.removeprefix(_ACCELERATOR) for name in named if resources[name]})
+        if not self.use_gpu:
+            _warn(f"ScalingConfig.resources_per_worker[{named[0]!r}] has no effect, as use_gpu is False", deeper=2)
+        elif len({*wanted, self.accelerator_type} - {None}) > 1:
+            given = f"accelerator_type={self.accelerator_type!r} and " if self.accelerator_type else ""
+            raise ValueError(f"ScalingConfig: {given}resources_per_worker names {', '.join(wanted)}; name one of them")
+        elif wanted:
+            object.__setattr__(self, "accelerator_type", wanted[0])
+
+    @staticmethod
+    def _check_resource(name: object, amount: object) -> None:
+        label = f"ScalingConfig.resources_per_worker[{name!r}]"
+        if name not in RESOURCES and amount == 0:
+            return
+        if name not in RESOURCES:
+            raise ValueError(f"{label}: unknown resource; known are {', '.join(RESOURCES)}")
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+            raise TypeError(f"{label} must be a number, got {amount!r} ({type(amount).__name__})")
+        if not (math.isfinite(amount) and amount >= 0):
+            raise ValueError(f"{label} must be finite and not negative, got {amount!r}")
+        if name == "GPU" and amount > 1 and amount != int(amount):
+            raise ValueError(f"{label} must be a fraction of one GPU or a whole number, got {amount!r}")
+
+    def _check_gpus(self) -> None:
+        if self.use_gpu and self.gpus_per_worker == 0:
+            raise ValueError('ScalingConfig: use_gpu=True, but resources_per_worker has "GPU": 0; drop one of the two')
+        if not self.use_gpu and self.gpus_per_worker:
+            raise ValueError('ScalingConfig: resources_per_worker asks for "GPU"; set use_gpu=True, too')
+        if not self.use_gpu and self.accelerator_type is not None:
+            raise ValueError(f"ScalingConfig: accelerator_type={self.accelerator_type!r} names a GPU; set use_gpu=True")
+
+    def _check_hosts(self) -> None:
+        for name in ("hosts", "ssh_args"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                check_fields(self, check_type, name, kind=Sequence, allowed="a str or a list of str")
+                for part in value:
+                    check_type(f"ScalingConfig.{name}", part, str, "a str or a list of str")
+                object.__setattr__(self, name, tuple(value))
+        if isinstance(self.ssh_args, str):
+            object.__setattr__(self, "ssh_args", split_ssh_args(self.ssh_args, "ScalingConfig.ssh_args"))
+        if self.hostfile is not None:
+            check_fields(self, check_type, "hostfile", kind=(str, os.PathLike), allowed="a str or a Path")
+            object.__setattr__(self, "hostfile", os.fspath(self.hostfile))
+        if self.hosts is not None:
+            parse_hosts(self.hosts, "ScalingConfig.hosts")
+        check_fields(self, check_type, "transport", kind=str)
+        check_transport(self.transport, "ScalingConfig.transport")
+        check_fields(self, check_type, "interface", kind=str, optional=True)
+        if self.interface is not None and not _INTERFACES.fullmatch(self.interface):
+            raise ValueError(
+                "ScalingConfig.interface must be a network interface such as 'ib0', or several such as 'ib0,eth1', got "
+                f"{self.interface!r}"
+            )
+        if self.hosts is not None and self.hostfile is not None:
+            raise ValueError("ScalingConfig.hosts and ScalingConfig.hostfile are both given; drop one of the two")
+        if self.num_workers == 0 and (self.hosts is not None or self.hostfile is not None):
+            raise ValueError("ScalingConfig: num_workers=0 trains in this process; it needs no hosts")
+
+    @property
+    def min_workers(self) -> int:
+        """The smallest number of workers that may train."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
+
+    @property
+    def max_workers(self) -> int:
+        """The largest number of workers that may train."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
+    @property
+    def gpus_per_worker(self) -> float:
+        """GPUs of one worker; below 1 several workers share one."""
+        return (self.resources_per_worker or {}).get("GPU", 1 if self.use_gpu else 0)
+
+    @property
+    def num_gpus_per_worker(self) -> float:
+        """Ray's name for :attr:`gpus_per_worker`."""
+        return self.gpus_per_worker
+
+    @property
+    def num_cpus_per_worker(self) -> float:
+        """CPUs of one worker, as Ray counts them."""
+        return self.worker_resources.get("CPU", 0)
+
+    @property
+    def total_resources(self) -> dict[str, float]:
+        """Resources of all workers together, as Ray counts them; for ``(min, max)``, those of ``max`` workers."""
+        return {name: amount * self.max_workers for name, amount in self.worker_resources.items()}
+
+    @property
+    def worker_resources(self) -> dict[str, float]:
+        """Resources of one worker, as Ray counts them: by default one CPU, or with ``use_gpu`` one GPU."""
+        named = {name: amount for name, amount in (self.resources_per_worker or {}).items() if amount}
+        if self.use_gpu:
+            return {**named, "GPU": self.gpus_per_worker}
+        return named or {"CPU": 1}
+
+
+# -- policies --------------------------------------------------------------------------------------------------------
+
+
+@without("enable_shard_locality", "execution_options")
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """How the workers read the ``datasets=`` of a trainer.
+
+    datasets_to_split: the names of the datasets that are divided among the workers, or "all". Of other datasets, each
+        worker gets all rows.
+    on_change: what to do if a dataset is not the one that the checkpoint knows: "error"; "restart" begins the epoch
+        again; "ignore" goes on at the same place.
+    skip_streams: in a stream that has no ``state_dict()``, a run that resumes reads and drops the rows before the
+        checkpoint. False: it raises DataError instead.
+    resume: False: a run that starts from the checkpoint of another run begins with the first row of epoch 0.
+
+    Raises TypeError or ValueError for bad values.
+
+    ::
+
+        DataConfig(datasets_to_split=["train"])
+    """
+
+    datasets_to_split: Literal["all"] | Sequence[str] = "all"
+    on_change: Literal["error", "restart", "ignore"] = "error"
+    skip_streams: bool = True
+    resume: bool = True
+
+    def __init_subclass__(cls) -> None:
+        if "configure" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__}.configure() would never be called: name datasets_to_split=[...], or choose the rows "
+                "in train_func"
+            )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.datasets_to_split, str) and self.datasets_to_split != "all":
+            raise ValueError(
+                f"DataConfig.datasets_to_split must be 'all' or a list of names, got {self.datasets_to_split!r}"
+            )
+        check_fields(self, check_choice, "on_change", choices=("error", "restart", "ignore"))
+
+
+@without(
+    "controller_failure_limit",
+    "fail_fast",
+    "max_preemption_failures",
+    "preemption_grace_s",
+    "relax_collectives_on_preemption",
+)
+@dataclass(frozen=True, kw_only=True)
+class FailureConfig:
+    """Restarts after failures, and the time limits that detect hangs and lost hosts.
+
+    max_failures: the number of failures after which the workers restart from the last committed checkpoint, counted
+        over the whole run; 0 never restarts, -1 always. A run in which no rank ever entered train_func does not
+        restart.
+    retry_same_failure: restart even if the same rank has raised exactly the same exception twice in a row, after as
+        many reports and without a checkpoint in between. By default distrain takes such a failure for a bug, and the
+        run fails. Scripts that do not report checkpoints always restart: they may resume from snapshots of their own.
+    backoff_s: seconds to wait before a restart. The wait doubles each time there was no new checkpoint, up to 5
+        minutes.
+    hang_report_s: seconds without any report or output of any rank before distrain shows the stacks of all ranks, once;
+        None never shows them. If all ranks wait in collectives of torch.distributed that do not match, it shows them
+        after two minutes.
+    hang_timeout_s: seconds without any report or output of any rank before the attempt counts as failed; None, the
+        default, sets no limit.
+    host_lease_s: seconds of silence after which a remote host counts as lost, and after which its workers end
+        themselves. A lost host is a failure like any other: with restarts left, the run continues.
+    host_wait_s: seconds to wait for a lost host before a restart, if the others have too few slots without it. The host
+        is tried once in any case.
+    peer_failure_grace_s: seconds between SIGTERM and SIGKILL for the other ranks after one has failed; None, the
+        default, means 5 for a script and 0 for train_func, which gets SIGKILL at once. Only ranks that handle SIGTERM
+        can use them, others end at once; train_func handles it, as SystemExit.
+
+    >>> FailureConfig(max_failures=3, hang_timeout_s=1800).max_failures
+    3
+    """
+
+    max_failures: int = 0
+    retry_same_failure: bool = False
+    backoff_s: float = 0.0
+    hang_report_s: float | None = 600.0
+    hang_timeout_s: float | None = None
+    host_lease_s: float = 15.0
+    host_wait_s: float = 60.0
+    peer_failure_grace_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_int, "max_failures", minimum=-1)
+        check_fields(self, check_type, "retry_same_failure", kind=bool)
+        check_fields(self, check_seconds, "backoff_s", "host_wait_s")
+        optional = ("hang_report_s", "hang_timeout_s", "peer_failure_grace_s")
+        check_fields(self, check_seconds, *optional, optional=True)
+        check_fields(self, check_seconds, "host_lease_s", minimum=_SHORTEST_LEASE_S)
+
+
+@without("checkpoint_at_end", "checkpoint_frequency")
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """The checkpoints to keep, and the time to wait for ranks that do not report.
+
+    num_to_keep: keep this many (None: all): the best by score, or the newest without a score attribute. The latest
+        checkpoint is never deleted.
+    checkpoint_score_attribute: metric to rank by; ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. Missing and NaN
+        scores rank worst, whatever the order.
+    checkpoint_score_order: ``"max"`` or ``"min"``.
+    checkpoint_ranks: the ranks that bring checkpoints, such as ``[0]`` if only rank 0 saves, or ``"all"``. A checkpoint
+        then waits for all of these, and for no other rank. None: distrain finds out, which may delay the first
+        checkpoints by ``missing_rank_s``.
+    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never brought one, and after
+        which a rank that is ahead no longer waits in report() for the others.
+
+    >>> CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min").num_to_keep
+    2
+    >>> CheckpointConfig(checkpoint_ranks=range(0, 8, 4)).checkpoint_ranks
+    (0, 4)
+    """
+
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: Literal["max", "min"] = "max"
+    checkpoint_ranks: Sequence[int] | Literal["all"] | None = None
+    missing_rank_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_int, "num_to_keep", minimum=1, optional=True)
+        check_fields(self, check_type, "checkpoint_score_attribute", kind=str, optional=True)
+        check_fields(self, check_choice, "checkpoint_score_order", choices=("max", "min"))
+        if self.checkpoint_ranks not in (None, "all"):
+            check_fields(self, check_ranks, "checkpoint_ranks")
+            object.__setattr__(self, "checkpoint_ranks", tuple(sorted(set(self.checkpoint_ranks or ()))))
+        check_fields(self, check_seconds, "missing_rank_s")
+
+
+class CheckpointUploadMode(enum.Enum):
+    """The ways to store the files of a checkpoint.
+
+    SYNC: ``report()`` returns when this rank's files are in the run directory.
+    ASYNC: ``report()`` returns at once. A separate process stores the files and, by default, deletes the local ones.
+    NO_UPLOAD: the files are already in a directory of the run directory, and stay there.
+
+    >>> CheckpointUploadMode("ASYNC") is CheckpointUploadMode.ASYNC
+    True
+    """
+
+    SYNC = "SYNC"
+    ASYNC = "ASYNC"
+    NO_UPLOAD = "NO_UPLOAD"
+
+
+@without()
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """The lines and the output that appear on the console.
+
+    log_level: the lowest level of distrain's own lines, as in ``logging``: INFO shows progress, WARNING only what you
+        should read, ERROR nothing.
+    ranks: the ranks whose output is shown; None, the default, shows all. The log files have everything.
+
+    >>> LoggingConfig(log_level="warning", ranks=[0]).log_level
+    'WARNING'
+    """
+
+    log_level: str = "INFO"
+    ranks: Collection[int] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_type, "log_level", kind=str)
+        object.__setattr__(self, "log_level", self.log_level.upper())
+        check_fields(self, check_choice, "log_level", choices=_LOG_LEVELS)
+        check_fields(self, check_type, "ranks", kind=Collection, allowed="a list of ranks", optional=True)
+        for rank in self.ranks or ():
+            check_int("LoggingConfig.ranks", rank, minimum=0)
+
+
+@without()
+@dataclass(frozen=True, kw_only=True)
+class ShippingConfig:
+    """Files and packages for hosts that do not see the user's files; see docs/bare_hosts.md.
+
+    enabled: bring distrain and the user's code. False: all hosts have both already, at the same paths.
+    include: further files and directories, such as small data files, relative to the working directory. Only files
+        that are named here are brought in spite of a name that looks like a secret (``.env``, keys), or their size.
+    limit_bytes: the largest size of all files together.
+    env_from: make a virtual environment on each host: from ``"freeze"``, the packages of this interpreter, from a
+        ``uv.lock``, or from a requirements file. None, the default: hosts use the interpreter that they have.
+    cache_bytes: the size up to which the cache of a host may grow.
+
+    >>> RunConfig(shipping_config=ShippingConfig(include=["data/words.txt"])).shipping_config.enabled
+    True
+    """
+
+    enabled: bool = True
+    include: Sequence[str | os.PathLike[str]] = ()
+    limit_bytes: int = 100_000_000
+    env_from: str | os.PathLike[str] | None = None
+    cache_bytes: int = 20 << 30
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_type, "enabled", kind=bool)
+        if isinstance(self.include, (str, os.PathLike)):
+            raise TypeError(f"ShippingConfig.include must be a list of paths, got {self.include!r}")
+        check_fields(self, check_type, "include", kind=Sequence, allowed="a list of paths")
+        check_fields(self, check_int, "limit_bytes", "cache_bytes", minimum=1)
+        check_fields(self, check_type, "env_from", kind=(str, os.PathLike), allowed="a str or a Path", optional=True)
+
+
+@without()
+@dataclass(frozen=True)
+class ValidationTaskConfig:
+    """Settings for the validation of one checkpoint.
+
+    fn_kwargs: keyword arguments of the validation function, in addition to the checkpoint.
+    timeout_s: seconds after which the validation is ended; None, the default, sets no limit.
+
+    ::
+
+        distrain.report(metrics, checkpoint, validation=ValidationTaskConfig(fn_kwargs={"split": "test"}))
+    """
+
+    fn_kwargs: Mapping[str, Any] | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_type, "fn_kwargs", kind=Mapping, optional=True)
+        check_fields(self, check_seconds, "timeout_s", above_zero=True, optional=True)
+
+
+@without("ray_remote_kwargs")
+@dataclass(frozen=True)
+class ValidationConfig:
+    """The validation of checkpoints that workers report with ``report(..., validation=True)``.
+
+    fn: ``fn(checkpoint, **fn_kwargs) -> dict`` of metrics, which are added to those of the checkpoint. distrain calls
+        it in a process of its own on the machine of ``fit()``, for one checkpoint after the other, while the training
+        continues. A validation that fails or takes too long does not end the run.
+    task_config: the settings of validations that ``report(validation=ValidationTaskConfig(...))`` does not override.
+
+    ::
+
+        def validate(checkpoint):
+            with checkpoint.as_directory() as folder:
+                return {"accuracy": evaluate(folder)}
+
+        trainer = TorchTrainer(train_func, validation_config=ValidationConfig(validate))
+    """
+
+    fn: Callable[..., Mapping[str, Any]]
+    task_config: ValidationTaskConfig | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_type, "fn", kind=Callable)
+        if self.task_config is None:
+            object.__setattr__(self, "task_config", ValidationTaskConfig())
+        check_fields(self, check_type, "task_config", kind=ValidationTaskConfig)
+
+
+# -- the run ---------------------------------------------------------------------------------------------------------
+
+
+@without("local_dir", "log_to_file", "progress_reporter", "stop", "sync_config")
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Name, storage and policies of a run; its directory is ``{storage_path}/{name}``.
+
+    name: a file name; by default the name of the script, the time and a random suffix. An unfinished run of the same
+        name continues.
+    storage_path: local or shared directory, where ``~`` and relative paths are allowed, or a URL that fsspec knows,
+        such as ``s3://bucket/runs``; by default ``~/distrain_results``.
+    storage_filesystem: the file system of ``storage_path``, one of fsspec's or pyarrow's, instead of a URL.
+    log_dir: directory for the logs, in a directory named like the run; by default ``logs`` in the run directory.
+    stop_grace_s: seconds that workers have to end when a signal stops the run; None, the default, means 10, and 30 for
+        a script. If any of them calls should_stop(), that returns True, and after these seconds the remaining workers
+        get the signal, and SIGKILL two seconds later. If none calls it, they get the signal at once, and SIGKILL after
+        these seconds. They get SIGTERM instead of a signal that they do not handle. See docs/failures.md.
+    stop_signals: names of the signals that stop the run, such as ``["SIGTERM", "SIGUSR1"]``; None, the default, means
+        SIGINT, SIGTERM, SIGHUP and SIGQUIT, and in a job of Slurm SIGUSR1 and SIGUSR2. Other signals have the effect on
+        your process that they have without distrain.
+    worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
+        The other keys of Ray's runtime environment have no effect; a value causes a warning.
+    callbacks: objects of :class:`~distrain.UserCallback`, called in this process. Trackers among them, where Ray has
+        its own, count as ``trackers``.
+    trackers: names such as ``"tensorboard"`` or ``"wandb:project=mnist"``, or objects of
+        :class:`distrain.trackers.Tracker`; by default those that the environment variable DISTRAIN_TRACKERS names,
+        separated by semicolons. See docs/trackers.md.
+    failure_config: see :class:`~distrain.FailureConfig`.
+    checkpoint_config: see :class:`~distrain.CheckpointConfig`.
+    logging_config: see :class:`~distrain.LoggingConfig`.
+    shipping_config: see :class:`~distrain.ShippingConfig`.
+    progress: how the console shows the progress. ``"live"``: a footer on a terminal, below the output of the workers;
+        in a notebook: a block that is updated; ``"plain"``: a line every 30 seconds; ``"off"``: nothing; ``"auto"``,
+        the default: live on a terminal and in a notebook, else plain.
+    debug_rank: rank on which breakpoint() and an exception of train_func open pdb; on other ranks breakpoint() does
+        nothing. It opens on the terminal of fit(), else it waits for ``distrain debug``. See docs/debugging.md.
+    verbose: Ray Tune's setting; 0 means log level WARNING.
+
+    >>> config = RunConfig(name="mnist", storage_path="~/runs", failure_config=FailureConfig(max_failures=2))
+    >>> config.env_vars
+    {}
+    """
+
+    name: str | None = None
+    storage_path: str | os.PathLike[str] | None = None
+    storage_filesystem: AbstractFileSystem | None = None
+    failure_config: FailureConfig = field(default_factory=FailureConfig)
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log_dir: str | os.PathLike[str] | None = None
+    stop_grace_s: float | None = None
+    stop_signals: Sequence[str] | None = None
+    worker_runtime_env: dict[str, Any] | None = None
+    logging_config: LoggingConfig = field(default_factory=LoggingConfig)
+    shipping_config: ShippingConfig = field(default_factory=ShippingConfig)
+    progress: ProgressDisplay = "auto"
+    verbose: int | None = None
+    callbacks: Sequence[UserCallback] | None = ()
+    trackers: Sequence[Tracker | str] | None = None
+    debug_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        defaults = {
+            "failure_config": FailureConfig,
+            "checkpoint_config": CheckpointConfig,
+            "logging_config": LoggingConfig,
+            "shipping_config": ShippingConfig,
+            "callbacks": tuple,
+        }
+        for name, default in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default())
+            if name != "callbacks":
+                check_fields(self, check_type, name, kind=default)
+        self._check_name()
+        self._check_paths()
+        check_fields(self, check_seconds, "stop_grace_s", optional=True)
+        self._check_stop_signals()
+        self._check_runtime_env()
+        self._check_callbacks()
+        check_fields(self, check_choice, "progress", choices=get_args(ProgressDisplay))
+        if self.trackers is not None:
+            import_module("distrain.trackers.choice").trackers_of(self.trackers, {})
+        check_fields(self, check_int, "verbose", "debug_rank", minimum=0, optional=True)
+
+    def _check_name(self) -> None:
+        check_fields(self, check_type, "name", kind=str, optional=True)
+        if self.name is None:
+            return
+        if not self.name or self.name in (".", "..") or "/" in self.name or "\0" in self.name:
+            raise ValueError(f"RunConfig.name must be a plain file name without '/', got {self.name!r}")
+        if (size := len(self.name.encode(errors="surrogateescape"))) > _LONGEST_NAME:
+            raise ValueError(f"RunConfig.name must not be longer than {_LONGEST_NAME} bytes, got {size}")
+
+    def _check_paths(self) -> None:
+        names = ("storage_path", "log_dir")
+        check_fields(self, check_type, *names, kind=(str, os.PathLike), allowed="a str or a Path", optional=True)
+        for name in names:
+            if getattr(self, name) is not None and not os.fspath(getattr(self, name)):
+                raise ValueError(f"RunConfig.{name} must not be empty; leave it out for the default")
+        if self.log_dir is not None and "://" in (log_dir := os.fspath(self.log_dir)):
+            raise ValueError(f"RunConfig.log_dir={log_dir!r}: logs are written to a local or shared directory")
+        if self.storage_filesystem is not None and not _is_filesystem(self.storage_filesystem):
+            check_fields(self, check_type, "storage_filesystem", kind=(), allowed="fsspec's or pyarrow's filesystem")
+
+    def _check_stop_signals(self) -> None:
+        allowed = "a list of names such as 'SIGTERM'"
+        check_fields(self, check_type, "stop_signals", kind=(list, tuple), allowed=allowed, optional=True)
+        for name in self.stop_signals or ():
+            check_choice("RunConfig.stop_signals", name, _STOP_SIGNALS)
+
+    def _check_runtime_env(self) -> None:
+        check_fields(self, check_type, "worker_runtime_env", kind=dict, optional=True)
+        runtime_env = self.worker_runtime_env or {}
+        if unknown := sorted(map(str, runtime_env.keys() - _OTHER_ENVIRONMENT - {"env_vars"})):
+            raise ValueError(f"RunConfig.worker_runtime_env: there is no {', '.join(unknown)}; use 'env_vars'")
+        if others := sorted(name for name in runtime_env if name != "env_vars" and runtime_env[name]):
+            _warn(
+                f"RunConfig.worker_runtime_env: {', '.join(others)} without effect: workers have the interpreter, the "
+                "packages, the directory and the files of this process, or of their host",
+                deeper=1,
+            )
+        check_type("RunConfig.worker_runtime_env['env_vars']", self.env_vars, dict)
+        for name, value in self.env_vars.items():
+            if not _is_variable(name, value):
+                label = f"RunConfig.worker_runtime_env['env_vars'][{name!r}]"
+                raise TypeError(f"{label} must be a str with a plain name, got {value!r}")
+
+    def _check_callbacks(self) -> None:
+        allowed = "a list of distrain.UserCallback objects"
+        check_fields(self, check_type, "callbacks", kind=Sequence, allowed=allowed)
+        self._move_trackers()
+        for callback in self.callbacks or ():
+            check_type("RunConfig.callbacks", callback, UserCallback, allowed)
+
+    def _move_trackers(self) -> None:
+        if all(isinstance(one, UserCallback) for one in self.callbacks or ()):
+            return
+
+        if trackers := [one for one in self.callbacks or () if isinstance(one, Tracker)]:
+            object.__setattr__(self, "trackers", [*(self.trackers or ()), *trackers])
+            object.__setattr__(self, "callbacks", [one for one in self.callbacks or () if not isinstance(one, Tracker)])
+
+    @property
+    def env_vars(self) -> dict[str, str]:
+        """Environment variables for the workers."""
+        variables: dict[str, str] = (self.worker_runtime_env or {}).get("env_vars") or {}
+        return variables
+
+    @property
+    def log_level(self) -> str:
+        """The lowest level of distrain's own lines that is shown."""
+        level = self.logging_config.log_level
+        return "WARNING" if self.verbose == 0 and level == "INFO" else level
+
+
+def _is_filesystem(value: object) -> bool:
+    """Recognize a file system of fsspec or pyarrow without importing either."""
+    return any(kind.__module__.partition(".")[0] in ("fsspec", "pyarrow") for kind in type(value).__mro__)
+
+
+def _is_variable(name: object, value: object) -> bool:
+    """Tell if both are text that an environment can hold."""
+    if not isinstance(name, str) or not isinstance(value, str):
+        return False
+    return bool(name) and "=" not in name and "\0" not in name + value
+
+
+def _warn(text: str, *, deeper: int = 0) -> None:
+    """Warn at the user's line that makes the config.
+
+    deeper: number of calls between this function and ``__post_init__``.
+    """
+    warnings.warn(text, UserWarning, stacklevel=5 + deeper)
+
+
+# -- callbacks -------------------------------------------------------------------------------------------------------
+
+
+@explaining("RunContext")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """The run that a callback is called for.
+
+    ::
+
+        def before_run(self, run_context):
+            print(run_context.run_id, run_context.get_run_config().name)
+    """
+
+    run_id: str
+    run_config: RunConfig
+    scaling_config: ScalingConfig
+    backend_config: BackendConfig
+    train_loop_config: Mapping[str, Any]
+
+    def get_run_config(self) -> RunConfig:
+        return self.run_config
+
+
+class UserCallback:
+    """Hooks for the stages of a run. Derive from this class, and pass objects to ``RunConfig(callbacks=[...])``.
+
+    Callbacks run in the process that called ``fit()``, one after the other. With workers, all but ``before_run()`` and
+    ``after_run()`` run in a separate thread, and training does not wait for them. ``fit()`` returns after the last one;
+    Ctrl-C ends the wait for it. An exception in a callback is shown, and training continues.
+
+    ::
+
+        class Printer(UserCallback):
+            def after_report(self, run_context, metrics, checkpoint):
+                print(metrics[0])
+
+        run_config = RunConfig(callbacks=[Printer()])
+    """
+
+    def before_run(self, run_context: RunContext) -> None:
+        """Run before the first worker starts. The run directory exists."""
+
+    def after_run(self, run_context: RunContext, result: Result, error: BaseException | None) -> None:
+        """Run after the last worker has ended. ``fit()`` then returns ``result``, or raises ``error``.
+
+        It is not called if ``fit()`` fails before it starts any worker.
+        """
+
+    def after_report(
+        self, run_context: RunContext, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None
+    ) -> None:
+        """Run after every rank has made its n-th report, or will make none.
+
+        metrics: the reports by rank; None for a rank that makes no n-th report.
+        checkpoint: the checkpoint that was committed with these reports.
+        """
+
+    def after_checkpoint(self, run_context: RunContext, checkpoint: Checkpoint, metrics: dict[str, Any]) -> None:
+        """Run after a checkpoint was committed.
+
+        metrics: those that it was reported with. ``CheckpointConfig.num_to_keep`` may have deleted it already.
+        """
+
+    def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, BaseException]) -> None:
+        """Run after an attempt has failed and all its processes have ended.
+
+        worker_exceptions: the exceptions of the failed ranks, by rank.
+        """

@@ -1,0 +1,280 @@
+"""The result of a run. Runs in: coordinator, or anywhere later with :meth:`Result.from_path`."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import warnings
+from dataclasses import dataclass, field, fields
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain.errors import ControllerError, StorageError, TrainingFailedError
+from distrain.storage.checkpoint import MANIFEST_FILE, Checkpoint
+from distrain.storage.paths import RunPaths, is_copy, read_manifest
+from distrain.storage.records import CommittedCheckpoint, committed_at, last_metrics, read_metrics
+from distrain.storage.retention import Retention, StoredRetention, best_first, flatten, score
+from distrain.storage.run_lock import is_in_use
+from distrain.system.pickling import pickled
+from distrain.system.ray_names import explaining
+from distrain.system.remote_path import RemotePath, locate
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    import pandas
+    from fsspec import AbstractFileSystem
+
+__all__ = ["Result"]
+
+
+@explaining("Result")
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The result of a run.
+
+    metrics: the last report of rank 0, None if it never reported. If its checkpoint was validated, they include the
+        metrics of the validation.
+    checkpoint: the latest committed checkpoint, None if there is none.
+    best_checkpoints: pairs of checkpoint and metrics that were kept, the best last (by score if the CheckpointConfig
+        names one, else by time).
+    path: the run directory, a path or URL.
+    storage_filesystem: the filesystem of the path, if the user gave one instead of a URL.
+    error: why training failed; ``fit()`` raises it.
+    return_value: the return value of rank 0's train_func, None if it cannot be pickled.
+
+    ::
+
+        result = trainer.fit()
+        print(result.metrics["loss"], result.checkpoint)
+    """
+
+    metrics: dict[str, Any] | None
+    checkpoint: Checkpoint | None
+    path: str
+    error: TrainingFailedError | None = None
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = field(default_factory=list)
+    return_value: Any = None
+    storage_filesystem: AbstractFileSystem | None = field(default=None, repr=False)
+
+    @property
+    def metrics_dataframe(self) -> pandas.DataFrame | None:
+        """Every report of rank 0 as a row, with nested metrics flattened with ``/``; None without reports.
+
+        Raises ImportError if pandas is not installed, OSError if the run directory cannot be read.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("Result.metrics_dataframe needs pandas: pip install pandas") from None
+        rows = [flatten(record["metrics"]) for record in read_metrics(self._run / _METRICS)]
+        return pandas.DataFrame(rows) if rows else None
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str], storage_filesystem: AbstractFileSystem | None = None) -> Result:
+        """Return the Result of an earlier run that has finished, has failed or is still running.
+
+        It unpickles ``error`` and ``return_value``, so read only run directories that you trust. If the process that
+        called fit() was killed, ``error`` is a ControllerError.
+
+        path: a directory or a URL; with ``storage_filesystem`` (fsspec's or pyarrow's) a path on that filesystem.
+
+        Raises StorageError if there is no run at ``path``, or if it cannot be read.
+        """
+        try:
+            run = locate(path, storage_filesystem)
+            manifest = read_manifest(run)
+            if not manifest:
+                raise StorageError(f"{run} is not a run directory: it has no {RunPaths(Path()).manifest.name}")
+            return make_result(
+                run,
+                _checkpoints(run),
+                _retention(run, manifest),
+                metrics=last_metrics(run / _METRICS),
+                error=_stored_error(run) or _killed_error(run, manifest),
+                return_value=_unpickle(run, _RETURN_VALUE),
+            )
+        except OSError as error:
+            raise StorageError(f"cannot read the run {path}: {error}") from error
+
+    @property
+    def _run(self) -> Path | RemotePath:
+        return locate(self.path, self.storage_filesystem)
+
+    @property
+    def filesystem(self) -> AbstractFileSystem:
+        """The filesystem of ``path``, as fsspec has it."""
+        return Checkpoint(self.path, self.storage_filesystem).filesystem
+
+    def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint:
+        """Return the one of the ``best_checkpoints`` with the best value of a metric.
+
+        metric: its name; ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. NaN is never the best value.
+        mode: ``"max"`` if the largest value is the best, ``"min"`` if the smallest is.
+
+        Raises ValueError for another mode, RuntimeError if there is no checkpoint, or none with that metric.
+        """
+        if mode not in ("max", "min"):
+            raise ValueError(f'get_best_checkpoint: mode must be "max" or "min", got {mode!r}')
+        if not self.best_checkpoints:
+            raise RuntimeError(f"there is no checkpoint in {self.path}")
+        scored = [(score(metrics, metric, mode), checkpoint) for checkpoint, metrics in self.best_checkpoints]
+        best, checkpoint = max(scored, key=lambda pair: pair[0])
+        if best == -math.inf:
+            raise RuntimeError(self._no_best_error(metric))
+        return checkpoint
+
+    def _no_best_error(self, metric: str) -> str:
+        flat = [flatten(metrics) for _, metrics in self.best_checkpoints]
+        known = sorted({name for metrics in flat for name in metrics})
+        if metric in known:
+            values = ", ".join(repr(metrics.get(metric)) for metrics in flat)
+            return f"no checkpoint has a comparable value for metric {metric!r}; values: {values:.200}"
+        return f"no checkpoint has a metric {metric!r}; known metrics: {', '.join(known) or 'none'}"
+
+    def __repr__(self) -> str:
+        lines = [f"path={self.path!r}", f"metrics={self.metrics!r}", f"checkpoint={self.checkpoint!r}"]
+        if self.error is not None:
+            lines.insert(0, f"error={type(self.error).__name__}")
+        return "Result(\n  " + ",\n  ".join(lines) + "\n)"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        rows: dict[str, Any] = {} if self.error is None else {"error": self.error}
+        rows |= {"path": self.path, "checkpoint": self.checkpoint, **flatten(self.metrics or {})}
+        cells = (f"<tr><th>{escape(n)}</th><td><pre>{escape(str(value))}</pre></td></tr>" for n, value in rows.items())
+        return f"<table>{''.join(cells)}</table>"
+
+
+_MOST_READS = 10
+"""How often to list the checkpoints of a run that deletes some meanwhile."""
+_NAMES = RunPaths(Path())
+_METRICS, _RETURN_VALUE = _NAMES.metrics.name, _NAMES.return_value.name
+_MANIFEST, _ERROR_TEXT, _ERROR_PICKLE = _NAMES.manifest.name, _NAMES.error_text.name, _NAMES.error_pickle.name
+
+
+def _checkpoints(run: Path | RemotePath) -> list[CommittedCheckpoint]:
+    """Return the checkpoints of a run, oldest first. Warn of damaged ones."""
+    if isinstance(run, RemotePath):
+        return _remote_checkpoints(run)
+    for _ in range(_MOST_READS):
+        found, some_deleted = _local_checkpoints(run)
+        if not some_deleted:  # otherwise the run is still training, and has replaced them by others
+            break
+    return found
+
+
+def _local_checkpoints(run: Path) -> tuple[list[CommittedCheckpoint], bool]:
+    """Return the checkpoints, and whether some were deleted while they were read."""
+    found, some_deleted = [], False
+    for folder in RunPaths(run).checkpoints():
+        try:
+            found.append(committed_at(folder))
+        except StorageError as error:
+            if folder.exists():
+                warnings.warn(f"skipped a checkpoint: {error}", stacklevel=4)
+            else:
+                some_deleted = True
+    return found, some_deleted
+
+
+def _remote_checkpoints(run: RemotePath) -> list[CommittedCheckpoint]:
+    found = []
+    for name in run.names():
+        try:
+            manifest = json.loads((run / name / MANIFEST_FILE).read_bytes())
+            if not is_copy(name, manifest):
+                found.append((manifest["index"], committed_at(run / name, manifest)))
+        except (FileNotFoundError, NotADirectoryError):  # not a checkpoint
+            continue
+        except (ValueError, KeyError, TypeError, AttributeError, StorageError) as error:
+            text = f"skipped a checkpoint: {run / name} is damaged, its manifest cannot be read ({error})"
+            warnings.warn(text, stacklevel=4)
+    return [checkpoint for _, checkpoint in sorted(found, key=lambda pair: pair[0])]
+
+
+def make_result(
+    run: Path | RemotePath,
+    committed: list[CommittedCheckpoint],
+    config: Retention,
+    *,
+    metrics: dict[str, Any] | None,
+    error: TrainingFailedError | None = None,
+    return_value: Any = None,
+) -> Result:
+    """Make the Result of a run from its committed checkpoints and its retention settings."""
+    order = best_first([saved.metrics for saved in committed], config)[: config.num_to_keep]
+    return Result(
+        metrics=_with_validation(metrics, committed),
+        checkpoint=committed[-1].checkpoint if committed else None,
+        path=str(run),
+        error=error,
+        best_checkpoints=[(committed[i].checkpoint, committed[i].metrics) for i in reversed(order)],
+        return_value=return_value,
+        storage_filesystem=run.given if isinstance(run, RemotePath) else None,
+    )
+
+
+def _stored_error(run: Path | RemotePath) -> TrainingFailedError | None:
+    error = _unpickle(run, _ERROR_PICKLE)
+    if error is None and (text := _read(run, _ERROR_TEXT)) is not None:  # its class cannot be imported
+        try:
+            return TrainingFailedError(str(json.loads(text)["message"]))
+        except (ValueError, KeyError, TypeError) as damage:
+            return TrainingFailedError(f"the run failed, but {run / _ERROR_TEXT}, which says why, is damaged: {damage}")
+    return error if isinstance(error, TrainingFailedError) else None
+
+
+def _retention(run: Path | RemotePath, manifest: Mapping[str, Any]) -> StoredRetention:
+    """Return the retention settings that the run has stored. Raises StorageError."""
+    known = {each.name for each in fields(StoredRetention)}
+    stored = {name: value for name, value in manifest.get("checkpoint_config", {}).items() if name in known}
+    try:
+        return StoredRetention(**stored)
+    except (ValueError, TypeError) as error:
+        raise StorageError(f"{run / _MANIFEST} is damaged: {error}") from error
+
+
+def _killed_error(run: Path | RemotePath, manifest: Mapping[str, Any]) -> ControllerError | None:
+    """Return an error if the manifest says that the run is running, but no process holds its lock."""
+    if manifest["status"] != "running" or is_in_use(run) or read_manifest(run).get("status") != "running":
+        return None
+    return ControllerError(
+        f"the process that called fit() was killed, or its machine crashed: {run / _MANIFEST} says that the run is "
+        "running, but no process holds its lock. Start the run again under its name to continue at its last checkpoint"
+    )
+
+
+def _unpickle(run: Path | RemotePath, name: str) -> Any:
+    body = _read(run, name)
+    try:
+        return None if body is None else pickle.loads(body)  # noqa: S301 - documented
+    except Exception as error:
+        warnings.warn(f"{run / name} cannot be unpickled in this process: {error!r}", stacklevel=3)
+        return None
+
+
+def _read(run: Path | RemotePath, name: str) -> bytes | None:
+    try:
+        return (run / name).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def pickle_or_none(value: object) -> bytes | None:
+    """Return the pickled value, or None if it cannot be pickled."""
+    try:
+        return pickled(value)
+    except Exception:
+        return None
+
+
+def _with_validation(metrics: dict[str, Any] | None, committed: list[CommittedCheckpoint]) -> dict[str, Any] | None:
+    """Add the metrics of the last checkpoint's validation to the last report, if both belong to the same report."""
+    if metrics is None or not committed or committed[-1].validation is None:
+        return metrics
+    validated = committed[-1].metrics
+    return {**metrics, **validated} if all(validated.get(name) == metrics[name] for name in metrics) else metrics

@@ -1,0 +1,268 @@
+"""The command line: run a script, a module or a function on several workers. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
+from distrain.cli.run.config_options import config_from, named_options
+from distrain.cli.run.driver import driver_of, is_for_ray
+from distrain.cli.run.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
+from distrain.cli.run.preflight import Preflight
+from distrain.cli.run.preflight_table import show, show_emptied
+from distrain.cli.run.slurm_job import batch_job
+from distrain.cli.run.target import work_of, workers_path
+from distrain.console.detached import run_detached
+from distrain.console.error_screen import show_error
+from distrain.coordinator.connection.choice import hosts_of, transports_for
+from distrain.coordinator.connection.worker_settings import settings_for
+from distrain.coordinator.requests import STACKS, ask
+from distrain.coordinator.run_errors import exit_code_of
+from distrain.coordinator.store.remote_store import local_directory_of
+from distrain.coordinator.trainer import run_work
+from distrain.decisions.placement import shares_of, workers_on
+from distrain.errors import (
+    ControllerError,
+    DistrainError,
+    LaunchError,
+    PreemptionError,
+    ResourcesError,
+    WorkerGroupError,
+)
+from distrain.hosts.gpus import find_gpus
+from distrain.hosts.host_info import usable_cpus
+from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
+from distrain.storage.paths import RunPaths
+from distrain.system.arguments import in_users_words, options_named
+from distrain.system.log import say, warn
+from distrain.system.text import without_controls
+from distrain.trackers.choice import parse_tracker
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Collection, Sequence
+
+    from distrain.console.detached import DetachedConsole
+    from distrain.hosts.hostfile import HostSpec
+    from distrain.worker.job.job import Work
+
+_SIGINT_EXIT = 130
+
+
+def run_command(
+    arguments: Sequence[str] | None, user_path: Sequence[str], *, prog: str = "python -m distrain.launch"
+) -> int:
+    """Run the command line and return its exit code. Raises SystemExit for a wrong command line.
+
+    arguments: those after ``prog``; None: those of this process.
+    user_path: sys.path as the user's process was started with.
+    """
+    parser = make_parser(prog)
+    options = parse(parser, sys.argv[1:] if arguments is None else arguments)
+    if is_for_ray(options):
+        return _drive(parser, options, user_path)
+    with options_named(named_options()):
+        return _launch(parser, options, sys.argv[1:] if arguments is None else arguments, user_path)
+
+
+def _launch(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, arguments: Sequence[str], user_path: Sequence[str]
+) -> int:
+    if options.detach and (other := _runs_nothing(options)):
+        parser.error(f"--detach is for runs; leave it out with {other}")
+    if options.stacks:
+        return _show_stacks(options.stacks)
+    if ignored := ignored_options(options):
+        warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
+    try:
+        if options.slurm or options.dry_run:
+            return _submit(options, arguments)
+        hosts = _hosts(options)
+        if options.check or options.clear_caches:
+            return _check(options, hosts, user_path)
+        work = work_of(options, user_path)
+        scaling = _scaling_config(options, hosts)
+        run = _run_config(options, hosts, scaling)
+    except (ValueError, TypeError, OSError, ResourcesError) as error:
+        parser.error(in_users_words(str(error)))
+    train = partial(_run, work, scaling, run, workers_path(work, user_path))
+    return run_detached(train) if options.detach else train()
+
+
+def _runs_nothing(options: argparse.Namespace) -> str | None:
+    """Return the option that makes the command do something else than to run here, or None."""
+    others = ("stacks", "check", "clear_caches", "slurm", "dry_run")
+    return next((f"--{name.replace('_', '-')}" for name in others if getattr(options, name)), None)
+
+
+# -- configs ---------------------------------------------------------------------------------------------------------
+
+
+def _hosts(options: argparse.Namespace) -> tuple[HostSpec, ...]:
+    """Return the hosts to train on.
+
+    Raises ValueError for hosts that cannot be parsed, and for options of torchrun that contradict them.
+    """
+    check_transport(options.transport, "--transport")
+    scaling = ScalingConfig(hosts=options.hosts, hostfile=options.hostfile, transport=options.transport)
+    hosts = hosts_of(scaling, os.environ)
+    if options.nnodes not in (None, str(len(hosts)), f"{len(hosts)}:{len(hosts)}"):
+        raise ValueError(
+            f"--nnodes {options.nnodes}, but {len(hosts)} host(s); name all hosts with --hostfile or --hosts, and run "
+            "this command once"
+        )
+    if options.nproc_per_node and len(hosts) > 1:
+        raise ValueError("--nproc-per-node: with several hosts, their slots say how many each gets; or --num-workers")
+    split_ssh_args(options.ssh_args or "", "--ssh-args")
+    return hosts
+
+
+def _scaling_config(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> ScalingConfig:
+    return config_from(ScalingConfig, options, num_workers=_num_workers(options, hosts))
+
+
+def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int | tuple[int, int]:
+    amount: str | None = options.num_workers or options.nproc_per_node
+    if amount is None:
+        return total_slots(hosts)
+    if options.nproc_per_node not in (None, amount):
+        both = f"--num-workers {amount}, but --nproc-per-node {options.nproc_per_node}"
+        raise ValueError(f"{both}: they are the same for a single host; drop one of the two")
+    least, colon, most = amount.partition(":")
+    if colon:
+        return int(least), int(most)
+    if not amount.isdigit() and not all(host.is_local for host in hosts):
+        raise ValueError(f"--num-workers {amount} would count this machine's; give a number, or leave it out")
+    return int(amount) if amount.isdigit() else _count_devices(amount)
+
+
+def _count_devices(kind: str) -> int:
+    """Return the number of GPUs or CPUs of this machine; ``auto`` prefers GPUs, as under torchrun."""
+    if kind == "cpu":
+        return usable_cpus()
+    gpus, problem = find_gpus(os.environ)
+    if kind == "gpu" and not gpus:
+        why = problem or "driver missing, or hidden by CUDA_VISIBLE_DEVICES"
+        raise ValueError(
+            f"one worker for each GPU was asked for, but no usable NVIDIA GPU was found ({why}); name a number, or "
+            "take cpu"
+        )
+    return len(gpus) or usable_cpus()
+
+
+def _run_config(options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig) -> RunConfig:
+    return config_from(
+        RunConfig,
+        options,
+        failure_config=config_from(FailureConfig, options),
+        checkpoint_config=config_from(CheckpointConfig, options),
+        logging_config=config_from(LoggingConfig, options, ranks=_ranks_shown(options, hosts, scaling)),
+        shipping_config=config_from(ShippingConfig, options),
+        worker_runtime_env={"env_vars": environment_variables(options.env)},
+        trackers=None if options.tracker is None else [parse_tracker(text) for text in options.tracker],
+    )
+
+
+def _ranks_shown(
+    options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig
+) -> Collection[int] | None:
+    """Return the ranks whose output is shown; for local ranks, those that have them while no host is lost."""
+    if options.local_ranks_filter is None:
+        return None if options.ranks_shown is None else shown_ranks(options.ranks_shown)
+    local = shown_ranks(options.local_ranks_filter, "--local-ranks-filter")
+    slots = {host.name: host.slots for host in hosts}
+    shares = list(shares_of(slots, workers_on(slots, scaling)).values())
+    return [sum(shares[:i]) + rank for i, share in enumerate(shares) for rank in local if rank < share]
+
+
+# -- actions ---------------------------------------------------------------------------------------------------------
+
+
+def _drive(parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
+    """Run a script of Ray in this process. Return 0; what it raises ends the process as it does any script."""
+    try:
+        _hosts(options)
+        drive = driver_of(parser, options, user_path)
+    except (ValueError, TypeError, OSError) as error:
+        parser.error(str(error))  # it says what to write into the script
+    drive()
+    return 0
+
+
+def _run(
+    work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str], detached: DetachedConsole | None = None
+) -> int:
+    """Train, and return the exit code."""
+    try:
+        run_work(work, scaling, run, sys_path=sys_path, detached=detached)
+    except KeyboardInterrupt as error:
+        return exit_code_of(error)
+    except DistrainError as error:
+        is_of_run = isinstance(
+            error, (WorkerGroupError, PreemptionError, ControllerError)
+        )  # it quotes ranks, and paths
+        show_error(type(error), str(error) if is_of_run else in_users_words(str(error)))
+        return exit_code_of(error)
+    return 0
+
+
+def _submit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Submit a job of Slurm that runs the command line, or only show its script. Raises ValueError."""
+    if not options.slurm:
+        raise ValueError("--dry-run: only with --slurm, whose batch script it shows")
+    if not (options.target or options.module):
+        raise ValueError("--slurm: name what to run, such as train.py")
+    job = batch_job(options, arguments)
+    print(job.script, end="", flush=True)
+    if options.dry_run:
+        return 0
+    try:
+        number = job.submit()
+    except LaunchError as error:
+        show_error(type(error), str(error))
+        return 2
+    say(f"submitted as job {number}; run directory {job.run}; Result.from_path({job.run!r}) shows how far it is")
+    return 0
+
+
+def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Sequence[str]) -> int:
+    """Check the hosts and show a table of them, or empty their caches. Return 0, or 1 if there is a problem."""
+    from rich.console import Console
+
+    scaling = _scaling_config(options, hosts)
+    transports = transports_for(
+        hosts,
+        scaling,
+        os.environ,
+        ships=options.enabled,
+        makes_environment=options.env_from is not None,
+    )
+    settings = settings_for(
+        transports,
+        directory=os.getcwd(),
+        sys_path=user_path,
+        environment=environment_variables(options.env),
+        own_environment=os.environ,
+        interface="" if options.clear_caches else scaling.interface or "",
+    )
+    preflight = Preflight(transports, settings, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
+    try:
+        preflight.clear_caches() if options.clear_caches else preflight.run()
+    except KeyboardInterrupt:
+        return _SIGINT_EXIT
+    if options.clear_caches:
+        return 0 if show_emptied(preflight) else 1
+    show(preflight, Console(highlight=False))
+    return 0 if preflight.is_fit else 1
+
+
+def _show_stacks(folder: str) -> int:
+    try:
+        print(without_controls(ask(RunPaths(local_directory_of(folder)), STACKS)))
+    except DistrainError as error:
+        show_error(type(error), str(error), title="no stacks")
+        return 2
+    return 0

@@ -1,0 +1,231 @@
+"""The options of the command line that are fields of the configs of a run. Runs in: coordinator.
+
+A field has the option of its name: ``hang_timeout_s`` is ``--hang-timeout``. Its type, default and help come from the
+config. The same table names the option in errors that are about a field.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import types
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from distrain.api import config as configs
+from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from dataclasses import Field
+
+    Config = TypeVar("Config")
+
+CONFIGS = (ScalingConfig, RunConfig, FailureConfig, CheckpointConfig, LoggingConfig, ShippingConfig)
+BY_HAND = {
+    "num_workers": "--num-workers",
+    "ranks": "--ranks-shown",
+    "trackers": "--tracker",
+    "worker_runtime_env": "--env",
+}
+"""Fields whose options take something else than their values, see :mod:`distrain.cli.run.options`."""
+_OWN_CONFIG = "a config, whose fields have options of their own"
+NO_OPTION = {
+    "callbacks": "objects of Python",
+    "checkpoint_config": _OWN_CONFIG,
+    "failure_config": _OWN_CONFIG,
+    "logging_config": _OWN_CONFIG,
+    "placement_strategy": "Ray's; it has no effect",
+    "shipping_config": _OWN_CONFIG,
+    "storage_filesystem": "an object of Python; a URL as --storage-path names its file system",
+    "trainer_resources": "Ray's; it has no effect",
+    "verbose": "Ray Tune's; --log-level does the same",
+}
+"""Fields that make no sense on a command line, and why."""
+_NAMES = {
+    "cache_bytes": ("--ship-cache",),
+    "enabled": ("--no-ship",),
+    "host_wait_s": ("--hosts-wait",),
+    "include": ("--ship",),
+    "limit_bytes": ("--ship-limit",),
+    "max_failures": ("--max-failures", "--max-restarts"),
+    "stop_grace_s": ("--stop-grace", "--shutdown-timeout"),
+    "stop_signals": ("--signals-to-handle",),
+}
+"""The options of fields for which the rule does not give a good name."""
+
+
+def _resources(text: str) -> dict[str, float]:
+    try:
+        return {name: float(amount) for name, _, amount in (part.partition("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be amounts such as CPU=4,memory=8e9, got {text!r}") from None
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text, re.ASCII)
+    if not match or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"must be a size such as 300MB or 2GB, got {text!r}")
+    return int(float(match[1]) * 1000 ** " kMGT".index(match[2] or " "))
+
+
+def parse_ranks(text: str) -> list[int]:
+    """Return ranks such as ``0,2-5`` as a list. Raises ValueError."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
+            raise ValueError(f"{text!r}: must be ranks such as 0,2-5")
+        if int(last or first) < int(first):
+            raise ValueError(f"{text!r}: {part.strip()} has no rank in it; the lower one comes first")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _checkpoint_ranks(text: str) -> list[int] | str:
+    try:
+        return text if text == "all" else parse_ranks(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+_KEYWORDS: dict[str, dict[str, Any]] = {
+    "cache_bytes": {"help": "size up to which the cache of a host may grow (default: 20 GiB)"},
+    "checkpoint_ranks": {
+        "type": _checkpoint_ranks,
+        "metavar": "0,2-5",
+        "help": "the ranks that bring checkpoints, or all; a checkpoint then waits for these and no others (default: "
+        "distrain finds out, which may delay the first ones by --missing-rank)",
+    },
+    "checkpoint_score_order": {"help": "the better scores: the higher or the lower ones (default: max)"},
+    "debug_rank": {"metavar": "RANK"},
+    "enabled": {"help": "bring no code to other hosts: they have it at the same paths"},
+    "env_from": {
+        "metavar": "SOURCE",
+        "help": "make a virtual environment on each host, from freeze (the packages installed here), uv.lock or "
+        "requirements.txt (default: hosts use the Python that they have)",
+    },
+    "hostfile": {
+        "metavar": "FILE",
+        "help": "file with the hosts to train on, one per line: alpha slots=4 (default: DISTRAIN_HOSTFILE, else the "
+        "nodes of the Slurm job, else this machine)",
+    },
+    "hosts": {"metavar": "alpha:4,beta:4", "help": "the hosts to train on, each with its slots"},
+    "include": {
+        "action": "append",
+        "default": [],
+        "metavar": "PATH",
+        "help": "file or directory that hosts need in addition to your code, such as small data files",
+    },
+    "limit_bytes": {"help": "largest size of all that is brought (default: 100MB)"},
+    "log_dir": {"metavar": "DIR"},
+    "name": {
+        "help": "name of the run; an unfinished run of that name continues (default: the name of the script, the time "
+        "and a random suffix)",
+    },
+    "numa_binding": {
+        "help": "bind each worker to CPUs near its GPU, as torchrun does (default: it may use all CPUs)",
+    },
+    "progress": {
+        "help": "how the progress is shown: live, a footer on a terminal; plain, a line every 30 s; off (default: "
+        "auto, live on a terminal, else plain)",
+    },
+    "resources_per_worker": {
+        "type": _resources,
+        "metavar": "CPU=4,memory=8e9",
+        "help": "what each worker needs of CPU (cores), GPU (devices; a fraction shares one) and memory (bytes); hosts "
+        "that lack it are refused",
+    },
+    "ssh_args": {"metavar": "ARGS", "help": 'further arguments for ssh, such as --ssh-args="-i my_key"'},
+    "stop_grace_s": {
+        "help": "time that the workers have to end after Ctrl-C, SIGTERM and the like, before SIGKILL; if one calls "
+        "should_stop(), time to stop there, before the others get the signal (default: 30 for a script, as under "
+        "torchrun, and 10 for a function)",
+    },
+    "stop_signals": {
+        "type": lambda text: text.split(","),
+        "metavar": "SIGTERM,SIGUSR1",
+        "help": "signals that stop the run and are passed on to the workers (default: SIGINT,SIGTERM,SIGHUP,SIGQUIT, "
+        "and in a job of Slurm SIGUSR1,SIGUSR2)",
+    },
+    "storage_path": {"metavar": "DIR"},
+    "transport": {
+        "metavar": "HOW",
+        "help": "how hosts are reached: local, ssh, slurm (by srun, in a job), or a command line such as 'docker exec "
+        "-i {host}' (default: auto, slurm for the nodes of a Slurm job, ssh for other hosts)",
+    },
+    "use_gpu": {"help": "give every worker a GPU"},
+}
+"""Keywords for argparse of fields whose config does not say it, or not as briefly as a help has to."""
+
+
+def fields_with_option(config: type) -> Iterator[Field[Any]]:
+    """Yield the fields of a config that have an option that is made by the rule."""
+    return (field for field in fields(config) if field.name not in BY_HAND and field.name not in NO_OPTION)
+
+
+def names_of(field: str) -> tuple[str, ...]:
+    """Return the names of the option for a field, the first of which errors use."""
+    if field in BY_HAND:
+        return (BY_HAND[field],)
+    return _NAMES.get(field) or (f"--{field.removesuffix('_s').replace('_', '-')}",)
+
+
+def named_options() -> dict[str, str]:
+    """Return the option of each field, such as ``--hosts-wait`` for ``FailureConfig.host_wait_s``."""
+    every = ((config, field.name) for config in CONFIGS for field in fields(config))
+    return {f"{config.__name__}.{name}": names_of(name)[0] for config, name in every if name not in NO_OPTION}
+
+
+def add_options_of(config: type, add: Callable[..., object]) -> None:
+    """Add the options of a config with a method ``add_argument``. Raises TypeError for a field of an unknown type."""
+    hints = get_type_hints(config, vars(configs), {"AbstractFileSystem": object, "Tracker": object})
+    about = _descriptions(config)
+    for field in fields_with_option(config):
+        keywords = _keywords(field, hints[field.name], about.get(field.name, "")) | _KEYWORDS.get(field.name, {})
+        add(*names_of(field.name), dest=field.name, **keywords)
+
+
+def config_from(config: type[Config], options: argparse.Namespace, **others: Any) -> Config:
+    """Make a config of the options that :func:`add_options_of` has added. Raises TypeError or ValueError."""
+    return config(**{field.name: getattr(options, field.name) for field in fields_with_option(config)}, **others)
+
+
+def _keywords(field: Field[Any], hint: Any, about: str) -> dict[str, Any]:
+    """Return the keywords for argparse that follow from a field."""
+    default = None if field.default is MISSING else field.default
+    if isinstance(default, bool):
+        return {"action": "store_false" if default else "store_true", "default": default, "help": about}
+    kinds = [one for one in get_args(hint) if one is not type(None)] if _is_union(hint) else [hint]
+    shown = f"{default:g}" if isinstance(default, float) else default
+    keywords = {"default": default, "help": f"{about} (default: {shown})" if shown not in (None, ()) else about}
+    if get_origin(kinds[0]) is Literal:
+        return keywords | {"choices": get_args(kinds[0])}
+    if kinds[0] not in (int, float, str) and field.name not in _KEYWORDS:
+        raise TypeError(f"{field.name}: there is no rule for options of type {hint}; add it to one of the tables above")
+    kind, metavar = kinds[0], {float: "SECONDS", int: "N"}.get(kinds[0], "NAME")
+    if field.name.endswith("_bytes"):
+        kind, metavar = _size, "SIZE"
+    if kind is not str and len(kinds) < len(get_args(hint)):
+        kind = _or_none(kind)
+    return keywords | {"type": kind, "metavar": metavar}
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType)
+
+
+def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        return None if text.lower() == "none" else kind(text)
+
+    parse.__name__ = kind.__name__  # argparse names it
+    return parse
+
+
+def _descriptions(config: type) -> dict[str, str]:
+    """Return the first sentence about each field in the docstring of a config."""
+    entries = re.findall(r"^(\w+): (.*(?:\n    .*)*)", inspect.cleandoc(config.__doc__ or ""), re.MULTILINE)
+    texts = ((name, re.sub(r"\s+", " ", text.replace("`", ""))) for name, text in entries)
+    return {name: re.split(r"\.(?: |$)", text)[0].replace("%", "%%") for name, text in texts}

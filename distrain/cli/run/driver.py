@@ -1,0 +1,96 @@
+"""``distrain run --as-ray``: run a script of Ray, which calls fit() itself, in this process. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from distrain.cli.run.config_options import CONFIGS
+from distrain.cli.run.options import environment_variables, is_function
+from distrain.cli.run.target import work_of, workers_path
+from distrain.system.imports import AS_RAY, import_as_ray, is_asked_for_as_ray
+from distrain.trackers.choice import VARIABLE as TRACKERS
+from distrain.trackers.choice import parse_tracker
+from distrain.worker.user_code import users_part
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+_HOSTS = {"hosts": "DISTRAIN_HOSTS", "hostfile": "DISTRAIN_HOSTFILE"}
+_VARIABLES = {**_HOSTS, "transport": "DISTRAIN_TRANSPORT", "ssh_args": "DISTRAIN_SSH_ARGS"}
+"""Options, and the variables that do the same for a fit()."""
+_OTHERS = {"as_ray", "env", "tracker", "target", "arguments", "module"}
+"""Further options that have a meaning here."""
+_CONFIG_FIELDS = {"nproc_per_node": "num_workers", "ranks_shown": "ranks", "local_ranks_filter": "ranks"}
+
+
+def is_for_ray(options: argparse.Namespace) -> bool:
+    """Tell if the target is a script of Ray: by the option, or by the variable, which is not about functions."""
+    names_script = options.module is not None or (options.target is not None and not is_function(options.target))
+    return options.as_ray or (names_script and is_asked_for_as_ray())
+
+
+def driver_of(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]
+) -> Callable[[], None]:
+    """Return what runs the script as ``python script.py`` does. Raises ValueError or OSError for a wrong option."""
+    if options.target is not None and is_function(options.target):
+        raise ValueError(f"--as-ray {options.target}: is a function; name a script, or a module with -m")
+    _refuse_others(parser, options)
+    for text in options.tracker or ():
+        parse_tracker(text)
+    work, variables = work_of(options, user_path), environment_variables(options.env)
+
+    def drive() -> None:
+        _set_variables(options, variables)
+        import_as_ray()
+        sys.path[:] = workers_path(work, user_path)
+        try:
+            work.run()
+        except BaseException as error:
+            _show_from_script(users_part(error))
+            raise
+
+    return drive
+
+
+def _refuse_others(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Raise ValueError for an option that would start workers, or do something else than to run the script."""
+    for action in parser._actions:
+        known = action.dest in (*_VARIABLES, *_OTHERS) or not hasattr(options, action.dest)
+        if not known and getattr(options, action.dest) != action.default:
+            field = _CONFIG_FIELDS.get(action.dest, action.dest)
+            homes = (config.__name__ for config in CONFIGS if field in {one.name for one in fields(config)})
+            home = next(homes, None)
+            cure = f"write {home}({field}=...) there" if home else "leave it out"
+            asked = "--as-ray" if options.as_ray else f"{AS_RAY}={os.environ[AS_RAY]}"
+            raise ValueError(f"{action.option_strings[0]}: with {asked}, the script calls fit() itself; {cure}")
+
+
+def _set_variables(options: argparse.Namespace, variables: dict[str, str]) -> None:
+    """Have the fit() of the script, and its workers, act by the options."""
+    given: dict[str, Any] = {name: getattr(options, name) for name in _VARIABLES}
+    if given["hosts"] or given["hostfile"]:
+        for name in _HOSTS.values():
+            os.environ.pop(name, None)
+    os.environ.update({_VARIABLES[name]: value for name, value in given.items() if value and value != "auto"})
+    os.environ.update(variables)
+    if variables:
+        os.environ["DISTRAIN_ENV"] = ",".join(filter(None, (os.environ.get("DISTRAIN_ENV"), *variables)))
+    if options.tracker:
+        os.environ[TRACKERS] = ";".join(options.tracker)
+    os.environ[AS_RAY] = "1"
+
+
+def _show_from_script(trace: TracebackType | None) -> None:
+    """Have the exception that ends the process shown from the script on, as the interpreter does."""
+    show = sys.excepthook
+
+    def show_users_part(kind: type[BaseException], error: BaseException, _: object) -> None:
+        show(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = show_users_part

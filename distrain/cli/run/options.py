@@ -1,0 +1,232 @@
+"""The options of ``python -m distrain.launch``, and their values. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
+from distrain.cli.run.config_options import add_options_of, parse_ranks
+from distrain.hosts.hostfile import ALWAYS_SET
+from distrain.system.ray_names import did_you_mean
+from distrain.system.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_WITHOUT_EFFECT = (
+    *("duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "local-addr"),
+    *("log-line-prefix-template", "logs-specs", "master-addr", "master-port", "monitor-interval", "node-rank"),
+    *("rdzv-backend", "rdzv-conf", "rdzv-endpoint", "rdzv-id", "redirects", "role", "tee"),
+)
+"""Options of torchrun for things that distrain always does, or never needs."""
+_SHORT = {"redirects": "-r", "tee": "-t"}
+_INSTEAD = {
+    "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
+    "print-completion": "`distrain completion` prints it",
+    "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",
+}
+"""Options of torchrun that distrain does not have, and what to do instead."""
+
+_EPILOG = """\
+targets:
+  train.py ARGS...            a script, as under torchrun: it calls init_process_group() itself
+  -m package.train ARGS...    a module, likewise
+  train.py:train_func         a function of a file or of a module (package.train:train_func), called with the config;
+                              the process group is set up for it
+A script that calls TorchTrainer(...).fit() starts its own workers: run it with `python script.py`, or, if it imports
+ray, with `python -m distrain.launch --as-ray script.py`; --hosts, --hostfile, --transport, --env and --tracker apply.
+
+examples:
+  python -m distrain.launch --num-workers 4 train.py --epochs 3
+  python -m distrain.launch --num-workers 2 --config base.json --set lr=0.1 train.py:train_func
+  python -m distrain.launch --hosts alpha:4,beta:4 train.py
+  python -m distrain.launch --hosts localhost:1,gpu-box:4 --ship data/words.txt train.py
+  python -m distrain.launch --slurm partition=gpu,time=4:00:00,nodes=2,gpus-per-node=8 train.py
+  python -m distrain.launch --check --hostfile hosts.txt
+  python -m distrain.launch --hostfile hosts.txt --ssh-args="-F my_ssh_config" --env WANDB_MODE=offline train.py
+
+exit codes: 0; after a failure that of the culprit (1 for an exception, 128 + n for signal n); 130 after Ctrl-C;
+143 after SIGTERM, 129 after SIGHUP; 2 for a wrong command line or a launch that is not possible.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Exit with one line. argparse would put the long usage in front of it."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. A function takes no arguments, so options of the launcher may follow it."""
+    options, unknown = parser.parse_known_args(arguments)
+    split = len(arguments) - len(options.arguments)
+    if options.arguments and arguments[split - 1] == options.target and is_function(options.target):
+        in_order = [*arguments[: split - 1], *options.arguments, options.target]
+        again, unknown = parser.parse_known_args(in_order)
+        options = again if again.target == options.target else options
+    for word in unknown:
+        _refuse_unknown(parser, word.partition("=")[0], options.target)
+    return options
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, option: str, target: str | None) -> NoReturn:
+    if instead := _INSTEAD.get(option.removeprefix("--").replace("_", "-")):
+        parser.error(f"there is no option {option}; {instead}")
+    names = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
+    hint = did_you_mean(option.lstrip("-"), names, prefix="--")
+    if not hint and target and is_function(target):
+        hint = f"; {target} is a function, whose config comes from --config and --set"
+    parser.error(f"there is no option {option}{hint or '; options of a script come after its name'} (see --help)")
+
+
+def is_function(target: str) -> bool:
+    """Tell ``file.py:function`` and ``module:function`` from the name of a script."""
+    _, colon, name = target.rpartition(":")
+    return bool(colon) and name.isidentifier() and not Path(target).exists()
+
+
+def ignored_options(options: argparse.Namespace) -> list[str]:
+    """Return the options of torchrun that were given and have no effect here."""
+    return [f"--{name}" for name in _WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]
+
+
+def make_parser(prog: str = "python -m distrain.launch") -> argparse.ArgumentParser:
+    """Make the parser of the command line. ``tests/cli/launch_help.txt`` holds its ``--help``."""
+    parser = _Parser(
+        prog=prog,
+        description="Run a PyTorch script, module or function on several workers, of this machine or of many.",
+        epilog=_EPILOG.replace("python -m distrain.launch", prog.replace(" check", " run")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"distrain {__version__}")
+    _add_placement_options(parser.add_argument_group("hosts and workers").add_argument)
+    add_options_of(ShippingConfig, parser.add_argument_group("files for hosts that do not share them").add_argument)
+    _add_run_options(parser.add_argument_group("the run"))
+    add_options_of(FailureConfig, parser.add_argument_group("failures and time limits").add_argument)
+    reported = "checkpoints that are reported with distrain.report()"
+    add_options_of(CheckpointConfig, parser.add_argument_group(reported).add_argument)
+    _add_actions(parser.add_argument_group("instead of a run").add_argument)
+    _add_target(parser)
+    for name in ("standalone", "run-path"):  # what distrain does in any case
+        parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
+    for name in ("nnodes", *_WITHOUT_EFFECT):
+        short = (_SHORT[name],) if name in _SHORT else ()
+        parser.add_argument(*short, f"--{name}", help=argparse.SUPPRESS)
+    known = parser._option_string_actions
+    known.update({f"--{name[2:].replace('-', '_')}": action for name, action in known.items() if name[:2] == "--"})
+    return parser
+
+
+def _add_placement_options(add: Callable[..., object]) -> None:
+    add(
+        "--num-workers",
+        type=_worker_count,
+        metavar="N",
+        help="workers to start, on all hosts together (default: all slots of the hosts, else 1); or: gpu, cpu, auto; "
+        "or 2:8, as many as the slots allow",
+    )
+    add("--nproc-per-node", type=_worker_count, metavar="N", help="the same as --num-workers, for a single host")
+    add_options_of(ScalingConfig, add)
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="environment variable for all workers; without a value, it keeps its value from here",
+    )
+    add(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE,...",
+        help="submit a job of Slurm that runs this command, with these options of sbatch: partition=gpu,time=4:00:00",
+    )
+    add("--dry-run", action="store_true", help="with --slurm: show the batch script; submit nothing")
+
+
+def _add_run_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add_options_of(RunConfig, add)
+    add(
+        "--tracker",
+        action="append",
+        metavar="NAME[:KEY=VALUE,...]",
+        help="log metrics to tensorboard, wandb, mlflow or trackio, too, such as wandb:project=my,mode=offline "
+        "(default: DISTRAIN_TRACKERS)",
+    )
+    add(
+        "--detach",
+        action="store_true",
+        help="return once the ranks train; the run goes on, also when the terminal is closed; its console is "
+        "console.log in the run directory, and `distrain attach` shows it",
+    )
+    add_options_of(LoggingConfig, add)
+    ranks = group.add_mutually_exclusive_group().add_argument
+    shown = ("--ranks-shown", "--console-ranks")
+    ranks(*shown, metavar="0,2-5", help="ranks whose output is shown here (default: all); the logs have everything")
+    ranks("--local-ranks-filter", metavar="0,2-5", help="the same, for the local ranks of each host")
+
+
+def _add_actions(add: Callable[..., object]) -> None:
+    add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
+    add("--clear-caches", action="store_true", help="delete what distrain has stored on the hosts")
+    add("--stacks", metavar="RUN_DIR", help="show the stacks of all ranks of a running run")
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--as-ray",
+        action="store_true",
+        help="run an unmodified script of Ray Train: it imports ray and calls fit() itself, here (default: "
+        "DISTRAIN_AS_RAY)",
+    )
+    add("--config", metavar="FILE.json", help="config of the function, a JSON object")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one entry of the config, JSON or text; a.b=1 sets config['a']['b']",
+    )
+    module = "run a module as a script; everything after it belongs to the module"
+    add("-m", "--module", metavar="MODULE", nargs=argparse.REMAINDER, help=module)
+    add("target", nargs="?", help="script.py, file.py:function or module:function")
+    add("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def _worker_count(text: str) -> str:
+    if not re.fullmatch(r"\d+(:\d+)?|gpu|cpu|auto", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"must be a number such as 4, or 2:8, gpu, cpu or auto; got {text!r}")
+    return text
+
+
+def environment_variables(settings: Sequence[str]) -> dict[str, str]:
+    """Return the variables of ``--env``. Raises ValueError for one without a value, or one that each rank gets."""
+    variables = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not name:
+            raise ValueError(f"--env {setting}: must be NAME=VALUE, or the name of a variable that is set here")
+        if not equals and name not in os.environ:
+            raise ValueError(f"--env {name}: is not set here; give a value, --env {name}=VALUE")
+        if name in ALWAYS_SET:
+            raise ValueError(f"--env {name}: each rank is given its own {name}; leave it out")
+        variables[name] = value if equals else os.environ[name]
+    return variables
+
+
+def shown_ranks(text: str, option: str = "--ranks-shown") -> list[int]:
+    """Return ranks such as ``0,2-5`` as a list. Raises ValueError, which names the option."""
+    try:
+        return parse_ranks(text)
+    except ValueError as error:
+        raise ValueError(f"{option} {error}") from None

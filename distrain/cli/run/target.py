@@ -1,0 +1,168 @@
+"""The target of a command line: a script, a module or a function, as the work for the workers. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain.cli.run.options import is_function
+from distrain.system.ray_names import did_you_mean
+from distrain.worker.job import job
+from distrain.worker.job.early_variables import sets_early
+from distrain.worker.job.main_module import is_archive
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+
+def work_of(options: argparse.Namespace, user_path: Sequence[str]) -> job.Work:
+    """Return the work that the command line names. Raises ValueError or OSError for a wrong target or config."""
+    from distrain.torch.config import TorchConfig
+
+    backend = TorchConfig()
+    if options.module is not None:
+        module, places = _module(options), [os.getcwd(), *user_path]
+        source = _source_of_module(f"{module}.__main__", places) or _source_of_module(module, places)
+        alone = source is not None and sets_early(source)
+        return job.ScriptWork(backend=backend, module=module, argv=options.module[1:], imports_alone=alone)
+    if options.target is None:
+        raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")
+    if is_function(options.target):
+        _check_function(options, user_path)
+        return job.TargetWork(backend=backend, target=options.target, config=_config(options), launched_in=os.getcwd())
+    _refuse_config(options, "a script")
+    path = options.target if is_archive(options.target) else _existing(options.target)
+    alone = sets_early(os.path.join(path, "__main__.py") if os.path.isdir(path) else path)
+    return job.ScriptWork(
+        backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd(), imports_alone=alone
+    )
+
+
+def workers_path(work: job.Work, user_path: Sequence[str]) -> list[str]:
+    """Return the sys.path of the workers.
+
+    For functions and modules it starts with the working directory, as under ``python -m``. A script puts its own
+    directory there instead, as under ``python script.py``.
+    """
+    path = list(user_path)
+    if path[:1] in ([""], [os.getcwd()]):
+        del path[0]
+    return path if isinstance(work, job.ScriptWork) and work.path is not None else [os.getcwd(), *path]
+
+
+def _module(options: argparse.Namespace) -> str:
+    if not options.module:
+        raise ValueError("-m needs the name of a module")
+    _refuse_config(options, "a module")
+    name: str = options.module[0]
+    if name.startswith("-"):
+        raise ValueError(f"-m {name}: is not a module; put -m after the options, just before the name of the module")
+    if ":" in name:
+        raise ValueError(f"-m {name}: is a function; leave out -m")
+    return name
+
+
+def _existing(path: str) -> str:
+    if Path(path).is_dir():
+        raise ValueError(f"the directory {path!r} has no __main__.py; name a script in it")
+    if not Path(path).is_file():
+        raise ValueError(f"there is no file {path!r} in {os.getcwd()}")
+    return path
+
+
+# -- functions -------------------------------------------------------------------------------------------------------
+
+
+def _check_function(options: argparse.Namespace, user_path: Sequence[str]) -> None:
+    """Raise ValueError for arguments, a missing file, and a function that the file never names.
+
+    The file is read and not imported. A file that cannot be judged this way passes: the workers will import it.
+    """
+    target = options.target
+    if options.arguments:
+        raise ValueError(f"{target} is a function, which takes no arguments; use --config and --set")
+    home, _, name = target.rpartition(":")
+    file = _existing(home) if home.endswith(".py") else _source_of_module(home, [os.getcwd(), *user_path])
+    if file is not None and (names := names_in(file)) is not None and name not in names:
+        raise ValueError(f"{target}: {home} has no function {name!r}{did_you_mean(name, names)}")
+
+
+def names_in(path: str) -> frozenset[str] | None:
+    """Return every name that the file defines, imports or assigns to; None if its text does not show them all."""
+    try:
+        nodes = list(ast.walk(ast.parse(Path(path).read_bytes())))
+    except (OSError, SyntaxError, ValueError):  # importing it will show the error
+        return None
+    names: set[str] = set()
+    for node in nodes:
+        match node:
+            case ast.Name(id="globals" | "exec" | "setattr") | ast.alias(name="*"):
+                return None
+            case ast.Call(func=ast.Name(id="vars" | "locals"), args=[]):
+                return None
+            case ast.FunctionDef(name="__getattr__"):
+                return None
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.alias(name=name, asname=alias):
+                names.add(alias or name.partition(".")[0])
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+    return frozenset(names)
+
+
+def _source_of_module(name: str, path: Sequence[str]) -> str | None:
+    """Find the source file of a module without importing its packages; None if it is not in these directories."""
+    parts = name.split(".")
+    for folder in path:
+        for file in (Path(folder, *parts, "__init__.py"), Path(folder, *parts).with_suffix(".py")):
+            if file.is_file():
+                return str(file)
+    return None
+
+
+# -- the function's config -------------------------------------------------------------------------------------------
+
+
+def _refuse_config(options: argparse.Namespace, kind: str) -> None:
+    if options.config or options.set:
+        raise ValueError(f"--config and --set are for functions (file.py:function); {kind} has arguments of its own")
+
+
+def _config(options: argparse.Namespace) -> dict[str, Any]:
+    config: dict[str, Any] = _config_file(options.config) if options.config else {}
+    for setting in options.set:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--set {setting!r}: must be KEY=VALUE")
+        _set(config, key.split("."), _json_or_text(value))
+    return config
+
+
+def _config_file(path: str) -> dict[str, Any]:
+    try:
+        config = json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise ValueError(f"--config {path}: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"--config {path}: must hold a JSON object, holds a {type(config).__name__}")
+    return config
+
+
+def _set(config: dict[str, Any], path: list[str], value: Any) -> None:
+    for part in path[:-1]:
+        config = config.setdefault(part, {})
+        if not isinstance(config, dict):
+            raise ValueError(f"--set {'.'.join(path)}: {part!r} is not an object in the config")
+    config[path[-1]] = value
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,415 @@
+"""The coordinator's end of an agent: its command line, its messages, its end. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import signal
+import subprocess
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from distrain import wire
+from distrain.decisions.host_checks import refusal
+from distrain.errors import WireError
+from distrain.system import process
+from distrain.system.loop import Loop
+from distrain.transfer.program import arrival_argv, parcel
+from distrain.wire.child_link import ChildLink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from distrain.coordinator.connection.transport import Transport
+
+PING_INTERVAL_S = 10.0
+CLOSE_TIMEOUT_S = 5.0
+"""Seconds to wait for agents to empty their hosts before they are killed."""
+_END_TIMEOUT_S = 1.0
+"""Seconds to wait for the process of an agent, or ssh, to end after its output has ended: how it ends is shown."""
+FILES_PER_HOST = 4
+"""Files that this process opens for a host: stdin, stdout and stderr of its agent; at its end, a descriptor of that."""
+_STRAY_BYTES_KEPT = 4 << 10
+_LAST_LINES, _LONGEST_LINE = 15, 300
+"""Number and length of the last lines of an agent or of ssh that are shown."""
+_NOT_FOUND = 127
+"""Exit code of a shell, or of env, that does not find the program."""
+_TURNED_AWAY = re.compile(rb"(kex|ssh)_exchange_identification:.*(closed|reset)")
+"""Output of ssh if sshd hangs up before the login, as too many others are logging in (MaxStartups)."""
+
+
+def agent_argv(transport: Transport, run_ids: str, *arguments: str, flags: Sequence[str] = ()) -> list[str]:
+    """Return the command line that starts an agent on the host.
+
+    It removes variables that name hosts: a fit() inside of a worker uses the worker's own host.
+    run_ids: put into the agent's environment, where a sweep finds them.
+    """
+    gpus = transport.host.gpus
+    shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
+    hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE", "-u", "DISTRAIN_TRANSPORT"]
+    program = _program(transport, *arguments, flags=flags)
+    return transport.argv(["env", *hidden, f"{process.RUN_IDS}={run_ids}", *shown, *_cache(transport), *program])
+
+
+def sweeper_argv(transport: Transport, run_id: str, *, flags: Sequence[str] = ()) -> list[str]:
+    """Return the command line that kills all processes of a run on the host."""
+    return transport.argv(["env", *_cache(transport), *_program(transport, run_id, "sweep", flags=flags)])
+
+
+def stream_argv(
+    transport: Transport, run_ids: str, hello: Mapping[str, Any], *, flags: Sequence[str] = ()
+) -> list[str]:
+    """Return the command line that starts a stream server on a host whose agent has sent ``hello``."""
+    python, package = hello["executable"], hello["package"]
+    program = process.bootstrap_argv("stream-server", python=[python], package=package, flags=flags)
+    return transport.argv(["env", f"{process.RUN_IDS}={run_ids}", *_cache(transport), *program])
+
+
+def _program(transport: Transport, *arguments: str, flags: Sequence[str]) -> list[str]:
+    python = transport.host.python or ""
+    if transport.ships:
+        return arrival_argv(python, "agent", *arguments, flags=flags)
+    if python:
+        return process.bootstrap_argv("agent", *arguments, python=[python], package="", flags=flags)
+    return process.bootstrap_argv("agent", *arguments, flags=flags)
+
+
+def _cache(transport: Transport) -> list[str]:
+    """Return the assignment that moves the host's cache, if the hostfile has one."""
+    folder = transport.host.environment.get("DISTRAIN_CACHE")
+    return [f"DISTRAIN_CACHE={folder}"] if folder else []
+
+
+def _ignore(*arguments: object) -> None:
+    """Do nothing, in place of a callback."""
+
+
+class LinkCallbacks(NamedTuple):
+    """The callbacks of a link, which is their first argument. It is dropped before on_refused or on_end is called.
+
+    on_refused: gets the topic (see :class:`~distrain.decisions.host_checks.Finding`) and the reason.
+    on_end: the agent has ended although it should not; see :meth:`AgentLink.why_it_ended`.
+    """
+
+    on_message: Callable[[AgentLink, wire.Message], None] = _ignore
+    on_refused: Callable[[AgentLink, str, str], None] = _ignore
+    on_end: Callable[[AgentLink], None] = _ignore
+
+
+class AgentLink:
+    """The process that carries the messages to and from one agent: ssh, or the agent itself on this machine."""
+
+    def __init__(self, loop: Loop, transport: Transport, argv: list[str], callbacks: LinkCallbacks) -> None:
+        self.name = transport.host.name
+        self.lease_s = transport.lease_s
+        """Seconds of silence after which the agent counts as dead."""
+        self.hello: dict[str, Any] = {}
+        """Fields of its HELLO. A refused agent may have sent other fields than this version knows."""
+        self.greeted_in_s: float | None = None
+        """Seconds until its HELLO arrived; None before."""
+        self.greeted = False
+        """True once a HELLO was accepted."""
+        self.dropped = False
+        self.has_rested = False
+        """True if the agent has served another run before."""
+        self._transport = transport
+        self._argv = argv
+        self._loop = loop
+        self._callbacks = callbacks
+        self._stray = b""
+        self._pidfd = -1
+        """Descriptor of the process, while the output has ended and the process may end any moment."""
+        self._began = time.monotonic()
+        child = ChildLink(argv, stderr=subprocess.PIPE, greeting=True)
+        self._process, self._channel = child.process, child.channel
+        assert self._process.stderr is not None
+        self._stderr = self._process.stderr
+        os.set_blocking(self._stderr.fileno(), False)
+        self._listen()
+
+    # -- messages from the agent ----------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._channel.attach(self._loop, self._receive)
+        self._loop.on_readable(self._stderr.fileno(), self._read_stderr)
+
+    def _receive(self, frames: list[wire.Frame]) -> None:
+        for frame in frames:
+            if not self.dropped:
+                self._take(frame)
+        if not frames and not self.dropped:
+            self.dropped = True
+            self._await_end()
+
+    def _take(self, frame: wire.Frame) -> None:
+        if frame.kind == wire.Ping.__name__:  # the channel has noted when it came
+            return
+        if frame.kind == wire.AskForProgram.__name__:
+            self._channel.decoder.await_greeting()
+            self._channel.queue(parcel())
+            return
+        is_hello = frame.kind == wire.Hello.__name__
+        if self.has_rested and not self.greeted and not is_hello:
+            return  # it belongs to the former run
+        if is_hello and (refused := self._greet(frame.header)) is not None:
+            self._refuse(*refused)
+            return
+        try:
+            message = frame.message()
+        except WireError as error:
+            self._refuse("reached", f"it does not speak the protocol of distrain: {error}")
+            return
+        self.greeted = self.greeted or is_hello
+        self._callbacks.on_message(self, message)
+
+    def _greet(self, hello: dict[str, Any]) -> tuple[str, str] | None:
+        self.hello = hello
+        self.greeted_in_s = time.monotonic() - self._began
+        return refusal(hello, None if self._transport.makes_environment else platform.python_version())
+
+    def _refuse(self, about: str, why: str) -> None:
+        self.drop()
+        self._callbacks.on_refused(self, about, why)
+
+    def _read_stderr(self) -> None:
+        """Keep what the agent or ssh prints. It is shown only if it explains an end."""
+        try:
+            data = os.read(self._stderr.fileno(), 64 << 10)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.forget(self._stderr.fileno())
+        self._stray = (self._stray + data)[-_STRAY_BYTES_KEPT:]
+
+    @property
+    def last_heard(self) -> float:
+        return self._channel.heard_at
+
+    # -- messages to the agent ------------------------------------------------------------------------------------
+
+    def send(self, message: wire.Message | bytes) -> None:
+        """Send a message, or the bytes of one, unless the agent was dropped."""
+        if not self.dropped:
+            self._channel.queue(message)
+
+    def drop(self) -> None:
+        """Close the connection. The agent then empties its host, or its guard does when the lease has expired."""
+        if not self.dropped:
+            self.dropped = True
+            self._channel.close()
+            self._process.terminate()
+
+    # -- between two runs -----------------------------------------------------------------------------------------
+
+    def rest(self, idle_s: float, deadline: float) -> bool:
+        """Ask the agent to keep its forkserver for a later run. Return False if it does not: close it then."""
+        if self.dropped or not self.greeted:
+            return False
+        self._use(Loop(), LinkCallbacks())
+        self.send(wire.Rest(idle_s=idle_s))
+        while not self._channel.at_end and time.monotonic() < deadline:
+            self._channel.flush()
+            for frame in self._channel.wait(0.1):
+                if frame.kind == wire.Resting.__name__:
+                    return not frame.header["declined"]
+        self.dropped = self._channel.at_end
+        return False
+
+    def wake(self, loop: Loop, callbacks: LinkCallbacks) -> None:
+        """Use the agent for another run. It sends another HELLO."""
+        self.greeted, self.has_rested, self._began = False, True, time.monotonic()
+        self._stray = b""
+        idle_loop = self._loop
+        self._use(loop, callbacks)
+        idle_loop.close()
+        self._listen()
+        self.send(wire.Wake())
+
+    def _use(self, loop: Loop, callbacks: LinkCallbacks) -> None:
+        """Use another loop and other callbacks from now on. Nothing is received until :meth:`_listen`."""
+        self._channel.detach()
+        self._loop.forget(self._stderr.fileno())
+        self._loop, self._callbacks = loop, callbacks
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def abandon(self) -> None:
+        """Close the descriptors, in a process that was forked from the one to which the agent belongs."""
+        self._channel.close()
+        self._stderr.close()
+        self._loop.close()
+        self._process.returncode = 0  # it is not a child of this process
+
+    # -- the end of the agent -------------------------------------------------------------------------------------
+
+    def describe_silence(self, silence_s: float) -> str:
+        """Explain why the agent was dropped after a silence."""
+        why = "stopped (SIGSTOP)" if self._transport.host.is_local else "host or network down, or the host is frozen"
+        return f"its agent has been silent for {silence_s:.0f} s: {why}?{self._last_words()}"
+
+    def why_it_ended(self) -> str:
+        """Explain the end of the connection."""
+        if self._channel.broken is not None:
+            return f"it does not speak the protocol of distrain: {self._channel.broken}"
+        code = self._process.returncode
+        if code is None:  # a guard may be emptying the host
+            how = "its connection was closed"
+        else:
+            program = os.path.basename(self._transport.program)
+            by_whom = f"{program} on this machine was " if program else ""
+            how = f"{by_whom}killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            if code == self._transport.failed_code and self.greeted:
+                how += f", which is {program}'s when the connection breaks or the agent is killed"
+            elif code == self._transport.failed_code:
+                how += f", which is {program}'s when it cannot connect or log in"
+            elif code == _NOT_FOUND and not self.greeted:
+                how += ", there is no such program: python= in the hostfile names the interpreter of a host"
+        command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
+        if code is not None and code == self._transport.failed_code and not self.greeted:
+            command = f"; this must work without a question: {process.describe(self._transport.argv(['true']))}"
+        return f"its agent has ended: {how}{command}{self._last_words()}"
+
+    @property
+    def was_turned_away(self) -> bool:
+        """True if a sshd that is busy has hung up. It may be a jump host for many hosts."""
+        if self.greeted or self._process.returncode != self._transport.failed_code:
+            return False
+        self._read_stderr()
+        return bool(_TURNED_AWAY.search(self._stray))
+
+    def _await_end(self) -> None:
+        """Wait for the end of the process after that of its output, for a limited time, without blocking the loop."""
+        self._process.send_signal(signal.SIGCONT)  # a guard that was stopped continues, and empties the host now
+        if self._process.poll() is not None:
+            self._callbacks.on_end(self)
+            return
+        self._pidfd = process.open_pidfd(self._process.pid)
+        if self._pidfd >= 0:
+            self._loop.on_readable(self._pidfd, self._end)
+        self._loop.call_in(self._end_timer, _END_TIMEOUT_S, self._end)
+
+    @property
+    def _end_timer(self) -> str:
+        return f"end of {self.name}"
+
+    def _end(self) -> None:
+        self._stop_awaiting_end()
+        self._process.poll()
+        self._callbacks.on_end(self)
+
+    def _stop_awaiting_end(self) -> None:
+        self._loop.cancel(self._end_timer)
+        if self._pidfd >= 0:
+            self._loop.forget(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _last_words(self) -> str:
+        lines = self.stray_output().splitlines()[-_LAST_LINES:]
+        text = "\n".join(line[:_LONGEST_LINE] for line in lines)
+        return f"; last words:\n{text}" if text else ""
+
+    def stray_output(self) -> str:
+        """Return the latest text that the agent or ssh has printed outside of the protocol."""
+        self._read_stderr()
+        return (self._channel.decoder.chatter + self._stray).decode(errors="replace").strip()
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the process after :meth:`why_it_ended`; None if it still runs."""
+        return self._process.returncode
+
+    def close(self, loop: Loop, on_closed: Callable[[AgentLink], None]) -> None:
+        """Tell the agent to empty its host and to end, and use another loop from now on.
+
+        on_closed: called when it has ended. Nothing else that it sends is handled any more.
+        """
+        self._use(loop, LinkCallbacks(on_end=on_closed))
+        self._listen()
+        self.send(wire.Close())
+        self._channel.flush()
+
+    def dispose(self) -> None:
+        """Kill the process and close its descriptors; harmless when done twice."""
+        if self._stderr.closed:
+            return
+        self.dropped = True
+        self._stop_awaiting_end()
+        self._channel.close()
+        self._loop.forget(self._stderr.fileno())
+        self._stderr.close()
+        if self._transport.host.is_local and "pid" in self.hello and self.is_alive:
+            process.kill(self.hello["pid"], signal.SIGCONT)  # an agent that was stopped empties the host now
+        self._process.kill()  # not its group: an agent on this machine outlives its guard to empty the host
+        process.reap(self._process)
+
+
+def close_all(links: Sequence[AgentLink]) -> set[AgentLink]:
+    """Tell every agent to empty its host and end; kill those that do not. Return those that did.
+
+    This has a loop of its own, so that nothing else happens meanwhile.
+    """
+    loop, closed = Loop(), set[AgentLink]()
+    try:
+        open_links = [link for link in links if not link.dropped]
+        for link in open_links:
+            link.close(loop, closed.add)
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        loop.call_at("deadline", deadline, lambda: None)
+        while len(closed) < len(open_links) and time.monotonic() < deadline:
+            loop.step()
+    finally:
+        for link in links:
+            link.dispose()
+        loop.close()
+    return closed
+
+
+def run_all(commands: Iterable[Sequence[str]], *, timeout_s: float, at_once: int, until: float) -> int:
+    """Run programs whose output does not matter, some at once. Kill each after ``timeout_s``.
+
+    until: when no further program is started (time.monotonic). Return the number of those that were not started.
+    """
+    waiting, running, loop = deque(commands), set[process.Process](), Loop()
+
+    def end(child: process.Process) -> None:
+        assert child.stdout is not None
+        loop.forget(child.stdout.fileno())
+        loop.cancel(str(child.pid))
+        child.stdout.close()
+        child.kill()  # it has closed its output, and ends, or is late
+        process.reap(child)
+        running.discard(child)
+
+    def read(child: process.Process) -> None:
+        assert child.stdout is not None
+        if not os.read(child.stdout.fileno(), 64 << 10):
+            end(child)
+
+    def start() -> None:
+        with contextlib.suppress(OSError):
+            child = process.spawn(waiting.popleft(), stderr=subprocess.DEVNULL)
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.close()
+            running.add(child)
+            loop.on_readable(child.stdout.fileno(), partial(read, child))
+            loop.call_in(str(child.pid), timeout_s, partial(end, child))
+
+    try:
+        while running or (waiting and time.monotonic() < until):
+            while waiting and len(running) < at_once and time.monotonic() < until:
+                start()
+            if running:
+                loop.step()
+    finally:
+        for child in list(running):
+            end(child)
+        loop.close()
+    return len(waiting)

@@ -1,0 +1,134 @@
+"""The hosts of a run, and the transport to each of them. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain.coordinator.connection.slurm import find_allocation, is_in_job
+from distrain.coordinator.connection.transport import (
+    REMOTE_LEASE_S,
+    CommandTransport,
+    LocalTransport,
+    SlurmTransport,
+    SshTransport,
+    Transport,
+)
+from distrain.errors import HostfileError
+from distrain.hosts.hostfile import HostSpec, check_transport, parse_hostfile, parse_hosts, split_ssh_args
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distrain.api.config import ScalingConfig
+
+
+def hosts_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple[HostSpec, ...]:
+    """Return the hosts to train on. Raises HostfileError.
+
+    They are those of ``scaling``, else of DISTRAIN_HOSTS, else of the file that DISTRAIN_HOSTFILE names, else the nodes
+    of the Slurm job of this process, else this machine.
+    """
+    if scaling.hosts is not None:
+        return parse_hosts(scaling.hosts, "ScalingConfig.hosts")
+    if scaling.hostfile is not None:
+        return _read(os.fspath(scaling.hostfile), "")
+    if hosts := environment.get("DISTRAIN_HOSTS"):
+        return parse_hosts(hosts, "DISTRAIN_HOSTS")
+    if path := environment.get("DISTRAIN_HOSTFILE"):
+        return _read(path, "DISTRAIN_HOSTFILE: ")
+    if uses_allocation(scaling, environment):
+        return find_allocation(environment).hosts
+    return (HostSpec(),)
+
+
+def uses_allocation(scaling: ScalingConfig, environment: Mapping[str, str]) -> bool:
+    """Tell whether the hosts are the nodes of the Slurm job of this process."""
+    if scaling.hosts is not None or scaling.hostfile is not None:
+        return False
+    if environment.get("DISTRAIN_HOSTS") or environment.get("DISTRAIN_HOSTFILE"):
+        return False
+    chosen = transport_of(scaling, environment)
+    return chosen == "slurm" or (chosen != "local" and is_in_job(environment))
+
+
+def advice_on_slots(scaling: ScalingConfig, environment: Mapping[str, str]) -> str:
+    """Return what to do if the hosts have too few slots; empty if the user named the slots."""
+    return find_allocation(environment).advice if uses_allocation(scaling, environment) else ""
+
+
+def _read(path: str, named_by: str) -> tuple[HostSpec, ...]:
+    try:
+        text = Path(path).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostfileError(f"{named_by}the hostfile {path!r} cannot be read: {error}") from error
+    return parse_hostfile(text, path)
+
+
+def ssh_args_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the user's arguments for ssh: of ``scaling``, else of DISTRAIN_SSH_ARGS. Raises HostfileError."""
+    return tuple(scaling.ssh_args) or split_ssh_args(environment.get("DISTRAIN_SSH_ARGS", ""), "DISTRAIN_SSH_ARGS")
+
+
+def transport_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> str:
+    """Return the transport of hosts whose line in the hostfile has none: of ``scaling``, else of DISTRAIN_TRANSPORT.
+
+    Raises HostfileError.
+    """
+    if scaling.transport != "auto":
+        return scaling.transport
+    return check_transport(environment.get("DISTRAIN_TRANSPORT") or "auto", "DISTRAIN_TRANSPORT")
+
+
+def transports_for(
+    hosts: Sequence[HostSpec],
+    scaling: ScalingConfig,
+    environment: Mapping[str, str],
+    *,
+    lease_s: float = REMOTE_LEASE_S,
+    ships: bool = True,
+    makes_environment: bool = False,
+) -> list[Transport]:
+    """Return a transport for each host. Raises HostfileError if one cannot be reached in the way that was chosen."""
+    chosen = transport_of(scaling, environment)
+    if chosen == "auto":
+        chosen = "slurm" if uses_allocation(scaling, environment) else "ssh"
+    shared: dict[str, Any] = {"lease_s": lease_s, "ships": ships, "makes_environment": makes_environment}
+    ssh = partial(SshTransport, arguments=ssh_args_of(scaling, environment), **shared)
+    nodes: frozenset[str] = frozenset()
+    if "slurm" in {chosen, *(host.transport for host in hosts)}:
+        allocation = find_allocation(environment)
+        nodes = frozenset(host.name for host in allocation.hosts)
+        step = partial(SlurmTransport, job=allocation.job, cleared=allocation.cleared, **shared)
+
+    def to(host: HostSpec) -> Transport:
+        if host.is_local:
+            return LocalTransport(host=host)
+        match host.transport or chosen:
+            case "local":
+                raise HostfileError(f"{host.name}: the transport local reaches no other machine; use ssh, or auto")
+            case "ssh" | "auto":
+                return ssh(host=host)
+            case "slurm" if host.address not in nodes:
+                raise HostfileError(
+                    f"{host.name}: not a node of Slurm job {allocation.job}, which has {', '.join(sorted(nodes))}"
+                )
+            case "slurm":
+                return step(host=_without_login(host, "srun"))
+            case template:
+                words = tuple(shlex.split(template))
+                return CommandTransport(host=_without_login(host, words[0]), template=words, **shared)
+
+    return [to(host) for host in hosts]
+
+
+def _without_login(host: HostSpec, program: str) -> HostSpec:
+    """Return the host. Raises HostfileError for a user or port, which only ssh can use."""
+    if host.user is not None or host.port is not None:
+        raise HostfileError(
+            f"{host.name}: {program} takes no user and no port of the hostfile, only the name of a host"
+        )
+    return host

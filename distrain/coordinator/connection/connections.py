@@ -1,0 +1,234 @@
+"""The connections of a run to its hosts: agents, leases, and the clean-up after lost agents. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from distrain import wire
+from distrain.coordinator.connection import resting_agents
+from distrain.coordinator.connection.agent_link import (
+    CLOSE_TIMEOUT_S,
+    PING_INTERVAL_S,
+    AgentLink,
+    LinkCallbacks,
+    agent_argv,
+    close_all,
+    run_all,
+    stream_argv,
+    sweeper_argv,
+)
+from distrain.coordinator.connection.transport import LocalTransport
+from distrain.decisions.events import HostLost
+from distrain.hosts.host import Gpu, gpu_problem, interface_problem
+from distrain.system import process
+from distrain.system.log import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from distrain.coordinator.connection.transport import Transport
+    from distrain.decisions.events import RunRequest
+    from distrain.system.loop import Loop
+
+_PING_AFTER = 0.4
+"""A sign of life is sent after this part of the lease. With its answer, it wakes this process every 3 s by default."""
+_LEASE_MARGIN_S = 0.01
+_SWEEPS_AT_ONCE = 64
+_SWEEP_LIMIT_S = 15.0
+"""Seconds after which no further host is swept. Its guard kills what is left there when the lease has expired."""
+_PING = wire.encode(wire.Ping())
+_WAKE_TIMEOUT_S = 10.0
+"""Seconds to wait for an agent that has rested, before another one is started."""
+
+
+class Connections:
+    """One link to each host that was connected to.
+
+    on_message: gets the name of a host and its message.
+    on_lost: gets the loss of a host. Nothing more comes from it until :meth:`connect`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        transports: Sequence[Transport],
+        request: RunRequest,
+        *,
+        on_message: Callable[[str, wire.Message], None],
+        on_lost: Callable[[HostLost], None],
+    ) -> None:
+        self._loop = loop
+        self._transports = {transport.host.name: transport for transport in transports}
+        self._position = {name: position for position, name in enumerate(self._transports)}
+        self._ping_interval_s = min([PING_INTERVAL_S, *(_PING_AFTER * one.lease_s for one in transports)])
+        self._request = request
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._links: dict[str, AgentLink] = {}
+        self._greeted: set[str] = set()
+        """The hosts that have had an agent."""
+        self._latest: wire.Message | None = None
+        """The latest message that was sent, which often goes to all hosts, and its bytes."""
+        self._latest_bytes = b""
+        self._ids: dict[str, str] = {}
+        """The id in the environment of all processes of a host, by its name. Each host that was contacted has one."""
+        self._inherited: resting_agents.Surroundings = (object(),)
+        self._has_lost = False
+        """True once an agent was replaced. None rests then."""
+
+    def connect(self, name: str) -> None:
+        """Wake up an agent that has served an earlier run of this process, or start one."""
+        if not (self._is_alone and name not in self._ids and self._wake(name)):
+            self._start(name)
+
+    @property
+    def _is_alone(self) -> bool:
+        """True if this machine is the only host. Only then agents rest: nothing of others can be left on it."""
+        return len(self._transports) == 1 and all(isinstance(one, LocalTransport) for one in self._transports.values())
+
+    def _wake(self, name: str) -> bool:
+        """Take over an agent that rests. If it does not answer, start another one."""
+        transport = self._transports[name]
+        argv = agent_argv(transport, "", "", self._gpus(transport), flags=self._request.python_flags)
+        self._inherited = resting_agents.surroundings(argv)
+        agent = resting_agents.take(self._inherited)
+        if agent is None:
+            return False
+        self._links[name], self._ids[name] = agent.link, agent.run_id
+        self._greeted.add(name)  # in its earlier run
+
+        def give_up() -> None:
+            if not agent.link.greeted and self._links[name] is agent.link:
+                self._start(name)
+
+        callbacks = LinkCallbacks(
+            on_message=self._receive,
+            on_refused=lambda link, about, why: self._on_lost(HostLost(name, why)) if link.greeted else give_up(),
+            on_end=lambda link: self._on_lost(HostLost(name, link.why_it_ended())) if link.greeted else give_up(),
+        )
+        agent.link.wake(self._loop, callbacks)
+        self._loop.call_in("wake", _WAKE_TIMEOUT_S, give_up)
+        return True
+
+    @property
+    def inherited_ids(self) -> list[str]:
+        """The ids of agents of earlier runs that serve this one."""
+        return [run_id.rpartition(".")[0] for name, run_id in self._ids.items() if run_id != self._id_on(name)]
+
+    def _start(self, name: str) -> None:
+        """Start an agent. One that replaces another kills what that one left behind before it sends its HELLO."""
+        former, transport = self._links.get(name), self._transports[name]
+        if former is not None:
+            self._has_lost = True
+            former.drop()
+            former.dispose()
+        callbacks = LinkCallbacks(
+            on_message=self._receive,
+            on_refused=lambda link, about, why: self._on_lost(HostLost(name, why)),
+            on_end=lambda link: self._on_lost(HostLost(name, link.why_it_ended(), turned_away=link.was_turned_away)),
+        )
+        try:
+            argv = self._agent_argv(transport, self._ids.get(name))
+            self._links[name] = AgentLink(self._loop, transport, argv, callbacks)
+        except OSError as error:
+            why = f"cannot start its agent: {error}"
+            self._loop.call_in(f"connect {name}", 0.0, lambda: self._on_lost(HostLost(name, why)))
+            return
+        self._ids[name] = self._id_on(name)
+
+    def _agent_argv(self, transport: Transport, lost: str | None) -> list[str]:
+        """Return the command line of an agent. It carries an id for the host, as two hosts may be one machine."""
+        run_id, flags = self._request.run_id, self._request.python_flags
+        ids = f"{process.extended_run_ids(run_id)}:{self._id_on(transport.host.name)}"
+        return agent_argv(transport, ids, run_id, self._gpus(transport), *([lost] if lost else []), flags=flags)
+
+    def _gpus(self, transport: Transport) -> str:
+        scaling = self._request.scaling
+        return "gpus" if scaling.use_gpu or scaling.numa_binding or transport.host.gpus else "no-gpus"
+
+    def _id_on(self, name: str) -> str:
+        return f"{self._request.run_id}.{self._position[name]}"
+
+    def _receive(self, link: AgentLink, message: wire.Message) -> None:
+        if isinstance(message, wire.HostFailed) and message.leaves:
+            self._drop(link, message.text)
+            return
+        if isinstance(message, wire.Hello):
+            if problem := self._problem_of(link.name, message):
+                self._drop(link, problem)
+                return
+            self._greeted.add(link.name)
+            link.send(_PING)  # its lease begins
+        self._on_message(link.name, message)
+
+    def _problem_of(self, name: str, hello: wire.Hello) -> str | None:
+        """Return why the ranks cannot use the GPUs and the interface that the user has named, or None."""
+        found = [Gpu(**gpu) for gpu in hello.gpus or ()]
+        problem = gpu_problem(self._transports[name].host.gpus, found)
+        if problem and not found and not self._request.scaling.use_gpu:
+            warn(f"{name}: {problem}")  # perhaps GPUs of another vendor, which NVML does not list
+            problem = None
+        return problem or interface_problem(self._request.hosts[name].interface, hello.interfaces)
+
+    def _drop(self, link: AgentLink, why: str) -> None:
+        link.drop()
+        self._on_lost(HostLost(link.name, why))
+
+    def send(self, name: str, message: wire.Message) -> None:
+        """Send a message to a host, unless it is lost."""
+        if message is not self._latest:
+            self._latest, self._latest_bytes = message, wire.encode(message)
+        self._links[name].send(self._latest_bytes)
+
+    def stream_argv(self, name: str) -> list[str]:
+        """Return the command line that starts a stream server on a host, which has an agent."""
+        ids = f"{process.extended_run_ids(self._request.run_id)}:{self._ids[name]}"
+        return stream_argv(self._transports[name], ids, self._links[name].hello, flags=self._request.python_flags)
+
+    def ping(self) -> None:
+        """Send every agent a sign of life, drop those whose lease has expired, and set the timer for the next time."""
+        next_in_s = self._ping_interval_s
+        for link in list(self._links.values()):
+            silence_s = self._loop.silence_s(link.last_heard)
+            if link.dropped or not link.greeted:
+                continue
+            if silence_s > link.lease_s:
+                self._drop(link, link.describe_silence(silence_s))
+                continue
+            link.send(_PING)
+            next_in_s = min(next_in_s, link.lease_s - silence_s + _LEASE_MARGIN_S)
+        self._loop.call_in("ping", next_in_s, self.ping)
+
+    def close(self, *, keep: bool) -> None:
+        """End every agent, and sweep the hosts of those that had to be killed or were lost.
+
+        An agent that has never greeted has started nothing, and ends with its connection.
+        keep: an agent of this machine may rest until this process starts another run.
+        """
+        for timer in ("ping", "wake"):
+            self._loop.cancel(timer)
+        for link in self._links.values():
+            if not link.greeted:
+                link.drop()
+        may_rest = keep and self._is_alone and not self._has_lost
+        resting = {link for name, link in self._links.items() if may_rest and self._keep(name)}
+        clean = resting | close_all([link for link in self._links.values() if link not in resting])
+        self._sweep({name: self._ids[name] for name in self._greeted if self._links[name] not in clean})
+
+    def _keep(self, name: str) -> bool:
+        return resting_agents.keep(self._links[name], self._ids[name], self._inherited)
+
+    def sweep(self, run_id: str) -> None:
+        """Kill what a run whose coordinator died may have left on the hosts."""
+        self._sweep(dict.fromkeys(self._transports, run_id))
+
+    def _sweep(self, ids: Mapping[str, str]) -> None:
+        """Kill the processes with these ids, by host; on many hosts at the same time."""
+        flags = self._request.python_flags
+        commands = (sweeper_argv(self._transports[name], run_id, flags=flags) for name, run_id in ids.items())
+        until = time.monotonic() + _SWEEP_LIMIT_S
+        left = run_all(commands, timeout_s=CLOSE_TIMEOUT_S, at_once=_SWEEPS_AT_ONCE, until=until)
+        if left:
+            text = f"{left:,} of {len(ids):,} hosts were not cleaned up, because too many others did not answer"
+            warn(f"{text}; what is left there ends by itself when the lease has expired")

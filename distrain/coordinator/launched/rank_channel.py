@@ -1,0 +1,214 @@
+"""The connection between rank 0 and another rank, over TCP, if another launcher has started them. Runs in: coordinator.
+
+Both sides prove that they know the secret of the run before anything else is read
+(:mod:`distrain.transfer.streams.peers`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from distrain import wire
+from distrain.errors import LaunchError, StandInError, StorageError, WorkerGroupError
+from distrain.system.naming import ranks_have
+from distrain.system.remote_path import RemotePath
+from distrain.transfer.executor import StorageExecutor
+from distrain.transfer.streams.peers import introduce, keep_alive, receive, welcome
+from distrain.transfer.streams.streams import StreamEndedError
+from distrain.wire.channel import Channel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from distrain.errors import DistrainError
+
+_RANK_BYTES = 4
+_ENDS = {wire.RunFailed.__name__, wire.RunEnded.__name__}
+_CONNECT_S = 10.0
+_MOST_HANDSHAKES = 64
+_ROOM = 4096
+"""Connections that may wait for their handshake; the kernel may allow fewer."""
+
+
+class Entrance:
+    """A socket of rank 0 at which the other ranks connect. It is open until all have.
+
+    only_here: all ranks are on this host. Raises OSError if it cannot listen.
+    """
+
+    def __init__(self, ranks: int, *, only_here: bool) -> None:
+        self.secret = secrets.token_hex(32)
+        self._ranks = ranks
+        self._connections: dict[int, socket.socket] = {}
+        self._complete = threading.Event()
+        self._handshakes = threading.Semaphore(_MOST_HANDSHAKES)
+        if only_here or not socket.has_dualstack_ipv6():
+            self._socket = socket.create_server(("127.0.0.1" if only_here else "", 0), backlog=_ROOM)
+        else:
+            self._socket = socket.create_server(("", 0), family=socket.AF_INET6, backlog=_ROOM, dualstack_ipv6=True)
+        threading.Thread(target=self._accept, name="distrain-entrance", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port at which the socket listens."""
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    def connections(self) -> dict[int, socket.socket]:
+        """Hand over the connections of all other ranks, which are on their way. Raise LaunchError if one is missing."""
+        if not self._complete.wait(_CONNECT_S):
+            missing = set(range(1, self._ranks)) - self._connections.keys()
+            raise LaunchError(f"{ranks_have(missing)} not connected to rank 0 within {_CONNECT_S:g} s")
+        taken, self._connections = self._connections, {}
+        return taken
+
+    def close(self) -> None:
+        """Let no more ranks connect."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends accept() in the thread
+        self._socket.close()
+        for connection in self._connections.values():
+            connection.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                if self._socket.fileno() < 0 or self._complete.is_set():
+                    return
+                time.sleep(0.1)  # such as too many open files
+                continue
+            self._handshakes.acquire()
+            threading.Thread(target=self._welcome, args=(connection,), daemon=True).start()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        try:
+            welcome(connection, self.secret)
+            rank = int.from_bytes(receive(connection, _RANK_BYTES, time.monotonic() + _CONNECT_S), "big")
+            if rank not in range(1, self._ranks) or rank in self._connections:
+                raise StreamEndedError(f"rank {rank}")
+            keep_alive(connection)
+        except (OSError, StreamEndedError):
+            connection.close()  # a stranger; who connects learns it from that
+        else:
+            self._connections[rank] = connection
+            if len(self._connections) == self._ranks - 1:
+                self._complete.set()
+        finally:
+            self._handshakes.release()
+
+
+def connect(address: str, port: int, secret: str, rank: int) -> socket.socket:
+    """Connect to the :class:`Entrance` of rank 0. Raise OSError or StreamEndedError."""
+    connection = socket.create_connection((address, port), timeout=_CONNECT_S)
+    try:
+        introduce(connection, secret)
+        connection.sendall(rank.to_bytes(_RANK_BYTES, "big"))
+        keep_alive(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+_open: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+class SocketChannel(Channel):
+    """A channel over a socket, which children of the user's ``os.fork()`` do not hold open."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        descriptor = connection.detach()
+        super().__init__(descriptor, descriptor)
+        _open.add(self)
+
+
+def _close_in_child() -> None:
+    for channel in list(_open):
+        with contextlib.suppress(OSError):
+            os.close(channel.read_fd)
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class RankChannel(SocketChannel):
+    """A rank's end of the connection; also rank 0 has one, to a thread of its own.
+
+    Calls raise WorkerGroupError or StorageError once rank 0 is gone, or says that the run has failed.
+
+    run: the run directory. The rank itself stores its files, also in a remote one.
+    """
+
+    has_uploader = False
+
+    def __init__(self, connection: socket.socket, run: Path | RemotePath) -> None:
+        super().__init__(connection)
+        self.uses_should_stop = False
+        """True if train_func calls should_stop()."""
+        self._executor = StorageExecutor(run if isinstance(run, RemotePath) else None)
+        self._failure: wire.RunFailed | None = None
+        self._end: wire.RunEnded | None = None
+        self._is_ending = False
+
+    def send(self, message: wire.Message | bytes) -> None:
+        """Send, as any channel does. Raise WorkerGroupError if rank 0 is gone."""
+        self.uses_should_stop = self.uses_should_stop or isinstance(message, wire.UsesShouldStop)
+        try:
+            super().send(message)
+        except OSError:
+            while not self.at_end:  # it may have said why
+                self.receive()
+            raise self._error() from None
+
+    def receive(self) -> list[wire.Frame]:
+        """Return what has arrived, as any channel does, after the files were stored that rank 0 has ordered."""
+        frames = [frame for frame in super().receive() if not self._is_order(frame)]
+        for frame in frames:
+            if frame.kind in _ENDS:
+                self._note(frame.message())
+        if not frames and not self._is_ending and (self._failure is not None or self.at_end):
+            raise self._error()
+        return frames
+
+    def await_end(self, timeout_s: float | None) -> bytes | None:
+        """Return how the run has ended on rank 0 (:class:`~distrain.wire.RunEnded`), or None if that is not known."""
+        self._is_ending = True
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._end is None and not self.at_end:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                break
+            self.wait(left_s)
+        return None if self._end is None else self._end.body
+
+    def _note(self, message: wire.Message) -> None:
+        match message:
+            case wire.RunFailed():
+                self._failure = message
+            case wire.RunEnded():
+                self._end = message
+
+    def _is_order(self, frame: wire.Frame) -> bool:
+        """Return True if the frame was an order to store files. It is carried out by then."""
+        if frame.kind != wire.Upload.__name__:
+            return False
+        self.send(self._executor.do(frame.message()))
+        return True
+
+    def _error(self) -> DistrainError:
+        text, culprit = "rank 0 has ended before the run, or its host is lost", 0
+        if self._failure is not None:
+            text = self._failure.text
+            if self._failure.culprit is None:
+                return StorageError(text)
+            culprit = self._failure.culprit
+        return WorkerGroupError(text, worker_failures={culprit: StandInError(text)}, culprit=culprit)

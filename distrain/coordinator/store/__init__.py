@@ -1,0 +1,1 @@
+"""Writing the run directory: only the coordinator commits and deletes checkpoints. Runs in: coordinator."""

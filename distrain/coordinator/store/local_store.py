@@ -1,0 +1,251 @@
+"""A run directory on a local or shared file system. Runs in: coordinator.
+
+A checkpoint is written under another name and flushed to disk with its manifest, then renamed: a directory called
+``checkpoint_...`` is always complete. With NO_UPLOAD, the ranks have filled the directory themselves. Then there is no
+rename: the manifest is written into that directory. :mod:`distrain.storage.paths` lists the files of a run directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import threading
+import uuid
+from collections import deque
+from functools import partial
+from itertools import starmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain.coordinator.store.run_store import RunStore
+from distrain.errors import StorageError
+from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
+from distrain.storage.files import sync_directory, write_and_sync, write_atomically
+from distrain.storage.paths import DAMAGED
+from distrain.storage.records import CommittedCheckpoint, add_metadata, committed_at, damage_of
+from distrain.system.background import Background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from distrain.system.remote_path import RemotePath
+
+
+class LocalStore(RunStore):
+    """The store of a local run directory. Raises StorageError if it cannot be used or is in use."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, root)
+        self._generation = uuid.uuid4().hex[:8]
+        """A name that keeps the files of ranks of earlier coordinators apart."""
+        self._deleted: deque[Path] = deque()
+        """Directories of deleted checkpoints whose space is not free yet."""
+        self._deleting: threading.Thread | None = None
+        with self._opening():
+            self._directory.open()
+            self.committed = self._find_intact()
+            self._next_index = self.paths.next_index()
+
+    def _find_intact(self) -> list[CommittedCheckpoint]:
+        """Return the checkpoints of an earlier part of the run, and rename damaged ones.
+
+        Only names and sizes are compared; :meth:`verify` reads the files.
+        """
+        found: list[CommittedCheckpoint] = []
+        for path in reversed(self.paths.checkpoints()):
+            damage = _damage_of(path, read_files=False)
+            if damage is None:
+                found.append(committed_at(path))
+            else:
+                self._set_aside(path, damage)
+        return found[::-1]
+
+    def _set_aside(self, path: Path, damage: str) -> None:
+        """Rename a damaged checkpoint, and warn. Raise StorageError."""
+        try:
+            renamed = self._free_path(f"{DAMAGED}{path.name}")
+            path.rename(renamed)
+        except OSError as error:
+            raise StorageError(f"cannot rename {path}, which is damaged: {damage}: {error}") from error
+        self._warn_from_background(f"{path} is damaged: {damage}; it was renamed to {renamed.name}")
+
+    def verify(
+        self,
+        thread: Background | None = None,
+        *,
+        is_needed: Callable[[], bool] = lambda: True,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        def find() -> dict[Path, str]:
+            """Return the damage of each checkpoint that is younger than the latest intact one."""
+            damages: dict[Path, str] = {}
+            for path in [self.paths.root / saved.path.name for saved in reversed(self.committed)]:
+                damage = _damage_of(path, is_needed=is_needed)
+                if damage is None:
+                    break
+                damages[path] = damage
+            return damages
+
+        def set_aside(damages: dict[Path, str]) -> None:
+            self.committed = self.committed[: len(self.committed) - len(damages)]
+            self._background.do(lambda: list(starmap(self._set_aside, damages.items())), lambda _: then())
+
+        (thread or Background(None, "verification")).do(find, set_aside)
+
+    def close(self) -> None:
+        """Release the directory, after the space of deleted checkpoints is free."""
+        if self._deleting is not None and not self.is_stalled:
+            self._deleting.join()
+        super().close()
+
+    # -- commits --------------------------------------------------------------------------------------------------
+
+    def prepare(self, attempt: int, ordinal: int, *, name: str | None, then: Callable[[str], None]) -> None:
+        self._do(f"checkpoint {ordinal}", lambda: str(self.staging_directory(attempt, ordinal)), then)
+
+    def staging_directory(self, attempt: int, ordinal: int) -> Path:
+        """Make and return the directory for the files of all ranks. Raise OSError."""
+        self._directory.check_same()
+        folder = self._staging_path(attempt, ordinal)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _staging_path(self, attempt: int, ordinal: int) -> Path:
+        return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
+
+    def _publish(
+        self,
+        attempt: int,
+        ordinal: int,
+        folder: str | None,
+        manifest: dict[str, Any],
+        positions: Mapping[str, Any],
+        done: Callable[[Path | RemotePath], None],
+        failed: Callable[[object], None],
+    ) -> None:
+        if folder:
+            work = partial(self._commit_in_place, Path(folder), manifest, positions)
+        else:
+            work = partial(self._rename, self._staging_path(attempt, ordinal), manifest, positions)
+        self._background.do(work, done, failed)
+
+    def _rename(self, staged: Path, manifest: dict[str, Any], positions: Mapping[str, Any]) -> Path:
+        """Write the manifest into the directory that has the files of all ranks, and rename it. Return its path."""
+        self._directory.check_same()
+        files = list(manifest["files"])
+        _check_sizes(staged, manifest["files"])
+        name = manifest["name"] or self.paths.checkpoint(manifest["index"]).name
+        final = self._free_path(name)
+        if final.name != name:
+            self._warn_from_background(f"{self.paths.root / name} exists; this checkpoint is called {final.name}")
+        write_and_sync(staged / MANIFEST_FILE, self._manifest_text(staged, final, manifest, positions))
+        _sync_directories(staged, files)
+        staged.rename(final)
+        sync_directory(self.paths.root)
+        return final
+
+    def _commit_in_place(self, folder: Path, manifest: dict[str, Any], positions: Mapping[str, Any]) -> Path:
+        """Write the manifest into a directory that the ranks have filled themselves. Return its path."""
+        self._directory.check_same()
+        _sync_directories(folder, list(manifest["files"]))
+        write_atomically(folder / MANIFEST_FILE, self._manifest_text(folder, folder, manifest, positions))
+        sync_directory(folder)
+        sync_directory(self.paths.root)
+        return folder
+
+    def _manifest_text(
+        self, folder: Path, final: Path, manifest: dict[str, Any], positions: Mapping[str, Any]
+    ) -> bytes:
+        """Return the manifest of the checkpoint in ``folder``, after adding the run's metadata and the positions."""
+        write = partial(write_and_sync, folder / METADATA_FILE)
+        problem = add_metadata(folder, self.metadata, positions, manifest["files"], write)
+        if problem is not None:
+            self._warn_from_background(f"{METADATA_FILE} of {final} {problem}")
+        return json.dumps({**manifest, "name": final.name}, indent=1).encode()
+
+    def _free_path(self, name: str) -> Path:
+        """Return a path in the run directory that does not exist: ``name``, or ``name`` with a number."""
+        path, number = self.paths.root / name, 1
+        while path.exists():
+            number += 1
+            path = self.paths.root / f"{name}-{number}"
+        return path
+
+    def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
+        def work() -> None:
+            path = self.paths.root / saved.path.name / MANIFEST_FILE
+            try:
+                manifest = {**json.loads(path.read_text()), **fields}
+            except (ValueError, TypeError) as error:
+                raise OSError(errno.EIO, f"it is damaged ({error})", str(path)) from error
+            write_atomically(path, json.dumps(manifest, indent=1).encode())
+
+        self._do_optional(f"the manifest of {saved.path.name} could not be updated", work)
+
+    # -- deletion -------------------------------------------------------------------------------------------------
+
+    def _delete_checkpoints(self, chosen: Sequence[CommittedCheckpoint]) -> None:
+        def done(kept: list[CommittedCheckpoint]) -> None:
+            self.committed = sorted([*self.committed, *kept], key=lambda saved: saved.index)
+
+        self._background.do(lambda: self._delete(chosen), done)
+
+    def _delete(self, chosen: Sequence[CommittedCheckpoint]) -> list[CommittedCheckpoint]:
+        """Make each checkpoint vanish at once, by a rename. Return those that stay, because a process reads them."""
+        kept = []
+        for saved in chosen:
+            path = self.paths.root / saved.path.name
+            renamed = self.paths.staging / f"deleted-{path.name}-{uuid.uuid4().hex[:8]}"
+            try:
+                self.paths.staging.mkdir(exist_ok=True)
+                with locked_for_deletion(path) as is_locked:
+                    if is_locked:
+                        path.rename(renamed)
+                        self._deleted.append(renamed)
+                    else:
+                        kept.append(saved)
+            except OSError as error:
+                kept.append(saved)
+                self._warn_from_background(f"a superfluous checkpoint could not be deleted: {error}")
+        self._free_space()
+        return kept
+
+    def _free_space(self) -> None:
+        """Delete the renamed directories in a thread, so that later commits need not wait (0.2 s per GB on ext4).
+
+        The next deletion or :meth:`close` deletes what the thread overlooks when it ends.
+        """
+        if not self._deleted or (self._deleting is not None and self._deleting.is_alive()):
+            return
+        deleting = threading.Thread(target=_delete_all, args=[self._deleted], name="distrain-delete", daemon=True)
+        try:
+            deleting.start()
+            self._deleting = deleting
+        except RuntimeError:  # the user may have no more threads
+            _delete_all(self._deleted)
+
+
+def _damage_of(path: Path, *, read_files: bool = True, is_needed: Callable[[], bool] = lambda: True) -> str | None:
+    """Return how a checkpoint of the run is damaged, or None. Raise StorageError."""
+    try:
+        return damage_of(path, read_files=read_files, is_needed=is_needed)
+    except OSError as error:
+        raise StorageError(f"cannot read the checkpoint {path}: {error}") from error
+
+
+def _delete_all(folders: deque[Path]) -> None:
+    while folders:
+        shutil.rmtree(folders.popleft(), ignore_errors=True)
+
+
+def _check_sizes(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise OSError if a file that a rank has stored is not there, such as in a directory that hosts do not share."""
+    for name, entry in files.items():
+        if (folder / name).stat().st_size != entry["size"]:
+            raise OSError(errno.EIO, "the file has changed since it was stored", str(folder / name))
+
+
+def _sync_directories(root: Path, files: Sequence[str]) -> None:
+    for folder in {Path(), *(parent for file in files for parent in Path(file).parents)}:
+        sync_directory(root / folder)

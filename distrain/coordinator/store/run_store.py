@@ -1,0 +1,493 @@
+"""The coordinator's access to a run directory, local or remote. Runs in: coordinator.
+
+Only :class:`RunStore` commits and deletes checkpoints. Workers and uploaders bring files. An uploader writes a manifest
+or deletes a directory only when the coordinator orders it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import time
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from distrain.errors import StorageError
+from distrain.storage.files import full_disk_hint, is_full_disk, write_atomically
+from distrain.storage.ownership import check_owners, open_without_links
+from distrain.storage.paths import RunPaths
+from distrain.storage.records import PENDING, CommittedCheckpoint, file_entry, without_nonfinite
+from distrain.storage.run_lock import LocalLock
+from distrain.system.background import Background
+from distrain.system.log import say, warn
+from distrain.system.remote_path import RemotePath
+from distrain.transfer.executor import StorageExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from distrain import wire
+    from distrain.storage.commit import Commit
+    from distrain.system.loop import Loop
+
+RESERVED_BYTES = 64 << 10
+"""Disk space that a run keeps for its end."""
+_LINE_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_T = TypeVar("_T")
+
+
+class _RunDirectory:
+    """A local directory that this process has locked: the run directory, or the spool of a remote one.
+
+    Methods raise OSError.
+    """
+
+    def __init__(self, paths: RunPaths, run: object) -> None:
+        """Make and lock the directory. Raise StorageError if a stranger owns it, or another process uses ``run``."""
+        self._paths = paths
+        paths.root.mkdir(parents=True, exist_ok=True)
+        check_owners(paths.root)
+        self._status = paths.root.stat()
+        self._lock = LocalLock(paths.lock, run)
+        self._metrics = _LineFile(paths.metrics)
+        self._events = _LineFile(paths.events)
+
+    def open(self) -> None:
+        """Open the files of lines, reserve disk space, and delete what an earlier run was writing when it died."""
+        self._metrics.open()
+        self._events.open()
+        shutil.rmtree(self._paths.staging, ignore_errors=True)
+        with self._without_rest(self._paths.reserve) as reserve, open(reserve, "wb", opener=open_without_links) as file:
+            file.write(bytes(RESERVED_BYTES))
+        with self._without_rest(self._paths.root / ".probe") as probe:
+            self._probe(probe)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _without_rest(path: Path) -> Iterator[Path]:
+        """Delete a file if it is not written to its end: its part would take the last space of a full disk."""
+        try:
+            yield path
+        except OSError as error:
+            if is_full_disk(str(error)):
+                path.unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def _probe(probe: Path) -> None:
+        """Write, read and delete a file, so that a storage that cannot do it fails before the training begins."""
+        with open(probe, "wb+", opener=open_without_links) as file:
+            file.write(b"distrain")
+            file.seek(0)
+            content = file.read()
+        if content != b"distrain":
+            raise OSError(errno.EIO, "a file has other contents than those that were written", str(probe))
+        probe.unlink()
+
+    def check_same(self) -> None:
+        """Raise OSError if the directory was unmounted, moved or deleted, so that no run continues in a new one."""
+        if not os.path.samestat(self._paths.root.stat(), self._status):
+            raise OSError(errno.ESTALE, "the run directory is not the one any more that the run began in")
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Replace run.json."""
+        self.check_same()
+        write_atomically(self._paths.manifest, json.dumps(manifest, indent=1).encode())
+
+    def append_lines(self, metrics: bytes, events: bytes) -> None:
+        """Append lines to the metrics and to the events, after those that a full disk did not take."""
+        self._metrics.unwritten += metrics
+        self._events.unwritten += events
+        self.check_same()
+        self._metrics.write()
+        self._events.write()
+
+    def shrink_reserve(self, size: int) -> None:
+        """Free reserved space down to so many bytes."""
+        with contextlib.suppress(FileNotFoundError):
+            if size == 0:  # then its inode is free, too
+                self._paths.reserve.unlink()
+            elif self._paths.reserve.stat().st_size > size:
+                os.truncate(self._paths.reserve, size)
+
+    def write_last_lines(self) -> None:
+        """Write the lines that a full disk did not take."""
+        shutil.rmtree(self._paths.staging, ignore_errors=True)
+        self.append_lines(b"", b"")
+
+    def clear(self) -> None:
+        """Delete the files that only a running coordinator needs."""
+        shutil.rmtree(self._paths.staging, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the directory has become read-only; the next run replaces the file
+            self._paths.reserve.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Close the files of lines, and release the lock."""
+        self._metrics.close()
+        self._events.close()
+        self._lock.release()
+
+
+class _LineFile:
+    """A file that lines are appended to. ``unwritten``: lines that :meth:`write` writes. Methods raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.unwritten = bytearray()
+        self._path = path
+        self._fd = -1
+
+    def open(self) -> None:
+        """Open the file, and cut off a torn last line, which a power cut may leave."""
+        self._fd = open_without_links(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        end = size = os.lseek(self._fd, 0, os.SEEK_END)
+        while end and os.pread(self._fd, 1, end - 1) != b"\n":
+            end -= 1
+        if end < size:
+            os.ftruncate(self._fd, end)
+
+    def write(self) -> None:
+        """Write the lines. Those that a full disk does not take stay for the next call."""
+        while self.unwritten:
+            del self.unwritten[: os.write(self._fd, self.unwritten)]
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class RunStore(ABC):
+    """A run directory that the coordinator has locked.
+
+    Small files are written to a local directory, ``paths``. Work on files is done in the background, in order. If it
+    fails, the run ends, unless the run can do without the file.
+    """
+
+    is_remote = False
+    """True if uploaders bring the checkpoints, into directories that the coordinator names."""
+    filesystem = ""
+    """The filesystem of ``storage_path`` as text for other processes, or "" (see :func:`encode_filesystem`)."""
+
+    def __init__(self, location: Path | RemotePath, directory: Path) -> None:
+        """``location``: the run directory as users know it. ``directory``: the local directory for small files."""
+        self.location = location
+        self.paths = RunPaths(directory)
+        self.metadata: dict[str, Any] = {}
+        """The run's metadata, which is added to that of every checkpoint."""
+        self.on_failure: Callable[[str], None] = warn
+        """Called with the reason when something could not be written."""
+        self.committed: list[CommittedCheckpoint] = []
+        """The checkpoints that are kept, in the order of their commits."""
+        self.is_stalled = False
+        """True if work on files was abandoned: touching a file may block as long."""
+        self._background = Background(None, "storage")
+        self._directory: _RunDirectory
+        self._next_index = 0
+        self._open_commits = 0
+        self._metrics: list[str] = []
+        self._events: list[str] = []
+        """Lines that the next :meth:`flush` writes."""
+
+    @property
+    def storage_path(self) -> str:
+        """The parent of the run directory."""
+        return str(self.location.parent)
+
+    @property
+    def latest(self) -> CommittedCheckpoint | None:
+        """The last checkpoint, or None."""
+        return self.committed[-1] if self.committed else None
+
+    def display_path(self, path: Path) -> str:
+        """Return the path or URL under which users find a file of the run."""
+        is_inside = path.is_relative_to(self.paths.root)
+        return str(self.location / str(path.relative_to(self.paths.root)) if is_inside else path)
+
+    # -- opening and closing --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[contextlib.ExitStack]:
+        """Lock the local directory. If the context fails, undo it and what is on the stack, and raise StorageError."""
+        with contextlib.ExitStack() as undo:
+            try:
+                self._directory = _RunDirectory(self.paths, self.location)
+                undo.callback(self._directory.release)
+                yield undo
+            except OSError as error:
+                hint = full_disk_hint(str(error))
+                raise StorageError(f"cannot use the run directory {self.location}: {error}{hint}") from error
+            undo.pop_all()
+
+    def delete_end_files(self) -> None:
+        """Delete the files in which an earlier, failed part of this run noted its end. Raise OSError."""
+        for path in self.paths.end_files():
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Release the directory. No work may be pending, unless it was abandoned."""
+        if self.is_stalled:  # a thread may still write: the lock is held until the process ends
+            return
+        try:
+            self.flush()
+            self._directory.clear()
+        finally:
+            self._directory.release()
+
+    # -- work in the background -----------------------------------------------------------------------------------
+
+    def start(self, loop: Loop | None, background: Background, run_id: str, flags: Sequence[str]) -> None:
+        """Begin the run: do all further work on files in ``background``, in order.
+
+        loop: reads what other processes answer; None if there is no loop.
+        flags: options of the interpreter for other processes.
+        """
+        self._background = background
+
+    def detach(self) -> None:
+        """Stop using the loop and the background. Later work is done at once."""
+        self._background = Background(None, "storage")
+
+    def _do(self, what: str, work: Callable[[], _T], then: Callable[[_T], None] | None = None) -> None:
+        """Do work on files, then call ``then`` with its result. The run fails if the work does."""
+        self._background.do(work, then, lambda error: self._cannot_write(what, error))
+
+    def _do_optional(self, complaint: str, work: Callable[[], object]) -> None:
+        """Do work on files that the run can do without. Warn if it fails."""
+        self._background.do(work, None, lambda error: warn(f"{complaint}: {error}"))
+
+    def _cannot_write(self, what: str, why: object) -> None:
+        self._fail(f"cannot write {what} in {self.location}: {why}{full_disk_hint(str(why))}")
+
+    def _fail(self, why: str) -> None:
+        self.on_failure(why)
+
+    def _warn_from_background(self, text: str) -> None:
+        self._background.report(lambda: warn(text))
+
+    @property
+    def is_committing(self) -> bool:
+        """True while a checkpoint is being committed."""
+        return self._open_commits > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no work is pending."""
+        return not self._background.pending
+
+    def wait_until_idle(self) -> None:
+        """Wait until no work is pending. For callers without a loop, whose work on files is done at once."""
+        assert self.is_idle
+
+    def abandon_pending_work(self) -> None:
+        """Stop waiting for pending work, which may or may not be completed."""
+        self.is_stalled = self._background.pending > 0
+
+    def announce_wait(self) -> None:
+        """Tell the user that the run waits for its storage."""
+        say(f"waiting until everything is written to {self.location}; press Ctrl-C to stop waiting")
+
+    # -- small files ----------------------------------------------------------------------------------------------
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Write run.json now. Raise OSError."""
+        self._directory.write_manifest(manifest)
+
+    def write_manifest_later(self, manifest: Mapping[str, Any]) -> None:
+        """Write run.json in the background."""
+        self._do("run.json", lambda: self._directory.write_manifest(manifest))
+
+    def make_parent(self, path: Path) -> None:
+        """Make the directory of a file of the run."""
+        self._do(path.name, lambda: self.paths.make_parent(path))
+
+    def open_log(self, path: Path, then: Callable[[IO[bytes]], None], failed: Callable[[OSError], None]) -> None:
+        """Call ``then`` with a new file, open for writing, or ``failed`` with an OSError."""
+
+        def work() -> IO[bytes]:
+            self.paths.make_parent(path)
+            return open(path, "wb", opener=open_without_links)
+
+        self._background.do(work, then, failed)
+
+    def write_optional_file(self, path: Path, data: bytes, complaint: str) -> None:
+        """Write a file that the run can do without. Readers never see a part of it."""
+
+        def write() -> None:
+            self.paths.make_parent(path)
+            write_atomically(path, data, sync=False)
+
+        self._do_optional(complaint, write)
+
+    def delete_file(self, path: Path) -> None:
+        """Delete a file of the run."""
+        self._do_optional(f"{path} could not be deleted", lambda: path.unlink(missing_ok=True))
+
+    def append_metrics(self, line: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+        """Add one report, which the next :meth:`flush` writes.
+
+        Non-finite numbers become null. The field ``nonfinite`` has their values.
+        """
+        finite, nonfinite = without_nonfinite(metrics)
+        record = {**line, "metrics": finite, **({"nonfinite": nonfinite} if nonfinite else {})}
+        self._metrics.append(_LINE_JSON.encode(record) + "\n")
+
+    def append_event(self, event: str, **fields: Any) -> None:
+        """Add a line about what has happened, which the next :meth:`flush` writes. ``event``: its kind."""
+        self._events.append(_LINE_JSON.encode({"time": time.time(), "event": event, **fields}) + "\n")
+
+    def flush(self, then: Callable[[object], None] | None = None) -> None:
+        """Write the added reports and events, then call ``then``."""
+        if self._metrics or self._events or then is not None:
+            metrics, events = "".join(self._metrics).encode(), "".join(self._events).encode()
+            self._metrics, self._events = [], []
+            self._do("metrics", lambda: self._directory.append_lines(metrics, events), then)
+
+    def shrink_reserve(self, size: int) -> None:
+        """Free reserved disk space down to so many bytes. Raise OSError."""
+        self._directory.shrink_reserve(size)
+
+    def write_last_lines(self) -> None:
+        """Write the reports and events that a full disk did not take. Raise OSError."""
+        self._directory.write_last_lines()
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def verify(
+        self,
+        thread: Background | None = None,
+        *,
+        is_needed: Callable[[], bool] = lambda: True,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make sure that ``latest`` is intact, then call ``then``.
+
+        Damaged checkpoints are set aside with a warning. Nothing may be committed meanwhile. A store that has verified
+        its checkpoints when it was opened has nothing to do here.
+        thread: does the reading; without it, everything is done at once.
+        is_needed: once it returns False, the reading ends early with an error.
+        Raise StorageError, in the loop's thread, if a checkpoint cannot be read or set aside.
+        """
+        then()
+
+    @abstractmethod
+    def prepare(self, attempt: int, ordinal: int, *, name: str | None, then: Callable[[str], None]) -> None:
+        """Call ``then`` with the directory for the files of a checkpoint, which will be called ``name``."""
+
+    def commit(
+        self,
+        attempt: int,
+        commit: Commit,
+        *,
+        name: str | None = None,
+        folder: str | None = None,
+        step: int = 0,
+        validation: Mapping[str, Any] | None = None,
+        positions: Mapping[str, Any] | None = None,
+        then: Callable[[CommittedCheckpoint], None],
+    ) -> None:
+        """Make the ranks' files the next checkpoint of the run, then call ``then`` with it.
+
+        name: the wanted name of its directory. The default is a number.
+        folder: the directory in the run directory that the ranks have filled themselves, or None.
+        step: the number of reports, over the whole run, that a rank has made when it reports this checkpoint.
+        validation: the arguments of its validation, or None.
+        positions: those in the data (:func:`merged_positions`), or None.
+        """
+        index, self._next_index = self._next_index, self._next_index + 1
+        finite, nonfinite = without_nonfinite(commit.metrics)
+        validation = None if validation is None else {**validation, "status": PENDING}
+        manifest = {
+            "name": name,
+            "index": index,
+            "attempt": attempt,
+            "step": step,
+            "time": time.time(),
+            "world_size": commit.world_size,
+            "ranks": list(commit.ranks),
+            "silent": list(commit.silent),
+            "metrics": finite,
+            "nonfinite": nonfinite,
+            "validation": validation,
+            "files": {file.path: file_entry(file.size, file.crc32, file.rank) for file in commit.files},
+        }
+
+        def done(path: Path | RemotePath) -> None:
+            self._open_commits -= 1
+            saved = CommittedCheckpoint(
+                path, dict(commit.metrics), validation, index, step, commit.world_size, commit.ranks, commit.silent
+            )
+            self.committed.append(saved)
+            then(saved)
+
+        def failed(why: object) -> None:
+            self._open_commits -= 1
+            self._cannot_write(f"checkpoint {commit.ordinal}", why)
+
+        self._open_commits += 1
+        self._publish(attempt, commit.ordinal, folder, manifest, positions or {}, done, failed)
+
+    @abstractmethod
+    def _publish(
+        self,
+        attempt: int,
+        ordinal: int,
+        folder: str | None,
+        manifest: dict[str, Any],
+        positions: Mapping[str, Any],
+        done: Callable[[Path | RemotePath], None],
+        failed: Callable[[object], None],
+    ) -> None:
+        """Write the metadata, then the manifest. Call ``done`` with the checkpoint's path, or ``failed``."""
+
+    def disown(self, rank: int, *, after: int) -> list[CommittedCheckpoint]:
+        """Forget, and mark as damaged, the checkpoints that lack files of a rank, as it turns out. Return them.
+
+        after: the index of the last checkpoint that is none of them.
+        """
+        lacking = [saved for saved in self.committed if saved.index > after and rank in saved.silent]
+        for saved in lacking:
+            self.committed.remove(saved)
+            self._update_manifest(saved, {"lacks": rank})
+        return lacking
+
+    def add_validation(self, saved: CommittedCheckpoint, status: str, metrics: Mapping[str, Any]) -> None:
+        """Note the status of the validation of a checkpoint, and add its metrics to the checkpoint's own."""
+        if saved not in self.committed:
+            return
+        position = self.committed.index(saved)
+        metrics = {**saved.metrics, **metrics}
+        validation = {**(saved.validation or {}), "status": status}
+        self.committed[position] = replace(saved, metrics=metrics, validation=validation)
+        finite, nonfinite = without_nonfinite(metrics)
+        self._update_manifest(saved, {"metrics": finite, "nonfinite": nonfinite, "validation": validation})
+
+    @abstractmethod
+    def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
+        """Replace fields of a checkpoint's manifest. Warn if that fails."""
+
+    def delete(self, positions: Sequence[int]) -> None:
+        """Delete checkpoints, given by their positions in ``committed``."""
+        chosen = [self.committed.pop(position) for position in sorted(positions, reverse=True)]
+        if chosen:
+            self._delete_checkpoints(chosen)
+
+    @abstractmethod
+    def _delete_checkpoints(self, chosen: Sequence[CommittedCheckpoint]) -> None:
+        """Delete checkpoints. Warn if that fails."""
+
+    # -- work of other processes ----------------------------------------------------------------------------------
+
+    def open_order(self) -> wire.OpenStorage | None:
+        """Return the first order for the uploaders of all hosts, or None."""
+        return None
+
+    def upload(self, order: wire.Upload, then: Callable[[wire.Message], None]) -> None:
+        """Store a rank's files in this process, then call ``then`` with the answer."""
+        run = self.location if isinstance(self.location, RemotePath) else None
+        executor = StorageExecutor(run, self._warn_from_background)
+        self._background.do(lambda: executor.do(order), then)

@@ -1,0 +1,846 @@
+"""The trainer: check what the user gives to fit(), run it, and make the Result or the error. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from distrain import wire
+from distrain.api.backend import BackendConfig
+from distrain.api.config import DataConfig, RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
+from distrain.api.job import Job
+from distrain.api.result import Result, make_result, pickle_or_none
+from distrain.console.choice import open_console
+from distrain.console.summary import summary
+from distrain.coordinator.callbacks import Callbacks
+from distrain.coordinator.connection import resting_agents
+from distrain.coordinator.connection.choice import advice_on_slots, hosts_of, transports_for
+from distrain.coordinator.connection.slurm import run_name
+from distrain.coordinator.connection.transport import LocalTransport, Transport
+from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
+from distrain.coordinator.coordinator import Coordinator
+from distrain.coordinator.host_files import Shipping
+from distrain.coordinator.launched.ignored_settings import describe_ignored_settings
+from distrain.coordinator.launched.launched import LaunchedRun
+from distrain.coordinator.launched.outer_launcher import OuterLauncher, check_launcher
+from distrain.coordinator.launched.rank_group import RankGroup, join
+from distrain.coordinator.launched.runner import InProcessRun
+from distrain.coordinator.manifest import RunManifest
+from distrain.coordinator.run_errors import RunErrors, exit_code_of
+from distrain.coordinator.run_facts import RunFacts, plain
+from distrain.coordinator.stop_signals import refuse_after_stop
+from distrain.coordinator.store.remote_store import open_run
+from distrain.coordinator.store.run_store import RESERVED_BYTES
+from distrain.decisions.events import RunRequest, RunSummary, Validator
+from distrain.decisions.placement import shares_of, workers_on
+from distrain.decisions.retries import start_without_checkpoint
+from distrain.decisions.run_status import RunStatus
+from distrain.decisions.states import RunState
+from distrain.errors import (
+    CheckpointError,
+    DistrainError,
+    LaunchError,
+    ResourcesError,
+    StorageError,
+    TrainingFailedError,
+    WorkerGroupError,
+)
+from distrain.hosts.host import hidden_gpus_problem
+from distrain.storage.checkpoint import Checkpoint
+from distrain.storage.files import full_disk_hint, is_full_disk, write_atomically
+from distrain.storage.ownership import check_owners
+from distrain.storage.paths import read_manifest
+from distrain.storage.records import damage_of, last_metrics
+from distrain.system.arguments import check_type
+from distrain.system.consoles import console_threads
+from distrain.system.log import log_level, say, warn
+from distrain.system.naming import stopped_by
+from distrain.system.notebook import hide_own_lines
+from distrain.system.ray_names import explaining, without
+from distrain.system.remote_path import locate
+from distrain.system.text import duration
+from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
+from distrain.trackers.link import TrackerLink
+from distrain.worker.job import job
+from distrain.worker.job.functions import check_plain, check_signature
+from distrain.worker.job.origin import script_of, stem_of
+
+if TYPE_CHECKING:
+    from distrain.console.detached import DetachedConsole
+    from distrain.console.run_console import RunConsole
+    from distrain.coordinator.store.run_store import RunStore
+    from distrain.data.datasets import RunDatasets
+    from distrain.hosts.host import HostSettings
+    from distrain.hosts.hostfile import HostSpec
+    from distrain.system.remote_path import RemotePath
+
+__all__ = ["DataParallelTrainer", "run_work"]
+
+
+_FULL_DISK_WAIT_S = 5.0
+"""Seconds that the end of a run waits for free space on a full disk before it gives up a file."""
+_FULL_DISK_PAUSE_S = 0.5
+"""Seconds between two attempts to write on a full disk."""
+_LEFT_BY_REPORTS = RESERVED_BYTES * 3 // 4
+_LEFT_BY_RESULTS = RESERVED_BYTES // 2
+"""Bytes of reserved disk space that the last reports leave for results and errors, and these for run.json."""
+_PAGE_AFTER_S = 10.0
+"""A run that has finished gets its page at once if it took at least so many seconds, as a page takes up to 0.1 s."""
+
+
+@explaining("Trainer")
+@without("preprocessor")
+class DataParallelTrainer:
+    """Run a training function on a group of workers.
+
+    train_loop_per_worker: the function, with no parameter or one for the config. It runs in the main thread of every
+        worker.
+    train_loop_config: the argument of that function, ``{}`` by default. It is pickled once per run, so keep large
+        objects out of it.
+    backend_config: the framework's settings and hooks.
+    datasets: by name, the data that :func:`distrain.get_dataset_shard` divides among the workers: a Dataset of
+        :mod:`distrain.data`; a dataset of torch, Hugging Face or pyarrow; a pandas DataFrame, a dict of arrays, a list
+        of dicts; a path, glob pattern or URL of Parquet, CSV or JSON files, or a list of these; or a function that
+        makes one of these on the worker.
+    dataset_config: how they are read.
+    resume_from_checkpoint: the checkpoint, or its path, that a *new* run starts from. A run that is continued starts
+        from its own latest checkpoint.
+    validation_config: how ``report(validation=...)`` validates a checkpoint.
+    metadata: JSON that ``get_context().get_metadata()`` returns, and that every checkpoint of the run gets.
+
+    Raises TypeError or ValueError for bad arguments.
+
+    ::
+
+        def train_func(config):
+            distrain.report({"loss": 2 * config["lr"]})
+
+        scaling = distrain.ScalingConfig(num_workers=2)
+        result = DataParallelTrainer(train_func, train_loop_config={"lr": 0.1}, scaling_config=scaling).fit()
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        backend_config: BackendConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        resume_from_checkpoint: Checkpoint | str | Path | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        validation_config: ValidationConfig | None = None,
+    ) -> None:
+        if isinstance(resume_from_checkpoint, (str, Path)):
+            resume_from_checkpoint = Checkpoint(resume_from_checkpoint)
+        check_type("train_loop_config", train_loop_config, Mapping, optional=True)
+        check_type("backend_config", backend_config, BackendConfig, optional=True)
+        check_type("scaling_config", scaling_config, ScalingConfig, optional=True)
+        check_type("run_config", run_config, RunConfig, optional=True)
+        check_type("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, optional=True)
+        check_type("validation_config", validation_config, ValidationConfig, optional=True)
+        check_type("metadata", metadata, Mapping, optional=True)
+        check_type("datasets", datasets, Mapping, optional=True)
+        check_type("dataset_config", dataset_config, DataConfig, optional=True)
+        if validation_config is not None:
+            check_plain("ValidationConfig.fn", validation_config.fn)
+        self._work = job.FunctionWork(
+            function=check_signature(train_loop_per_worker),
+            config=dict(train_loop_config or {}),
+            backend=backend_config or BackendConfig(),
+            run_datasets=_datasets(datasets, dataset_config or DataConfig()) if datasets else None,
+        )
+        self._scaling = scaling_config or ScalingConfig()
+        self._run = run_config or RunConfig()
+        self._resume_from = resume_from_checkpoint
+        self._validation = validation_config
+        self._metadata = _json("metadata", metadata or {})
+
+    @classmethod
+    def restore(cls, path: str | os.PathLike[str], *args: Any, **options: Any) -> NoReturn:
+        """Raise TypeError that says how to continue a run: distrain needs no ``restore()``, which Ray AIR has."""
+        raise TypeError(
+            f"{cls.__name__}.restore() is not needed: make the trainer as before, with "
+            f"RunConfig(name={os.path.basename(os.path.normpath(path))!r}, storage_path=...); fit() continues an "
+            "unfinished run of that name at its last checkpoint"
+        )
+
+    @classmethod
+    def can_restore(cls, path: str | os.PathLike[str]) -> bool:
+        """Return True if ``fit()`` with this run directory would continue a run."""
+        manifest = read_manifest(locate(path))
+        return bool(manifest) and manifest.get("status") != "finished"
+
+    def _for_trial(
+        self, config: Mapping[str, Any], scaling_config: ScalingConfig | None, run_config: RunConfig
+    ) -> DataParallelTrainer:
+        """Return this trainer with more of a config, and other settings: one trial of a sweep."""
+        trial = copy.copy(self)
+        trial._work = replace(self._work, config={**self._work.config, **config})
+        trial._scaling = scaling_config or self._scaling
+        trial._run = run_config
+        return trial
+
+    def fit(self) -> Result:
+        """Train, wait for the end, and return the result.
+
+        Raises JobError, ResourcesError or StorageError before any worker starts; TrainingFailedError, with the partial
+        ``result``, if a rank or a host failed; KeyboardInterrupt after Ctrl-C, once every worker is gone;
+        PreemptionError after SIGTERM, SIGHUP or SIGQUIT, and then at every further call in this process. Their
+        tracebacks end here. The exceptions of ranks are in ``WorkerGroupError.worker_failures``.
+        """
+        __tracebackhide__ = True  # pytest omits frames that have this variable
+        try:
+            return run_work(
+                self._work,
+                self._scaling,
+                self._run,
+                resume_from=self._resume_from,
+                metadata=self._metadata,
+                validation=self._validation,
+            )
+        except (DistrainError, KeyboardInterrupt) as error:
+            hide_own_lines(error)
+            raise error.with_traceback(None) from None
+
+
+def _check_intact(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a checkpoint that does not exist or is damaged."""
+    if not checkpoint.exists():
+        raise CheckpointError(f"resume_from_checkpoint: there is no directory {checkpoint.path}")
+    folder, damage = Path(checkpoint.path), None
+    if checkpoint.path and _is_run(checkpoint.remote_path or folder):
+        raise CheckpointError(
+            f"resume_from_checkpoint: {checkpoint.path} is a run directory; give one of its checkpoints, "
+            f"Result.from_path({checkpoint.path!r}).checkpoint for the latest"
+        )
+    try:
+        if checkpoint.path:
+            damage = damage_of(checkpoint.remote_path or folder, needs_manifest=False)
+    except OSError as error:
+        damage = f"it cannot be read: {error}"
+    if damage is not None:
+        raise CheckpointError(f"resume_from_checkpoint: {checkpoint.path} is damaged: {damage}")
+
+
+def _is_run(folder: Path | RemotePath) -> bool:
+    try:
+        return {"run_id", "attempts"} <= read_manifest(folder).keys()
+    except (StorageError, AttributeError):  # another program's file of that name
+        return False
+
+
+def _datasets(datasets: Mapping[str, Any], config: DataConfig) -> RunDatasets:
+    from distrain.data.datasets import run_datasets  # it needs numpy
+
+    return run_datasets(
+        datasets,
+        config.datasets_to_split,
+        on_change=config.on_change,
+        skip_streams=config.skip_streams,
+        resume=config.resume,
+    )
+
+
+def _json(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(value)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be JSON, because every checkpoint stores it in a file: {error}") from None
+    return plain
+
+
+def run_work(
+    work: job.Work,
+    scaling: ScalingConfig,
+    run: RunConfig,
+    *,
+    resume_from: Checkpoint | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    validation: ValidationConfig | None = None,
+    transports: Sequence[Transport] | None = None,
+    sys_path: Sequence[str] | None = None,
+    detached: DetachedConsole | None = None,
+) -> Result:
+    """Train as fit() and the command line do; see :meth:`DataParallelTrainer.fit`.
+
+    transports: connections to the hosts; by default those that the ScalingConfig or the environment names.
+    sys_path: the module search path of the workers; by default that of this process.
+    detached: the console of this process, if it has no terminal.
+    """
+    refuse_after_stop()
+    resting_agents.idle_s()  # raises for a bad setting
+    launcher = check_launcher(scaling, work)
+    starts_workers = launcher is None and scaling.num_workers != 0
+    if run.debug_rank is not None:
+        work = _for_debugging(work, scaling, run.debug_rank, starts_workers=starts_workers)
+    transports = transports or (_transports(scaling, run) if starts_workers else [LocalTransport()])
+    shares = _shares([transport.host for transport in transports], scaling)
+    trackers = trackers_of(run.trackers, os.environ) if launcher is None or launcher.rank == 0 else []
+    check_packages(trackers)
+    request = _UserRequest(
+        work=work,
+        job=job.make_job(work, workers_per_host=max(shares.values())) if starts_workers else Job(blob=b""),
+        scaling=scaling,
+        launcher=launcher,
+        run=run,
+        resume_from=resume_from,
+        metadata=metadata or {},
+        validation=validation,
+        trackers=pickled_trackers(trackers),
+        transports=transports,
+        sys_path=_clean_path(sys.path if sys_path is None else sys_path),
+        detached=detached,
+    )
+    _check_working_directory()
+    shipping = request.shipping()
+    if scaling.use_gpu or scaling.numa_binding:
+        for name, settings in request.host_settings().items():
+            if problem := hidden_gpus_problem(settings):
+                raise LaunchError(f"{name}: {problem}")
+    with log_level(run.log_level):
+        if request.job.warning is not None:
+            warn(request.job.warning)
+        if launcher is None:
+            return _train(request, shipping)
+        with join(launcher, request.for_coordinator(uuid.uuid4().hex), work) as group:
+            if launcher.rank:
+                return group.follow()
+            return group.lead(partial(_train, request, shipping, group))
+
+
+def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_workers: bool) -> job.Work:
+    """Return the work for a run in which a rank is debugged. Raises ResourcesError if there is no such rank."""
+    if not starts_workers:
+        warn("RunConfig.debug_rank has no effect: train_func runs in this process, where breakpoint() works")
+    elif rank >= scaling.max_workers:
+        raise ResourcesError(f"debug_rank={rank}: ranks count from 0, and there are {scaling.max_workers} workers")
+    return replace(work, backend=work.backend.for_debugging())
+
+
+def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = None) -> Result:
+    """Train in the run directory. ``group``: the ranks that another launcher has started."""
+    if not request.starts_workers and (
+        ignored := describe_ignored_settings(request.scaling, request.run, request.launcher)
+    ):
+        warn(ignored)
+    run = request.run
+    _check_log_dir(run.log_dir)
+    name, stem = run.name or run_name(os.environ), stem_of(script_of(request.work))
+    store = open_run(run.storage_path, name, run.storage_filesystem, stem=stem)
+    try:
+        if request.detached is not None:
+            request.detached.move_to(store.paths, str(store.location))
+        with console_threads() if request.starts_workers else contextlib.nullcontext():
+            return _Run(store, request, shipping, group).train()
+    finally:
+        store.close()
+
+
+def _check_working_directory() -> None:
+    """Raise LaunchError if the working directory, which workers begin in, was deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError("the working directory was deleted: change to another one with cd or os.chdir()") from None
+
+
+def _check_log_dir(log_dir: str | os.PathLike[str] | None) -> None:
+    """Raise StorageError if logs cannot be written in ``log_dir``."""
+    if log_dir is None:
+        return
+    folder = _absolute(log_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"distrain")
+    except OSError as error:
+        raise StorageError(
+            f"cannot write logs in {folder}: {error}; name another directory with RunConfig(log_dir=...)"
+        ) from error
+
+
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    return Path(path).expanduser().absolute()
+
+
+def _transports(scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
+    """Return the connections to all hosts, including spare hosts that get ranks only if others are lost.
+
+    Raises HostfileError, and ResourcesError if the hosts have too few slots.
+    """
+    hosts = hosts_of(scaling, os.environ)
+    try:
+        _shares(hosts, scaling)
+    except ResourcesError as error:
+        raise ResourcesError(f"{error} {advice_on_slots(scaling, os.environ)}".rstrip()) from None
+    return transports_for(
+        hosts,
+        scaling,
+        os.environ,
+        lease_s=run.failure_config.host_lease_s,
+        ships=run.shipping_config.enabled,
+        makes_environment=run.shipping_config.env_from is not None,
+    )
+
+
+def _shares(hosts: Iterable[HostSpec], scaling: ScalingConfig) -> dict[str, int]:
+    """Return how many workers each host gets while no host is lost. Raises ResourcesError."""
+    slots = {host.name: host.slots for host in hosts}
+    return shares_of(slots, workers_on(slots, scaling))
+
+
+def _clean_path(path: Sequence[object]) -> list[str]:
+    """Return ``sys.path`` as text. Notebooks add Path objects to it."""
+    return [os.fspath(entry) for entry in path if isinstance(entry, (str, os.PathLike))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _UserRequest:
+    """Everything that the user has asked for."""
+
+    work: job.Work
+    job: Job
+    scaling: ScalingConfig
+    run: RunConfig
+    resume_from: Checkpoint | None
+    metadata: Mapping[str, Any]
+    validation: ValidationConfig | None
+    trackers: Mapping[str, bytes]
+    transports: Sequence[Transport]
+    sys_path: list[str]
+    detached: DetachedConsole | None
+    launcher: OuterLauncher | None
+
+    @property
+    def starts_workers(self) -> bool:
+        """True unless train_func runs in this process."""
+        return self.launcher is None and self.scaling.num_workers != 0
+
+    @property
+    def is_script(self) -> bool:
+        """True if the workers run a script or a module, not a function."""
+        return isinstance(self.work, job.ScriptWork)
+
+    @property
+    def stop_grace_s(self) -> float:
+        """The seconds that ranks have to end when a signal stops the run: as many as under torchrun for a script."""
+        given = self.run.stop_grace_s
+        return given if given is not None else 30.0 if self.is_script else 10.0
+
+    @property
+    def peer_failure_grace_s(self) -> float:
+        """The seconds between SIGTERM and SIGKILL for the other ranks when one has failed."""
+        given = self.run.failure_config.peer_failure_grace_s
+        return given if given is not None else 5.0 if self.is_script else 0.0
+
+    def _validator(self) -> Validator | None:
+        """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
+        if self.validation is None:
+            return None
+        task = self.validation.task_config or ValidationTaskConfig()
+        function, config = self.validation.fn, dict(task.fn_kwargs or {})
+        work = job.FunctionWork(function=function, config=config, validates=True, backend=BackendConfig())
+        return Validator(
+            blob=job.make_job(work).blob,
+            timeout_s=task.timeout_s,
+            directory=os.getcwd(),
+            sys_path=self.sys_path,
+            environment=self.run.env_vars,
+        )
+
+    def shipping(self) -> Shipping:
+        """Return what is brought to other machines. Raises LaunchError if that is not possible."""
+        from distrain.transfer.project.project import find_project  # most runs need neither
+        from distrain.transfer.project.requirements import requirements_of
+
+        config = self.run.shipping_config
+        hosts = [one.host for one in self.transports if one.ships and one.host.cwd is None]
+
+        find = partial(
+            find_project,
+            sys_path=self.sys_path,
+            directory=os.getcwd(),
+            targets=self.work.files,
+            named=[os.fspath(path) for path in config.include],
+            limit_bytes=config.limit_bytes,
+        )
+        if config.env_from is not None and not any(one.makes_environment for one in self.transports):
+            warn(
+                "ShippingConfig.env_from has no effect: workers on this machine use its interpreter, and there is no "
+                "other host"
+            )
+        project = find() if hosts else None
+        places = {os.path.abspath(path) for path in (".", *self.sys_path, *map(os.path.dirname, self.work.files))}
+        named = {*self.run.env_vars, *(name for one in self.transports for name in one.host.environment)}
+        question = wire.SetUpHost(
+            files=[],
+            folders=[],
+            place="",
+            cache_bytes=config.cache_bytes,
+            requirements=requirements_of(os.fspath(config.env_from), directory=os.getcwd()) if config.env_from else "",
+            python=".".join(map(str, sys.version_info[:2])),
+            executable=sys.executable,
+            interpreter_path=interpreter_entries(self.sys_path),
+            interpreter_variables=[name for name in INTERPRETER_VARIABLES if name not in named],
+            more_path=[folder for folder in (project.folders if project else ()) if folder not in places],
+        )
+        return Shipping(
+            question=question,
+            project=project,
+            find_project=find,
+            takes_project={host.name for host in hosts},
+        )
+
+    def host_settings(self) -> dict[str, HostSettings]:
+        """Return the settings of each host, by its name."""
+        return settings_for(
+            self.transports,
+            directory=os.getcwd(),
+            sys_path=self.sys_path,
+            environment=self.run.env_vars,
+            own_environment=os.environ,
+            interface=self.scaling.interface or "",
+        )
+
+    def for_coordinator(
+        self, run_id: str, store: RunStore | None = None, *, checkpoint: str | None = None, first_attempt: int = 0
+    ) -> RunRequest:
+        """Return the request for the coordinator. ``store``: the run directory, if this process has opened it."""
+        return RunRequest(
+            run_id=run_id,
+            run_name=store.location.name if store else "",
+            storage_path=store.storage_path if store else "",
+            filesystem=store.filesystem if store else "",
+            job=self.job,
+            backend=self.work.backend,
+            scaling=self.scaling,
+            hosts=self.host_settings(),
+            failure_config=self.run.failure_config,
+            stop_grace_s=self.stop_grace_s,
+            peer_failure_grace_s=self.peer_failure_grace_s,
+            argv=sys.argv,
+            python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+            first_attempt=first_attempt,
+            checkpoint=checkpoint,
+            metadata=self.metadata,
+            validator=self._validator(),
+            debug_rank=self.run.debug_rank,
+            is_script=self.is_script,
+            stop_signals=self.run.stop_signals,
+        )
+
+
+class _Run:
+    """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result."""
+
+    def __init__(self, store: RunStore, request: _UserRequest, shipping: Shipping, group: RankGroup | None) -> None:
+        self._store = store
+        self._group = group
+        self._request = request
+        self._shipping = shipping
+        self._config = request.run
+        self._run_id = uuid.uuid4().hex
+        configs = {
+            "scaling_config": plain(asdict(request.scaling)),
+            "checkpoint_config": asdict(request.run.checkpoint_config),
+            "failure_config": asdict(request.run.failure_config),
+            "run_config": _plain_run_config(request.run),
+        }
+        self._facts = RunFacts(
+            script_of(request.work), getattr(request.work, "config", {}), detached=request.detached is not None
+        )
+        self._manifest = RunManifest(store, run_id=self._run_id, configs=configs, facts=self._facts)
+        self._continued = bool(self._manifest.before)
+        self._write_until: float | None = None
+        self._log_dir = None if request.run.log_dir is None else _absolute(request.run.log_dir)
+        if self._log_dir is not None:
+            check_owners(self._log_dir / store.paths.root.name)
+        context = RunContext(
+            run_id=self._run_id,
+            run_config=request.run,
+            scaling_config=request.scaling,
+            backend_config=request.work.backend,
+            train_loop_config=getattr(request.work, "config", {}),
+        )
+        self._callbacks = Callbacks(request.run.callbacks or (), context, show_error=warn)
+
+    def train(self) -> Result:
+        """Train and return the result, or raise the error of the run."""
+        if not self._request.starts_workers:  # else the coordinator does it, while the hosts connect
+            self._store.verify()
+        latest = self._store.latest
+        run_request = self._request.for_coordinator(
+            self._run_id,
+            self._store,
+            checkpoint=str(latest.path) if latest else self._start_without_own(),
+            first_attempt=self._manifest.first_attempt,
+        )
+        self._announce()
+        self._store.metadata = dict(self._request.metadata)
+        self._write_start()
+        self._facts.begin()
+        started, concluded = time.monotonic(), False
+        console = self._console(started)
+        runner = self._runner(run_request, console)
+        trackers = self._start_trackers(run_request)
+        try:
+            self._callbacks.before_run()
+            with console:
+                runner.run()
+            complaint = "the last reports could not be written"
+            self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
+            result, failure = self._conclude(runner.end, console.status)
+            self._manifest.exit_code = exit_code_of(failure)
+            console.show_summary(self._summary(runner.end, console.status, time.monotonic() - started))
+            concluded = True
+        except BaseException as error:
+            self._manifest.exit_code = exit_code_of(error)
+            raise
+        finally:
+            # Written last: when the manifest says that the run has finished, all its files are there.
+            end = runner.end
+            self._facts.end()
+            ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
+            status = end.state.value if ended else "failed"
+            self._write_at_end(
+                lambda: self._manifest.write(status),
+                "the run directory does not say how the run ended, because that could not be written",
+                left=0,
+            )
+            if trackers is not None:
+                trackers.close(status)
+        self._callbacks.after_run(result, failure)
+        seconds = time.monotonic() - started
+        if (failure is not None or seconds >= _PAGE_AFTER_S) and self._can_write_page(end):
+            from distrain.page.writer import write_page_at_end  # short runs need none
+
+            write_page_at_end(self._store.location, seconds)
+        if failure is not None:
+            raise failure
+        return result
+
+    def _can_write_page(self, end: RunSummary) -> bool:
+        return not (end.storage_failed or self._store.is_stalled)
+
+    def _start_trackers(self, request: RunRequest) -> TrackerLink | None:
+        """Start the process that logs the run to its trackers. If that fails, only warn."""
+        if not self._request.trackers:
+            return None
+        try:
+            return TrackerLink(
+                self._request.trackers,
+                self._store.paths,
+                location=str(self._store.location),
+                filesystem=self._store.filesystem,
+                sys_path=self._request.sys_path,
+                run_id=self._run_id,
+                flags=request.python_flags,
+                log=self._store.paths.tracker_log(self._log_dir),
+                listens=self._request.starts_workers or self._group is not None,
+            )
+        except OSError as error:
+            warn(f"the trackers {', '.join(self._request.trackers)} cannot be started: {error}; the run goes on")
+            return None
+
+    def _write_start(self) -> None:
+        try:
+            self._manifest.write("running")
+            if self._continued:
+                self._store.delete_end_files()
+        except OSError as error:
+            raise StorageError(
+                f"cannot use the run directory {self._store.location}: {error}{full_disk_hint(str(error))}"
+            ) from error
+
+    def _write_at_end(self, write: Callable[[], None], complaint: str, *, left: int = _LEFT_BY_RESULTS) -> None:
+        """Write a file at the end of the run. Wait some seconds for space on a full disk.
+
+        If it cannot be written, only warn: an exception would hide the error that has ended the run.
+
+        left: bytes of the reserved space that must stay for more important files.
+        """
+        while not self._store.is_stalled:
+            try:
+                self._store.shrink_reserve(left)
+                write()
+                return
+            except OSError as error:
+                self._write_until = self._write_until or time.monotonic() + _FULL_DISK_WAIT_S
+                if not is_full_disk(str(error)) or time.monotonic() > self._write_until:
+                    warn(f"{complaint}: {error}")
+                    return
+                time.sleep(_FULL_DISK_PAUSE_S)
+
+    def _start_without_own(self) -> str | None:
+        """Return the checkpoint to start from if the run has none itself. Raise CheckpointError if it is damaged."""
+        resume_from = self._request.resume_from
+        if resume_from is None:
+            return None
+        _check_intact(resume_from)
+        if resume_from.path and (resume_from.remote_path is None or resume_from.remote_path.given is None):
+            return resume_from.path
+        return resume_from.to_directory(self._store.paths.staging / "resume_from")
+
+    def _announce(self) -> None:
+        wanted, name = self._config.name, self._store.location.name
+        if wanted and wanted != name:
+            say(f"run {wanted!r} is finished; this one is {name}")
+        if self._continued:
+            latest = self._store.latest
+            fresh = start_without_checkpoint(is_script=self._request.is_script)
+            start = f"at {latest.path.name}" if latest else f"from {fresh}"
+            say(f"continuing the unfinished run {self._store.location} {start}")
+        say(f"{self._what()}; run directory {self._store.location}")
+
+    def _what(self) -> str:
+        """Return what begins now."""
+        launcher = self._request.launcher
+        if launcher is not None:
+            return f"training in the {launcher.world_size} processes that {launcher.name} has started"
+        shares = _shares([transport.host for transport in self._request.transports], self._request.scaling)
+        workers, hosts = sum(shares.values()), sum(map(bool, shares.values()))
+        what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
+        return what + (f" on {hosts} hosts" if hosts > 1 else "")
+
+    def _console(self, started: float) -> RunConsole:
+        status = RunStatus(str(self._store.location), started, self._request.stop_grace_s)
+        is_quiet = self._config.log_level != "INFO"
+        progress = "off" if is_quiet and self._config.progress == "auto" else self._config.progress
+        if not self._request.starts_workers and progress != "off":  # then train_func prints to this terminal itself
+            progress = "plain"
+        logs = self._store.display_path(self._store.paths.log(0, 0, self._log_dir).parent.parent)
+        return open_console(progress, status, logs)
+
+    def _runner(self, request: RunRequest, console: RunConsole) -> Coordinator | InProcessRun | LaunchedRun:
+        checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
+        if self._group is not None:
+            return LaunchedRun(
+                request,
+                self._store,
+                checkpoints,
+                console,
+                manifest=self._manifest,
+                callbacks=callbacks,
+                group=self._group,
+            )
+        if not self._request.starts_workers:
+            return InProcessRun(
+                request,
+                self._request.work,
+                self._store,
+                checkpoints,
+                console,
+                manifest=self._manifest,
+                callbacks=callbacks,
+            )
+        return Coordinator(
+            request,
+            self._store,
+            self._request.transports,
+            checkpoints,
+            console,
+            log_dir=self._log_dir,
+            manifest=self._manifest,
+            callbacks=callbacks,
+            console_ranks=self._config.logging_config.ranks,
+            stale_run_ids=self._manifest.stale_ids,
+            start_without_own=self._start_without_own,
+            shipping=self._shipping.for_run(self._store, self._run_id),
+        )
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _summary(self, end: RunSummary, status: RunStatus, seconds: float) -> str:
+        reason = None if end.state is RunState.FINISHED else end.stop_reason
+        verdict = "stopped" if end.state is RunState.ABORTED else end.state.value
+        verdict = f"stopped by {stopped_by(reason)}" if reason else verdict
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - seconds))
+        return summary(
+            f"{verdict} after {duration(seconds)}; results in {self._store.location}",
+            status,
+            started_at=began,
+            retention=self._config.checkpoint_config,
+            checkpoints=self._store.committed,
+            advice=self._run_errors(end, status).how_to_continue if reason == "SIGINT" else None,
+        )
+
+    def _conclude(self, end: RunSummary, status: RunStatus) -> tuple[Result, BaseException | None]:
+        """Make the Result, and the exception to raise if the run did not finish."""
+        value = end.value
+        if value is not None:
+            self._write_at_end(
+                lambda: write_atomically(self._store.paths.return_value, value),
+                "the return value of train_func is only in this Result, because it could not be written",
+            )
+        result = make_result(
+            self._store.location,
+            self._store.committed,
+            self._config.checkpoint_config,
+            metrics=self._earlier_metrics() if end.metrics is None else end.metrics,
+            return_value=None if value is None else job.unpickle_return_value(value),
+        )
+        if end.state is RunState.FINISHED:
+            return result, None
+        error = self._run_errors(end, status).error()
+        if isinstance(error, TrainingFailedError):
+            error.result = result
+            failed = error
+            self._write_at_end(lambda: self._write_error(failed), "the error of the run could not be written")
+        return result, error
+
+    def _earlier_metrics(self) -> dict[str, Any] | None:
+        return last_metrics(self._store.paths.metrics) if self._continued else None
+
+    def _write_error(self, error: TrainingFailedError) -> None:
+        text: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+        if isinstance(error, WorkerGroupError):
+            text |= {
+                "culprit": error.culprit,
+                "failures": [
+                    {**failure.as_json(), "last_lines": error.last_lines.get(failure.rank, [])}
+                    for failure in error.failures
+                ],
+                "stopped": error.stopped,
+                "where": error.where,
+            }
+        write_atomically(self._store.paths.error_text, json.dumps(text, indent=1).encode())
+        if (blob := pickle_or_none(error)) is not None:
+            write_atomically(self._store.paths.error_pickle, blob)
+
+    def _run_errors(self, end: RunSummary, status: RunStatus) -> RunErrors:
+        name, logs, latest = self._store.location.name, None, self._store.latest
+        if self._request.starts_workers and end.attempt >= self._manifest.first_attempt:
+            logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
+        return RunErrors(
+            summary=end,
+            run=str(self._store.location),
+            name=name,
+            is_script=self._request.is_script,
+            step="{:,} of {:,}".format(*status.progress) if status.progress else None,
+            checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
+            logs=logs,
+            page=str(self._store.paths.page) if self._can_write_page(end) and not self._store.is_remote else None,
+        )
+
+
+def _plain_run_config(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of a RunConfig that run.json has nowhere else."""
+    kept = ("storage_path", "log_dir", "stop_grace_s", "logging_config", "shipping_config")
+    settings: dict[str, Any] = plain({name: getattr(config, name) for name in kept})
+    log_dir = None if config.log_dir is None else str(_absolute(config.log_dir))
+    return {**settings, "log_dir": log_dir}

@@ -1,0 +1,76 @@
+"""The differences between runs. Runs in: anywhere."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from distrain.storage.retention import flatten
+from distrain.storage.runs.details import extremes_of, reports_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from distrain.storage.runs.listing import Run
+
+_SETTINGS = (
+    *("script", "train_loop_config", "scaling_config", "failure_config", "checkpoint_config", "run_config"),
+    *("git", "versions", "distrain", "python", "directory", "host"),
+)
+"""The parts of run.json that are compared."""
+
+
+_PROGRAMS = {
+    "/distrain/launch.py": ("python", "-m", "distrain.launch"),
+    "/distrain/__main__.py": ("distrain",),
+    "/bin/distrain": ("distrain",),
+}
+"""By the end of ``sys.argv[0]``, what the user has typed."""
+
+
+def command_of(run: Run) -> str:
+    """Return the command line of a run, as it can be typed."""
+    argv = run.manifest.get("argv")
+    if not isinstance(argv, list) or not argv:
+        return ""
+    program = str(argv[0])
+    for end, typed in _PROGRAMS.items():
+        if program.endswith(end):
+            return shlex.join([*typed, *map(str, argv[1:])])
+    return shlex.join(["python", *map(str, argv)] if program.endswith(".py") else map(str, argv))
+
+
+def different_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the settings that differ, each with its value for each run; None where a run has none."""
+    settings = [_settings(run) for run in runs]
+    rows = {name: [each.get(name) for each in settings] for name in _all_names(settings)}
+    return {name: values for name, values in rows.items() if len({json.dumps(item) for item in values}) > 1}
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    chosen = {name: run.manifest[name] for name in _SETTINGS if run.manifest.get(name) is not None}
+    return {**flatten(chosen), "command": command_of(run), "hosts": ", ".join(run.hosts), "ranks": run.ranks}
+
+
+def metrics_of(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the last, the least and the largest value of rank 0's metrics, each for each run. Raise OSError."""
+    tables = [_metrics(run) for run in runs]
+    return {name: [each.get(name) for each in tables] for name in _all_names(tables)}
+
+
+def _metrics(run: Run) -> dict[str, Any]:
+    reports = list(reports_of(run))
+    if not reports:
+        return {}
+    last, extremes = flatten(reports[-1]["metrics"]), extremes_of(reports)
+    found: dict[str, Any] = {"step": reports[-1]["step"]}
+    for name in dict.fromkeys([*last, *extremes]):
+        found[f"{name} (last)"] = last.get(name)
+        if name in extremes:
+            found |= {f"{name} (least)": extremes[name].least, f"{name} (largest)": extremes[name].largest}
+    return found
+
+
+def _all_names(tables: Iterable[dict[str, Any]]) -> Iterable[str]:
+    return dict.fromkeys(name for table in tables for name in table)

@@ -1,0 +1,321 @@
+"""The runs in a storage path, and what their run.json says. Runs in: anywhere.
+
+A list of a thousand local runs must appear at once. So a run costs one file that is read, and one more for its last
+report; and what is slow to import, as for remote storage, is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from distrain.storage import names
+from distrain.storage.lines import last_record
+from distrain.storage.lock_probe import is_locked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from distrain.system.remote_path import RemotePath
+
+RUNNING, FINISHED, FAILED, ABORTED = names.STATUSES
+STARTING = "starting"
+"""The state of a directory that a coordinator has locked, but not written to yet."""
+KILLED = "killed"
+"""The state of a run whose run.json says that it is running, while nobody holds its lock."""
+DAMAGED = "damaged"
+FOREIGN = "not a run"
+ENDED = (FINISHED, FAILED, ABORTED, KILLED)
+_THREADS = 16
+"""Remote runs that are read at the same time."""
+
+
+class Run(NamedTuple):
+    """A directory in a storage path.
+
+    state: a status of run.json, or one of the other states above.
+    problem: why it is damaged, or no run.
+    manifest: the contents of run.json, {} if it is damaged or missing.
+    changed: the time of the last change of a directory without a usable run.json; else 0.
+    """
+
+    name: str
+    path: str
+    state: str
+    problem: str = ""
+    manifest: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    changed: float = 0.0
+
+    @property
+    def began(self) -> float:
+        """The time at which the last ``fit()`` of the run began."""
+        return _number(self.manifest.get("continued")) or _number(self.manifest.get("started")) or self.changed
+
+    @property
+    def ended(self) -> float:
+        """The time at which the run has ended, or of the last sign of life."""
+        return _number(self.manifest.get("updated")) or self.changed
+
+    @property
+    def is_run(self) -> bool:
+        """True if there is a usable run.json."""
+        return bool(self.manifest)
+
+    @property
+    def script(self) -> str:
+        """The script, module or function, without its directory; "" if unknown."""
+        return os.path.basename(str(self.manifest.get("script") or ""))
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        """The attempts, the oldest first."""
+        listed = self.manifest.get("attempts")
+        return [attempt for attempt in listed if isinstance(attempt, dict)] if isinstance(listed, list) else []
+
+    @property
+    def attempts_now(self) -> list[dict[str, Any]]:
+        """The attempts of the last ``fit()``, the oldest first."""
+        return [attempt for attempt in self.attempts if _number(attempt.get("started")) >= self.began]
+
+    @property
+    def hosts(self) -> dict[str, list[int]]:
+        """The hosts of the last attempt, each with its ranks."""
+        attempts = self.attempts
+        hosts = attempts[-1].get("hosts") if attempts else None
+        return hosts if isinstance(hosts, dict) else {}
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of the last attempt."""
+        return sum(len(ranks) for ranks in self.hosts.values())
+
+    @property
+    def location(self) -> Path | RemotePath:
+        """The run directory."""
+        if "://" not in self.path:
+            return Path(self.path)
+        from distrain.system.remote_path import locate
+
+        return locate(self.path)
+
+    def last_report(self) -> dict[str, Any] | None:
+        """Return rank 0's last line of metrics.jsonl, None if it has not reported. Warn of damaged lines."""
+        try:
+            if "://" not in self.path:  # a Path object takes as long as the reading
+                return last_record(f"{self.path}/{names.METRICS}")
+            return last_record(self.location / names.METRICS)
+        except OSError:
+            return None
+
+    def step_of(self, record: dict[str, Any]) -> int:
+        """Return the step of a report over the whole run."""
+        firsts = {attempt.get("attempt"): attempt.get("first_step") for attempt in self.attempts}
+        return int(_number(firsts.get(record.get("attempt")))) + int(_number(record.get("index")))
+
+    def bytes(self) -> int:
+        """Return the size of all files of the run on disk, in bytes. It looks at each of them."""
+        folder = self.location
+        if isinstance(folder, Path):
+            return _size_of(folder)
+        return sum(size for size, _ in folder.files().values())
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _size_of(folder: str | Path) -> int:
+    total = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    total += _size_of(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    total += entry.stat(follow_symlinks=False).st_size
+    except OSError:  # it was deleted meanwhile
+        pass
+    return total
+
+
+def storage_at(path: str | os.PathLike[str] | None) -> Path | RemotePath:
+    """Return the storage path that a user means, the default for None. Raise OSError for a wrong URL."""
+    text = os.fspath(names.DEFAULT_STORAGE if path is None else path)
+    if "://" not in text:
+        return Path(os.path.abspath(os.path.expanduser(text)))
+    from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath, locate
+
+    found = locate(text)
+    return RemotePath(found.url, patience_s=OPENING_PATIENCE_S) if isinstance(found, RemotePath) else found
+
+
+def list_runs(storage: Path | RemotePath) -> list[Run]:
+    """Return what is in a storage path, the newest first, and at the end what is no run.
+
+    A run directory itself is listed as one run.
+
+    Files and hidden directories are left out. Raise OSError if the storage cannot be read.
+    """
+    found = _local_runs(storage) if isinstance(storage, Path) else _remote_runs(storage)
+    return sorted(found, key=lambda run: (run.state != FOREIGN, run.began), reverse=True)
+
+
+def _local_runs(storage: Path) -> list[Run]:
+    if (storage / names.MANIFEST).exists():
+        return [local_run(str(storage))]
+    with os.scandir(storage) as entries:
+        return [local_run(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+
+
+def _remote_runs(storage: RemotePath) -> list[Run]:
+    from distrain.system.background import in_threads
+
+    listed = storage.names()
+    if names.MANIFEST in listed:
+        return [remote_run(storage)]
+    folders = [storage / name for name in listed if not name.startswith(".") and not set(name) & set("*?[")]
+    return [run for run in in_threads(remote_run, folders, threads=_THREADS) if run.state != FOREIGN or run.problem]
+
+
+def local_run(path: str) -> Run:
+    """Return the run in a local directory. Never raises for what is in it."""
+
+    def read() -> bytes:
+        fd = os.open(f"{path}/{names.MANIFEST}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size + 1
+            return os.read(fd, size)
+        finally:
+            os.close(fd)
+
+    run = _read(os.path.basename(path), path, read, partial(is_locked, path))
+    return run._replace(changed=_changed(path)) if not run.manifest else run
+
+
+def remote_run(folder: RemotePath) -> Run:
+    """Return the run in a remote directory. Never raises for what is in it."""
+    from distrain.errors import StorageError
+    from distrain.storage.run_lock import is_in_use
+
+    def is_running() -> bool:
+        try:
+            return is_in_use(folder)
+        except (OSError, StorageError):  # a damaged lock says nothing
+            return True
+
+    return _read(folder.name, folder.url, (folder / names.MANIFEST).read_bytes, is_running)
+
+
+def _read(name: str, path: str, read: Callable[[], bytes], is_in_use: Callable[[], bool]) -> Run:
+    """Return a run by its run.json, which is read again if the run has ended meanwhile."""
+    for _ in range(2):
+        try:
+            manifest = json.loads(read())
+        except FileNotFoundError:
+            return _without_manifest(name, path, is_in_use)
+        except OSError as error:
+            return Run(name, path, DAMAGED, f"{names.MANIFEST} cannot be read: {error.strerror or error}")
+        except (ValueError, RecursionError) as error:
+            return Run(name, path, DAMAGED, f"{names.MANIFEST} is damaged: {error}")
+        if not isinstance(manifest, dict) or not {"status", "run_id", "attempts"} <= manifest.keys():
+            return Run(name, path, FOREIGN, f"{names.MANIFEST} is another program's")
+        status = manifest["status"]
+        if status not in names.STATUSES:
+            return Run(name, path, DAMAGED, f"{names.MANIFEST} has the status {status!r:.40}")
+        if status != RUNNING or is_in_use():
+            return Run(name, path, status, manifest=manifest)
+    return Run(name, path, KILLED, manifest=manifest)
+
+
+def _without_manifest(name: str, path: str, is_in_use: Callable[[], bool]) -> Run:
+    if "://" in path:
+        return Run(name, path, FOREIGN)
+    if not os.path.exists(f"{path}/{names.LOCK}"):
+        return Run(name, path, FOREIGN, f"it has no {names.MANIFEST}")
+    if is_in_use():
+        return Run(name, path, STARTING)
+    return Run(name, path, DAMAGED, f"it has no {names.MANIFEST}: the run was killed as it began")
+
+
+def _changed(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+# -- by name ---------------------------------------------------------------------------------------------------------
+
+LAST = "last"
+
+
+class WrongArgument(Exception):
+    """A question about runs cannot be answered as it was asked. The text says what to do."""
+
+
+class NoSuchRun(WrongArgument):
+    """No run, or several, have the given name."""
+
+
+def find_run(given: str, storage: Path | RemotePath) -> Run:
+    """Return the run that a user means: a path, a URL, a name or the unique beginning of one, or ``last``.
+
+    Raise NoSuchRun, also for a directory that is no run, and OSError if the storage cannot be read.
+    """
+    if "://" in given or os.sep in given or given in (".", ".."):
+        return _checked(run_at(storage_at(given)))
+    listed = _names_in(storage)
+    if given in listed:
+        return _checked(run_at(storage / given))
+    if given == LAST:
+        runs = [run for run in list_runs(storage) if run.state not in (FOREIGN, DAMAGED)]
+        if not runs:
+            raise NoSuchRun(f"there is no run in {storage}")
+        return runs[0]
+    matching = [name for name in listed if name.startswith(given)]
+    if len(matching) == 1:
+        return _checked(run_at(storage / matching[0]))
+    if matching:
+        shown = matching if len(matching) <= _MOST_SHOWN else [*matching[:_MOST_SHOWN], "..."]
+        several = f"{len(matching)} names in {storage} begin with {given!r}; give more of one:"
+        raise NoSuchRun("\n  ".join([several, *shown]))
+    if os.path.isdir(given):
+        return _checked(run_at(storage_at(given)))
+    raise NoSuchRun(f"no run in {storage} has a name that begins with {given!r}; `distrain ls` lists them")
+
+
+_MOST_SHOWN = 10
+
+
+def _names_in(storage: Path | RemotePath) -> list[str]:
+    """Return the names of the directories in a storage path; none if it does not exist."""
+    if not isinstance(storage, Path):
+        return storage.names()
+    try:
+        with os.scandir(storage) as entries:
+            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+def run_at(folder: Path | RemotePath) -> Run:
+    """Return the run in a directory. Never raises for what is in it."""
+    return local_run(str(folder)) if isinstance(folder, Path) else remote_run(folder)
+
+
+def _checked(run: Run) -> Run:
+    if run.state == FOREIGN:
+        if "://" not in run.path and not os.path.exists(run.path):
+            raise NoSuchRun(f"there is no directory {run.path}")
+        raise NoSuchRun(f"{run.path} is not a run: {run.problem or f'it has no {names.MANIFEST}'}")
+    if run.state == DAMAGED:
+        raise NoSuchRun(f"{run.path} is damaged: {run.problem}")
+    return run
+
+
+def run_names(storage: Path | RemotePath) -> Iterable[str]:
+    """Return the names that may be runs, for the completion of command lines: nothing is opened."""
+    return _names_in(storage)

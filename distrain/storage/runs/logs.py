@@ -1,0 +1,172 @@
+"""The logs of the ranks of a run, as they are and as they grow. Runs in: anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import re
+import time
+from collections import deque
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from distrain.storage import names
+from distrain.storage.lines import lines_backwards
+from distrain.storage.runs.listing import RUNNING, STARTING, Run, WrongArgument, run_at
+from distrain.system.text import without_controls
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from distrain.system.remote_path import RemotePath
+
+_ATTEMPT = re.compile(r"attempt_(\d+)")
+_RANK = re.compile(r"rank_(\d+)\.log")
+POLL_S = 0.2
+"""Seconds between two looks at the logs that are followed."""
+_LONGEST_TAIL = 1 << 20
+"""Bytes in which the last lines of a log that is followed are searched."""
+_STATE_S = 1.0
+"""Seconds between two looks at the state of a run whose logs do not grow."""
+
+
+def log_folder(run: Run) -> Path | RemotePath:
+    """Return the directory of a run's logs; they may be outside of the run directory (``RunConfig.log_dir``)."""
+    config = run.manifest.get("run_config")
+    log_dir = config.get("log_dir") if isinstance(config, dict) else None
+    return Path(log_dir, run.name) if isinstance(log_dir, str) else run.location / names.LOGS
+
+
+def attempts_with_logs(run: Run) -> list[int]:
+    """Return the numbers of the attempts that have logs."""
+    return _numbers(log_folder(run), _ATTEMPT)
+
+
+def log_files(run: Run, attempt: int, ranks: Collection[int] | None = None) -> dict[int, Path | RemotePath]:
+    """Return the logs of an attempt by rank: some ranks' or (None) all. Raise WrongArgument if one is missing."""
+    folder = log_folder(run) / f"attempt_{attempt}"
+    found = _numbers(folder, _RANK)
+    if missing := sorted(set(ranks or ()) - set(found)):
+        raise WrongArgument(f"{folder} has no log of rank {missing[0]}; it has those of {_ranges(found) or 'none'}")
+    return {rank: folder / f"rank_{rank}.log" for rank in found if ranks is None or rank in ranks}
+
+
+def _numbers(folder: Path | RemotePath, pattern: re.Pattern[str]) -> list[int]:
+    if isinstance(folder, Path):
+        listed = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    else:
+        listed = folder.names()
+    return sorted(int(match[1]) for name in listed if (match := pattern.fullmatch(name)))
+
+
+def _ranges(ranks: list[int]) -> str:
+    return f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else "".join(f"rank {rank}" for rank in ranks)
+
+
+def read_lines(file: Path | RemotePath, last: int | None = None) -> Iterator[str]:
+    """Yield the lines of a log, or the last of them. Raise OSError. A local log may be larger than the memory."""
+    with contextlib.closing(file.open("rb") if isinstance(file, Path) else io.BytesIO(file.read_bytes())) as log:
+        if last is None:
+            yield from map(_shown, log)
+            return
+        parts = lines_backwards(log)
+        end = next(parts, b"")  # what follows the last newline
+        tail = deque(itertools.islice(parts, last - bool(end)) if last else ())
+        tail.extendleft([end] * bool(end and last))
+        yield from map(_shown, reversed(tail))
+
+
+def _shown(line: bytes) -> str:
+    """Return a line as it may appear on a console: its last state, if it was overwritten, and colours."""
+    return without_controls(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2])
+
+
+class Follower:
+    """A reader of what is new in the logs of a local run, attempt after attempt.
+
+    attempt: where to begin. last: lines of each rank's log so far that are wanted, None for all.
+    """
+
+    def __init__(self, run: Run, ranks: Collection[int] | None, attempt: int | None, last: int | None) -> None:
+        self._run = run
+        self._ranks = ranks
+        self._attempt = attempt
+        self._last = last
+        self._read: dict[int, int] = {}
+        """Bytes read of the log of each rank."""
+        self._mid_line: set[int] = set()
+        """The ranks whose output so far does not end with a line end."""
+
+    def lines(self) -> Iterator[tuple[int, int, str]]:
+        """Yield attempt, rank and line until the run ends. It may be asked for forever: break, or Ctrl-C."""
+        looked_at = 0.0
+        is_over = False
+        rests: dict[int, bytes] = {}
+        while True:
+            is_new = False
+            for attempt, rank, data in self.new_output(is_over=is_over):
+                *lines, rests[rank] = (rests.get(rank, b"") + data).split(b"\n")
+                is_new = is_new or bool(lines)
+                yield from ((attempt, rank, _shown(line)) for line in lines)
+            if is_over:
+                return
+            if not is_new and time.monotonic() >= looked_at + _STATE_S:
+                looked_at = time.monotonic()
+                is_over = current(self._run).state not in (RUNNING, STARTING)
+                continue
+            if not is_new:
+                time.sleep(POLL_S)
+
+    def new_output(self, *, is_over: bool = False) -> Iterator[tuple[int, int, bytes]]:
+        """Yield attempt, rank and bytes of what is new now.
+
+        Once a later attempt has logs, or the run is over, the output of each rank ends with a line end.
+        """
+        later = [number for number in attempts_with_logs(self._run) if self._attempt is None or number > self._attempt]
+        if self._attempt is not None:
+            yield from self._of_attempt(self._attempt, to_end=bool(later) or is_over)
+        for number in later if self._attempt is not None else later[-1:]:
+            self._attempt, self._read = number, {}
+            yield from self._of_attempt(number, to_end=number != later[-1] or is_over)
+
+    def _of_attempt(self, attempt: int, *, to_end: bool) -> Iterator[tuple[int, int, bytes]]:
+        folder = log_folder(self._run) / f"attempt_{attempt}"
+        for rank in _numbers(folder, _RANK):
+            if self._ranks is not None and rank not in self._ranks:
+                continue
+            if data := self._of_rank(folder / f"rank_{rank}.log", rank, to_end=to_end):
+                yield attempt, rank, data
+        self._last = None  # later lines are all wanted
+
+    def _of_rank(self, file: Any, rank: int, *, to_end: bool) -> bytes:
+        data = b""
+        if os.stat(file).st_size != self._read.get(rank):  # few of many logs grow between two looks
+            with open(file, "rb") as log:
+                if rank not in self._read and self._last is not None:
+                    data = _last_lines(log, self._last)
+                else:
+                    log.seek(self._read.get(rank, 0))
+                    data = log.read()
+                self._read[rank] = log.tell()
+        if data:
+            (self._mid_line.discard if data.endswith(b"\n") else self._mid_line.add)(rank)
+        if to_end and rank in self._mid_line:
+            self._mid_line.remove(rank)
+            data += b"\n"
+        return data
+
+
+def _last_lines(log: IO[bytes], count: int) -> bytes:
+    """Return the last whole lines of a file, and what follows them. Leave the position at the end."""
+    start = max(0, log.seek(0, os.SEEK_END) - _LONGEST_TAIL)
+    log.seek(start)
+    lines = log.readlines()[1 if start else 0 :]
+    is_torn = bool(lines) and not lines[-1].endswith(b"\n")
+    return b"".join(lines[max(0, len(lines) - count - is_torn) :])
+
+
+def current(run: Run) -> Run:
+    """Return the run as it is now."""
+    return run_at(run.location)

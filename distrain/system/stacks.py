@@ -1,0 +1,213 @@
+"""A summary of what all ranks are doing, from the stacks that faulthandler wrote. Runs in: coordinator, worker.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distrain.system.naming import count_ranks
+from distrain.system.text import LIBRARY_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_RAISED = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
+_BOOTSTRAP = re.compile(r"^<|/runpy\.py$")
+_WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
+_COLLECTIVES = re.compile(r"/torch/distributed/distributed_c10d\.py$")
+_BOTTOM = "run_worker"
+"""The outermost function of distrain in a worker."""
+PHASES = {
+    "_load": "loading train_func",
+    "setup": "setting up the process group",
+    "_failure": "handling an exception of its own",
+    "_disconnect_peers": "at the end of train_func",
+    "exit_process": "running exit handlers",
+}
+"""By function of distrain: the phase of a worker that runs no line of the user's code."""
+_CRASH = "Fatal Python error: "
+_LINES_QUOTED = 10
+_NATIVE_REASONS = [
+    re.compile(pattern)
+    for pattern in (
+        r"Watchdog caught (?!exception).*",
+        r"(?<=attempting to dump debug info, due to ).*",
+        r"NCCL error: .*",
+        r"(?<=what\(\):).*",
+        r"the JAX distributed service detected fatal errors",
+        r"libgomp: Thread creation failed.*",
+    )
+]
+"""Reasons that native code prints when it aborts, the most precise first: NCCL's watchdog, NCCL, C++ exceptions,
+JAX's message when the process of rank 0 is gone, OpenMP."""
+_NATIVE_ABORT = re.compile(
+    r"Watchdog caught|dump debug info, due to|terminate called|^\s*what\(\):|NCCL error: |\bnccl[A-Z]\w+Error: "
+)
+_NATIVE_FRAME = re.compile(r"^frame #\d+: ")
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    file: str
+    line: int
+    function: str
+
+    @property
+    def folder(self) -> str:
+        return self.file.rpartition("/")[0]
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+
+def summarize_stacks(
+    stacks: Mapping[int, str],
+    *,
+    silent: Collection[int] = (),
+    programs: Mapping[int, str] | None = None,
+    finished: Iterable[int] = (),
+) -> list[str]:
+    """Return a line for each location with its ranks, most ranks first; then silent ranks, and finished ones.
+
+    stacks: for each rank the text of faulthandler, with all threads.
+    silent: ranks that did not answer when asked for their stacks.
+    programs: command lines of the other programs that some silent ranks have become.
+    """
+    locations = sorted(_ranks_by_location(stacks).items(), key=lambda item: -len(item[1]))
+    lines = [f"{count_ranks(ranks)} {where}" for where, ranks in locations]
+    programs = {rank: program for rank, program in (programs or {}).items() if rank in silent}
+    for program in sorted(set(programs.values())):
+        ranks = sorted(rank for rank in programs if programs[rank] == program)
+        lines.append(f"{count_ranks(ranks)} became another program, which has no Python stacks: {program}")
+    if silent := sorted(set(silent) - programs.keys()):
+        lines.append(f"{count_ranks(silent)} did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy")
+    if finished := sorted(finished):
+        lines.append(f"{count_ranks(finished)} finished train_func")
+    return lines
+
+
+def suspects(stacks: Mapping[int, str], *, silent: Iterable[int] = ()) -> list[int]:
+    """Return the ranks that the other ranks may be waiting for.
+
+    These are the silent ranks, and those that are not at the most common location. Return all ranks if there are none.
+    """
+    locations = _ranks_by_location(stacks)
+    most = max(map(len, locations.values()), default=0)
+    apart = [rank for ranks in locations.values() if len(ranks) < most for rank in ranks]
+    return sorted({*silent, *apart}) or sorted(stacks)
+
+
+def mismatched_collectives(stacks: Mapping[int, str]) -> list[str]:
+    """Return a line for each group of ranks if all wait in collectives that do not match, else an empty list.
+
+    Collectives of ``torch.distributed`` do not match if ranks have called different ones, or if a rank has called two
+    at a time, from two threads.
+    """
+    waiting = {rank: _collectives(text) for rank, text in sorted(stacks.items())}
+    if not all(waiting.values()) or (len({*waiting.values()}) == 1 and all(len(w) == 2 for w in waiting.values())):
+        return []
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, found in waiting.items():
+        groups.setdefault(found, []).append(rank)
+    return [
+        f"{count_ranks(ranks)} {where}: {' and, in another thread, '.join(names)}"
+        for (where, *names), ranks in groups.items()
+    ]
+
+
+def _collectives(text: str) -> tuple[str, ...]:
+    """Return the location of the main thread, its collective and those of other threads; () if it is in none."""
+    main = _main_thread(text)
+    others = [frames for frames in _threads(text) if frames != main]
+    names = [frames[0].function for frames in (main, *others) if frames and _COLLECTIVES.search(frames[0].file)]
+    return (location(text), *names) if main and _COLLECTIVES.search(main[0].file) else ()
+
+
+def _ranks_by_location(stacks: Mapping[int, str]) -> dict[str, list[int]]:
+    locations: dict[str, list[int]] = {}
+    for rank, text in sorted(stacks.items()):
+        locations.setdefault(location(text), []).append(rank)
+    return locations
+
+
+def location(text: str) -> str:
+    """Return the location of a worker's main thread, such as ``in all_reduce at train.py:88``.
+
+    It names the user's innermost line and the function that this line has called, without wrappers.
+    """
+    frames = _main_thread(text)
+    if not frames:
+        return "is at an unknown location: it has no Python frame"
+    ours = _ours(frames)
+    called = ""
+    for frame in frames:
+        if frame not in ours and not LIBRARY_FILE.search(frame.file):
+            return f"in {called} at {frame}" if called else f"in {frame.function} at {frame}"
+        if not _WRAPPERS.match(frame.function):
+            called = frame.function
+    phases = [PHASES[frame.function] for frame in frames if frame in ours and frame.function in PHASES]
+    return phases[-1] if phases else f"in {frames[0].function} at {frames[0]}"
+
+
+def raised_at(traceback: str) -> str:
+    """Return the user's innermost line of a traceback, such as ``train.py:17``, or an empty string."""
+    frames = [_Frame(file, int(line), "") for file, line in _RAISED.findall(traceback)]
+    users = [frame for frame in frames if not LIBRARY_FILE.search(frame.file)]
+    return str(users[-1]) if users else ""
+
+
+def native_reason(lines: Sequence[str]) -> str:
+    """Return why native code aborted, according to the last lines of the rank's output, or an empty string."""
+    for pattern in _NATIVE_REASONS:
+        for line in reversed(lines):
+            if found := pattern.search(line):
+                return found[0].strip()
+    return ""
+
+
+def last_words(lines: Sequence[str]) -> list[str]:
+    """Return the lines of a rank's output that a failure screen quotes: its last lines, without native frames.
+
+    If the interpreter has crashed, these are what native code printed when it aborted, and then the stack that
+    faulthandler wrote, without frames of distrain.
+    """
+    start = max((n for n, line in enumerate(lines) if line.startswith(_CRASH)), default=None)
+    if start is None:
+        return [line for line in lines if not _NATIVE_FRAME.match(line)][-_LINES_QUOTED:]
+    native = [line for line in lines[:start] if _NATIVE_ABORT.search(line)][-_LINES_QUOTED // 2 :]
+    frames = _main_thread("\n".join(lines[start:]))
+    ours = _ours(frames)
+    theirs = [frame for frame in frames if frame not in ours and not _BOOTSTRAP.search(frame.file)]
+    shown = [f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in theirs[:_LINES_QUOTED]]
+    return [*native, lines[start], *shown]
+
+
+def _ours(frames: Sequence[_Frame]) -> list[_Frame]:
+    """Return the frames of distrain: those of files below the package of the worker's outermost function."""
+    worker = next((frame.folder for frame in frames if frame.function == _BOTTOM), None)
+    root = worker and worker.rpartition("/")[0]
+    return [f for f in frames if root is not None and (f.folder == root or f.folder.startswith(f"{root}/"))]
+
+
+def _main_thread(text: str) -> list[_Frame]:
+    """Return the thread that runs the worker, or else the one that handled the signal."""
+    threads = _threads(text)
+    for frames in threads:
+        if any(frame.function == _BOTTOM for frame in frames):
+            return frames
+    return threads[-1] if threads else []
+
+
+def _threads(text: str) -> list[list[_Frame]]:
+    return [_frames(part) for part in re.split(r"^(?=Thread |Current thread )", text, flags=re.MULTILINE) if part]
+
+
+def _frames(text: str) -> list[_Frame]:
+    """Return the frames of one thread, innermost first."""
+    found = (_FRAME.match(line) for line in text.splitlines())
+    return [_Frame(match["file"], int(match["line"]), match["function"]) for match in found if match]

@@ -1,0 +1,191 @@
+"""The execution of the coordinator's orders: copy a rank's files, write manifests, delete, mirror the spool.
+
+Runs in: uploader; coordinator, if it has no workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain import wire
+from distrain.errors import DistrainError
+from distrain.storage.checkpoint import DELETED, MANIFEST_FILE, METADATA_FILE, PENDING_FILE
+from distrain.storage.file_transfer import Files, hash_files, store_files
+from distrain.storage.files import copy_folders, list_files
+from distrain.storage.paths import RunPaths
+from distrain.storage.records import add_metadata
+from distrain.storage.run_lock import RemoteLock
+from distrain.system.background import in_threads
+from distrain.system.log import warn
+from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath, decode_filesystem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class StorageExecutor:
+    """Executes the coordinator's orders. It raises nothing: every order has an answer."""
+
+    def __init__(self, run: RemotePath | None = None, notify: Callable[[str], None] = warn) -> None:
+        """``run``: the run directory, if it is remote. ``notify``: called with a warning for the user."""
+        self._run = run
+        self._notify = notify
+        self._opened: wire.OpenStorage | None = None
+        self._mirrored: dict[str, tuple[int, int]] = {}
+
+    def do(self, order: wire.Message) -> wire.Message:
+        """Execute an order, and return the answer to it."""
+        try:
+            match order:
+                case wire.OpenStorage():
+                    self._open(order)
+                    return wire.StorageStatus()
+                case wire.Upload():
+                    return self._store_files(order)
+                case wire.PublishCheckpoint():
+                    self._publish(order)
+                case wire.UpdateManifest():
+                    self._update_manifest(order)
+                case wire.DeleteCheckpoints():
+                    self._delete(order)
+                case wire.MirrorRecords():
+                    self.mirror()
+                case _:
+                    raise AssertionError(f"not an order: {order!r:.200}")
+            return wire.OrderDone()
+        except Exception as error:  # the coordinator waits for an answer, whatever a filesystem raises
+            return wire.failed_answer(order, _reason(order, error))
+
+    def _open(self, order: wire.OpenStorage) -> None:
+        """Write, read and delete a file in the run directory. Raise OSError if that fails."""
+        self._run = self._run or RemotePath(order.url, decode_filesystem(order.filesystem))
+        self._opened = order
+        run = self._run if order.again else replace(self._run, patience_s=OPENING_PATIENCE_S)
+        probe = run / f".probe-{uuid.uuid4().hex}"
+        probe.write_bytes(b"distrain")
+        if probe.read_bytes() != b"distrain":
+            raise OSError(f"{probe} has other contents than those that were written")
+        probe.remove()
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _store_files(self, order: wire.Upload) -> wire.Message:
+        source = Path(order.source)
+        if not order.source:
+            return self._hash_in_place(order)
+        try:
+            if self._run is None:
+                copy_folders(source, Path(order.directory))
+                files = store_files(source, Path(order.directory), order.files)
+            else:
+                files = self._put(order)
+            skipped = hash_files(source, order.others)
+        except Exception as error:
+            return wire.failed_answer(order, f"{_reason(order, error)}; what could not be stored is in {order.source}")
+        return wire.FilesCopied(
+            attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
+        )
+
+    def _hash_in_place(self, order: wire.Upload) -> wire.Message:
+        """Hash the files of a directory that the ranks have filled themselves."""
+        if self._run is None:
+            folder = Path(order.directory)
+            files = store_files(folder, folder, list_files(folder))
+        else:
+            target = self._mark_pending(order)
+            names = sorted(target.files().keys() - {MANIFEST_FILE, PENDING_FILE})
+            files = target.hash_all(names)
+        return wire.FilesCopied(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=[])
+
+    def _mark_pending(self, order: wire.Upload) -> RemotePath:
+        """Mark the remote directory of a checkpoint as incomplete, and return it."""
+        assert self._run is not None
+        target = self._run / order.directory
+        (target / PENDING_FILE).write_bytes(json.dumps({"attempt": order.attempt, "ordinal": order.ordinal}).encode())
+        return target
+
+    def _put(self, order: wire.Upload) -> Files:
+        """Copy the files to a remote directory, and hash them at the same time."""
+        target, source = self._mark_pending(order), Path(order.source)
+        works: list[Callable[[], Files | None]] = [
+            partial(target.put_all, source, order.files),
+            partial(hash_files, source, order.files),
+        ]
+        return in_threads(lambda work: work(), works)[1] or []
+
+    def _publish(self, order: wire.PublishCheckpoint) -> None:
+        """Check that all files exist, and write the manifest, which makes them a checkpoint."""
+        run = self._owned_run()
+        target = run / order.directory
+        manifest = {**order.manifest, "files": dict(order.manifest["files"])}
+        write = (target / METADATA_FILE).write_bytes
+        problem = add_metadata(target, order.metadata, order.positions, manifest["files"], write)
+        if problem is not None:
+            self._notify(f"{METADATA_FILE} of {target} {problem}")
+        present = target.files()
+        for name, fact in manifest["files"].items():
+            size, version = present.get(name, (None, ""))
+            if size != fact["size"]:
+                found = "is missing" if size is None else f"has {size} bytes instead of {fact['size']}"
+                raise OSError(f"{target / name} {found}, although it was stored")
+            if version:
+                fact["version"] = version
+        (target / MANIFEST_FILE).write_bytes(json.dumps(manifest, indent=1).encode())
+        with contextlib.suppress(OSError):  # the next run deletes the file
+            (target / PENDING_FILE).remove()
+
+    def _update_manifest(self, order: wire.UpdateManifest) -> None:
+        manifest = self._owned_run() / order.directory / MANIFEST_FILE
+        manifest.write_bytes(json.dumps({**json.loads(manifest.read_bytes()), **order.fields}, indent=1).encode())
+
+    def _delete(self, order: wire.DeleteCheckpoints) -> None:
+        """Delete checkpoints, each one's manifest first: without one, the other files are no checkpoint."""
+        run = self._owned_run()
+        for name in order.directories:
+            (run / name / PENDING_FILE).write_bytes(DELETED)
+            (run / name / MANIFEST_FILE).remove()
+            for entry in (run / name).names():
+                if entry != PENDING_FILE:
+                    (run / name / entry).remove()
+            (run / name).remove()  # last of all the marker, by which the next run finds the files that a kill leaves
+
+    def _owned_run(self) -> RemotePath:
+        """Return the run directory. Raise StorageError if another coordinator has taken it over."""
+        assert self._run is not None
+        assert self._opened is not None
+        if self._opened.lock:
+            RemoteLock.from_text(self._run, self._opened.lock).check()
+        return self._run
+
+    # -- the rest of the run directory ----------------------------------------------------------------------------
+
+    def mirror(self) -> None:
+        """Copy the files that have changed in the spool since the last time. Raise OSError or StorageError."""
+        run = self._owned_run()
+        assert self._opened is not None
+        spool = Path(self._opened.spool)
+        for path in RunPaths(spool).files_to_mirror():
+            name = str(path.relative_to(spool))
+            with contextlib.suppress(FileNotFoundError):  # the file was deleted meanwhile
+                state = (path.stat().st_mtime_ns, path.stat().st_size)
+                if self._mirrored.get(name) != state:
+                    run.put(path, name)
+                    self._mirrored[name] = state
+
+    def beat(self) -> None:
+        """Renew the heartbeat of the run. Raise OSError or StorageError."""
+        assert self._run is not None
+        assert self._opened is not None
+        RemoteLock.from_text(self._run, self._opened.lock).beat()
+
+
+def _reason(order: wire.Message, error: Exception) -> str:
+    if isinstance(error, (OSError, DistrainError)):
+        return str(error)
+    return f"{type(order).__name__}: {type(error).__name__}: {error}"

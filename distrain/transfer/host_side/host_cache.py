@@ -1,0 +1,141 @@
+"""The cache of a host that does not share the user's files: one place with a limit. Runs in: agent, guard.
+
+::
+
+    $DISTRAIN_CACHE, else $XDG_CACHE_HOME/distrain, else ~/.cache/distrain
+        blobs/ab/abcdef...      files of projects by their digest, for all runs
+        runs/{place}/           one directory for each run; see run_mirror
+        environments/{key}/     virtual environments, with {key}.lock, which their users have locked together
+        programs/{key}/         distrain itself, put there by the bootstrap; the processes that run it have locked it
+        .trim.lock              locked by a process that deletes what is old; see cache_cleaning
+        CACHEDIR.TAG            says that the directory is distrain's; backup programs leave it out
+
+Only locks say who uses what, so a kill needs no repair but of files. Whatever has ``.new-`` in its name is incomplete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain.transfer.host_side.cache_files import explaining_full_disk
+from distrain.transfer.host_side.run_mirror import RunMirror
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distrain.wire.shipped_file import ShippedFile
+
+KINDS = ("blobs", "runs", "environments", "programs")
+_MADE_BEFORE = ("environments", "programs")
+"""Directories that may be there before the cache was used for the first time."""
+_TAG = "CACHEDIR.TAG"
+_TAG_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# See https://bford.info/cachedir/\n"
+_FORMER_AGENT_S = 2.0
+"""Seconds to wait for a former agent of the same run, which may be ending."""
+_POLL_S = 0.02
+_CURE = "name another directory with env.DISTRAIN_CACHE=/path in the hostfile"
+
+
+class HostCache:
+    """The directory. blobs, environments, runs, programs: the directories in it.
+
+    A run first calls claim_run(), so that others see that it is there, then missing(), and RunMirror.place() when the
+    missing files are there.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        """Make the directory if necessary. root: None for the usual place.
+
+        Raise PermissionError if it is a link or another user's, FileExistsError if it has files that are not
+        distrain's, and OSError if it cannot be made.
+        """
+        self.root = _usual_root() if root is None else root
+        self.blobs, self.runs, self.environments, self.programs = (self.root / kind for kind in KINDS)
+        try:
+            with contextlib.suppress(FileExistsError):
+                self.root.mkdir(mode=0o700, parents=True)
+            _make_private(self.root)
+            for kind in KINDS:
+                (self.root / kind).mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            if _CURE in str(error):
+                raise
+            text = f"cannot use {self.root} for the files of runs on this host ({error.strerror or error}); {_CURE}"
+            raise OSError(error.errno or 0, text) from error
+
+    def missing(self, files: Sequence[ShippedFile]) -> list[str]:
+        """Return the digests of the files that have to be brought to this host, each once. Raise OSError.
+
+        The other ones are kept for at least an hour.
+        """
+        sizes = {file.digest: file.size for file in files}
+        return [digest for digest, size in sizes.items() if not self._has_blob(digest, size)]
+
+    def _has_blob(self, digest: str, size: int) -> bool:
+        path = self.blob(digest)
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_size == size:
+                os.utime(path)
+                return True
+            os.unlink(path)
+        return False
+
+    def blob(self, digest: str) -> Path:
+        """Return where the file with a digest is, or has to be put."""
+        return self.blobs / digest[:2] / digest
+
+    def claim_run(self, place: str) -> RunMirror:
+        """Make and lock the directory of a run: ``place``, or another one if a living process uses that.
+
+        The lock lasts as long as this process and those that it forks, or until RunMirror.end(). Raise OSError, and
+        ValueError if ``place`` is no file name.
+        """
+        if place.startswith(".") or not place or "/" in place:
+            raise ValueError(f"the directory of a run must have a plain name, got {place!r}")
+        deadline = time.monotonic() + _FORMER_AGENT_S
+        with explaining_full_disk(self.root):
+            while (run := RunMirror.claim(self.runs / place, self.blobs)) is None:
+                if time.monotonic() > deadline:
+                    others = (self.runs / f"{place}-{number}" for number in itertools.count(2))
+                    return next(filter(None, (RunMirror.claim(path, self.blobs) for path in others)))
+                time.sleep(_POLL_S)
+        return run
+
+
+def existing_cache() -> HostCache | None:
+    """Return the cache of this user on this host, or None if there is none. Raise OSError if it cannot be used."""
+    root = _usual_root()
+    return HostCache(root) if root.is_dir() else None
+
+
+def _usual_root() -> Path:
+    """Return the directory that the environment names. Raise OSError if it names none."""
+    named = os.environ.get("DISTRAIN_CACHE", "")
+    parent = os.environ.get("XDG_CACHE_HOME", "")
+    usual = os.path.join(parent if os.path.isabs(parent) else "~/.cache", "distrain")
+    root = os.path.expanduser(named or usual)
+    if not os.path.isabs(root):
+        why = f"DISTRAIN_CACHE={named} is no absolute path" if named else "this user has no home directory"
+        raise OSError(f"no directory for the files of runs on this host: {why}; {_CURE}")
+    return Path(root)
+
+
+def _make_private(root: Path) -> None:
+    """Let only this user use the directory, and mark it as distrain's. Raise OSError."""
+    status = os.lstat(root)
+    if root.is_symlink():
+        raise PermissionError(f"{root} is a link, which distrain does not follow for its cache; {_CURE}")
+    if status.st_uid != os.geteuid():
+        raise PermissionError(f"{root} belongs to another user (number {status.st_uid}); {_CURE}")
+    names = [name for name in os.listdir(root) if not name.startswith(".") and name not in _MADE_BEFORE]
+    if names and not (root / _TAG).exists():  # looked at last: another process may be here for the first time, too
+        raise FileExistsError(f"{root} has files that are not distrain's, such as {names[0]}; {_CURE}")
+    if status.st_mode & 0o777 != 0o700:
+        root.chmod(0o700)
+    if not names:
+        (root / _TAG).write_text(_TAG_TEXT)

@@ -1,0 +1,324 @@
+"""The files of the user's own project, which hosts that share no files with this machine need for their workers.
+
+They are those that git knows of the repositories that hold the directories on sys.path, else those that can be imported
+from these directories, and the packages that this process has imported from elsewhere. Secrets, large files and links
+that lead out of the project are left out, unless the user names them. Runs in: coordinator.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain.errors import LaunchError
+from distrain.system.process import own_package
+from distrain.transfer.project.directories import (
+    Wanted,
+    files_below,
+    holds_more_than_a_project,
+    is_below,
+    listed_by_git,
+    repository_of,
+)
+from distrain.transfer.project.left_out import (
+    LeftOut,
+    may_hold_secret,
+    shown,
+    some_paths,
+    too_large,
+    too_many,
+    unreadable,
+)
+from distrain.transfer.project.module_origins import (
+    Origin,
+    belongs_to_interpreter,
+    editable_installs,
+    files_of,
+    origins_of,
+)
+from distrain.wire.shipped_file import ShippedFile, digest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from types import ModuleType
+
+_MOST_FILES = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """The user's own files that hosts need.
+
+    files: sorted by their paths; at first without digests. folders: absolute paths of the user's own directories: the
+    working directory, those of sys.path, those of scripts, and those that hold a package which is imported in another
+    way. notes: lines for the user about what is left out.
+    """
+
+    files: tuple[ShippedFile, ...]
+    folders: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(file.size for file in self.files)
+
+    def with_digests(self) -> Project:
+        """Read the files, and return the project with their digests. Raise LaunchError if a file cannot be read."""
+        read = (file if file.digest else _read(file.path) for file in self.files)
+        return replace(self, files=tuple(file for file in read if file is not None))
+
+
+def _read(path: str) -> ShippedFile | None:
+    """Read a file. Return None if it has just been deleted."""
+    try:
+        return _shipped_file(path, os.stat(path), digest_of(Path(path)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _shipped_file(path: str, status: os.stat_result, digest: str = "") -> ShippedFile:
+    return ShippedFile(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, digest)
+
+
+def find_project(
+    *,
+    sys_path: Sequence[str],
+    directory: str,
+    targets: Sequence[str] = (),
+    modules: Mapping[str, ModuleType] | None = None,
+    named: Sequence[str] = (),
+    limit_bytes: int,
+) -> Project:
+    """Return the files that workers need, without reading them. Raise LaunchError if they are too many or too large.
+
+    directory: the working directory, which other paths may be relative to. targets: scripts that the workers run.
+    modules: those that this process has imported; by default sys.modules. named: files and directories to ship as they
+    are. limit_bytes: the largest size of all files together.
+    """
+    directory = os.path.abspath(directory)
+    entries = [path for path in _absolute(sys_path, directory) if not belongs_to_interpreter(path)]
+    entries = [path for path in entries if path == directory or not _holds_distrain(path)]
+    scripts = _absolute(targets, directory)
+    parents = [path for path in map(os.path.dirname, scripts) if not belongs_to_interpreter(path)]
+    own = list(dict.fromkeys(filter(os.path.isdir, [*entries, *scripts, *parents])))
+    named = _absolute(map(os.path.expanduser, named), directory)
+
+    def search(folders: Iterable[str]) -> _Search:
+        found = _Search({directory, *own}, list(dict.fromkeys(folders)))
+        found.add_own()
+        for path in [*entries, *scripts]:  # an entry of sys.path may be an archive
+            found.add_one(path)
+        found.add_imported(dict(sys.modules if modules is None else modules))
+        for path in named:
+            found.add_named(path)
+        found.leave_out_runs()
+        found.check_size(limit_bytes)
+        return found
+
+    repositories = list(filter(None, map(repository_of, [*own, directory])))
+    notes: list[str] = []
+    try:
+        found = search([*repositories, *own])
+    except LaunchError as error:
+        if not own or set(repositories) <= set(own):
+            raise
+        found = search(own)
+        notes.append(f"only {some_paths(own)} is shipped, not the whole repository: {error}")
+    return Project(files=found.files(), folders=tuple(sorted(found.folders)), notes=(*notes, *found.notes()))
+
+
+def _holds_distrain(path: str) -> bool:
+    """Tell the checkout of an editable install of distrain, which hosts get in another way."""
+    return os.path.realpath(path) == os.path.realpath(own_package().parent)
+
+
+def _absolute(paths: Iterable[str], directory: str) -> list[str]:
+    return [os.path.normpath(os.path.join(directory, path)) for path in paths]
+
+
+class _Search:
+    """A collection of files to ship, and of those that are left out.
+
+    folders: as in :class:`Project`; imported packages add some. own: directories to look through: the user's, or the
+    whole repositories that they are in.
+    """
+
+    def __init__(self, folders: set[str], own: Sequence[str]) -> None:
+        self.folders = folders
+        self._found: dict[str, os.stat_result] = {}
+        self._left_out = LeftOut()
+        self._left_out.crowded = [path for path in own if holds_more_than_a_project(path)]
+        self._own = [path for path in own if path not in self._left_out.crowded]
+        self._inside = {os.path.realpath(path) for path in self._own}
+        """Directories that a link may lead to."""
+        self._distrain = tuple({f"{path}/" for path in (str(own_package()), os.path.realpath(own_package()))})
+        self._parents_of_named: set[str] = set()
+
+    # -- what to search
+
+    def add_own(self) -> None:
+        """Add the files of the directories to look through."""
+        for folder in self._left_out.crowded:
+            self._walk(folder, Wanted.CODE, deep=False)
+        for folder in self._own:
+            if not any(path.startswith(f"{folder}/") for path in self._found):  # else its repository was added
+                self._add_tree(folder, Wanted.CODE)
+
+    def add_one(self, path: str) -> None:
+        """Add a file that is needed wherever it is, unless it is not there. Links are followed."""
+        try:
+            status = os.stat(path)
+        except OSError:
+            return
+        if stat.S_ISREG(status.st_mode):
+            self._add_file(path, status, Wanted.ALL)
+
+    def add_imported(self, modules: Mapping[str, ModuleType]) -> None:
+        """Add the modules of own directories even if git ignores them, and the packages that others belong to."""
+        own = tuple(f"{path}/" for path in {*self._own, *self._inside})
+        elsewhere: dict[str, str] = {}
+        for name, file in files_of(modules):
+            if belongs_to_interpreter(file):
+                continue
+            if file.startswith(own):
+                self.add_one(file)
+            elif not file.startswith(self._distrain):
+                elsewhere[name] = file
+        for origin in sorted(origins_of(elsewhere).union(editable_installs(modules))):
+            if origin.name != own_package().name:
+                self._add_installed(origin)
+
+    def _add_installed(self, origin: Origin) -> None:
+        """Add a package or a module.
+
+        Of a package git may ignore modules that were compiled in place, and yet it needs them.
+        """
+        path = origin.path
+        if not os.path.exists(path):  # deleted, or in an archive
+            return
+        self.folders.add(origin.folder)
+        if os.path.isdir(path):
+            self._inside.add(os.path.realpath(path))
+            self._add_tree(path, Wanted.SMALL)
+            self._walk(path, Wanted.CODE)
+        else:
+            self.add_one(path)
+
+    def add_named(self, path: str) -> None:
+        """Add a file, or all that a directory holds. Raise LaunchError if it cannot be found."""
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise LaunchError(f"--ship {shown(path)}: {error.strerror}") from error
+        self._parents_of_named.add(os.path.dirname(path))
+        self._left_out.links.pop(path, None)
+        if stat.S_ISDIR(status.st_mode):
+            self._walk(path, Wanted.ALL)
+        elif stat.S_ISREG(status.st_mode):
+            self._add_file(path, status, Wanted.ALL)
+        else:
+            raise LaunchError(f"--ship {shown(path)}: it is neither a file nor a directory")
+
+    # -- directories and files
+
+    def _add_tree(self, folder: str, wanted: Wanted, sites: tuple[str, ...] = ()) -> None:
+        """Add what git knows of a directory, or ``wanted`` if that is nothing, as the whole directory is ignored.
+
+        sites: real paths of the directories that hold the links which lead here.
+        """
+        listed = listed_by_git(folder) if wanted is not Wanted.ALL else []
+        if listed is None:
+            self._left_out.unlisted.add(folder)
+        for path, tracked in listed or ():
+            self._add(path, Wanted.SMALL, sites, tracked=tracked)
+        if not listed:
+            self._walk(folder, wanted, sites)
+
+    def _walk(self, folder: str, wanted: Wanted, sites: tuple[str, ...] = (), *, deep: bool = True) -> None:
+        for path in files_below(folder, wanted, deep=deep):
+            self._add(path, wanted, sites)
+
+    def _add(self, path: str, wanted: Wanted, sites: tuple[str, ...], *, tracked: bool = False) -> None:
+        """Add a file, what a link leads to, or a nested repository. Other kinds of files are not shipped."""
+        try:
+            status = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):  # deleted, perhaps just now
+            return
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if stat.S_ISREG(status.st_mode):
+            self._add_file(path, status, wanted, tracked=tracked)
+        elif stat.S_ISLNK(status.st_mode):
+            self._add_link(path, wanted, sites, tracked=tracked)
+        elif os.path.lexists(f"{path}/.git"):  # else it is a submodule that is not there
+            self._add_tree(path, wanted, sites)
+
+    def _add_file(self, path: str, status: os.stat_result, wanted: Wanted, *, tracked: bool = False) -> None:
+        if path in self._found or path.startswith(self._distrain):
+            return
+        if wanted is not Wanted.ALL and self._left_out.refuses(path, status.st_size, tracked=tracked):
+            return
+        self._found[path] = status
+        if len(self._found) > _MOST_FILES:
+            raise too_many(self._found, _MOST_FILES, self._roots)
+
+    def _add_link(self, path: str, wanted: Wanted, sites: tuple[str, ...], *, tracked: bool) -> None:
+        target = os.path.realpath(path)
+        try:
+            status = os.stat(target)
+        except OSError:  # broken
+            if path.endswith(".py"):
+                self._left_out.broken.add(path)
+            return
+        self._left_out.links.pop(path, None)  # of an earlier visit, before a directory was named
+        if wanted is not Wanted.ALL and not any(is_below(target, folder) for folder in self._inside):
+            self._left_out.links[path] = target
+        elif stat.S_ISDIR(status.st_mode):
+            self._add_linked_tree(path, target, wanted, sites)
+        elif not stat.S_ISREG(status.st_mode) or target.startswith(self._distrain):
+            return
+        elif wanted is not Wanted.ALL and may_hold_secret(target):
+            self._left_out.add_secret(path, tracked=tracked)
+        else:
+            self._add_file(path, status, wanted, tracked=tracked)
+
+    def _add_linked_tree(self, path: str, target: str, wanted: Wanted, sites: tuple[str, ...]) -> None:
+        sites = (*sites, os.path.realpath(os.path.dirname(path)))
+        is_circle = any(is_below(site, target) for site in sites)
+        if not is_circle and not target.startswith(self._distrain) and f"{target}/" not in self._distrain:
+            self._add_tree(path, wanted, sites)
+
+    # -- the result
+
+    def leave_out_runs(self) -> None:
+        """Leave out run directories of distrain, which may be in the project and need not be ignored by git."""
+        tops = (os.path.dirname(path) for path in self._found if path.endswith("/run.json"))
+        runs = tuple(f"{top}/" for top in tops if os.path.exists(f"{top}/metrics.jsonl"))
+        if runs:
+            self._found = {path: status for path, status in self._found.items() if not path.startswith(runs)}
+
+    def check_size(self, limit_bytes: int) -> None:
+        """Raise LaunchError if the files are larger than the limit."""
+        sizes = {path: status.st_size for path, status in self._found.items()}
+        if sum(sizes.values()) > limit_bytes:
+            raise too_large(sizes, limit_bytes, self._roots)
+
+    @property
+    def _roots(self) -> set[str]:
+        """Directories whose files and subdirectories an error names."""
+        return self.folders | self._parents_of_named
+
+    def files(self) -> tuple[ShippedFile, ...]:
+        """Return all files, without digests."""
+        return tuple(_shipped_file(path, self._found[path]) for path in sorted(self._found))
+
+    def notes(self) -> Iterator[str]:
+        """Yield lines for the user about what is left out."""
+        return self._left_out.notes(self._found.keys())

@@ -1,0 +1,88 @@
+"""The process that stores checkpoints while the workers train, and mirrors the spool of a remote run.
+
+Runs in: uploader.
+
+An agent starts one with the first order for it, a coordinator with a remote run directory starts another one. Orders
+come in on stdin. Answers go out on stdout, in the order of the orders. The process ends with its parent.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+from distrain import wire
+from distrain.errors import StorageError
+from distrain.storage.run_lock import BEAT_S
+from distrain.system import process
+from distrain.system.remote_path import report_retries_to
+from distrain.transfer.executor import StorageExecutor
+from distrain.wire.channel import Channel
+
+_MIRROR_S = 10.0
+"""Seconds to wait after the spool was mirrored before it is mirrored again."""
+_MIRROR_SHARE = 0.1
+"""The largest share of the time to spend on mirroring."""
+
+
+def main(arguments: list[str]) -> None:
+    """Run the uploader. ``arguments``: the pid of the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.die_with_parent(int(arguments[0]))
+    _Uploader(Channel(*process.private_stdio())).run()
+
+
+class _Uploader:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._executor = StorageExecutor(notify=self._notify)
+        self._mirror_at: float | None = None
+        self._complained = False
+
+    def run(self) -> None:
+        report_retries_to(self._notify)
+        while not self._channel.at_end:
+            left_s = None if self._mirror_at is None else max(0.0, self._mirror_at - time.monotonic())
+            for frame in self._channel.wait(left_s):
+                order = frame.message()
+                answer = self._executor.do(order)
+                self._channel.send(answer)
+                if isinstance(order, wire.OpenStorage) and order.spool and answer == wire.StorageStatus():
+                    self._mirror_at = time.monotonic()
+                    threading.Thread(target=self._send_heartbeats, daemon=True).start()
+            if self._mirror_at is not None and time.monotonic() >= self._mirror_at:
+                self._mirror()
+
+    def _notify(self, text: str) -> None:
+        self._channel.send(wire.Notice(text=text))
+
+    def _mirror(self) -> None:
+        began = time.monotonic()
+        try:
+            self._executor.mirror()
+            self._complained = False
+        except StorageError as error:
+            self._channel.send(wire.HostFailed(text=str(error)))
+        except OSError as error:
+            if not self._complained:
+                self._channel.send(wire.Notice(text=f"the remote run directory is not up to date for now: {error}"))
+            self._complained = True
+        ended = time.monotonic()
+        self._mirror_at = ended + max(_MIRROR_S, (ended - began) / _MIRROR_SHARE)
+
+    def _send_heartbeats(self) -> None:
+        """Renew the heartbeat of the run. In a thread of its own, as an order may take long."""
+        complained = False
+        while True:
+            time.sleep(BEAT_S)
+            try:
+                self._executor.beat()
+                complained = False
+            except StorageError as error:
+                self._channel.send(wire.HostFailed(text=str(error)))
+                return
+            except OSError as error:
+                if not complained:
+                    self._channel.send(wire.Notice(text=f"the heartbeat of the run cannot be written: {error}"))
+                complained = True

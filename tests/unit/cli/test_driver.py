@@ -1,0 +1,94 @@
+"""``distrain run --as-ray``: which options go along with it, and what they do."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from distrain.cli.run.command import run_command
+from distrain.cli.run.driver import _set_variables, driver_of, is_for_ray
+from distrain.cli.run.options import make_parser
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as raised:
+        run_command(arguments, [], prog="distrain run")
+    assert raised.value.code == 2
+    return capsys.readouterr().err.strip()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--num-workers", "2"], "--num-workers: with --as-ray, the script calls fit() itself; write ScalingConfig"),
+        (["--nproc-per-node", "2"], "write ScalingConfig(num_workers=...) there"),
+        (["--name", "x"], "write RunConfig(name=...) there"),
+        (["--storage-path", "x"], "write RunConfig(storage_path=...) there"),
+        (["--max-failures", "2"], "write FailureConfig(max_failures=...) there"),
+        (["--detach"], "--detach: with --as-ray, the script calls fit() itself; leave it out"),
+        (["--check"], "--check: with --as-ray"),
+        (["--slurm", "partition=gpu"], "--slurm: with --as-ray"),
+        (["--rdzv-id", "1"], "--rdzv-id: with --as-ray"),
+        (["--hosts", "alpha:0"], "alpha"),
+        (["--tracker", "nonsense"], "there is no tracker 'nonsense'"),
+        (["--env", "NOT_SET_HERE"], "--env NOT_SET_HERE: is not set here"),
+    ],
+)
+def test_an_option_that_the_script_decides_is_refused(
+    options: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert text in error_of(capsys, "--as-ray", *options, __file__)
+
+
+def test_a_target_must_be_a_script_or_a_module(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "train.py:train: is a function; name a script" in error_of(capsys, "--as-ray", "train.py:train")
+    assert "nothing to run" in error_of(capsys, "--as-ray")
+    assert "there is no file 'missing.py'" in error_of(capsys, "--as-ray", "missing.py")
+
+
+def test_the_variable_is_the_option_for_scripts_and_modules_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asks(*arguments: str) -> bool:
+        return is_for_ray(make_parser().parse_args(arguments))
+
+    assert [asks("train.py"), asks("--as-ray", "train.py"), asks("--as-ray")] == [False, True, True]
+    monkeypatch.setenv("DISTRAIN_AS_RAY", "1")
+    assert [asks("train.py"), asks("-m", "train"), asks("train.py:train"), asks("--check")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    monkeypatch.setenv("DISTRAIN_AS_RAY", "0")
+    assert not asks("train.py")
+
+
+def test_the_variable_is_named_if_it_is_what_forbids_an_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DISTRAIN_AS_RAY", "1")
+    assert "--num-workers: with DISTRAIN_AS_RAY=1, the" in error_of(capsys, "--num-workers", "2", __file__)
+
+
+def test_options_become_the_variables_that_a_fit_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"DISTRAIN_HOSTS": "old:1", "DISTRAIN_ENV": "MINE"})
+    given = ["--hostfile", "hosts.txt", "--ssh-args=-v", "--tracker", "tensorboard", "--tracker", "wandb:project=p"]
+    _set_variables(make_parser().parse_args([*given, "--as-ray", "train.py"]), {"A": "1", "B": "2"})
+    assert os.environ == {
+        "DISTRAIN_AS_RAY": "1",
+        "DISTRAIN_HOSTFILE": "hosts.txt",
+        "DISTRAIN_SSH_ARGS": "-v",
+        "DISTRAIN_TRACKERS": "tensorboard;wandb:project=p",
+        "DISTRAIN_ENV": "MINE,A,B",
+        "A": "1",
+        "B": "2",
+    }
+
+
+def test_making_the_driver_changes_nothing() -> None:
+    parser, path = make_parser(), list(sys.path)
+    options = parser.parse_args(["--as-ray", "--env", "SETTING=1", __file__, "--epochs", "3"])
+    assert options.arguments == ["--epochs", "3"]
+    driver_of(parser, options, path)
+    assert (sys.path, "SETTING" in os.environ, "DISTRAIN_AS_RAY" in os.environ) == (path, False, False)

@@ -1,0 +1,97 @@
+"""The end of agents and of programs that run on many hosts at once: real processes, which are shells."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.coordinator.connection.agent_link import AgentLink, LinkCallbacks, close_all, run_all
+from distrain.coordinator.connection.transport import CommandTransport
+from distrain.hosts.hostfile import HostSpec
+from distrain.system.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+def start(loop: Loop, script: str, ended: dict[str, str], *, number: int = 0) -> AgentLink:
+    """Start a shell in place of an agent. Its end is noted in ``ended``."""
+    transport = CommandTransport(host=HostSpec(name=f"host{number}", address="host"), template=("far",), ships=False)
+    callbacks = LinkCallbacks(
+        on_refused=lambda link, about, why: ended.setdefault(link.name, why),
+        on_end=lambda link: ended.setdefault(link.name, link.why_it_ended()),
+    )
+    return AgentLink(loop, transport, ["sh", "-c", script], callbacks)
+
+
+def run_until_ended(loop: Loop, links: list[AgentLink], ended: dict[str, str]) -> None:
+    loop.call_in("test", 20.0, lambda: pytest.fail("it took too long"))
+    while len(ended) < len(links):
+        loop.step()
+    loop.cancel("test")
+
+
+def test_many_lost_connections_do_not_stop_the_loop(loop: Loop) -> None:
+    """Each process lives on, as a guard does that empties its host. Waiting for one after the other took 20 s."""
+    ended: dict[str, str] = {}
+    links = [start(loop, "exec >&- 2>&-; sleep 60", ended, number=number) for number in range(20)]
+    began, turns = time.monotonic(), 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_in("turn", 0.1, turn)
+
+    turn()
+    run_until_ended(loop, links, ended)
+    assert time.monotonic() - began < 5.0
+    assert turns >= 8  # nothing has blocked the loop in the meantime
+    assert all("its connection was closed" in why for why in ended.values())
+    for link in links:
+        link.dispose()
+
+
+@pytest.mark.parametrize(("script", "how"), [("exit 127", "exit code 127"), ("kill -9 $$", "killed by SIGKILL")])
+def test_the_end_of_the_process_is_described(loop: Loop, script: str, how: str) -> None:
+    ended: dict[str, str] = {}
+    links = [start(loop, f"echo some words >&2; {script}", ended)]
+    run_until_ended(loop, links, ended)
+    assert how in ended["host0"]
+    assert ended["host0"].endswith("last words:\nsome words")
+    links[0].dispose()
+
+
+def test_agents_that_end_when_they_are_told_to_are_clean(loop: Loop) -> None:
+    ended: dict[str, str] = {}
+    obedient = start(loop, "head -c 1 >/dev/null", ended, number=1)
+    lost = start(loop, "head -c 1 >/dev/null", ended, number=2)
+    lost.drop()
+    assert close_all([obedient, lost]) == {obedient}
+    assert not ended
+
+
+def test_programs_run_some_at_once(tmp_path: Path) -> None:
+    script = 'mkdir "$1/$2" && ls "$1" | wc -l >>"$1.counts"; sleep 0.2; rmdir "$1/$2"'
+    folder = tmp_path / "running"
+    folder.mkdir()
+    commands = [["sh", "-c", script, "sh", str(folder), str(number)] for number in range(6)]
+    assert run_all(commands, timeout_s=20.0, at_once=2, until=time.monotonic() + 20.0) == 0
+    counts = [int(line) for line in Path(f"{folder}.counts").read_text().split()]
+    assert (len(counts), max(counts)) == (6, 2)
+
+
+def test_programs_that_take_too_long_are_killed() -> None:
+    began = time.monotonic()
+    left = run_all([["sleep", "60"]] * 5, timeout_s=0.3, at_once=2, until=began + 0.5)
+    assert left in (1, 3)  # two at once, until the time is over
+    assert time.monotonic() - began < 10.0

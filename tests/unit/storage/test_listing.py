@@ -1,0 +1,184 @@
+"""Runs in a storage path: their states, whatever else is there, and how they are found by name."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.storage.run_lock import LocalLock
+from distrain.storage.runs.listing import NoSuchRun, find_run, list_runs, storage_at
+from distrain.system.remote_path import RemotePath
+from tests.unit.storage.made import add_reports, make_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def bucket() -> Iterator[RemotePath]:
+    """A storage path in fsspec's memory."""
+    folder = RemotePath("memory://runs")
+    yield folder
+    folder.remove()
+
+
+def states(storage: Path | RemotePath) -> dict[str, str]:
+    return {run.name: run.state for run in list_runs(storage)}
+
+
+def test_runs_are_listed_the_newest_first(tmp_path: Path) -> None:
+    for name, age_s in (("b", 50.0), ("a", 10.0), ("c", 90.0)):
+        make_run(tmp_path, name, age_s=age_s)
+    continued = make_run(tmp_path, "d", age_s=500.0)
+    manifest = json.loads((continued / "run.json").read_text())
+    (continued / "run.json").write_text(json.dumps({**manifest, "continued": manifest["started"] + 470.0}))
+    assert [run.name for run in list_runs(tmp_path)] == ["a", "d", "b", "c"]
+
+
+def test_a_run_that_says_running_is_killed_if_nobody_holds_its_lock(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "run", status="running")
+    assert states(tmp_path) == {"run": "killed"}
+    lock = LocalLock(run / ".lock", run)
+    assert states(tmp_path) == {"run": "running"}
+    lock.release()
+    assert states(tmp_path) == {"run": "killed"}
+
+
+def test_a_run_that_ends_while_it_is_read_is_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, "run", status="running")
+    real = fcntl.flock
+
+    def flock(fd: int, how: int) -> None:
+        make_run(tmp_path, "other")
+        os.replace(tmp_path / "other" / "run.json", run / "run.json")
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert states(tmp_path)["run"] == "finished"
+
+
+def test_what_is_damaged_half_written_or_foreign_is_shown_as_such(tmp_path: Path) -> None:
+    make_run(tmp_path, "good")
+    (make_run(tmp_path, "torn") / "run.json").write_text('{"status": "fini')
+    (make_run(tmp_path, "empty") / "run.json").write_text("")
+    make_run(tmp_path, "odd", status="dancing")
+    (make_run(tmp_path, "list") / "run.json").write_text("[1, 2]")
+    (make_run(tmp_path, "other_program") / "run.json").write_text('{"status": "finished"}')
+    (make_run(tmp_path, "bytes") / "run.json").write_bytes(b"\xff\xfe\x00")
+    (make_run(tmp_path, "just_begun") / "run.json").unlink()
+    starting = make_run(tmp_path, "starting")
+    (starting / "run.json").unlink()
+    lock = LocalLock(starting / ".lock", starting)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "folder_as_manifest" / "run.json").mkdir(parents=True)
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "notes.txt").write_text("a file")
+    (tmp_path / "broken_link").symlink_to(tmp_path / "nowhere")
+    assert states(tmp_path) == {
+        "good": "finished",
+        "torn": "damaged",
+        "empty": "damaged",
+        "odd": "damaged",
+        "bytes": "damaged",
+        "folder_as_manifest": "damaged",
+        "list": "not a run",
+        "other_program": "not a run",
+        "just_begun": "damaged",
+        "starting": "starting",
+        "photos": "not a run",
+    }
+    lock.release()
+    assert list_runs(tmp_path)[-1].state == "not a run"
+
+
+def test_fields_of_wrong_types_break_nothing(tmp_path: Path) -> None:
+    make_run(tmp_path, "run", attempts="none", started="yesterday", updated=None, script=7)
+    [run] = list_runs(tmp_path)
+    assert (run.state, run.ranks, run.hosts, run.attempts, run.script) == ("finished", 0, {}, [], "7")
+    assert run.last_report() is None
+
+
+@pytest.mark.filterwarnings("ignore:passed over")
+def test_the_last_report_is_that_of_rank_0_with_its_step_over_the_whole_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "run")
+    manifest = json.loads((run / "run.json").read_text())
+    manifest["attempts"].append({**manifest["attempts"][0], "attempt": 1, "first_step": 40})
+    (run / "run.json").write_text(json.dumps(manifest))
+    add_reports(run, {"loss": 1.0}, {"loss": 0.5})
+    add_reports(run, {"loss": 0.25}, attempt=1, ranks=500)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('damaged "rank":0\n{"torn')
+    [listed] = list_runs(tmp_path)
+    record = listed.last_report()
+    assert record is not None
+    assert (record["metrics"], listed.step_of(record)) == ({"loss": 0.25}, 41)
+
+
+def test_a_run_directory_itself_is_listed(tmp_path: Path) -> None:
+    make_run(tmp_path, "run")
+    assert states(tmp_path / "run") == {"run": "finished"}
+
+
+def test_remote_runs_are_listed(bucket: RemotePath, tmp_path: Path) -> None:
+    run = make_run(tmp_path, "run")
+    add_reports(run, {"loss": 0.5})
+    for file in ("run.json", "metrics.jsonl"):
+        (bucket / "run" / file).write_bytes((run / file).read_bytes())
+    (bucket / "torn" / "run.json").write_bytes(b'{"status": "fin')
+    (bucket / "photos" / "1.jpg").write_bytes(b"x")
+    assert states(bucket) == {"run": "finished", "torn": "damaged"}
+    [listed] = [one for one in list_runs(bucket) if one.name == "run"]
+    record = listed.last_report()
+    assert record is not None
+    assert record["metrics"] == {"loss": 0.5}
+    assert find_run("memory://runs/run", Path("unused")).state == "finished"
+
+
+# -- by name ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_found_by_path_name_prefix_and_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, age_s in (("train-1", 50.0), ("train-12", 20.0), ("eval", 90.0)):
+        make_run(tmp_path, name, age_s=age_s)
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for given, name in {
+        str(tmp_path / "eval"): "eval",
+        "./eval": "eval",
+        "train-1": "train-1",  # also the beginning of another name
+        "train-12": "train-12",
+        "ev": "eval",
+        "last": "train-12",
+    }.items():
+        assert find_run(given, tmp_path).name == name
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("train", r"2 names in .* begin with 'train'.*\n  train-1\n  train-12$"),
+        ("nothing", "no run in .* has a name that begins with 'nothing'"),
+        ("photos", "photos is not a run: it has no run.json"),
+        ("/nowhere/run", "there is no directory /nowhere/run"),
+        ("torn", "torn is damaged: run.json is damaged"),
+    ],
+)
+def test_a_name_that_is_not_one_run_is_explained(tmp_path: Path, given: str, said: str) -> None:
+    make_run(tmp_path, "train-1")
+    make_run(tmp_path, "train-12")
+    (make_run(tmp_path, "torn") / "run.json").write_text("{")
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(NoSuchRun, match=f"(?s){said}"):
+        find_run(given, tmp_path)
+
+
+def test_there_may_be_no_run_at_all(tmp_path: Path) -> None:
+    with pytest.raises(NoSuchRun, match="there is no run in"):
+        find_run("last", storage_at(tmp_path))
+    with pytest.raises(NoSuchRun, match="no run in"):
+        find_run("run", storage_at(tmp_path / "missing"))

@@ -1,0 +1,334 @@
+"""Virtual environments on a host: made once, repaired, and shared by runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.transfer.host_side import environments
+from distrain.transfer.host_side.cache_files import try_lock, unlock
+from distrain.transfer.host_side.environments import find_uv, hold, make_environment
+from tests.conftest import wait_until
+from tests.wheels import make_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    FakeUv = Callable[[str], Path]
+
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+UV = find_uv()
+STEM = """\
+#!/bin/sh
+echo "$@" >> {log}
+if [ "$1" = venv ]; then mkdir -p "$4/bin"; ln -s {python} "$4/bin/python"; exit; fi
+environment=$(dirname "$(dirname "$4")")
+{install}
+"""
+IN_A_PROCESS = """\
+import sys
+from pathlib import Path
+from distrain.transfer.host_side.environments import make_environment
+print(make_environment(Path(sys.argv[1]), "a==1\\n", python=sys.argv[2], show=lambda line: print(line, flush=True)))
+"""
+
+
+def version_in(python: Path, name: str) -> str:
+    """The version of a wheel of :func:`make_wheel`, or the error of its import."""
+    code = f"import {name}; print({name}.version)"
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60)
+    return (done.stdout or done.stderr).strip()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "environments"
+
+
+@pytest.fixture
+def no_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host without uv, and without any Python but the agent's. Programs in the returned directory are found."""
+    tools, own = tmp_path / "tools", tmp_path / "own"
+    tools.mkdir()
+    own.mkdir()
+    (own / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setattr(environments, "_USUAL_FOLDERS", ())
+    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    return tools
+
+
+@pytest.fixture
+def fake_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeUv:
+    """Put an uv on the PATH whose installation is a piece of shell. Its command lines are in the returned file."""
+    tools, log = tmp_path / "fake", tmp_path / "log"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+
+    def write(install: str) -> Path:
+        program = tools / "uv"
+        program.unlink(missing_ok=True)
+        program.write_text(STEM.format(log=log, python=sys.executable, install=install))
+        program.chmod(0o755)
+        return log
+
+    return write
+
+
+@contextlib.contextmanager
+def maker(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that makes an environment."""
+    argv = [sys.executable, "-c", IN_A_PROCESS, str(folder), PYTHON]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def make(folder: Path, requirements: str = "a==1\n", python: str = PYTHON) -> Path:
+    return make_environment(folder, requirements, python=python, show=lambda line: None)
+
+
+def is_dead(pid: int) -> bool:
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+
+
+# -- with the real tools ---------------------------------------------------------------------------------------------
+
+
+def test_uv_installs_what_the_users_configuration_offers(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not UV:
+        pytest.skip("uv is not installed")
+    check_installation("uv", folder, tmp_path, monkeypatch)
+
+
+def test_pip_installs_where_there_is_no_uv(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "find_uv", lambda: "")
+    monkeypatch.setenv("PIP_USER", "1")  # pip refuses that in an environment
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))  # what is there is not in the environment
+    (tmp_path / "path" / "tiny-1.5.dist-info").mkdir(parents=True)
+    (tmp_path / "path" / "tiny-1.5.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tiny\nVersion: 1.5\n"
+    )
+    check_installation("pip", folder, tmp_path, monkeypatch)
+
+
+def check_installation(tool: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, version in (("tiny", "1.0"), ("tiny", "2.0"), ("other", "1.0")):
+        make_wheel(tmp_path / "wheels", name, version)
+    monkeypatch.setenv(f"{tool.upper()}_FIND_LINKS", str(tmp_path / "wheels"))
+    shown: list[str] = []
+    text = "# two lines\n--no-index\ntiny\n#constraint tiny<2\n#constraint other==1.0\n"
+    python = make_environment(folder, text, python=f"{PYTHON}.1", show=shown.append)
+    assert python.parent.parent.parent == folder
+    assert version_in(python, "tiny") == "1.0"
+    assert "ModuleNotFoundError" in version_in(python, "other")  # a constraint installs nothing
+    assert re.match(rf"making a virtual environment for Python {PYTHON} with \S+: 1 package, in ", shown[0])
+    assert re.match(r"the virtual environment is ready: \d+ MB", shown[-1])
+    shown.clear()
+    began = time.perf_counter()
+    assert make_environment(folder, text, python=PYTHON, show=shown.append) == python
+    assert time.perf_counter() - began < 0.02
+    assert not shown
+
+
+def test_the_error_has_the_words_of_uv(folder: Path) -> None:
+    if not UV:
+        pytest.skip("uv is not installed")
+    with pytest.raises(OSError, match=r"uv pip install .* ended with 1\n(?s:.*)no-such-package"):
+        make(folder, "--no-index\nno-such-package==1\n")
+    assert [entry.suffix for entry in folder.iterdir()] == [".lock"]
+
+
+# -- which tool ------------------------------------------------------------------------------------------------------
+
+
+def test_without_uv_and_without_that_python_it_says_what_to_install(folder: Path, no_tools: Path) -> None:
+    with pytest.raises(OSError, match=r"neither uv nor Python 3\.99 .*: install uv .*, or Python 3\.99 with its venv"):
+        make(folder, python="3.99.1")
+
+
+def test_a_python_without_ensurepip_as_on_debian(folder: Path, no_tools: Path) -> None:
+    python = no_tools / "python3.99"
+    python.write_text("#!/bin/sh\necho 'ensurepip is not available'\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(OSError, match=r"python3\.99 -I -m venv .* ended with 1 \(install uv .* \(python3\.99-venv on"):
+        make(folder, python="3.99")
+
+
+def test_this_interpreter_is_used_if_it_has_the_version(folder: Path, fake_uv: FakeUv) -> None:
+    log = fake_uv("")
+    make(folder)
+    assert log.read_text().startswith(f"venv --python {sys.executable} {folder}")
+    make(folder, python="3.99")
+    assert f"venv --python 3.99 {folder}" in log.read_text()
+
+
+def test_of_several_indexes_the_best_version_counts(
+    folder: Path, fake_uv: FakeUv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = fake_uv("")
+    strategy = "--index-strategy unsafe-best-match"
+    make(folder, "a==1\n")
+    assert strategy not in log.read_text()
+    make(folder, "--extra-index-url https://somewhere\na==1\n")
+    assert log.read_text().count(strategy) == 1
+    monkeypatch.setenv("UV_INDEX_STRATEGY", "first-index")
+    make(folder, "--extra-index-url https://elsewhere\na==1\n")
+    assert log.read_text().count(strategy) == 1
+
+
+def test_other_requirements_and_another_python_need_another_environment(folder: Path, fake_uv: FakeUv) -> None:
+    fake_uv("")
+    pythons = [make(folder), make(folder, "a==2\n"), make(folder, python="3.99"), make(folder, python=f"{PYTHON}.0")]
+    assert len({str(python) for python in pythons}) == 3
+    assert pythons[0] == pythons[3]
+
+
+# -- two at once, and deaths -----------------------------------------------------------------------------------------
+
+
+def test_two_processes_at_once_build_it_once(folder: Path, tmp_path: Path, fake_uv: FakeUv) -> None:
+    log = fake_uv(f"while [ ! -e {tmp_path / 'go'} ]; do sleep 0.02; done")
+    with maker(folder) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline().startswith("making a virtual environment")
+        with maker(folder) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline().startswith("waiting for another run on this host")
+            (tmp_path / "go").touch()
+            pythons = [child.communicate(timeout=20)[0].splitlines()[-1] for child in (one, other)]
+    assert pythons[0] == pythons[1] == str(make(folder))
+    assert [line.split()[0] for line in log.read_text().splitlines()] == ["venv", "pip"]
+
+
+def test_what_a_killed_process_has_left_is_replaced_and_its_tools_are_dead(
+    folder: Path, tmp_path: Path, fake_uv: FakeUv
+) -> None:
+    pids = tmp_path / "pids"
+    fake_uv(f"touch $environment/half; sleep 60 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait")
+    with maker(folder) as child:
+        wait_until(pids.exists)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    for pid in map(int, pids.read_text().split()):
+        wait_until(lambda pid=pid: is_dead(pid), what=f"the death of {pid}")
+    assert list(folder.glob("*/half"))
+    fake_uv("touch $environment/whole")
+    environment = make(folder).parent.parent
+    assert not (environment / "half").exists()
+    assert (environment / "whole").exists()
+
+
+def test_a_tool_that_this_process_has_killed_and_reaped_counts_as_failed(folder: Path, fake_uv: FakeUv) -> None:
+    """As an agent does at its end, while another of its threads builds."""
+    fake_uv("echo begun; sleep 60")
+    source = IN_A_PROCESS.replace(
+        "lambda line: print(line, flush=True)", "lambda line: 'begun' in line and process.kill_descendants()"
+    )
+    source = f"from distrain.transfer.host_side import environments\nfrom distrain.system import process\n{source}"
+    source = source.replace("print(make", "environments.SHOW_EVERY_S = 0\nprocess.adopt_orphans()\nprint(make")
+    done = subprocess.run([sys.executable, "-c", source, folder, PYTHON], stderr=subprocess.PIPE, text=True, timeout=30)
+    assert "OSError" in done.stderr
+    assert "ended with 137" in done.stderr
+    assert not list(folder.glob("*/"))
+
+
+def test_an_environment_whose_python_is_gone_is_made_again(folder: Path, fake_uv: FakeUv) -> None:
+    log = fake_uv("")
+    python = make(folder)
+    python.unlink()
+    python.symlink_to("/no/such/python")
+    assert make(folder) == python
+    assert python.exists()
+    assert log.read_text().count("venv --python") == 2
+
+
+# -- failures and progress -------------------------------------------------------------------------------------------
+
+
+def test_a_failure_has_the_last_output_and_leaves_nothing(folder: Path, fake_uv: FakeUv) -> None:
+    fake_uv("seq 101 130; echo no match >&2; exit 3")
+    with pytest.raises(OSError, match=r"uv pip install .* ended with 3\n") as caught:
+        make(folder)
+    lines = [line.strip() for line in str(caught.value).splitlines()]
+    assert lines[1:] == [*map(str, range(117, 131)), "no match"]
+    assert not list(folder.glob("*/"))
+    fake_uv("")
+    assert make(folder).exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "cure"),
+    [
+        ("error: No space left on device (os error 28)", "free space on the file systems of"),
+        ("OSError: [Errno 122] Disk quota exceeded", "free space on the file systems of"),
+        ("error: Failed to fetch: `https://usual/simple/a/`", "the host must reach a package index"),
+        ("Temporary failure in name resolution", "the host must reach a package index"),
+    ],
+)
+def test_a_usual_failure_comes_with_its_cure(folder: Path, fake_uv: FakeUv, output: str, cure: str) -> None:
+    fake_uv(f"echo '{output}'; exit 1")
+    with pytest.raises(OSError, match=cure):
+        make(folder)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_the_progress_is_shown_now_and_then(
+    folder: Path, fake_uv: FakeUv, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    monkeypatch.setattr(environments, "SHOW_EVERY_S", 0.4)
+    monkeypatch.setattr(environments, "_TICK_S", 0.1)
+    fake_uv(
+        "echo fetching tiny; "
+        + ("sleep 1.3" if is_silent else "for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.13; done")
+    )
+    times: list[float] = []
+    shown: list[str] = []
+
+    def show(line: str) -> None:
+        times.append(time.monotonic())
+        shown.append(line)
+
+    make_environment(folder, "a==1\nb==2 \\\n", python=PYTHON, show=show)
+    assert len(shown) >= 4
+    last = "fetching tiny" if is_silent else r"\d"
+    assert re.fullmatch(rf"installing 2 packages with uv: {last} \(\d+ s\)", shown[-2])
+    assert all(later - earlier >= 0.39 for earlier, later in pairwise(times[:-1]))
+
+
+# -- use ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_environment_in_use_is_locked_and_one_that_is_gone_is_refused(folder: Path, fake_uv: FakeUv) -> None:
+    fake_uv("")
+    python = make(folder)
+    environment = python.parent.parent
+    lock = environment.with_name(f"{environment.name}.lock")
+    fds = [hold(folder, python), hold(folder, python)]
+    for fd in fds:
+        assert try_lock(lock) is None
+        os.close(fd)
+    free = try_lock(lock)
+    assert free is not None
+    unlock(free)
+    shutil.rmtree(environment)
+    with pytest.raises(OSError, match="has just been deleted by another process"):
+        hold(folder, python)

@@ -1,0 +1,242 @@
+"""The cache of a host: its place, the files that are in it already, and the directories of several runs."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.transfer.host_side import host_cache
+from distrain.transfer.host_side.cache_cleaning import trim
+from distrain.transfer.host_side.host_cache import HostCache
+from tests.unit.transfer.conftest import below, deliver, in_a_child, place, put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.unit.transfer.conftest import Project
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[Callable[[], object]], int]]:
+    """Start a process that does something and then lives on."""
+    children = []
+
+    def begin(act: Callable[[], object]) -> int:
+        read_fd, write_fd = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                act()
+                os.write(write_fd, b"1")
+                time.sleep(60)
+            finally:
+                os._exit(1)
+        children.append(child)
+        os.close(write_fd)
+        assert os.read(read_fd, 1) == b"1"
+        os.close(read_fd)
+        return child
+
+    yield begin
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+# -- where it is ------------------------------------------------------------------------------------------------------
+
+
+def test_the_environment_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("DISTRAIN_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    roots = [HostCache().root]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    roots += [HostCache().root]
+    monkeypatch.setenv("DISTRAIN_CACHE", "~/own")
+    roots += [HostCache().root]
+    assert roots == [tmp_path / ".cache" / "distrain", tmp_path / "xdg" / "distrain", tmp_path / "own"]
+
+
+def test_only_its_user_may_look_into_it(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    cache = HostCache(tmp_path / "cache")
+    for folder in (cache.root, cache.blobs, cache.runs, cache.environments, cache.programs):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(cache.claim_run("r").files.stat().st_mode) == 0o700
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "broken").symlink_to("missing")
+    for name in ("link", "broken"):
+        with pytest.raises(PermissionError, match=f"{name} is a link.*env.DISTRAIN_CACHE=/path in the hostfile"):
+            HostCache(tmp_path / name)
+    assert not list((tmp_path / "real").iterdir())
+
+
+def test_another_users_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(PermissionError, match=r"belongs to another user .*env.DISTRAIN_CACHE="):
+        HostCache(tmp_path)
+
+
+def test_a_directory_with_files_of_the_user_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """It would lose a directory ``runs`` of the user."""
+    (tmp_path / "runs").mkdir()
+    tmp_path.chmod(0o755)
+    with pytest.raises(FileExistsError, match="has files that are not distrain's, such as runs; name another"):
+        HostCache(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_bootstrap_may_have_been_there_first(tmp_path: Path) -> None:
+    (tmp_path / "programs" / "key").mkdir(parents=True)
+    HostCache(tmp_path)
+    HostCache(tmp_path)
+
+
+@pytest.mark.parametrize(("named", "why"), [("/proc/nothing", "No such file"), ("here", "here is no absolute path")])
+def test_a_place_that_cannot_be_used_is_named_with_the_cure(
+    named: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTRAIN_CACHE", named)
+    with pytest.raises(OSError, match=f"{named}.*{why}|{why}") as caught:
+        HostCache()
+    assert "name another directory with env.DISTRAIN_CACHE=/path in the hostfile" in str(caught.value)
+
+
+# -- what is there already --------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_in_place_if_it_seems_to_be_the_same(project: Project) -> None:
+    file = project.write("a.py", "a")
+    assert file.is_in_place
+    for other in ({"size": 2}, {"mtime_ns": 1}, {"path": f"{file.path}x"}):
+        assert not file._replace(**other).is_in_place
+
+
+def test_each_missing_file_is_named_once(cache: HostCache, project: Project) -> None:
+    files = [project.write("a.py", "same"), project.write("b.py", "same"), project.write("c.py", "other")]
+    assert cache.missing(files) == [files[0].digest, files[2].digest]
+    deliver(cache, files[0])
+    assert cache.missing(files) == [files[2].digest]
+
+
+def test_a_file_with_the_wrong_size_is_missing_and_deleted(cache: HostCache, project: Project) -> None:
+    file = project.write("a.py", "long text")
+    put(cache.blob(file.digest), size=3)
+    assert cache.missing([file]) == [file.digest]
+    assert not cache.blob(file.digest).exists()
+
+
+# -- several runs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_a_living_process_is_left_alone(
+    cache: HostCache, monkeypatch: pytest.MonkeyPatch, start: Callable[[Callable[[], object]], int]
+) -> None:
+    monkeypatch.setattr(host_cache, "_FORMER_AGENT_S", 0.1)
+    child = start(lambda: cache.claim_run("r"))
+    began = time.monotonic()
+    names = [run.path.name for run in (cache.claim_run("r"), cache.claim_run("r"), cache.claim_run("s"))]
+    assert names == ["r-2", "r-3", "s"]
+    assert time.monotonic() - began >= 0.2
+    monkeypatch.setattr(host_cache, "_FORMER_AGENT_S", 20.0)
+    os.kill(child, signal.SIGKILL)
+    assert cache.claim_run("r").path.name == "r"
+
+
+def test_a_former_agent_may_take_a_moment_to_end(cache: HostCache) -> None:
+    run = cache.claim_run("r")
+    Path(run.mirrored("/out")).touch()
+    threading.Timer(0.1, run.end).start()
+    assert cache.claim_run("r").path.name == "r"
+
+
+def test_a_forked_process_keeps_the_run(
+    cache: HostCache, monkeypatch: pytest.MonkeyPatch, start: Callable[[Callable[[], object]], int]
+) -> None:
+    monkeypatch.setattr(host_cache, "_FORMER_AGENT_S", 0.0)
+    run = cache.claim_run("r")
+    start(lambda: None)
+    os.close(run._fd)
+    assert cache.claim_run("r").path.name == "r-2"
+
+
+def test_many_processes_that_begin_and_end_at_once_get_directories_of_their_own(
+    cache: HostCache, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_cache, "_FORMER_AGENT_S", 0.0)
+    monkeypatch.setattr(host_cache, "_POLL_S", 0.001)
+    files = deliver(cache, *(project.write(f"{number}.py", str(number)) for number in range(5)))
+
+    def work() -> None:
+        for _ in range(10):
+            run = cache.claim_run("r")
+            own = Path(run.mirrored("/own"))
+            assert not own.exists()
+            own.write_text("x")
+            assert cache.missing(files) == []
+            run.place(files, [])
+            trim(cache, 0)
+            assert len(below(run.files)) == 6
+            own.unlink()
+            assert run.end() == (0, 0)
+
+    children = []
+    for _ in range(4):
+        if (child := os.fork()) == 0:
+            os._exit(in_a_child(work))
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert not list(cache.runs.iterdir())
+
+
+def test_a_run_is_not_claimed_with_the_lock_of_a_deleted_directory(
+    cache: HostCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, moments = fcntl.flock, iter([True])
+
+    def delete_first(fd: int, how: int) -> None:
+        if next(moments, False):
+            shutil.rmtree(cache.runs / "r")
+        usual(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", delete_first)
+    run = cache.claim_run("r")
+    assert os.path.samestat(os.fstat(run._fd), os.stat(cache.runs / "r" / ".lock"))
+
+
+@pytest.mark.parametrize("place", ["", ".", "..", ".lock", "a/b"])
+def test_a_run_has_a_plain_name(cache: HostCache, place: str) -> None:
+    with pytest.raises(ValueError, match="plain name"):
+        cache.claim_run(place)
+
+
+def no_locks(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_without_locks_runs_work_and_nothing_is_deleted(
+    cache: HostCache, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    run = cache.claim_run("r")
+    place(run, cache, project.write("a.py", "a"))
+    trim(cache, 0)
+    assert len(below(run.files)) == 1
+    assert run.end() == (0, 0)
+    assert not run.path.exists()

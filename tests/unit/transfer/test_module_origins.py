@@ -1,0 +1,88 @@
+"""The origins of modules: the interpreter's libraries and programs, and directories of the user."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.transfer.project import module_origins
+from distrain.transfer.project.module_origins import Origin, belongs_to_interpreter, is_library
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+STANDARD = sysconfig.get_path("stdlib")
+LIBRARIES = (
+    *(STANDARD, os.path.realpath(STANDARD), f"{STANDARD}/lib-dynload", f"{STANDARD}/json/__init__.py"),
+    *(sysconfig.get_path("platstdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")),
+    *("/env/lib/site-packages", "/env/lib/site-packages/", "/usr/lib/python3/dist-packages", "site-packages"),
+    *("/env/lib/site-packages/below", "/env/lib/site-packages/numpy/__init__.py"),
+    *("/usr/lib/python311.zip", "/usr/lib/python3.zip"),
+)
+PROGRAMS = (
+    *(os.path.dirname(sys.executable), sysconfig.get_path("scripts"), f"{sysconfig.get_path('scripts')}/tool.py"),
+    *(sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")), "/home/me/.ipython"),
+)
+OWN = (
+    *("", ".", "/", "/home/me", f"{STANDARD}-of-mine", f"{os.path.dirname(sys.executable)}-of-mine"),
+    *("/home/me/my-packages", "/home/me/site-packages.py", "/home/me/own.zip", "/home/me/python", "/home/.ipython/x"),
+)
+
+
+@pytest.fixture
+def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An interpreter whose libraries and programs are behind links."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    caches = (module_origins._library_places, module_origins._program_places)
+    with monkeypatch.context() as patch:
+        patch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path / "link"))
+        for cache in caches:
+            cache.cache_clear()
+        yield tmp_path
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.parametrize("path", LIBRARIES)
+def test_what_is_a_library(path: str) -> None:
+    assert is_library(path)
+    assert belongs_to_interpreter(path)
+
+
+@pytest.mark.parametrize("path", PROGRAMS)
+def test_what_belongs_to_the_interpreter_and_is_no_library(path: str) -> None:
+    assert not is_library(path)
+    assert belongs_to_interpreter(path)
+
+
+@pytest.mark.parametrize("path", OWN)
+def test_what_is_the_users(path: str) -> None:
+    assert not is_library(path)
+    assert not belongs_to_interpreter(path)
+
+
+def test_an_interpreter_behind_links(linked: Path) -> None:
+    for name in ("link", "real"):
+        assert is_library(str(linked / name / "a.py"))
+        assert belongs_to_interpreter(str(linked / name))
+    assert not belongs_to_interpreter(str(linked))
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "folder"),
+    [
+        ("package", "/lib/package", "/lib"),
+        ("single", "/lib/single.cpython-311-x86_64-linux-gnu.so", "/lib"),
+        ("space.part", "/lib/space/part", "/lib"),
+        ("space.part", "/elsewhere/part.py", "/elsewhere"),
+        ("renamed", "/lib/package", "/lib"),
+    ],
+)
+def test_the_directory_to_import_from(name: str, path: str, folder: str) -> None:
+    assert Origin(name, path).folder == folder

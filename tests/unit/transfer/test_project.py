@@ -1,0 +1,590 @@
+"""Which files of the user's project are shipped to hosts that share none, and what the user is told of the others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import distrain
+from distrain.errors import LaunchError
+from distrain.transfer.project import left_out
+from distrain.transfer.project import project as project_module
+from distrain.transfer.project.project import Project, find_project
+from distrain.wire.shipped_file import ShippedFile, digest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECRETS = (
+    *(".env", ".env.local", "sub/.env", ".netrc", ".pgpass", ".git-credentials", ".pypirc", ".htpasswd", "credentials"),
+    *("tls/server.pem", "server.KEY", "a.p12", "a.pfx", "a.kdbx", "id_rsa", "id_rsa.pub", "id_dsa", "id_ecdsa_work"),
+    *("id_ed25519", "credentials.json", "service-account-7.json", "kubeconfig", ".ssh/config", "sub/.aws/config"),
+    *(".gnupg/ring", ".kube/config", ".docker/config.json"),
+)
+HARMLESS = (
+    *(".env.example", ".env.sample", ".env.template", ".env.prod.example", "id_rsa.py", "credentials.py", "keys.yaml"),
+    *("environment", "x.env", "kubeconfig.md", "monkey", "my_credentials", "aws/config", "service.json", ".envs"),
+)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    return folder
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A directory that is in no repository."""
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", *arguments], cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def write(folder: Path, *names: str, text: str = "text") -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def find(folder: Path, **options: Any) -> Project:
+    given = {"sys_path": [str(folder)], "directory": str(folder), "modules": {}, "limit_bytes": 100_000_000}
+    return find_project(**{**given, **options}).with_digests()
+
+
+def names(project: Project, folder: Path) -> list[str]:
+    return [os.path.relpath(file.path, folder) for file in project.files]
+
+
+def found(folder: Path, **options: Any) -> list[str]:
+    return names(find(folder, **options), folder)
+
+
+def module(name: str, file: Path | None, **contents: Any) -> dict[str, ModuleType]:
+    made = ModuleType(name)
+    if file is not None:
+        made.__file__ = str(file)
+    vars(made).update(contents)
+    return {name: made}
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_described_by_its_content_and_its_status(plain: Path) -> None:
+    path = plain / "train.py"
+    path.write_text("print()")
+    path.chmod(0o4750)
+    os.utime(path, ns=(1, 1_234_567_890_123_456_789))
+    project = find(plain)
+    assert project.files == (ShippedFile(str(path), 7, 1_234_567_890_123_456_789, 0o750, digest_of(path)),)
+    assert project.size == 7
+    assert project.notes == ()
+
+
+def test_the_same_project_is_found_again_in_the_same_order(repository: Path) -> None:
+    write(repository, "z.py", "a/b.py", "a.py", "a/a.yaml")
+    first = find(repository, sys_path=["", str(repository), str(repository / "a"), f"{repository}/"])
+    assert names(first, repository) == ["a.py", "a/a.yaml", "a/b.py", "z.py"]
+    assert first == find(repository, sys_path=[str(repository / "a"), ""])
+
+
+def test_strange_names(repository: Path) -> None:
+    strange = ["line\nbreak.py", "mit Leerzeichen.yaml", "tab\t.py", "ünïcode.py", "数据.json", '"quoted".py']
+    write(repository, *strange, "tracked\n.py")
+    undecodable = os.fsdecode(b"\xff.py")
+    write(repository, undecodable)
+    git(repository, "add", "tracked\n.py", "ünïcode.py")
+    assert sorted(found(repository)) == sorted([*strange, "tracked\n.py", undecodable])
+
+
+def test_special_files_are_left_out(repository: Path, plain: Path) -> None:
+    for folder in (repository, plain):
+        write(folder, "a.py")
+        os.mkfifo(folder / "pipe.py")
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(folder / "s.py"))
+        assert found(folder) == ["a.py"]
+    assert found(plain, named=["../plain"]) == ["a.py"]
+
+
+def test_a_file_that_vanishes_is_left_out(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(plain, "a.py", "b.py")
+
+    def vanishing(path: Path) -> str:
+        if path.name == "a.py":
+            path.unlink()
+        return digest_of(path)
+
+    monkeypatch.setattr(project_module, "digest_of", vanishing)
+    assert found(plain) == ["b.py"]
+
+
+def test_an_unreadable_file_is_named_with_the_cure(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(plain, "a.py")
+
+    def refused(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(project_module, "digest_of", refused)
+    with pytest.raises(LaunchError, match=r"plain/a.py cannot be shipped: Permission denied. Make it readable.*--no-"):
+        find(plain)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
+def test_what_permissions_forbid(plain: Path) -> None:
+    write(plain, "closed/a.py", "b.py")
+    (plain / "closed").chmod(0)
+    assert found(plain) == ["b.py"]
+    with pytest.raises(LaunchError, match=r"closed cannot be shipped"):
+        find(plain, named=["closed"])
+    (plain / "b.py").chmod(0)
+    with pytest.raises(LaunchError, match=r"b.py cannot be shipped"):
+        find(plain)
+    (plain / "closed").chmod(0o700)
+
+
+# -- own directories -------------------------------------------------------------------------------------------------
+
+
+def test_own_directories_are_those_of_sys_path_and_scripts(tmp_path: Path) -> None:
+    write(tmp_path, "work/not_on_path.py", "lib/a.py", "script/train", "script/b.py", "work/nested/c.py")
+    project = find(tmp_path / "work", sys_path=["../lib", "nested", "gone"], targets=["../script/train"])
+    assert names(project, tmp_path) == ["lib/a.py", "script/b.py", "script/train", "work/nested/c.py"]
+    assert project.folders == tuple(str(tmp_path / name) for name in ("lib", "script", "work", "work/nested"))
+
+
+def test_what_belongs_to_the_interpreter_stays(tmp_path: Path, plain: Path) -> None:
+    places = ["env/lib/python3/site-packages", "env/lib/python3/site-packages/x", "dist-packages", "home/.ipython"]
+    write(tmp_path, *(f"{place}/a.py" for place in places), "python311.zip")
+    write(plain, "b.py")
+    theirs = [str(tmp_path / place) for place in [*places, "python311.zip"]]
+    standard = [os.path.dirname(os.__file__), os.path.dirname(sys.executable)]
+    project = find(plain, sys_path=[*standard, *theirs, ""], targets=[f"{tmp_path}/dist-packages/a.py"])
+    assert names(project, tmp_path) == ["dist-packages/a.py", "plain/b.py"]
+    assert project.folders == (str(plain),)
+
+
+def test_an_archive_on_sys_path_is_shipped(plain: Path) -> None:
+    write(plain, "own.zip", "other.zip")
+    project = find(plain, sys_path=["own.zip"])
+    assert names(project, plain) == ["own.zip"]
+    assert project.folders == (str(plain),)
+
+
+@pytest.mark.parametrize("place", ["home", "above home", "temporary files"])
+def test_only_modules_directly_in_a_place_that_holds_more_than_a_project(
+    place: str, home: Path, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = {"home": home, "above home": home.parent, "temporary files": plain}[place]
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(plain))
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    write(folder, "train.py", "large.csv", "package/__init__.py", "package/deep.py")
+    (folder / "linked").symlink_to("package")
+    project = find(folder)
+    assert names(project, folder) == ["train.py"]
+    [note] = project.notes
+    assert note.startswith(f"only modules directly in {folder} are shipped")
+    assert "--ship PATH" in note
+    imported = module("package", folder / "package" / "__init__.py")
+    assert found(folder, modules=imported) == ["package/__init__.py", "package/deep.py", "train.py"]
+    assert found(folder / "package") == ["__init__.py", "deep.py"]
+
+
+def test_the_package_distrain_is_never_shipped(plain: Path) -> None:
+    own = Path(distrain.__file__).parent
+    modules = module("distrain", own / "__init__.py") | module("distrain.errors", own / "errors.py")
+    finder = module("__editable___distrain_1_finder", None, MAPPING={"distrain": str(own)})
+    project = find(own.parent, modules=modules | finder)
+    assert project.folders == (str(own.parent),)
+    shipped = names(project, own.parent)
+    assert "tests/unit/transfer/test_project.py" in shipped
+    assert not [name for name in shipped if name.startswith("distrain/")]
+    project = find(plain, modules=modules | finder)
+    assert (project.files, project.folders) == ((), (str(plain),))
+
+
+# -- with git --------------------------------------------------------------------------------------------------------
+
+
+def test_git_tells_what_belongs_to_the_project(repository: Path) -> None:
+    write(repository, "tracked.py", "deleted.py", "staged.yaml", "a-b/tracked.py", "ignored_but_tracked.log")
+    git(repository, "add", ".")
+    (repository / ".gitignore").write_text("*.log\nbuild/\n")
+    (repository / "deleted.py").unlink()
+    write(repository, "untracked.py", "a-b/untracked.json", ".hidden/settings", "x.log", "build/made.py")
+    expected = [".gitignore", ".hidden/settings", "a-b/tracked.py", "a-b/untracked.json", "ignored_but_tracked.log"]
+    assert found(repository) == [*expected, "staged.yaml", "tracked.py", "untracked.py"]
+    assert set(names(find(repository / "a-b"), repository)) == {*expected, "staged.yaml", "tracked.py", "untracked.py"}
+
+
+def test_runs_in_the_project_are_no_part_of_it(repository: Path) -> None:
+    write(repository, "a.py", "runs/one/run.json", "runs/one/metrics.jsonl", "runs/one/logs/a.log", "runs/run.json")
+    assert found(repository) == ["a.py", "runs/run.json"]
+
+
+def test_only_the_directory_is_shipped_of_a_repository_that_is_too_large(repository: Path) -> None:
+    write(repository, "a.py", "b/c.py", "b/d.json", text="12345")
+    project = find(repository / "b", limit_bytes=10)
+    assert names(project, repository) == ["b/c.py", "b/d.json"]
+    [note] = project.notes
+    assert note.startswith(f"only {repository}/b is shipped, not the whole repository: the project has 15 B to ship")
+
+
+def test_large_files_are_left_out_unless_they_are_code(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(left_out, "_SMALL_BYTES", 10)
+    write(repository, *(f"{n}.csv" for n in range(5)), "large.py", "large.so", text="12345678901")
+    write(repository, "small.csv", text="1234567890")
+    project = find(repository)
+    assert names(project, repository) == ["large.py", "large.so", "small.csv"]
+    [note] = project.notes
+    shown = ", ".join(str(repository / f"{n}.csv") for n in range(3))
+    assert note.startswith(f"not shipped, as they are larger than 10 B: {shown} and 2 more; ")
+    assert note.endswith("--ship PATH")
+    project = find(repository, named=[f"{n}.csv" for n in range(5)])
+    assert len(project.files) == 8
+    assert project.notes == ()
+
+
+def test_what_tools_have_left_in_a_repository_is_no_part_of_it(repository: Path) -> None:
+    write(repository, "a.py", "env/pyvenv.cfg", "env/bin/activate", "environment.yaml", "__pycache__/a.pyc")
+    write(repository, "web/node_modules/x.js", "lib/site-packages/x.py", "kept/node_modules/y.js")
+    git(repository, "add", "kept")
+    assert found(repository) == ["a.py", "environment.yaml", "kept/node_modules/y.js"]
+
+
+def test_submodules_and_nested_repositories(repository: Path, plain: Path) -> None:
+    git(plain, "init", "--quiet", "--initial-branch=main")
+    write(plain, "lib.py", "ignored.py")
+    (plain / ".gitignore").write_text("ignored.py")
+    git(plain, "add", ".gitignore", "lib.py")
+    git(plain, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "add", "--quiet", str(plain), "sub")
+    shutil.copytree(plain, repository / "nested")
+    expected = [".gitmodules", "nested/.gitignore", "nested/lib.py", "sub/.gitignore", "sub/lib.py"]
+    assert found(repository) == expected
+    shutil.rmtree(repository / "sub")
+    (repository / "sub").mkdir()  # as after a clone without the submodule
+    assert found(repository) == expected[:3]
+    write(repository, "sub/own.py")
+    assert "own.py" in found(repository / "sub")
+
+
+def test_an_ignored_directory_on_sys_path_is_shipped_as_without_git(repository: Path) -> None:
+    (repository / ".gitignore").write_text("made/")
+    write(repository, "a.py", "made/b.py", "made/c.csv")
+    assert found(repository) == [".gitignore", "a.py"]
+    assert found(repository, sys_path=["made"]) == [".gitignore", "a.py", "made/b.py"]
+
+
+def test_a_repository_that_git_cannot_read_is_named(plain: Path) -> None:
+    write(plain, "a.py", "b.yaml")
+    (plain / ".git").write_text("gitdir: /nowhere")
+    project = find(plain)
+    assert names(project, plain) == ["a.py"]
+    [note] = project.notes
+    assert note.startswith(f"git could not list the files of {plain}")
+
+
+def test_git_may_be_missing(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(repository))
+    write(repository, "a.py", "b.yaml")
+    assert found(repository) == ["a.py"]
+
+
+# -- without git -----------------------------------------------------------------------------------------------------
+
+
+def test_without_git_what_can_be_imported_is_shipped(plain: Path) -> None:
+    write(plain, "a.py", "fast.cpython-311-x86_64-linux-gnu.so", "deep/er/b.py", "not-a-module.py")
+    write(plain, "data.csv", "no-package/c.py", ".hidden/d.py", "__pycache__/e.py", "site-packages/f.py")
+    write(plain, "node_modules/g.py", "env/pyvenv.cfg", "env/h.py")
+    assert found(plain) == ["a.py", "deep/er/b.py", "fast.cpython-311-x86_64-linux-gnu.so", "not-a-module.py"]
+
+
+# -- secrets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_secrets_are_never_shipped(repository: Path, tracked: bool) -> None:
+    write(repository, *SECRETS, *HARMLESS)
+    if tracked:
+        git(repository, "add", "--force", ".")
+    project = find(repository)
+    assert names(project, repository) == sorted(HARMLESS)
+    if tracked:
+        [note] = project.notes
+        first = str(repository / sorted(SECRETS)[0])
+        assert note.startswith(f"not shipped, as they may hold secrets: {first}, ")
+        assert note.endswith(f" and {len(SECRETS) - 3} more; name what workers need: --ship PATH")
+    else:
+        assert project.notes == ()
+
+
+def test_named_secrets_are_shipped(repository: Path) -> None:
+    write(repository, ".env", ".aws/config", "other.pem")
+    git(repository, "add", ".")
+    project = find(repository, named=[".env", ".aws"])
+    assert names(project, repository) == [".aws/config", ".env"]
+    assert [note.count("other.pem") for note in project.notes] == [1]
+    assert ".env" not in project.notes[0]
+
+
+def test_a_link_to_a_secret_is_a_secret(repository: Path) -> None:
+    write(repository, ".env")
+    (repository / "settings").symlink_to(".env")
+    git(repository, "add", "settings")
+    project = find(repository)
+    assert project.files == ()
+    assert [note.count(f"{repository}/settings") for note in project.notes] == [1]
+
+
+# -- links -----------------------------------------------------------------------------------------------------------
+
+
+def links(folder: Path, **targets: str | Path) -> None:
+    for name, target in targets.items():
+        (folder / name.replace("_py", ".py")).symlink_to(target)
+
+
+@pytest.mark.parametrize("kind", ["repository", "plain"])
+def test_links_in_the_project_are_followed(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    folder: Path = request.getfixturevalue(kind)
+    write(folder, "package/a.py", text="content")
+    write(tmp_path, "other/b.py")
+    links(folder, a_py="package/a.py", linked="package", b_py=tmp_path / "other" / "b.py", other=tmp_path / "other")
+    project = find(folder, sys_path=["", "../other"])
+    assert names(project, folder) == [
+        *("../other/b.py", "a.py", "b.py", "linked/a.py", "other/b.py", "package/a.py"),
+    ]
+    by_name = dict(zip(names(project, folder), project.files, strict=True))
+    assert by_name["a.py"].size == 7
+    assert by_name["a.py"].digest == by_name["package/a.py"].digest
+    assert project.notes == ()
+
+
+@pytest.mark.parametrize("kind", ["repository", "plain"])
+def test_circles_of_links_end(kind: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(kind)
+    write(folder, "one/a.py", "two/b.py")
+    links(folder / "one", two="../two", self=".", up="..")
+    links(folder / "two", one="../one")
+    links(folder, loop_py="loop.py")
+    expected = ["one/a.py", "one/two/b.py", "two/b.py", "two/one/a.py"]
+    assert found(folder) == expected
+    named = find(folder, sys_path=[], named=["."])
+    assert {"one/a.py", "one/two/b.py"} <= set(names(named, folder))
+
+
+@pytest.mark.parametrize("kind", ["repository", "plain"])
+def test_links_out_of_the_project_are_named(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    folder: Path = request.getfixturevalue(kind)
+    write(tmp_path, "outside/a.py", "repository_2/a.py")
+    links(folder, a_py=tmp_path / "outside" / "a.py", data=tmp_path / "outside", gone_py="nowhere", gone="nowhere")
+    project = find(folder)
+    assert project.files == ()
+    out, broken = project.notes
+    assert f"{folder}/a.py (to {tmp_path}/outside/a.py), {folder}/data (to {tmp_path}/outside); " in out
+    assert "--ship PATH" in out
+    assert broken == f"not shipped, as these links lead nowhere: {folder}/gone.py"
+    for named in (["data", "a.py"], ["."]):
+        project = find(folder, named=named)
+        assert [name for name in names(project, folder) if name[0] != "."] == ["a.py", "data/a.py"]
+        assert project.notes == (broken,)
+
+
+# -- imported modules ------------------------------------------------------------------------------------------------
+
+
+def test_packages_imported_from_elsewhere_are_shipped(plain: Path, tmp_path: Path) -> None:
+    write(tmp_path, *(f"lib/package/{name}" for name in ("__init__.py", "a.py", "conf.yaml", "web-ui/x.js", ".env")))
+    write(tmp_path, "lib/package/__pycache__/a.pyc", "lib/package/.git_like/x.py", "lib/beside.py")
+    write(tmp_path, "one/single.cpython-311-x86_64-linux-gnu.so", "one/beside.py")
+    modules = {
+        **module("package", tmp_path / "lib/package/__init__.py"),
+        **module("package.a", tmp_path / "lib/package/a.py"),
+        **module("single", tmp_path / "one/single.cpython-311-x86_64-linux-gnu.so"),
+    }
+    project = find(plain, modules=modules)
+    package = ["lib/package/__init__.py", "lib/package/a.py", "lib/package/conf.yaml", "lib/package/web-ui/x.js"]
+    assert names(project, tmp_path) == [*package, "one/single.cpython-311-x86_64-linux-gnu.so"]
+    assert project.folders == (str(tmp_path / "lib"), str(tmp_path / "one"), str(plain))
+
+
+def test_links_within_a_package_from_elsewhere_are_followed(plain: Path, tmp_path: Path) -> None:
+    write(tmp_path, "lib/package/__init__.py")
+    (tmp_path / "lib/package/again.py").symlink_to("__init__.py")
+    project = find(plain, modules=module("package", tmp_path / "lib/package/__init__.py"))
+    assert names(project, tmp_path) == ["lib/package/__init__.py", "lib/package/again.py"]
+    assert project.notes == ()
+
+
+def test_of_a_package_without_a_file_the_parts_are_shipped(plain: Path, tmp_path: Path) -> None:
+    write(tmp_path, "lib/space/part/__init__.py", "lib/space/part/deep/a.py", "lib/space/other/b.py")
+    modules = module("space", None) | module("space.part.deep.a", tmp_path / "lib/space/part/deep/a.py")
+    project = find(plain, modules=modules | module("space.part", tmp_path / "lib/space/part/__init__.py"))
+    assert names(project, tmp_path) == ["lib/space/part/__init__.py", "lib/space/part/deep/a.py"]
+    assert project.folders == (str(tmp_path / "lib"), str(plain))
+
+
+def test_a_package_in_a_repository_keeps_what_was_compiled_in_place(plain: Path, repository: Path) -> None:
+    write(repository, "package/__init__.py", "package/fast.so", "package/cache.bin", "package/conf.yaml")
+    (repository / ".gitignore").write_text("*.so\n*.bin\n")
+    project = find(plain, modules=module("package", repository / "package" / "__init__.py"))
+    assert names(project, repository) == ["package/__init__.py", "package/conf.yaml", "package/fast.so"]
+
+
+def test_imported_modules_are_shipped_even_if_git_ignores_them(repository: Path, tmp_path: Path) -> None:
+    write(
+        repository, "_version.py", "_other.py", "env/lib/site-packages/numpy.py", "package/__init__.py", "package/a.py"
+    )
+    write(tmp_path, "outside.py")
+    (repository / "linked.py").symlink_to(tmp_path / "outside.py")
+    (repository / ".gitignore").write_text("*.py\nenv\n")
+    modules = module("_version", repository / "_version.py") | module("linked", repository / "linked.py")
+    modules |= module("package", repository / "package/__init__.py")
+    project = find(repository, modules=modules | module("numpy", repository / "env/lib/site-packages/numpy.py"))
+    assert names(project, repository) == [".gitignore", "_version.py", "linked.py", "package/__init__.py"]
+    assert project.folders == (str(repository),)
+
+
+def test_modules_of_the_interpreter_and_those_without_a_file_stay(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "_ops.py")
+    monkeypatch.chdir(tmp_path)  # torch has modules with such a name for their file
+    modules = module("gone", plain.parent / "gone.py") | module("relative", Path("_ops.py")) | module("no", None)
+    project = find(plain, modules={**modules, "json": sys.modules["json"], "pytest": pytest, "sys": sys})
+    assert project.files == ()
+    assert project.folders == (str(plain),)
+
+
+def test_by_default_the_modules_of_this_process_count(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "lib/imported_here.py")
+    monkeypatch.setitem(sys.modules, *module("imported_here", tmp_path / "lib/imported_here.py").popitem())
+    project = find_project(sys_path=[], directory=str(plain), limit_bytes=100_000_000)
+    assert str(tmp_path / "lib/imported_here.py") in [file.path for file in project.files]
+
+
+def test_a_lazy_module_is_not_imported(plain: Path) -> None:
+    class Lazy(ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(f"{name} was asked for")
+
+    assert find(plain, modules={"lazy": Lazy("lazy")}).files == ()
+
+
+def test_editable_installs_are_shipped(plain: Path, repository: Path) -> None:
+    write(repository, "src/package/__init__.py", "src/package/a.py", "src/single.py", "src/beside.py")
+    write(repository, "spaces/space/part/b.py")
+    mapping = {
+        "package": str(repository / "src/package"),
+        "single": str(repository / "src/single"),
+        "space.part": str(repository / "spaces/space/part"),
+        "gone": str(repository / "gone"),
+    }
+    modules = module("__editable___package_0_1_finder", None, MAPPING=mapping) | module("a_finder", None, MAPPING=1)
+    project = find(plain, modules=modules)
+    expected = ["spaces/space/part/b.py", "src/package/__init__.py", "src/package/a.py", "src/single.py"]
+    assert names(project, repository) == expected
+    assert project.folders == (str(plain), str(repository / "spaces"), str(repository / "src"))
+
+
+# -- named paths -----------------------------------------------------------------------------------------------------
+
+
+def test_everything_in_a_named_directory_is_shipped(repository: Path, home: Path, tmp_path: Path) -> None:
+    (repository / ".gitignore").write_text("data")
+    everything = ["data/.env", "data/.git/HEAD", "data/__pycache__/x.pyc", "data/a b/c.bin", "data/site-packages/d"]
+    write(repository, *everything)
+    write(home, "e.txt")
+    write(tmp_path, "outside/f.txt")
+    (repository / "data" / "out").symlink_to(tmp_path / "outside")
+    project = find(repository, sys_path=[], named=["data/", "~/e.txt", str(repository / "data/.env")])
+    expected = ["../home/e.txt", ".gitignore", *everything[:4], "data/out/f.txt", everything[4]]
+    assert names(project, repository) == expected
+    assert project.notes == ()
+    assert project.folders == (str(repository),)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: None, "No such file or directory"),
+        (lambda path: path.symlink_to("nowhere"), "No such file or directory"),
+        (os.mkfifo, "it is neither a file nor a directory"),
+    ],
+)
+def test_a_named_path_has_to_be_a_file_or_a_directory(plain: Path, make: Callable[[Path], None], problem: str) -> None:
+    make(plain / "named")
+    with pytest.raises(LaunchError, match=rf"^--ship {plain}/named: {problem}$"):
+        find(plain, named=["named"])
+
+
+# -- limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_project_that_is_too_large_is_an_error_that_shows_its_largest_parts(plain: Path, tmp_path: Path) -> None:
+    write(plain, "a.py", "model/b.py", "model/c.py", text="x" * 90)
+    write(plain, "z/d.py", "small.py", text="x" * 20)
+    write(tmp_path, "data/sub/e.bin", text="x" * 300_000)
+    assert find(plain, limit_bytes=310).size == 310
+    with pytest.raises(LaunchError) as caught:
+        find(plain, limit_bytes=309)
+    parts = f"{plain}/model (180 B), {plain}/a.py (90 B), {plain}/"
+    assert f"has 310 B to ship, and the limit is 309 B. The largest parts are {parts}" in str(caught.value)
+    for cure in ("--ship-limit SIZE", "ShippingConfig(limit_bytes=...)", ".gitignore", "--no-ship"):
+        assert cure in str(caught.value)
+    with pytest.raises(LaunchError, match=rf"has 300 kB to ship.* are {tmp_path}/data \(300 kB\), {plain}/model"):
+        find(plain, limit_bytes=309, named=["../data"])
+
+
+def test_too_large_files_are_not_read(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(plain, "a.py")
+    monkeypatch.setattr(project_module, "digest_of", None)
+    with pytest.raises(LaunchError, match="limit"):
+        find(plain, limit_bytes=1)
+
+
+def test_too_many_files_are_an_error_that_shows_where_they_are(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project_module, "_MOST_FILES", 4)
+    write(plain, "a.py", "b.py", "many/1.py", "many/2.py")
+    assert len(find(plain).files) == 4
+    write(plain, "many/3.py")
+    with pytest.raises(LaunchError, match=rf"more than 4 files to ship.*{plain}/many \(3\).*\.gitignore.*--no-ship"):
+        find(plain)
+
+
+def test_the_checkout_of_an_editable_distrain_is_not_the_users(plain: Path) -> None:
+    """Its line in a .pth file puts it on sys.path."""
+    checkout = str(Path(distrain.__file__).parents[1])
+    assert find(plain, sys_path=[str(plain), checkout]) == find(plain, sys_path=[str(plain)])

@@ -1,0 +1,537 @@
+"""What becomes of a training function: checked, pickled, explained when it cannot be, and its imports found."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import site
+import sys
+import tempfile
+import threading
+import types
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import pytest
+
+from distrain import Checkpoint, DataParallelTrainer, ValidationConfig
+from distrain.api.backend import BackendConfig
+from distrain.errors import JobError
+from distrain.torch import TorchConfig
+from distrain.worker.job import job
+from distrain.worker.job.functions import check_signature
+from distrain.worker.job.job import FunctionWork, ScriptWork, TargetWork, make_job
+from distrain.worker.job.preload import third_party_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+LOCK = threading.Lock()
+MEGABYTE = 1_000_000
+
+
+def work(function: Callable[..., Any] = lambda: None, **config: Any) -> FunctionWork:
+    return FunctionWork(function=function, config=config, backend=BackendConfig())
+
+
+def modules_of(function: Callable[..., Any], **config: Any) -> list[str]:
+    prepared = work(function, **config)
+    return third_party_modules(make_job(prepared).blob, prepared.function)
+
+
+def explanation(function: Callable[..., Any] = lambda: None, **config: Any) -> str:
+    with pytest.raises(JobError) as error:
+        make_job(work(function, **config))
+    return str(error.value)
+
+
+# -- signatures ------------------------------------------------------------------------------------------------------
+
+
+class Holder:
+    def method(self, config: dict[str, Any]) -> Any:
+        return config
+
+    def __call__(self, config: dict[str, Any]) -> Any:
+        return config
+
+
+def scaled(config: dict[str, Any], *, factor: int) -> Any:
+    return {**config, "factor": factor}
+
+
+CONFIG = {"lr": 0.1}
+ACCEPTED: list[tuple[str, Callable[..., Any], Any]] = [
+    ("no argument", lambda: "called", "called"),
+    ("one argument", lambda config: config, CONFIG),
+    ("an optional argument", lambda config=None: config, CONFIG),
+    ("another name", lambda cfg: cfg, CONFIG),
+    ("positional only", lambda config, /: config, CONFIG),
+    ("args", lambda *args: args, (CONFIG,)),
+    ("kwargs", lambda **kwargs: kwargs, {}),
+    ("an optional keyword", lambda *, verbose=False: verbose, False),
+    ("two, the second optional", lambda config, verbose=False: (config, verbose), (CONFIG, False)),
+    ("a method", Holder().method, CONFIG),
+    ("a callable object", Holder(), CONFIG),
+    ("a partial", functools.partial(scaled, factor=2), {**CONFIG, "factor": 2}),
+    ("a partial with its config", functools.partial(lambda config: config, 3), 3),
+]
+
+
+@pytest.mark.parametrize(("function", "expected"), [row[1:] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED])
+def test_a_function_is_called_with_the_config_if_it_takes_it(function: Callable[..., Any], expected: Any) -> None:
+    assert check_signature(function) is function
+    assert work(function, **CONFIG).run() == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [(lambda a, b: None, "a, b"), (lambda a, *, b: None, "a, b"), (lambda *, b: None, "b"), (scaled, "config, factor")],
+    ids=["two", "one and a keyword", "a keyword", "a named one"],
+)
+def test_a_function_that_requires_more_is_refused_with_the_names(function: Callable[..., Any], names: str) -> None:
+    with pytest.raises(ValueError, match=f"requires: {names}\\. .*functools.partial"):
+        check_signature(function)
+
+
+def shares_the_temporary_directory(config: dict[str, Any]) -> None:
+    folder = tempfile.gettempdir()
+    Checkpoint.from_directory(folder)
+
+
+def shares_it_in_one_line(config: dict[str, Any]) -> None:
+    Checkpoint(tempfile.gettempdir())
+
+
+def has_a_directory_in_it(config: dict[str, Any]) -> None:
+    folder = tempfile.gettempdir() + "/mine"
+    Checkpoint.from_directory(folder)
+
+
+def has_another_one_of_the_same_name(config: dict[str, Any]) -> None:
+    folder = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(dir=folder) as folder:
+        Checkpoint.from_directory(folder)
+
+
+@pytest.mark.parametrize("function", [shares_the_temporary_directory, shares_it_in_one_line])
+def test_a_checkpoint_of_all_temporary_files_is_refused_before_the_training(function: Callable[..., Any]) -> None:
+    line = function.__code__.co_firstlineno + (2 if function is shares_the_temporary_directory else 1)
+    for given in (function, functools.partial(function, {})):
+        with pytest.raises(ValueError, match=rf"{__file__}:{line}: .* shared directory.*checkpoint_dir = tempfile"):
+            check_signature(given)
+
+
+@pytest.mark.parametrize("function", [has_a_directory_in_it, has_another_one_of_the_same_name])
+def test_a_directory_that_may_be_its_own_is_fine(function: Callable[..., Any]) -> None:
+    assert check_signature(function) is function
+
+
+@pytest.mark.parametrize("value", [None, 3, "train.py"])
+def test_what_cannot_be_called_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="must be a function"):
+        check_signature(value)
+
+
+async def coroutine(config: dict[str, Any]) -> None: ...
+
+
+async def async_generator(config: dict[str, Any]) -> Any:
+    yield
+
+
+def generator(config: dict[str, Any]) -> Any:
+    yield
+
+
+class AsyncHolder:
+    async def method(self, config: dict[str, Any]) -> None: ...
+
+    async def __call__(self, config: dict[str, Any]) -> None: ...
+
+
+NOT_RUN: list[tuple[Callable[..., Any], str]] = [
+    (coroutine, "a call of coroutine makes a coroutine: .*asyncio.run"),
+    (async_generator, "a call of async_generator makes an asynchronous generator: .*asyncio.run"),
+    (generator, "a call of generator makes a generator: .*report"),
+    (lambda: (yield), "makes a generator"),
+    (functools.partial(functools.partial(coroutine), {}), "makes a coroutine"),
+    (AsyncHolder().method, "makes a coroutine"),
+    (AsyncHolder(), "makes a coroutine"),
+    (functools.partial(AsyncHolder()), "makes a coroutine"),
+]
+
+
+@pytest.mark.parametrize(("function", "said"), NOT_RUN)
+def test_a_function_that_a_call_does_not_run_is_refused(function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(TypeError, match=f"train_loop_per_worker must be a plain function, but .*{said}"):
+        DataParallelTrainer(function)
+    with pytest.raises(TypeError, match=r"ValidationConfig.fn must be a plain function"):
+        DataParallelTrainer(lambda: None, validation_config=ValidationConfig(fn=function))
+
+
+@pytest.mark.parametrize("function", [coroutine, async_generator, generator])
+def test_what_was_not_run_is_no_return_value(function: Callable[..., Any]) -> None:
+    """A decorator hides such a function, and may well run it."""
+
+    @functools.wraps(function)
+    def hidden(config: dict[str, Any]) -> Any:
+        return function(config)
+
+    with pytest.raises(TypeError, match=f"{function.__name__} has returned an? .*of which nothing has run"):
+        work(hidden).run()
+
+
+def test_a_wrapper_that_runs_it_is_accepted() -> None:
+    @functools.wraps(coroutine)
+    def runs(config: dict[str, Any]) -> None:
+        asyncio.run(coroutine(config))
+
+    DataParallelTrainer(runs)
+    assert work(runs).run() is None
+
+
+# -- there and back --------------------------------------------------------------------------------------------------
+
+
+def test_a_job_comes_back_and_runs() -> None:
+    captured = 3
+    prepared = make_job(work(lambda config: config["lr"] * captured, lr=2))
+    assert job.loads(prepared.blob).run() == 6
+    assert prepared.warning is None
+
+
+def test_the_backends_modules_are_preloaded_first() -> None:
+    class Backend(BackendConfig):
+        preload = ("some_framework",)
+
+    prepared = make_job(FunctionWork(function=lambda: None, config={}, backend=Backend()))
+    assert prepared.preload[0] == "some_framework"
+
+
+def test_bytes_that_hold_something_else_are_refused() -> None:
+    with pytest.raises(JobError, match="this job was not made by distrain: dict"):
+        job.loads(b"}.")
+
+
+# -- what cannot be pickled ------------------------------------------------------------------------------------------
+
+
+def test_a_captured_variable_is_named() -> None:
+    lock = threading.Lock()
+    text = explanation(lambda: lock)
+    assert "-> variable 'lock' (_thread.lock)" in text
+    assert "inside the training function" in text
+
+
+def test_a_global_is_named() -> None:
+    assert "-> global 'LOCK' (_thread.lock)" in explanation(lambda: LOCK)
+
+
+def test_a_global_of_an_inner_function_is_named() -> None:
+    def train() -> object:
+        return (lambda: LOCK)()
+
+    assert "-> global 'LOCK' (_thread.lock)" in explanation(train)
+
+
+def test_a_function_that_the_function_calls_is_followed() -> None:
+    lock = threading.Lock()
+
+    def inner() -> object:
+        return lock
+
+    text = explanation(lambda: inner())
+    assert "-> variable 'inner' -> variable 'lock' (_thread.lock)" in text
+
+
+def test_a_config_entry_is_named() -> None:
+    assert "train_loop_config['data']['lock'] (_thread.lock)" in explanation(data={"fine": 1, "lock": LOCK})
+
+
+def test_an_argument_of_the_validation_function_is_named() -> None:
+    work = FunctionWork(function=print, config={"lock": LOCK}, validates=True, backend=BackendConfig())
+    with pytest.raises(JobError, match=r"fn_kwargs\['lock'\] \(_thread.lock\).* inside the validation function"):
+        make_job(work)
+
+
+def test_a_list_item_is_named() -> None:
+    assert "train_loop_config['locks'][1]" in explanation(locks=[1, LOCK])
+
+
+def test_an_attribute_is_named() -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.weights = [1]
+            self.lock = threading.Lock()
+
+    assert "train_loop_config['model'].lock (_thread.lock)" in explanation(model=Model())
+
+
+def test_an_attribute_in_slots_is_named() -> None:
+    class Model:
+        __slots__ = ("lock",)
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    assert "train_loop_config['model'].lock (_thread.lock)" in explanation(model=Model())
+
+
+def test_an_attribute_of_a_methods_object_is_named() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def train(self) -> None: ...
+
+    assert "-> its object.lock (_thread.lock)" in explanation(Trainer().train)
+
+
+def test_arguments_of_a_partial_are_named() -> None:
+    assert ".args[0] (_thread.lock)" in explanation(functools.partial(print, LOCK))
+    assert ".keywords['file'] (_thread.lock)" in explanation(functools.partial(print, file=LOCK))
+
+
+def test_defaults_are_named() -> None:
+    def train(config: object = LOCK) -> None: ...
+
+    assert "-> default <unlocked _thread.lock" in explanation(train)
+
+
+def test_keyword_defaults_are_named() -> None:
+    def train(*, guard: object = LOCK) -> None: ...
+
+    assert "(_thread.lock)" in explanation(train)
+
+
+def test_the_original_error_is_the_cause() -> None:
+    with pytest.raises(JobError) as error:
+        make_job(work(lambda: LOCK))
+    assert isinstance(error.value.__cause__, TypeError)
+
+
+# -- what is large ---------------------------------------------------------------------------------------------------
+
+
+def warning(function: Callable[..., Any] = lambda: None, **config: Any) -> str:
+    return make_job(work(function, **config)).warning or ""
+
+
+def test_a_payload_of_10_mb_is_fine() -> None:
+    assert warning(data=bytes(9 * MEGABYTE)) == ""
+
+
+def test_a_larger_one_names_the_entry_and_its_size() -> None:
+    text = warning(data=bytes(12 * MEGABYTE), other=bytes(MEGABYTE))
+    assert "12.0 MB" in text or "13.0 MB" in text
+    assert text.index("train_loop_config['data']: 12.0 MB") < text.index("train_loop_config['other']: 1.0 MB")
+
+
+def test_a_larger_one_names_the_captured_variable() -> None:
+    data = bytes(12 * MEGABYTE)
+    assert "-> variable 'data': 12.0 MB" in warning(lambda: len(data))
+
+
+def test_a_list_of_many_small_things_is_named_as_a_whole() -> None:
+    text = warning(samples=[bytes(10_000) for _ in range(1_100)])
+    assert "train_loop_config['samples']: 11.0 MB" in text
+
+
+# -- what is worth importing before the fork -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site-packages directory of the test's own."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(folder)])
+    return folder
+
+
+def package(folder: Path, name: str, source: str = "") -> None:
+    (folder / f"{name}.py").write_text(source)
+    importlib.invalidate_caches()
+
+
+def train_func(*lines: str) -> Callable[..., Any]:
+    """A function of a user's ``__main__`` with these lines as its body."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec("\n    ".join(["def train(config=None):", *lines]), namespace)
+    function: Callable[..., Any] = namespace["train"]
+    return function
+
+
+IMPORTING = "import fake_framework"
+
+
+def test_modules_that_the_function_imports_are_found(installed: Path) -> None:
+    package(installed, "fake_framework")
+    assert modules_of(train_func(IMPORTING)) == ["fake_framework"]
+
+
+def test_modules_that_an_inner_function_imports_are_found(installed: Path) -> None:
+    package(installed, "fake_framework")
+    assert modules_of(train_func("def inner():", f"    {IMPORTING}", "inner()")) == ["fake_framework"]
+
+
+def test_modules_that_the_pickle_names_are_found() -> None:
+    function = train_func("return used")
+    function.__globals__["used"] = pytest
+    assert modules_of(function) == ["pytest"]
+
+
+def test_what_a_users_module_has_in_its_namespace_is_found(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(installed, "fake_framework", "class Layer: ...")
+    package(tmp_path, "user_model", "import fake_framework\ndef train(): ...")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    user_model = importlib.import_module("user_model")
+    assert modules_of(user_model.train) == ["fake_framework"]
+    for name in ("user_model", "fake_framework"):
+        sys.modules.pop(name)
+
+
+def test_a_value_in_a_users_module_is_not_touched(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touchy = "class Touchy:\n    def __getattribute__(self, name): raise SystemExit(name)\nvalue = Touchy()"
+    package(installed, "fake_framework", touchy)
+    package(tmp_path, "user_model", "from fake_framework import value\ndef train(): ...")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    user_model = importlib.import_module("user_model")
+    assert modules_of(user_model.train) == ["fake_framework"]
+    for name in ("user_model", "fake_framework"):
+        sys.modules.pop(name)
+
+
+def test_a_partial_is_looked_through(installed: Path) -> None:
+    package(installed, "fake_framework")
+    assert modules_of(functools.partial(train_func(IMPORTING), 3)) == ["fake_framework"]
+
+
+def test_a_users_file_is_never_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "fake_framework")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert modules_of(train_func(IMPORTING)) == []
+
+
+def test_a_users_file_that_shadows_an_installed_one_is_never_found(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(installed, "fake_framework")
+    package(tmp_path, "fake_framework")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert modules_of(train_func(IMPORTING)) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["json", "xml.etree.ElementTree", "distrain.api.config", "cloudpickle", "no_such_module"]
+)
+def test_what_needs_no_preload_is_never_found(name: str) -> None:
+    assert modules_of(train_func(f"import {name}")) == []
+
+
+def test_tensorflow_is_never_preloaded(installed: Path) -> None:
+    package(installed, "tensorflow")
+    assert modules_of(train_func("import tensorflow")) == []
+
+
+def optimize_by_attribute() -> None:
+    import torch
+
+    torch.optim.SGD([])
+
+
+def optimize_by_import() -> None:
+    from torch.optim import AdamW
+
+    AdamW([])
+
+
+def optimize_in_a_helper() -> None:
+    optimize_by_attribute()
+
+
+@pytest.mark.parametrize("function", [optimize_by_attribute, optimize_by_import, optimize_in_a_helper])
+@pytest.mark.parametrize("by_value", [False, True], ids=["by name", "by value"])
+def test_what_an_optimizer_imports_is_preloaded_for_many_workers(function: Callable[..., Any], by_value: bool) -> None:
+    module = sys.modules[__name__]
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        prepared = FunctionWork(function=function, config={}, backend=TorchConfig())
+        few, many = (make_job(prepared, workers_per_host=number).preload for number in (2, 8))
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+    assert "torch._dynamo" not in few
+    assert many[-1] == "torch._dynamo"
+
+
+def optimize_nothing() -> None:
+    import torch
+
+    torch.ones(1)
+
+
+@pytest.mark.parametrize("function", [optimize_nothing, train_func("import torch; torch.ones(1)")])
+def test_what_an_optimizer_imports_is_not_preloaded_without_one(function: Callable[..., Any]) -> None:
+    """Other functions of its module may make one."""
+    prepared = make_job(FunctionWork(function=function, config={}, backend=TorchConfig()), workers_per_host=8)
+    assert "torch._dynamo" not in prepared.preload
+
+
+# -- scripts and targets ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interpreter_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What running a script changes, put back afterwards."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.usefixtures("interpreter_state")
+def test_a_script_runs_as_main_with_its_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint(__name__, sys.argv[1:], sys.path[0])")
+    ScriptWork(path=str(script), argv=["--epochs", "3"], backend=BackendConfig()).run()
+    assert capsys.readouterr().out == f"__main__ ['--epochs', '3'] {tmp_path}\n"
+
+
+@pytest.mark.usefixtures("interpreter_state")
+def test_a_function_of_a_file_is_called_with_the_config(tmp_path: Path) -> None:
+    (tmp_path / "target_of_test.py").write_text("def train(config): return config")
+    target = TargetWork(target=f"{tmp_path}/target_of_test.py:train", config=CONFIG, backend=BackendConfig())
+    assert target.run() == CONFIG
+    sys.modules.pop("target_of_test")
+
+
+@pytest.mark.usefixtures("interpreter_state")
+def test_a_function_that_is_not_there_is_named() -> None:
+    with pytest.raises(JobError, match="json has no function 'train'"):
+        TargetWork(target="json:train", config={}, backend=BackendConfig()).run()
+
+
+def test_modules_of_a_class_of_their_own_are_pickled_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.backends.cudnn is one, and scripts set its ``benchmark``."""
+
+    class OddModule(types.ModuleType):
+        pass
+
+    odd = OddModule("json")
+    monkeypatch.setitem(sys.modules, "json", odd)
+
+    def train() -> object:
+        return odd
+
+    blob = make_job(FunctionWork(function=train, config={}, backend=BackendConfig())).blob
+    work = job.loads(blob)
+    assert isinstance(work, FunctionWork)
+    assert work.function() is odd
