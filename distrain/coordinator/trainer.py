@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from distrain.coordinator.connection.slurm import run_name
 from distrain.coordinator.connection.transport import LocalTransport, Transport
 from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
 from distrain.coordinator.coordinator import Coordinator
+from distrain.coordinator.host_check import THIS_MACHINE, HostCheck, HostFacts, lacking
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.launched.ignored_settings import describe_ignored_settings
 from distrain.coordinator.launched.launched import LaunchedRun
@@ -44,6 +46,7 @@ from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.coordinator.store.remote_store import open_run
 from distrain.coordinator.store.run_store import RESERVED_BYTES
 from distrain.decisions.events import RunRequest, RunSummary, Validator
+from distrain.decisions.host_checks import Finding
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.retries import start_without_checkpoint
 from distrain.decisions.run_status import RunStatus
@@ -69,7 +72,8 @@ from distrain.system.log import log_level, say, warn
 from distrain.system.naming import stopped_by
 from distrain.system.notebook import hide_own_lines
 from distrain.system.ray_names import explaining, without
-from distrain.system.remote_path import locate
+from distrain.system.remote_path import RemotePath, locate
+from distrain.system.scratch import temporary_directory
 from distrain.system.text import duration
 from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
 from distrain.trackers.link import TrackerLink
@@ -84,7 +88,6 @@ if TYPE_CHECKING:
     from distrain.data.datasets import RunDatasets
     from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
-    from distrain.system.remote_path import RemotePath
 
 __all__ = ["DataParallelTrainer", "run_work"]
 
@@ -288,7 +291,8 @@ def run_work(
     starts_workers = launcher is None and scaling.num_workers != 0
     if run.debug_rank is not None:
         work = _for_debugging(work, scaling, run.debug_rank, starts_workers=starts_workers)
-    transports = transports or (_transports(scaling, run) if starts_workers else [LocalTransport()])
+    if transports is None:
+        transports = _transports(_hosts(scaling), scaling, run) if starts_workers else [LocalTransport()]
     shares = _shares([transport.host for transport in transports], scaling)
     trackers = trackers_of(run.trackers, os.environ) if launcher is None or launcher.rank == 0 else []
     check_packages(trackers)
@@ -321,6 +325,73 @@ def run_work(
             if launcher.rank:
                 return group.follow()
             return group.lead(partial(_train, request, shipping, group))
+
+
+def check_hosts(
+    work: job.Work,
+    scaling: ScalingConfig,
+    run: RunConfig,
+    *,
+    sys_path: Sequence[str],
+    empties_caches: bool = False,
+) -> tuple[list[Finding], dict[str, HostFacts]]:
+    """Begin a run on all hosts, also on spare ones, and end it before its ranks start.
+
+    Return the problems, and what each host has. empties_caches: also delete what distrain stores on the hosts.
+
+    Raises DistrainError for problems that are not about a host, and KeyboardInterrupt.
+    """
+    hosts = _hosts(scaling)
+    spare = {host.name: host.slots or 1 for host in hosts}
+    shares = {name: share or spare[name] for name, share in _shares(hosts, scaling).items()}
+    one_each = replace(
+        scaling, num_workers=(1, len(hosts)), use_gpu=False, resources_per_worker=None, accelerator_type=None
+    )
+    request = _UserRequest(
+        work=work,
+        job=Job(blob=b""),
+        scaling=one_each,
+        launcher=None,
+        run=run,
+        resume_from=None,
+        metadata={},
+        validation=None,
+        trackers={},
+        transports=_transports([replace(host, slots=1) for host in hosts], scaling, run),
+        sys_path=_clean_path(sys_path),
+        detached=None,
+    )
+    hidden = [(name, hidden_gpus_problem(one)) for name, one in request.host_settings().items() if scaling.use_gpu]
+    findings = [Finding(name, problem) for name, problem in hidden if problem]
+    with temporary_directory("check") as folder:
+        problem, storage = _try_storage(run, folder)
+        findings += [Finding(THIS_MACHINE, problem)] if problem else []
+        store, tries_storage = open_run(storage, _name_of_check()), storage != folder
+        try:
+            check = _Run(store, request, request.shipping(), None).check(tries_storage, empties_caches)
+            found, facts = check.look(tries_storage=tries_storage)
+        finally:
+            store.close()
+            shutil.rmtree(store.paths.root)
+    return [*findings, *found, *lacking(facts, scaling, shares)], facts
+
+
+def _name_of_check() -> str:
+    return f".distrain-check-{uuid.uuid4().hex}"
+
+
+def _try_storage(run: RunConfig, instead: str) -> tuple[str | None, str | os.PathLike[str] | None]:
+    """Return why a run cannot be stored, or None, and where a check is: ``instead`` if not in a local storage."""
+    try:
+        store = open_run(run.storage_path, _name_of_check(), run.storage_filesystem)
+        store.close()
+        if isinstance(store.location, RemotePath):
+            store.location.remove()
+            return None, instead
+        shutil.rmtree(store.location)
+    except (StorageError, OSError) as error:
+        return str(error), instead
+    return None, run.storage_path
 
 
 def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_workers: bool) -> job.Work:
@@ -378,8 +449,8 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser().absolute()
 
 
-def _transports(scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
-    """Return the connections to all hosts, including spare hosts that get ranks only if others are lost.
+def _hosts(scaling: ScalingConfig) -> tuple[HostSpec, ...]:
+    """Return all hosts, including spare ones that get ranks only if others are lost.
 
     Raises HostfileError, and ResourcesError if the hosts have too few slots.
     """
@@ -388,6 +459,11 @@ def _transports(scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
         _shares(hosts, scaling)
     except ResourcesError as error:
         raise ResourcesError(f"{error} {advice_on_slots(scaling, os.environ)}".rstrip()) from None
+    return hosts
+
+
+def _transports(hosts: Sequence[HostSpec], scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
+    """Return the connections to the hosts. Raises HostfileError."""
     return transports_for(
         hosts,
         scaling,
@@ -633,6 +709,26 @@ class _Run:
         if failure is not None:
             raise failure
         return result
+
+    def check(self, tries_storage: bool, empties_caches: bool) -> HostCheck:
+        """Return the check of the hosts. The arguments are those of its callers."""
+        self._write_start()
+        shipping = self._shipping.for_run(self._store, self._run_id)
+        if not tries_storage:
+            shipping = replace(shipping, question=replace(shipping.question, storage=""))
+        return HostCheck(
+            replace(
+                self._request.for_coordinator(self._run_id, self._store),
+                checks_hosts=True,
+                empties_caches=empties_caches,
+            ),
+            self._store,
+            self._request.transports,
+            self._config.checkpoint_config,
+            open_console("off", RunStatus(str(self._store.location), time.monotonic(), 0.0), ""),
+            manifest=self._manifest,
+            shipping=shipping,
+        )
 
     def _can_write_page(self, end: RunSummary) -> bool:
         return not (end.storage_failed or self._store.is_stalled)

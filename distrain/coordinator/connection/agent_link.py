@@ -91,12 +91,12 @@ def _ignore(*arguments: object) -> None:
 class LinkCallbacks(NamedTuple):
     """The callbacks of a link, which is their first argument. It is dropped before on_refused or on_end is called.
 
-    on_refused: gets the topic (see :class:`~distrain.decisions.host_checks.Finding`) and the reason.
+    on_refused: gets the reason.
     on_end: the agent has ended although it should not; see :meth:`AgentLink.why_it_ended`.
     """
 
     on_message: Callable[[AgentLink, wire.Message], None] = _ignore
-    on_refused: Callable[[AgentLink, str, str], None] = _ignore
+    on_refused: Callable[[AgentLink, str], None] = _ignore
     on_end: Callable[[AgentLink], None] = _ignore
 
 
@@ -109,21 +109,17 @@ class AgentLink:
         """Seconds of silence after which the agent counts as dead."""
         self.hello: dict[str, Any] = {}
         """Fields of its HELLO. A refused agent may have sent other fields than this version knows."""
-        self.greeted_in_s: float | None = None
-        """Seconds until its HELLO arrived; None before."""
         self.greeted = False
         """True once a HELLO was accepted."""
         self.dropped = False
         self.has_rested = False
         """True if the agent has served another run before."""
         self._transport = transport
-        self._argv = argv
         self._loop = loop
         self._callbacks = callbacks
         self._stray = b""
         self._pidfd = -1
         """Descriptor of the process, while the output has ended and the process may end any moment."""
-        self._began = time.monotonic()
         child = ChildLink(argv, stderr=subprocess.PIPE, greeting=True)
         self._process, self._channel = child.process, child.channel
         assert self._process.stderr is not None
@@ -156,24 +152,23 @@ class AgentLink:
         if self.has_rested and not self.greeted and not is_hello:
             return  # it belongs to the former run
         if is_hello and (refused := self._greet(frame.header)) is not None:
-            self._refuse(*refused)
+            self._refuse(refused)
             return
         try:
             message = frame.message()
         except WireError as error:
-            self._refuse("reached", f"it does not speak the protocol of distrain: {error}")
+            self._refuse(f"it does not speak the protocol of distrain: {error}")
             return
         self.greeted = self.greeted or is_hello
         self._callbacks.on_message(self, message)
 
-    def _greet(self, hello: dict[str, Any]) -> tuple[str, str] | None:
+    def _greet(self, hello: dict[str, Any]) -> str | None:
         self.hello = hello
-        self.greeted_in_s = time.monotonic() - self._began
         return refusal(hello, None if self._transport.makes_environment else platform.python_version())
 
-    def _refuse(self, about: str, why: str) -> None:
+    def _refuse(self, why: str) -> None:
         self.drop()
-        self._callbacks.on_refused(self, about, why)
+        self._callbacks.on_refused(self, why)
 
     def _read_stderr(self) -> None:
         """Keep what the agent or ssh prints. It is shown only if it explains an end."""
@@ -221,7 +216,7 @@ class AgentLink:
 
     def wake(self, loop: Loop, callbacks: LinkCallbacks) -> None:
         """Use the agent for another run. It sends another HELLO."""
-        self.greeted, self.has_rested, self._began = False, True, time.monotonic()
+        self.greeted, self.has_rested = False, True
         self._stray = b""
         idle_loop = self._loop
         self._use(loop, callbacks)
@@ -270,10 +265,16 @@ class AgentLink:
                 how += f", which is {program}'s when it cannot connect or log in"
             elif code == _NOT_FOUND and not self.greeted:
                 how += ", there is no such program: python= in the hostfile names the interpreter of a host"
-        command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
-        if code is not None and code == self._transport.failed_code and not self.greeted:
-            command = f"; this must work without a question: {process.describe(self._transport.argv(['true']))}"
-        return f"its agent has ended: {how}{command}{self._last_words()}"
+        return f"its agent has ended: {how}{self._what_must_work()}{self._last_words()}"
+
+    def _what_must_work(self) -> str:
+        """Return a command that the user can try, if the agent could not be started."""
+        if self.greeted or not self._process.returncode or self._process.returncode < 0:
+            return ""
+        if self._process.returncode == self._transport.failed_code:
+            return f"; this must work without a question: {process.describe(self._transport.argv(['true']))}"
+        version = [self._transport.host.python or "python3", "--version"]
+        return f"; this must work: {process.describe(self._transport.argv(version))}"
 
     @property
     def was_turned_away(self) -> bool:
@@ -311,19 +312,12 @@ class AgentLink:
             self._pidfd = -1
 
     def _last_words(self) -> str:
-        lines = self.stray_output().splitlines()[-_LAST_LINES:]
-        text = "\n".join(line[:_LONGEST_LINE] for line in lines)
-        return f"; last words:\n{text}" if text else ""
-
-    def stray_output(self) -> str:
         """Return the latest text that the agent or ssh has printed outside of the protocol."""
         self._read_stderr()
-        return (self._channel.decoder.chatter + self._stray).decode(errors="replace").strip()
-
-    @property
-    def exit_code(self) -> int | None:
-        """Exit code of the process after :meth:`why_it_ended`; None if it still runs."""
-        return self._process.returncode
+        text = (self._channel.decoder.chatter + self._stray).decode(errors="replace").strip()
+        kept = 1 if "Traceback (most recent call last)" in text else _LAST_LINES
+        lines = [line[:_LONGEST_LINE] for line in text.splitlines()[-kept:]]
+        return "; last words:\n" + "\n".join(lines) if lines else ""
 
     def close(self, loop: Loop, on_closed: Callable[[AgentLink], None]) -> None:
         """Tell the agent to empty its host and to end, and use another loop from now on.
