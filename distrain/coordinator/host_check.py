@@ -12,7 +12,7 @@ from distrain.decisions import events
 from distrain.decisions.host_checks import Finding, clock_findings, disk_findings, gpu_findings
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, info_of
 from distrain.decisions.placement import make_plan
-from distrain.errors import ResourcesError
+from distrain.errors import ResourcesError, StorageError
 from distrain.hosts.gpu_health import GpuHealth
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from distrain.api.config import ScalingConfig
     from distrain.hosts.host import HostInfo
-
-THIS_MACHINE = "this machine"
 
 
 @dataclass(slots=True)
@@ -45,24 +43,19 @@ class HostCheck(Coordinator):
     Its request has one worker for each host, without needs: :meth:`compare` tells what the user's workers lack.
     """
 
-    def look(self, *, tries_storage: bool) -> tuple[list[Finding], dict[str, HostFacts]]:
-        """Look at the hosts. Return the problems, and the facts about each. Raises KeyboardInterrupt.
-
-        tries_storage: the hosts are asked for the run directory.
-        """
-        self._tries_storage = tries_storage
+    def look(self) -> tuple[list[Finding], dict[str, HostFacts]]:
+        """Look at the hosts. Return the problems, and the facts about each. Raises StorageError, KeyboardInterrupt."""
         self._findings: dict[Finding, None] = {}
         """Without repetitions: a loss makes the other hosts answer again."""
-        self._facts = {
-            name: HostFacts(sees_storage=tries_storage and settings.is_local)
-            for name, settings in self._request.hosts.items()
-        }
+        self._facts = {name: HostFacts(sees_storage=host.is_local) for name, host in self._request.hosts.items()}
         self._lost: dict[str, str] = {}
         """Hosts that have not come back so far, and why each was lost."""
         self._have_answered = False
         self.run()
         if self.machine.stop_reason is not None:
             raise KeyboardInterrupt
+        if self.machine.storage_failed:
+            raise StorageError(self.machine.problem)
         silent = {
             name: f"no answer within {HOST_ANSWER_TIMEOUT_S:g} s" for name in self._facts if name not in self._heard
         }
@@ -139,7 +132,10 @@ class HostCheck(Coordinator):
                 text = f"it does not see the storage, which {problem}; its checkpoints go over the connection"
                 self._report(Finding(host, text, is_fatal=False))
             case wire.HostSetUp():
-                facts.sees_storage = self._tries_storage
+                facts.sees_storage = True
+            case wire.StorageStatus(failed=str(why)):
+                self._report(Finding(host, f"it cannot use the storage: {why}"))
+                return
             case wire.HostProbed() if facts.probed is None:
                 self._note(host, facts, message)
         super()._on_message(host, message)

@@ -32,7 +32,7 @@ from distrain.coordinator.connection.slurm import run_name
 from distrain.coordinator.connection.transport import LocalTransport, Transport
 from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
 from distrain.coordinator.coordinator import Coordinator
-from distrain.coordinator.host_check import THIS_MACHINE, HostCheck, HostFacts, lacking
+from distrain.coordinator.host_check import HostCheck, lacking
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.launched.ignored_settings import describe_ignored_settings
 from distrain.coordinator.launched.launched import LaunchedRun
@@ -46,7 +46,6 @@ from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.coordinator.store.remote_store import open_run
 from distrain.coordinator.store.run_store import RESERVED_BYTES
 from distrain.decisions.events import RunRequest, RunSummary, Validator
-from distrain.decisions.host_checks import Finding
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.retries import start_without_checkpoint
 from distrain.decisions.run_status import RunStatus
@@ -73,7 +72,6 @@ from distrain.system.naming import stopped_by
 from distrain.system.notebook import hide_own_lines
 from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import RemotePath, locate
-from distrain.system.scratch import temporary_directory
 from distrain.system.text import duration
 from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
 from distrain.trackers.link import TrackerLink
@@ -84,8 +82,10 @@ from distrain.worker.job.origin import script_of, stem_of
 if TYPE_CHECKING:
     from distrain.console.detached import DetachedConsole
     from distrain.console.run_console import RunConsole
+    from distrain.coordinator.host_check import HostFacts
     from distrain.coordinator.store.run_store import RunStore
     from distrain.data.datasets import RunDatasets
+    from distrain.decisions.host_checks import Finding
     from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
 
@@ -312,10 +312,7 @@ def run_work(
     )
     _check_working_directory()
     shipping = request.shipping()
-    if scaling.use_gpu or scaling.numa_binding:
-        for name, settings in request.host_settings().items():
-            if problem := hidden_gpus_problem(settings):
-                raise LaunchError(f"{name}: {problem}")
+    _check_gpus_are_counted(request)
     with log_level(run.log_level):
         if request.job.warning is not None:
             warn(request.job.warning)
@@ -339,7 +336,7 @@ def check_hosts(
 
     Return the problems, and what each host has. empties_caches: also delete what distrain stores on the hosts.
 
-    Raises DistrainError for problems that are not about a host, and KeyboardInterrupt.
+    Raises DistrainError for problems of the storage or the settings, and KeyboardInterrupt.
     """
     hosts = _hosts(scaling)
     spare = {host.name: host.slots or 1 for host in hosts}
@@ -361,37 +358,24 @@ def check_hosts(
         sys_path=_clean_path(sys_path),
         detached=None,
     )
-    hidden = [(name, hidden_gpus_problem(one)) for name, one in request.host_settings().items() if scaling.use_gpu]
-    findings = [Finding(name, problem) for name, problem in hidden if problem]
-    with temporary_directory("check") as folder:
-        problem, storage = _try_storage(run, folder)
-        findings += [Finding(THIS_MACHINE, problem)] if problem else []
-        store, tries_storage = open_run(storage, _name_of_check()), storage != folder
-        try:
-            check = _Run(store, request, request.shipping(), None).check(tries_storage, empties_caches)
-            found, facts = check.look(tries_storage=tries_storage)
-        finally:
-            store.close()
-            shutil.rmtree(store.paths.root)
-    return [*findings, *found, *lacking(facts, scaling, shares)], facts
-
-
-def _name_of_check() -> str:
-    return f".distrain-check-{uuid.uuid4().hex}"
-
-
-def _try_storage(run: RunConfig, instead: str) -> tuple[str | None, str | os.PathLike[str] | None]:
-    """Return why a run cannot be stored, or None, and where a check is: ``instead`` if not in a local storage."""
+    _check_gpus_are_counted(request)
+    shipping = request.shipping()
+    store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
     try:
-        store = open_run(run.storage_path, _name_of_check(), run.storage_filesystem)
+        found, facts = _Run(store, request, shipping, None).check(empties_caches=empties_caches)
+    finally:
         store.close()
-        if isinstance(store.location, RemotePath):
-            store.location.remove()
-            return None, instead
-        shutil.rmtree(store.location)
-    except (StorageError, OSError) as error:
-        return str(error), instead
-    return None, run.storage_path
+        location = store.location
+        location.remove() if isinstance(location, RemotePath) else shutil.rmtree(location)
+    return [*found, *lacking(facts, scaling, shares)], facts
+
+
+def _check_gpus_are_counted(request: _UserRequest) -> None:
+    """Raise LaunchError if workers would see other GPUs than the agents."""
+    if request.scaling.use_gpu or request.scaling.numa_binding:
+        for name, settings in request.host_settings().items():
+            if problem := hidden_gpus_problem(settings):
+                raise LaunchError(f"{name}: {problem}")
 
 
 def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_workers: bool) -> job.Work:
@@ -710,25 +694,20 @@ class _Run:
             raise failure
         return result
 
-    def check(self, tries_storage: bool, empties_caches: bool) -> HostCheck:
-        """Return the check of the hosts. The arguments are those of its callers."""
+    def check(self, *, empties_caches: bool) -> tuple[list[Finding], dict[str, HostFacts]]:
+        """Look at the hosts, and start no rank."""
         self._write_start()
-        shipping = self._shipping.for_run(self._store, self._run_id)
-        if not tries_storage:
-            shipping = replace(shipping, question=replace(shipping.question, storage=""))
+        request = self._request.for_coordinator(self._run_id, self._store)
+        status = RunStatus(str(self._store.location), time.monotonic(), 0.0)
         return HostCheck(
-            replace(
-                self._request.for_coordinator(self._run_id, self._store),
-                checks_hosts=True,
-                empties_caches=empties_caches,
-            ),
+            replace(request, checks_hosts=True, empties_caches=empties_caches),
             self._store,
             self._request.transports,
             self._config.checkpoint_config,
-            open_console("off", RunStatus(str(self._store.location), time.monotonic(), 0.0), ""),
+            open_console("off", status, ""),
             manifest=self._manifest,
-            shipping=shipping,
-        )
+            shipping=self._shipping.for_run(self._store, self._run_id),
+        ).look()
 
     def _can_write_page(self, end: RunSummary) -> bool:
         return not (end.storage_failed or self._store.is_stalled)

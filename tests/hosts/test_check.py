@@ -164,10 +164,11 @@ def test_gpus_are_counted_for_as_many_workers_as_are_asked_for(user: User) -> No
 
 
 @over("this_machine")
-def test_a_storage_that_cannot_be_used_is_a_problem_of_this_machine(user: User) -> None:
+def test_a_storage_that_cannot_be_used_is_an_error_as_in_a_run(user: User) -> None:
     (user.folder / "runs").write_text("a file")
-    [text] = findings(user.checks())
-    assert text.startswith(f"✗ this machine: cannot read {user.folder}/runs/")
+    ran = user.checks()
+    assert ran.code == 2
+    assert f"cannot read {user.folder}/runs/" in ran.err
 
 
 @over("this_machine")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distrain.coordinator.host_check import THIS_MACHINE
 from distrain.system.arguments import in_users_words
 from distrain.system.naming import name_hosts
 from distrain.system.text import without_controls
@@ -40,7 +39,7 @@ def show(findings: Sequence[Finding], hosts: Mapping[str, HostFacts], console: C
         text = without_controls(in_users_words(problem)).replace("\n", "\n    ")
         console.print(Text.assemble((f"{mark} {name_hosts(names)}: ", style), text), soft_wrap=not console.is_terminal)
     good = "this host can train" if len(hosts) == 1 else f"{len(hosts)} hosts can train together"
-    named = ", ".join(name for name in (THIS_MACHINE, *hosts) if name in bad)
+    named = ", ".join(name for name in hosts if name in bad)
     console.print(Text(f"cannot train like this: {named}" if bad else good, style="bold"), soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from distrain import wire
 from distrain.cli.run.check import show
-from distrain.coordinator.host_check import THIS_MACHINE, HostFacts
+from distrain.coordinator.host_check import HostFacts
 from distrain.decisions.host_checks import Finding
 from distrain.hosts.gpu_health import GpuHealth
 from tests.unit.decisions.test_run_machine import hello
@@ -56,10 +56,10 @@ def test_a_host_is_one_row_with_all_that_is_known() -> None:
 
 
 def test_equal_problems_share_a_line_and_those_that_keep_a_host_from_training_come_first() -> None:
-    findings = [Finding("alpha", "slow\nvery", is_fatal=False), Finding("beta", "down"), Finding(THIS_MACHINE, "down")]
-    *_, down, slow, more, verdict = shown(*findings, alpha=GOOD, beta=GOOD)
-    assert (down, slow, more) == ("✗ beta, this machine: down", "! alpha: slow", "    very")
-    assert verdict == "cannot train like this: this machine, beta"
+    findings = [Finding("alpha", "slow\nvery", is_fatal=False), Finding("gamma", "down"), Finding("beta", "down")]
+    *_, down, slow, more, verdict = shown(*findings, alpha=GOOD, beta=GOOD, gamma=GOOD)
+    assert (down, slow, more) == ("✗ gamma, beta: down", "! alpha: slow", "    very")
+    assert verdict == "cannot train like this: beta, gamma"
 
 
 @pytest.mark.parametrize(("columns", "tables"), [(40, range(5, 9)), (80, range(2, 5)), (200, (1,))])
