@@ -86,12 +86,8 @@ def test_gpus_that_are_ill_or_in_use_are_named(user: User, tmp_path: Path) -> No
 
 @over("fake_ssh")
 def test_no_problem_of_a_host_hides_another_one(user: User) -> None:
-    others = {
-        "3.9": "import platform\nplatform.python_version = lambda: '3.9.1'\n",
-        "packages": "",
-        "clock": WRONG_CLOCK,
-    }
-    pythons = {name: python_with(user.folder / name, source) for name, source in others.items()}
+    customized = {"old": OLD_PYTHON, "packages": "", "clock": WRONG_CLOCK}
+    pythons = {name: python_with(user.folder / name, source) for name, source in customized.items()}
     for package in ("torch-2.0.0", "cloudpickle-1.0.0"):
         installed = site_of(user.folder / "packages") / f"{package}.dist-info"
         installed.mkdir()

@@ -17,9 +17,7 @@ from distrain.cli.run.target import work_of, workers_path
 from distrain.console.detached import run_detached
 from distrain.console.error_screen import show_error
 from distrain.coordinator.connection.choice import hosts_of
-from distrain.coordinator.requests import STACKS, ask
 from distrain.coordinator.run_errors import exit_code_of
-from distrain.coordinator.store.remote_store import local_directory_of
 from distrain.coordinator.trainer import check_hosts, run_work
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import (
@@ -33,10 +31,8 @@ from distrain.errors import (
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
-from distrain.storage.paths import RunPaths
 from distrain.system.arguments import in_users_words, options_named
 from distrain.system.log import log_level, say, warn
-from distrain.system.text import without_controls
 from distrain.trackers.choice import parse_tracker
 
 if TYPE_CHECKING:
@@ -71,8 +67,6 @@ def _launch(
 ) -> int:
     if options.detach and (other := _runs_nothing(options)):
         parser.error(f"--detach is for runs; leave it out with {other}")
-    if options.stacks:
-        return _show_stacks(options.stacks)
     if ignored := ignored_options(options):
         warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
     try:
@@ -93,7 +87,7 @@ def _launch(
 
 def _runs_nothing(options: argparse.Namespace) -> str | None:
     """Return the option that makes the command do something else than to run here, or None."""
-    others = ("stacks", "check", "clear_caches", "slurm", "dry_run")
+    others = ("check", "clear_caches", "slurm", "dry_run")
     return next((f"--{name.replace('_', '-')}" for name in others if getattr(options, name)), None)
 
 
@@ -243,12 +237,3 @@ def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[st
         return 0 if show_emptied(findings, hosts) else 1
     show(findings, hosts, Console(highlight=False))
     return 1 if any(finding.is_fatal for finding in findings) else 0
-
-
-def _show_stacks(folder: str) -> int:
-    try:
-        print(without_controls(ask(RunPaths(local_directory_of(folder)), STACKS)))
-    except DistrainError as error:
-        show_error(type(error), str(error), title="no stacks")
-        return 2
-    return 0
