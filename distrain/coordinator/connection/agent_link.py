@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
 import signal
 import subprocess
 import time
-from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain import wire
@@ -370,40 +367,13 @@ def run_all(commands: Iterable[Sequence[str]], *, timeout_s: float, at_once: int
 
     until: when no further program is started (time.monotonic). Return the number of those that were not started.
     """
-    waiting, running, loop = deque(commands), set[process.Process](), Loop()
+    from concurrent.futures import ThreadPoolExecutor  # most runs sweep no host
 
-    def end(child: process.Process) -> None:
-        assert child.stdout is not None
-        loop.forget(child.stdout.fileno())
-        loop.cancel(str(child.pid))
-        child.stdout.close()
-        child.kill()  # it has closed its output, and ends, or is late
-        process.reap(child)
-        running.discard(child)
+    def run(argv: Sequence[str]) -> bool:
+        is_started = time.monotonic() < until
+        if is_started:
+            process.output_of(argv, ".", timeout_s)
+        return is_started
 
-    def read(child: process.Process) -> None:
-        assert child.stdout is not None
-        if not os.read(child.stdout.fileno(), 64 << 10):
-            end(child)
-
-    def start() -> None:
-        with contextlib.suppress(OSError):
-            child = process.spawn(waiting.popleft(), stderr=subprocess.DEVNULL)
-            assert child.stdin is not None
-            assert child.stdout is not None
-            child.stdin.close()
-            running.add(child)
-            loop.on_readable(child.stdout.fileno(), partial(read, child))
-            loop.call_in(str(child.pid), timeout_s, partial(end, child))
-
-    try:
-        while running or (waiting and time.monotonic() < until):
-            while waiting and len(running) < at_once and time.monotonic() < until:
-                start()
-            if running:
-                loop.step()
-    finally:
-        for child in list(running):
-            end(child)
-        loop.close()
-    return len(waiting)
+    with ThreadPoolExecutor(max_workers=at_once) as pool:
+        return [*pool.map(run, commands)].count(False)

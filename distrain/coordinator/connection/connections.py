@@ -225,6 +225,8 @@ class Connections:
 
     def _sweep(self, ids: Mapping[str, str]) -> None:
         """Kill the processes with these ids, by host; on many hosts at the same time."""
+        if not ids:
+            return
         flags = self._request.python_flags
         commands = (sweeper_argv(self._transports[name], run_id, flags=flags) for name, run_id in ids.items())
         until = time.monotonic() + _SWEEP_LIMIT_S
