@@ -226,7 +226,7 @@ def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[st
     from rich.console import Console
 
     try:
-        with log_level("WARNING"):
+        with log_level(run.log_level):
             findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path, empties_caches=empties)
     except KeyboardInterrupt:
         return _SIGINT_EXIT

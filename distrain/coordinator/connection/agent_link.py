@@ -86,15 +86,13 @@ def _ignore(*arguments: object) -> None:
 
 
 class LinkCallbacks(NamedTuple):
-    """The callbacks of a link, which is their first argument. It is dropped before on_refused or on_end is called.
+    """The callbacks of a link, which is their first argument.
 
-    on_refused: gets the reason.
-    on_end: the agent has ended although it should not; see :meth:`AgentLink.why_it_ended`.
+    on_end: the agent has ended, or was refused and dropped; gets the reason.
     """
 
     on_message: Callable[[AgentLink, wire.Message], None] = _ignore
-    on_refused: Callable[[AgentLink, str], None] = _ignore
-    on_end: Callable[[AgentLink], None] = _ignore
+    on_end: Callable[[AgentLink, str], None] = _ignore
 
 
 class AgentLink:
@@ -165,7 +163,7 @@ class AgentLink:
 
     def _refuse(self, why: str) -> None:
         self.drop()
-        self._callbacks.on_refused(self, why)
+        self._callbacks.on_end(self, why)
 
     def _read_stderr(self) -> None:
         """Keep what the agent or ssh prints. It is shown only if it explains an end."""
@@ -245,7 +243,7 @@ class AgentLink:
         why = "stopped (SIGSTOP)" if self._transport.host.is_local else "host or network down, or the host is frozen"
         return f"its agent has been silent for {silence_s:.0f} s: {why}?{self._last_words()}"
 
-    def why_it_ended(self) -> str:
+    def _why_it_ended(self) -> str:
         """Explain the end of the connection."""
         if self._channel.broken is not None:
             return f"it does not speak the protocol of distrain: {self._channel.broken}"
@@ -285,7 +283,7 @@ class AgentLink:
         """Wait for the end of the process after that of its output, for a limited time, without blocking the loop."""
         self._process.send_signal(signal.SIGCONT)  # a guard that was stopped continues, and empties the host now
         if self._process.poll() is not None:
-            self._callbacks.on_end(self)
+            self._callbacks.on_end(self, self._why_it_ended())
             return
         self._pidfd = process.open_pidfd(self._process.pid)
         if self._pidfd >= 0:
@@ -299,7 +297,7 @@ class AgentLink:
     def _end(self) -> None:
         self._stop_awaiting_end()
         self._process.poll()
-        self._callbacks.on_end(self)
+        self._callbacks.on_end(self, self._why_it_ended())
 
     def _stop_awaiting_end(self) -> None:
         self._loop.cancel(self._end_timer)
@@ -321,7 +319,7 @@ class AgentLink:
 
         on_closed: called when it has ended. Nothing else that it sends is handled any more.
         """
-        self._use(loop, LinkCallbacks(on_end=on_closed))
+        self._use(loop, LinkCallbacks(on_end=lambda link, why: on_closed(link)))
         self._listen()
         self.send(wire.Close())
         self._channel.flush()

@@ -104,8 +104,7 @@ class Connections:
 
         callbacks = LinkCallbacks(
             on_message=self._receive,
-            on_refused=lambda link, why: self._on_lost(HostLost(name, why)) if link.greeted else give_up(),
-            on_end=lambda link: self._on_lost(HostLost(name, link.why_it_ended())) if link.greeted else give_up(),
+            on_end=lambda link, why: self._on_lost(HostLost(name, why)) if link.greeted else give_up(),
         )
         agent.link.wake(self._loop, callbacks)
         self._loop.call_in("wake", _WAKE_TIMEOUT_S, give_up)
@@ -125,8 +124,7 @@ class Connections:
             former.dispose()
         callbacks = LinkCallbacks(
             on_message=self._receive,
-            on_refused=lambda link, why: self._on_lost(HostLost(name, why)),
-            on_end=lambda link: self._on_lost(HostLost(name, link.why_it_ended(), turned_away=link.was_turned_away)),
+            on_end=lambda link, why: self._on_lost(HostLost(name, why, turned_away=link.was_turned_away)),
         )
         try:
             argv = self._agent_argv(transport, self._ids.get(name))
