@@ -229,7 +229,7 @@ class Coordinator:
             self._do(self.machine.start(time.monotonic()))
             self._hosts.ping()
             self._verify()
-            while not self._is_finished:
+            while not self._is_finished():
                 self._arm_timers()
                 self._loop.step()
                 self._handle_held()
@@ -237,7 +237,6 @@ class Coordinator:
         finally:
             self._close()
 
-    @property
     def _is_finished(self) -> bool:
         return self.machine.state.is_terminal
 

@@ -40,7 +40,7 @@ class HostFacts:
 class HostCheck(Coordinator):
     """A run on all hosts that ends before its ranks start. A problem does not end it, but becomes a finding.
 
-    Its request has one worker for each host, without needs: :meth:`compare` tells what the user's workers lack.
+    Its request has one worker for each host, without needs: :func:`lacking` tells what the user's workers lack.
     """
 
     def look(self) -> tuple[list[Finding], dict[str, HostFacts]]:
@@ -50,50 +50,44 @@ class HostCheck(Coordinator):
         self._facts = {name: HostFacts(sees_storage=host.is_local) for name, host in self._request.hosts.items()}
         self._lost: dict[str, str] = {}
         """Hosts that have not come back so far, and why each was lost."""
-        self._have_answered = False
         self.run()
         if self.machine.stop_reason is not None:
             raise KeyboardInterrupt
         if self.machine.storage_failed:
             raise StorageError(self.machine.problem)
-        silent = {
-            name: f"no answer within {HOST_ANSWER_TIMEOUT_S:g} s" for name in self._facts if name not in self._heard
-        }
-        for name, why in {**silent, **self._lost}.items():
+        silent = [name for name, facts in self._facts.items() if facts.hello is None]
+        whys = dict.fromkeys(silent, f"no answer within {HOST_ANSWER_TIMEOUT_S:g} s")
+        if self.machine.problem and self.machine.plan is not None:
+            self._lost.setdefault(self.machine.plan.hosts[0], self.machine.problem)
+        for name, why in {**whys, **self._lost}.items():
             self._report(Finding(name, why))
         return list(self._findings), self._facts
 
-    @property
-    def _heard(self) -> set[str]:
-        return {name for name, facts in self._facts.items() if facts.hello is not None}
-
     # -- instead of what a run does -------------------------------------------------------------------------------
 
-    @property
     def _is_finished(self) -> bool:
-        return super()._is_finished or self._have_answered
-
-    def _handle_held(self) -> None:
-        """Ask the hosts once they are set up. Called after every turn of the loop."""
-        super()._handle_held()
-        if self.machine.plan is None:
-            return
-        hosts = [host for host in self.machine.plan.hosts if host not in self._lost]
-        infos = [info for host in hosts if (info := self._facts[host].info) is not None]
-        if infos and self._host_files.is_busy(hosts):
-            return
-        if infos:
+        """Ask the hosts once they are set up. Return True when all have answered."""
+        plan = self.machine.plan
+        if plan is None or self.machine.stop_reason is not None or self.machine.storage_failed:
+            return self.machine.stop_reason is not None or super()._is_finished()
+        hosts = [host for host in plan.hosts if host not in self._lost]
+        if self._host_files.is_busy(hosts):
+            return False
+        if infos := [info for host in hosts if (info := self._facts[host].info) is not None]:
             self._launch_checks.begin(make_plan(infos, self._request.scaling, num_workers=len(infos)))
-        self._have_answered = not self._launch_checks.is_under_way
-
-    def _machine_deadline(self) -> float | None:
-        """Return None once there is a plan: the parts that ask the hosts have limits of their own."""
-        return super()._machine_deadline() if self.machine.plan is None else None
+        return not self._launch_checks.is_under_way
 
     def _do(self, actions: list[events.Action]) -> None:
-        """Leave out lines about the plan, which is not the one of the user."""
+        """Start no rank, and show no line about the plan, which is not the user's."""
         is_planned = self.machine.plan is not None
-        super()._do([action for action in actions if not (is_planned and isinstance(action, events.ShowLine))])
+        for action in actions:
+            match action:
+                case events.SendMessage(_, wire.Start()):
+                    pass
+                case events.ShowLine() if is_planned:
+                    pass
+                case _:
+                    super()._do([action])
 
     def _happened(self, event: events.Event) -> None:
         match event:
@@ -106,8 +100,6 @@ class HostCheck(Coordinator):
                 super()._happened(event)
             case events.MessageReceived(host, wire.Notice(text=text)):
                 self._report(Finding(host, text, is_fatal=False))
-            case events.MessageReceived(_, wire.RendezvousPorts()):
-                pass  # the ranks would start now
             case _:
                 super()._happened(event)
 
@@ -133,6 +125,9 @@ class HostCheck(Coordinator):
                 self._report(Finding(host, text, is_fatal=False))
             case wire.HostSetUp():
                 facts.sees_storage = True
+            case wire.RendezvousPorts():
+                self._happened(events.MessageReceived(host, message))
+                return
             case wire.StorageStatus(failed=str(why)):
                 self._report(Finding(host, f"it cannot use the storage: {why}"))
                 return

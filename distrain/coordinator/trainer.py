@@ -312,7 +312,7 @@ def run_work(
     )
     _check_working_directory()
     shipping = request.shipping()
-    _check_gpus_are_counted(request)
+    _check_gpus_are_counted(scaling, request)
     with log_level(run.log_level):
         if request.job.warning is not None:
             warn(request.job.warning)
@@ -358,7 +358,7 @@ def check_hosts(
         sys_path=_clean_path(sys_path),
         detached=None,
     )
-    _check_gpus_are_counted(request)
+    _check_gpus_are_counted(scaling, request)
     shipping = request.shipping()
     store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
     try:
@@ -370,9 +370,9 @@ def check_hosts(
     return [*found, *lacking(facts, scaling, shares)], facts
 
 
-def _check_gpus_are_counted(request: _UserRequest) -> None:
+def _check_gpus_are_counted(scaling: ScalingConfig, request: _UserRequest) -> None:
     """Raise LaunchError if workers would see other GPUs than the agents."""
-    if request.scaling.use_gpu or request.scaling.numa_binding:
+    if scaling.use_gpu or scaling.numa_binding:
         for name, settings in request.host_settings().items():
             if problem := hidden_gpus_problem(settings):
                 raise LaunchError(f"{name}: {problem}")
