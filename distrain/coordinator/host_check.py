@@ -78,7 +78,7 @@ class HostCheck(Coordinator):
         return not self._launch_checks.is_under_way
 
     def _do(self, actions: list[events.Action]) -> None:
-        """Start no rank, nor use a cache that is to be emptied; show no line about the plan, which is not the user's."""
+        """Start no rank, use no cache that is to be emptied, and show no line about the plan."""
         is_planned = self.machine.plan is not None
         for action in actions:
             match action:
