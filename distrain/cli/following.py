@@ -163,7 +163,7 @@ def _while_running(run: Run) -> Iterable[float]:
 def _where_it_stands(run: Run) -> str:
     from distrain.storage.runs.details import checkpoints_of
 
-    saved = checkpoints_of(run)
+    saved = checkpoints_of(run.location)
     if not saved:
         return "; it has no checkpoint"
-    return f"; the latest checkpoint is {saved[-1].name}, at step {saved[-1].step}"
+    return f"; the latest checkpoint is {saved[-1].path.name}, at step {saved[-1].step}"

@@ -10,9 +10,6 @@ from distrain.storage.runs.listing import LAST, find_run, storage_at
 if TYPE_CHECKING:
     from distrain.storage.runs.listing import Run
 
-RUN = "RUN"
-"""The metavar of arguments that name a run. The completion of shells offers the names of runs for it."""
-
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line; argparse would put the usage in front of it."""
@@ -52,7 +49,7 @@ def add_run(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     """Add the argument that names a run, or several, and the option that says where to look."""
     kind = {} if nargs is None else {"nargs": nargs}
     help_text = "path, URL, name, beginning of a name, or `last`"
-    parser.add_argument("run" if nargs is None else "runs", metavar=RUN, help=help_text, **kind)  # type: ignore[arg-type]
+    parser.add_argument("run" if nargs is None else "runs", metavar="RUN", help=help_text, **kind)  # type: ignore[arg-type]
     parser.add_argument("--storage-path", metavar="DIR", help="where the runs are (default: ~/distrain_results)")
 
 

@@ -6,8 +6,8 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from distrain.storage.retention import flatten
 from distrain.storage.runs.details import extremes_of, reports_of
+from distrain.system.text import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,10 +7,9 @@ import math
 import re
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.storage.retention import flatten
 from distrain.storage.runs.details import reports_of
 from distrain.system.imports import require
-from distrain.system.text import without_controls
+from distrain.system.text import flatten, without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
