@@ -16,8 +16,8 @@ from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.paths import RunPaths, read_manifest
 from distrain.storage.records import CommittedCheckpoint, last_metrics, read_metrics
 from distrain.storage.retention import Retention, StoredRetention, best_first, flatten, score
-from distrain.storage.run_lock import is_in_use
 from distrain.storage.runs.details import checkpoints_of
+from distrain.storage.runs.listing import KILLED, run_at
 from distrain.system.pickling import pickled
 from distrain.system.ray_names import explaining
 from distrain.system.remote_path import RemotePath, locate
@@ -95,7 +95,7 @@ class Result:
                 checkpoints_of(run),
                 _retention(run, manifest),
                 metrics=last_metrics(run / _METRICS),
-                error=_stored_error(run) or _killed_error(run, manifest),
+                error=_stored_error(run) or _killed_error(run),
                 return_value=_unpickle(run, _RETURN_VALUE),
             )
         except OSError as error:
@@ -197,9 +197,8 @@ def _retention(run: Path | RemotePath, manifest: Mapping[str, Any]) -> StoredRet
         raise StorageError(f"{run / _MANIFEST} is damaged: {error}") from error
 
 
-def _killed_error(run: Path | RemotePath, manifest: Mapping[str, Any]) -> ControllerError | None:
-    """Return an error if the manifest says that the run is running, but no process holds its lock."""
-    if manifest["status"] != "running" or is_in_use(run) or read_manifest(run).get("status") != "running":
+def _killed_error(run: Path | RemotePath) -> ControllerError | None:
+    if run_at(run).state != KILLED:
         return None
     return ControllerError(
         f"the process that called fit() was killed, or its machine crashed: {run / _MANIFEST} says that the run is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from typing import TYPE_CHECKING, NoReturn
 
 from distrain.storage.runs.listing import LAST, find_run, storage_at
@@ -17,21 +18,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
-    def format_help(self) -> str:
-        """Return the help. argparse would break the description at hyphens of options, or not at all."""
-        import shutil  # these two take milliseconds
-        import textwrap
-
-        width = min(shutil.get_terminal_size().columns, 100) - 2
-        self.description = textwrap.fill(self.description or "", width, break_on_hyphens=False)
-        return super().format_help()
-
 
 def make_parser(name: str, what: str, examples: str) -> Parser:
     """Make the parser of a command. ``examples``: command lines that the help ends with."""
     return Parser(
         prog=f"distrain {name}",
-        description=what,
+        description=textwrap.fill(what, 98, break_on_hyphens=False),
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

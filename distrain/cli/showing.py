@@ -70,8 +70,7 @@ def _facts(run: Run) -> Iterable[tuple[str, str]]:
     where = f" on {facts['host']}, process {facts.get('pid')}, in {facts.get('directory')}" if facts.get("host") else ""
     yield "started", f"{_clock(run.began)}{who}{where}"
     if isinstance(git := facts.get("git"), dict):
-        changed = {True: ", with uncommitted changes", False: ""}.get(bool(git.get("dirty", 2)))
-        yield "code", f"git {git.get('commit')}{', perhaps with changes' if 'dirty' not in git else changed}"
+        yield "code", f"git {git.get('commit')}{', with uncommitted changes' if git.get('dirty') else ''}"
     versions = facts.get("versions") if isinstance(facts.get("versions"), dict) else {}
     shown = {"distrain": facts.get("distrain"), "python": facts.get("python"), **(versions or {})}
     yield "versions", ", ".join(f"{name} {version}" for name, version in shown.items() if version)

@@ -315,7 +315,7 @@ def test_a_damaged_account_of_the_failure_is_named(write_run: Write, text: bytes
 
 def test_a_run_that_says_that_it_is_running_and_holds_no_lock_has_died(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "run")
-    store.write_manifest({"status": "running"})
+    store.write_manifest({"status": "running", "run_id": "id", "attempts": []})
     assert Result.from_path(tmp_path / "run").error is None
     store.close()
     error = Result.from_path(tmp_path / "run").error
