@@ -12,7 +12,7 @@ from distrain.cli import parsers
 from distrain.cli.text import coloured, cut, echo, metrics_line, paint, screen, table, value
 from distrain.storage import names
 from distrain.storage.lines import read_events
-from distrain.storage.runs.comparison import command_of, different_settings, metrics_of
+from distrain.storage.runs.comparison import command_of, differences
 from distrain.storage.runs.details import checkpoints_of, error_of, extremes_of, reports_of, verdict
 from distrain.storage.runs.listing import FAILED, RUNNING, Run, WrongArgument
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
@@ -134,7 +134,7 @@ def compare_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain compare``."""
     parser = parsers.make_parser(
         "compare",
-        "Show how runs differ: settings, command, code and versions that are not the same, and metrics side by side.",
+        "Show how runs differ: settings, command, code, versions and metrics that are not the same, side by side.",
         "  distrain compare train-2026-11-24_01 last",
     )
     parsers.add_run(parser, nargs="+")
@@ -150,19 +150,16 @@ def run_compare(options: argparse.Namespace) -> int:
     letters = [chr(ord("A") + i % 26) for i in range(len(runs))]
     for letter, run in zip(letters, runs, strict=True):
         echo(f"{letter}  {run.name}  {coloured(run.state)}")
-    differing = different_settings(runs)
-    _print_columns("settings that differ" if differing else "the settings are the same", letters, differing)
-    _print_columns(f"metrics of rank 0, in {names.METRICS}", letters, metrics_of(runs))
-    return 0
-
-
-def _print_columns(title: str, letters: Sequence[str], rows: dict[str, list[Any]]) -> None:
+    rows = differences(runs)
+    if not rows:
+        print("\nthey do not differ")
+        return 0
     found = screen()
-    label = min(max(map(len, rows), default=0), 40)
+    label = min(max(map(len, rows)), 40)
     width = None if found is None else max((found[0] - label) // len(letters) - 2, 8)
     cells = [[cut(name, label), *(cut(_shown(item), width) for item in items)] for name, items in rows.items()]
-    print(f"\n{paint(title, '1')}")
-    echo("\n".join(table([["", *letters], *cells] if cells else [])))
+    echo("\n".join(["", *table([["", *letters], *cells])]))
+    return 0
 
 
 def _shown(item: Any) -> str:
