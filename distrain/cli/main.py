@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from distrain.system.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import argparse
+    from collections.abc import Callable, Sequence
 
 LAUNCHING = ("run", "check")
 COMMANDS = {
@@ -88,11 +89,17 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
     return _run(command, rest)
 
 
-def _run(name: str, arguments: list[str]) -> int:
+def command_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
+    """Return the parser and the function of one of the :data:`COMMANDS`."""
     module = import_module(f"distrain.cli.{COMMANDS[name][0]}")
-    options = getattr(module, f"{name}_parser")().parse_args(arguments)
+    return getattr(module, f"{name}_parser")(), getattr(module, f"run_{name}")
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    parser, function = command_of(name)
+    options = parser.parse_args(arguments)
     try:
-        code: int = getattr(module, f"run_{name}")(options)
+        code = function(options)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough; Python would complain again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
