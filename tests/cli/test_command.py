@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import gc
 import json
 import os
-import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distrain import DataParallelTrainer, RunConfig, ScalingConfig
+from distrain.cli import listing, showing
 from distrain.cli.main import COMMANDS, run_main
 from tests.conftest import wait_until
 from tests.unit.storage.made import add_reports, make_run
@@ -133,33 +129,22 @@ def test_a_list_of_runs_loads_nothing_large(tmp_path: Path) -> None:
     assert not loaded & {"torch", "numpy", "rich", "cloudpickle", "fsspec", "psutil", "dataclasses", "logging"}
 
 
-def on_terminal(columns: int, lines: int, *arguments: str) -> list[str]:
-    """Run the command in a terminal of this size. Return the lines that it shows, without colours."""
-    terminal, end = os.openpty()
-    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    with subprocess.Popen(argv(*arguments), stdout=end, stdin=end, env={**os.environ, "TERM": "xterm"}) as process:
-        os.close(end)
-        shown = b""
-        with contextlib.suppress(OSError):  # the end of the output
-            while data := os.read(terminal, 65536):
-                shown += data
-    os.close(terminal)
-    assert process.returncode == 0
-    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
-
-
 @pytest.mark.parametrize("columns", [80, 120])
-def test_a_list_fits_the_terminal(tmp_path: Path, columns: int) -> None:
+def test_a_list_fits_the_terminal(
+    distrain: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
     for number in range(30):
         run = make_run(tmp_path, f"train-2026-11-24_01-02-03-{number:06}", age_s=number, script="train.py")
         add_reports(run, {"loss": 0.5, **{f"metric_{i}": i / 7 for i in range(20)}})
-    shown = on_terminal(columns, 24, "ls", str(tmp_path))
+    for module in (listing, showing):
+        monkeypatch.setattr(module, "screen", lambda: (columns, 24))
+    shown = distrain("ls", str(tmp_path)).stdout.splitlines()
     assert len(shown) == 23
     assert max(map(len, shown)) == columns
     assert shown[1].startswith("train-2026-11-24_01-02-03-000000  finished")
     assert ("SCRIPT" in shown[0]) == (columns == 120)
     assert shown[-1] == "... and 9 older ones; --all lists them"
-    assert max(map(len, on_terminal(columns, 24, "show", "last", "--storage-path", str(tmp_path)))) <= columns
+    assert max(map(len, distrain("show", "last", "--storage-path", str(tmp_path)).stdout.splitlines())) <= columns
 
 
 # -- a finished run --------------------------------------------------------------------------------------------------
