@@ -208,30 +208,21 @@ def _curve(name: str, curve: Envelope, most: int) -> dict[str, Any]:
     }
 
 
+_RANKS = ("rank", "host", "last step", "behind the latest report", "interval", "waited for data", "for checkpoints")
+
+
 def _ranks(run: Run, reports: Reports) -> Table | None:
     """Return the table of the ranks, those first that are behind the others, and then those that report slowly."""
     hosts = {rank: host for host, ranks in run.hosts.items() if isinstance(ranks, list) for rank in map(str, ranks)}
-    known = {
-        rank: (one.last - one.began) / (one.count - 1) if one.count > 1 else 0 for rank, one in reports.ranks.items()
-    }
-    order = sorted(reports.ranks.items(), key=lambda item: (item[1].attempt, item[1].step, -known[item[0]], item[0]))
+    ordered = sorted(reports.ranks.items(), key=lambda item: (item[1].attempt, item[1].step, -item[1].interval))
     latest = max((one.last for one in reports.ranks.values()), default=0)
     rows = []
-    for rank, one in order:
+    for rank, one in ordered:
         waits = [there.waits.get(rank, [0.0, 0.0]) for there in reports.attempts.values()]
         spent = [duration(total) if (total := sum(each[kind] for each in waits)) else "-" for kind in (0, 1)]
-        last = f"{duration(latest - one.last)} before the end"
-        rows.append((rank, hosts.get(str(rank), ""), f"{one.step:,}", last, duration(known[rank]), *spent))
-    head = (
-        "rank",
-        "host",
-        "last step",
-        "last report",
-        "between two reports",
-        "waited for data",
-        "blocked by checkpoints",
-    )
-    return _table(head, rows, (2, 4, 5, 6))
+        times = duration(latest - one.last), duration(one.interval)
+        rows.append((rank, hosts.get(str(rank), ""), f"{one.step:,}", *times, *spent))
+    return _table(_RANKS, rows, (2, 3, 4, 5, 6))
 
 
 # -- the time --------------------------------------------------------------------------------------------------------

@@ -69,6 +69,11 @@ class RankReports:
     count: int = 0
     step: int = 0
 
+    @property
+    def interval(self) -> float:
+        """The mean time between two reports."""
+        return (self.last - self.began) / (self.count - 1) if self.count > 1 else 0.0
+
 
 class Reports:
     """The reports of a run. Of those that were repeated after a restart, the later ones are drawn.
