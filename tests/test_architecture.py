@@ -163,7 +163,7 @@ def test_decisions_have_no_clock_and_no_io(name: str) -> None:
 def test_a_package_says_what_happens_there_and_in_which_process(package: Module) -> None:
     text = ast.get_docstring(package.tree) or ""
     assert "Runs in: " in text
-    assert len(text.splitlines()) <= 6
+    assert len(text.splitlines()) <= 20
 
 
 LEAVES = ("torch", "tensorflow", "jax")
@@ -264,7 +264,7 @@ def test_the_code_that_the_document_names_exists() -> None:
     defined = {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     fields = {ast.unparse(node.target) for node in nodes if isinstance(node, ast.AnnAssign)}
     named = {part for name in NAMED_CODE for part in name.split(".")}
-    assert named - defined - fields == {"breakpoint", "init_process_group"}, "which are Python's and torch's"
+    assert named - defined - fields == set()
 
 
 # -- what every module has -------------------------------------------------------------------------------------------

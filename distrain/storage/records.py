@@ -47,6 +47,10 @@ class CommittedCheckpoint:
     """The ranks that have brought its files."""
     silent: tuple[int, ...] = field(default=(), compare=False)
     """The ranks whose files it may lack: they had just not reported in time."""
+    bytes: int = field(default=0, compare=False)
+    """The size of its files."""
+    time: float = field(default=0.0, compare=False)
+    """The time of the commit, in seconds since 1970; 0 if that is unknown."""
 
     @property
     def is_pending(self) -> bool:
@@ -71,6 +75,8 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
         index, validation = int(manifest.get("index", -1)), manifest.get("validation")
         step, world_size = int(manifest.get("step", 0)), int(manifest.get("world_size", 0))
         ranks, silent = (tuple(map(int, manifest.get(name, ()))) for name in ("ranks", "silent"))
+        size = sum(int(fact["size"]) for fact in manifest.get("files", {}).values())
+        time = float(manifest.get("time", 0))
         if validation is not None:
             str(validation["status"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -79,7 +85,7 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
         ) from error
     if lacks := _describe_lack(manifest):
         raise StorageError(f"{path}: {lacks}")
-    return CommittedCheckpoint(path, metrics, validation, index, step, world_size, ranks, silent)
+    return CommittedCheckpoint(path, metrics, validation, index, step, world_size, ranks, silent, size, time)
 
 
 def _describe_lack(manifest: Mapping[str, Any]) -> str | None:

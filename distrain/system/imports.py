@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 AS_RAY = "DISTRAIN_AS_RAY"
 """The variable that asks for the stand-in for Ray, distrain.as_ray."""
-_EXTRAS = {"numpy": "data", "pyarrow": "data", "matplotlib": "plot", "plotille": "plot", "torch": "torch"}
+_EXTRAS = {"numpy": "data", "pyarrow": "data", "torch": "torch"}
 """The extra of distrain that brings a package."""
 
 

@@ -820,17 +820,21 @@ def run_with_input(argv: Sequence[str], text: str) -> subprocess.CompletedProces
 
 
 class SilentProgram:
-    """A program that runs without input and output, in a session of its own. Raises OSError if there is none."""
+    """A program that runs without a terminal, in a session of its own. Raises OSError if there is none."""
 
     def __init__(self, argv: Sequence[str], *, directory: str) -> None:
         nothing = subprocess.DEVNULL
         self._child = subprocess.Popen(  # noqa: S603
-            list(argv), stdin=nothing, stdout=nothing, stderr=nothing, cwd=directory, start_new_session=True
+            list(argv), stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, cwd=directory, start_new_session=True
         )
 
-    def exit_code(self) -> int | None:
-        """Return its exit code, None if it still runs."""
-        return self._child.poll()
+    def output(self) -> str | None:
+        """Return the few bytes that it has written once it has ended, None while it runs."""
+        if self._child.poll() is None:
+            return None
+        assert self._child.stdout is not None
+        with self._child.stdout as pipe:
+            return pipe.read().decode()
 
     def end(self, patience_s: float) -> None:
         """Wait for the end of the program, and kill it after some seconds."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 """It matches paths of files that are not the user's own."""
@@ -113,3 +115,15 @@ def count(number: int, noun: str) -> str:
     ('1 run', '2 runs')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested metrics as one dict, with ``/`` between the names, as a CheckpointConfig writes them.
+
+    >>> flatten({"loss": 0.5, "eval": {"accuracy": 1}})
+    {'loss': 0.5, 'eval/accuracy': 1}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in metrics.items():
+        flat |= flatten(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BAD = "\x1b[\x002J\x1b[2\x7fJ\x1b[\x1b\x1b2J\x9b2J\x1b]0;title\x07mark"
 
 
-@pytest.mark.parametrize("command", ["ls", "ls --names", "ls --json", "show", "logs", "compare", "export --to csv"])
+@pytest.mark.parametrize("command", ["ls", "ls --json", "show", "logs", "compare", "export --to csv"])
 def test_no_command_lets_a_file_of_a_run_act_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
