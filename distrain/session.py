@@ -8,7 +8,6 @@ from distrain.api.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, TrainContext
 from distrain.api.store_options import StoreOptions
 from distrain.system.arguments import check_seconds
-from distrain.system.ray_names import explain_absent_names
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ __all__ = [
     "report",
     "should_stop",
 ]
-
-explain_absent_names(__name__)
 
 SYNC, ASYNC, NO_UPLOAD = CheckpointUploadMode
 

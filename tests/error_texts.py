@@ -25,7 +25,7 @@ MESSAGES = ROOT / "docs" / "messages.md"
 NO_ERRORS = ROOT / "tests" / "no_errors.txt"
 
 SCREENS = (
-    *("page/", "console/", "cli/run/config_options.py", "cli/run/options.py", "system/ray_names.py"),
+    *("page/", "console/", "cli/run/config_options.py", "cli/run/options.py", "api/ray_names.py"),
     *("as_ray/sentences.py", "decisions/run_status.py"),
 )
 """Where strings that are not raised are screens, helps, or sentences about names of Ray, which one entry explains."""

@@ -12,13 +12,12 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from distrain.api.ray_names import without
 from distrain.api.tracker import Tracker
 from distrain.hosts.hostfile import check_transport, parse_hosts, split_ssh_args
 from distrain.system.arguments import check_choice, check_fields, check_int, check_ranks, check_seconds, check_type
-from distrain.system.ray_names import explaining, without
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -599,8 +598,6 @@ class RunConfig:
         self._check_runtime_env()
         self._check_callbacks()
         check_fields(self, check_choice, "progress", choices=get_args(ProgressDisplay))
-        if self.trackers is not None:
-            import_module("distrain.trackers.choice").trackers_of(self.trackers, {})
         check_fields(self, check_int, "verbose", "debug_rank", minimum=0, optional=True)
 
     def _check_name(self) -> None:
@@ -697,7 +694,6 @@ def _warn(text: str, *, deeper: int = 0) -> None:
 # -- callbacks -------------------------------------------------------------------------------------------------------
 
 
-@explaining("RunContext")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
     """The run that a callback is called for.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from distrain.api.current import session_of
 from distrain.hosts.world import WorkerFacts
 from distrain.storage.checkpoint import Checkpoint
-from distrain.system.ray_names import explaining
 from distrain.system.remote_path import RemotePath, decode_filesystem, locate
 
 if TYPE_CHECKING:
@@ -72,7 +71,6 @@ class StorageContext:
         return time.strftime(f"checkpoint_%Y-%m-%d_%H-%M-%S.{time.time_ns() // 1000 % 1_000_000:06d}")
 
 
-@explaining("TrainContext")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainContext(WorkerFacts):
     """The identity of this worker and the facts of its run. Ranks count from 0.

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.ray_names import explaining
 from distrain.errors import ControllerError, StorageError, TrainingFailedError
 from distrain.storage.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.storage.paths import RunPaths, is_copy, read_manifest
@@ -18,7 +19,6 @@ from distrain.storage.records import CommittedCheckpoint, committed_at, last_met
 from distrain.storage.retention import Retention, StoredRetention, best_first, flatten, score
 from distrain.storage.run_lock import is_in_use
 from distrain.system.pickling import pickled
-from distrain.system.ray_names import explaining
 from distrain.system.remote_path import RemotePath, locate
 
 if TYPE_CHECKING:

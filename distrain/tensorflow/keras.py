@@ -9,12 +9,9 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, NoReturn
 
 from distrain.session import get_context, report
-from distrain.system.ray_names import explain_absent_names
 from distrain.tensorflow.checkpoint import TensorflowCheckpoint
 
 __all__ = ["ReportCheckpointCallback"]
-
-explain_absent_names(__name__)
 
 _PHASES = ("epoch", "train", "test", "predict", "train_batch", "test_batch", "predict_batch")
 _EVENTS = tuple(f"{phase}_{moment}" for phase in _PHASES for moment in ("begin", "end"))
