@@ -53,8 +53,6 @@ _MISSING = {
     "with_columns": "use map_batches() or add_column()",
     "mix": "use union()",
     "streaming_split": "pass the dataset to datasets= of a trainer, whose workers share the rows",
-    "write_json": "use to_pandas().to_json()",
-    "zip": "use map_batches(), or join the data before",
     "streaming_train_test_split": "use train_test_split()",
 }
 
