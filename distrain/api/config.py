@@ -66,7 +66,14 @@ _OTHER_ENVIRONMENT = frozenset(
 # -- scaling ---------------------------------------------------------------------------------------------------------
 
 
-@without("elastic_resize_monitor_interval_s", "label_selector", "topology", "use_tpu")
+@without(
+    "elastic_resize_monitor_interval_s",
+    "label_selector",
+    "placement_strategy",
+    "topology",
+    "trainer_resources",
+    "use_tpu",
+)
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
     """The number of workers, and what each of them needs.
@@ -97,7 +104,6 @@ class ScalingConfig:
         DISTRAIN_TRANSPORT if it is set; else srun for the nodes of a Slurm job, and ssh for hosts that are named.
     ssh_args: further arguments for ssh, a list or one string.
     accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``; the GPUs of every host must be of this product.
-    trainer_resources, placement_strategy: settings of Ray without effect here; a value causes a warning.
 
     >>> ScalingConfig(num_workers=4, use_gpu=True, hosts="alpha:2,beta:2").total_resources
     {'GPU': 4}
@@ -114,8 +120,6 @@ class ScalingConfig:
     ssh_args: str | Sequence[str] = ()
     numa_binding: NumaBinding | None = None
     interface: str | None = None
-    trainer_resources: dict[str, float] | None = None
-    placement_strategy: str = "PACK"
 
     def __post_init__(self) -> None:
         self._check_workers()
@@ -127,12 +131,6 @@ class ScalingConfig:
         self._check_resources()
         self._check_gpus()
         self._check_hosts()
-        check_fields(self, check_type, "trainer_resources", kind=dict, optional=True)
-        check_fields(self, check_type, "placement_strategy", kind=str)
-        if self.trainer_resources:
-            _warn("ScalingConfig.trainer_resources has no effect: the coordinator takes no slot of a worker")
-        if self.placement_strategy != "PACK":
-            _warn("ScalingConfig.placement_strategy has no effect: hosts are filled in order, up to their slots")
 
     def _check_workers(self) -> None:
         label, value = "ScalingConfig.num_workers", self.num_workers
@@ -520,7 +518,7 @@ class ValidationConfig:
 # -- the run ---------------------------------------------------------------------------------------------------------
 
 
-@without("local_dir", "log_to_file", "progress_reporter", "stop", "sync_config")
+@without("local_dir", "log_to_file", "progress_reporter", "stop", "sync_config", "verbose")
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Name, storage and policies of a run; its directory is ``{storage_path}/{name}``.
@@ -554,7 +552,6 @@ class RunConfig:
         the default: live on a terminal and in a notebook, else plain.
     debug_rank: rank on which breakpoint() and an exception of train_func open pdb; on other ranks breakpoint() does
         nothing. It opens on the terminal of fit(), else it waits for ``distrain debug``. See docs/debugging.md.
-    verbose: Ray Tune's setting; 0 means log level WARNING.
 
     >>> config = RunConfig(name="mnist", storage_path="~/runs", failure_config=FailureConfig(max_failures=2))
     >>> config.env_vars
@@ -573,7 +570,6 @@ class RunConfig:
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
     shipping_config: ShippingConfig = field(default_factory=ShippingConfig)
     progress: ProgressDisplay = "auto"
-    verbose: int | None = None
     callbacks: Sequence[UserCallback] | None = ()
     trackers: Sequence[Tracker | str] | None = None
     debug_rank: int | None = None
@@ -598,7 +594,7 @@ class RunConfig:
         self._check_runtime_env()
         self._check_callbacks()
         check_fields(self, check_choice, "progress", choices=get_args(ProgressDisplay))
-        check_fields(self, check_int, "verbose", "debug_rank", minimum=0, optional=True)
+        check_fields(self, check_int, "debug_rank", minimum=0, optional=True)
 
     def _check_name(self) -> None:
         check_fields(self, check_type, "name", kind=str, optional=True)
@@ -667,8 +663,7 @@ class RunConfig:
     @property
     def log_level(self) -> str:
         """The lowest level of distrain's own lines that is shown."""
-        level = self.logging_config.log_level
-        return "WARNING" if self.verbose == 0 and level == "INFO" else level
+        return self.logging_config.log_level
 
 
 def _is_filesystem(value: object) -> bool:

@@ -133,12 +133,15 @@ IGNORED = {
     "fail_fast": "use max_failures=0",
     "log_to_file": "output is always kept, in logs/ of the run directory",
     "max_preemption_failures": "a run that was stopped continues when it is started again under its name",
+    "placement_strategy": "hosts are filled in order, up to their slots",
     "preemption_grace_s": "see RunConfig.stop_grace_s",
     "ray_remote_kwargs": "the function is called in a process on the machine of fit()",
     "progress_reporter": "reports are shown as lines, and kept in metrics.jsonl",
     "relax_collectives_on_preemption": "see should_stop()",
     "sync_config": "there is nothing to sync: workers write into RunConfig.storage_path themselves",
+    "trainer_resources": "the coordinator takes no slot of a worker",
     "use_gpu": "see ScalingConfig(use_gpu=...)",
+    "verbose": "see LoggingConfig(log_level=...)",
 }
 """Arguments of Ray without effect here, and what distrain does instead."""
 
@@ -147,6 +150,7 @@ _DEFAULTS = {
     "elastic_resize_monitor_interval_s": 60.0,
     "enable_shard_locality": True,
     "max_preemption_failures": -1,
+    "placement_strategy": "PACK",
 }
 """Defaults of Ray that are truthy. They cause no warning."""
 

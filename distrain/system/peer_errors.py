@@ -8,7 +8,6 @@ import re
 # and JAX (0.10), whose collectives are gloo's and NCCL's.
 _PEER_GONE = re.compile(
     r"collective operation timeout|failed to pass monitoredbarrier|ncclremoteerror|dump signal from another rank|"
-    r"which runs it first on this host, failed|"
     r"collective ops is aborted by|tasks are unhealthy \(stopped sending heartbeats\)|"
     r"the jax distributed service detected fatal errors",
     re.IGNORECASE,

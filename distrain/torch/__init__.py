@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from distrain.torch.data import prepare_data_loader as prepare_data_loader
     from distrain.torch.device import get_device as get_device
     from distrain.torch.device import get_devices as get_devices
-    from distrain.torch.device import local_rank_zero_first as local_rank_zero_first
     from distrain.torch.model import prepare_model as prepare_model
     from distrain.torch.reproducibility import enable_reproducibility as enable_reproducibility
     from distrain.torch.trainer import TorchTrainer as TorchTrainer
@@ -30,11 +29,7 @@ _HOMES = {
     "checkpoint": ("TorchCheckpoint",),
     "config": ("TorchConfig",),
     "data": ("prepare_data_loader",),
-    "device": (
-        "get_device",
-        "get_devices",
-        "local_rank_zero_first",
-    ),
+    "device": ("get_device", "get_devices"),
     "model": ("prepare_model",),
     "reproducibility": ("enable_reproducibility",),
     "trainer": ("TorchTrainer",),

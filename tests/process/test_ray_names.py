@@ -242,8 +242,6 @@ def talkative() -> None:
     ("run", "progress", "notices"),
     [
         ({}, True, True),
-        ({"verbose": 1}, True, True),
-        ({"verbose": 0}, False, True),
         ({"logging_config": LoggingConfig(log_level="warning")}, False, True),
         ({"logging_config": LoggingConfig(log_level="ERROR")}, False, False),
     ],

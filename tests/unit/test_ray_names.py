@@ -37,10 +37,21 @@ def train() -> None: ...
 
 
 CONSTRUCTORS: list[tuple[Any, dict[str, Any], list[str]]] = [
-    (ScalingConfig, {}, ["label_selector", "topology", "use_tpu", "elastic_resize_monitor_interval_s"]),
+    (
+        ScalingConfig,
+        {},
+        [
+            "elastic_resize_monitor_interval_s",
+            "label_selector",
+            "placement_strategy",
+            "topology",
+            "trainer_resources",
+            "use_tpu",
+        ],
+    ),
     (FailureConfig, {}, ["controller_failure_limit", "fail_fast", "max_preemption_failures"]),
     (CheckpointConfig, {}, ["checkpoint_at_end", "checkpoint_frequency"]),
-    (RunConfig, {}, ["local_dir", "log_to_file", "progress_reporter", "stop", "sync_config"]),
+    (RunConfig, {}, ["local_dir", "log_to_file", "progress_reporter", "stop", "sync_config", "verbose"]),
     (DataParallelTrainer, {"train_loop_per_worker": train}, ["preprocessor"]),
     (TorchTrainer, {"train_loop_per_worker": train}, ["preprocessor"]),
     (TensorflowTrainer, {"train_loop_per_worker": train}, ["preprocessor"]),

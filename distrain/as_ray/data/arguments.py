@@ -43,12 +43,16 @@ def constructed(fn: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] |
     return made
 
 
-def all_batches(function: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what a function makes of a batch. If it yields several batches, they are joined."""
-    made = function(batch, *args, **kwargs)
-    if isinstance(made, Iterator):
-        return joined([to_columns(as_block(piece, "map_batches()")) for piece in made])
-    return made
+def all_batches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Return a function of a batch, which joins the batches that the user's function yields."""
+
+    def mapped(batch: Any) -> Any:
+        made = function(batch, *args, **kwargs)
+        if isinstance(made, Iterator):
+            return joined([to_columns(as_block(piece, "map_batches()")) for piece in made])
+        return made
+
+    return mapped
 
 
 def for_rows(name: str, fn: Any, options: dict[str, Any]) -> Callable[[Any], Any]:

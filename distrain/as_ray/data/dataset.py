@@ -98,11 +98,9 @@ class Dataset(PlainDataset):
         """Apply a function to batches. If it changes the number of the first rows, all are counted beforehand."""
         check_options("map_batches", options)
         return super().map_batches(
-            partial(all_batches, constructed(fn, fn_constructor_args, fn_constructor_kwargs)),
+            all_batches(constructed(fn, fn_constructor_args, fn_constructor_kwargs), fn_args or (), fn_kwargs or {}),
             batch_size=batch_size if isinstance(batch_size, int) else None,
             batch_format=batch_format,
-            fn_args=fn_args or (),
-            fn_kwargs=fn_kwargs,
             keeps_rows=None if udf_modifying_row_count is None else not udf_modifying_row_count,
         )
 

@@ -54,7 +54,7 @@ def with_resources(trainable: Callable[..., Any], resources: Mapping[str, float]
     return WithResources(trainable, resources)
 
 
-@without("local_dir", "log_to_file", "progress_reporter", "sync_config")
+@without("local_dir", "log_to_file", "progress_reporter", "sync_config", "verbose")
 @dataclass(frozen=True, kw_only=True)
 class TuneRunConfig(RunConfig):
     """``ray.tune.RunConfig``, which has one more field.

@@ -158,8 +158,6 @@ def test_operations() -> None:
         rows.train_test_split(0.01)[0].count()
     with pytest.raises(DataError, match=r"map_batches\(\) returned 1 rows for 10; it must keep the number of rows"):
         list(shard(rows.map_batches(lambda batch: {"x": batch["id"][:1]})).iter_batches())
-    with pytest.raises(AttributeError, match=r"has no groupby\(\): use pyarrow, pandas, Polars or DuckDB"):
-        rows.groupby("id")
 
 
 def test_functions_that_change_the_number_of_rows(tmp_path: Path) -> None:
