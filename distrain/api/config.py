@@ -269,8 +269,6 @@ class DataConfig:
         worker gets all rows.
     on_change: what to do if a dataset is not the one that the checkpoint knows: "error"; "restart" begins the epoch
         again; "ignore" goes on at the same place.
-    skip_streams: in a stream that has no ``state_dict()``, a run that resumes reads and drops the rows before the
-        checkpoint. False: it raises DataError instead.
     resume: False: a run that starts from the checkpoint of another run begins with the first row of epoch 0.
 
     Raises TypeError or ValueError for bad values.
@@ -282,7 +280,6 @@ class DataConfig:
 
     datasets_to_split: Literal["all"] | Sequence[str] = "all"
     on_change: Literal["error", "restart", "ignore"] = "error"
-    skip_streams: bool = True
     resume: bool = True
 
     def __init_subclass__(cls) -> None:

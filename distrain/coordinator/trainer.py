@@ -245,7 +245,6 @@ def _datasets(datasets: Mapping[str, Any], config: DataConfig) -> RunDatasets:
         datasets,
         config.datasets_to_split,
         on_change=config.on_change,
-        skip_streams=config.skip_streams,
         resume=config.resume,
     )
 

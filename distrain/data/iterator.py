@@ -52,7 +52,6 @@ class DataIterator:
         rank: int = 0,
         start: Mapping[int, dict[str, Any]] | None = None,
         on_change: str = "error",
-        skip_streams: bool = True,
         is_stopping: Callable[[], bool] = lambda: False,
         others: Callable[[], Iterable[DataLoop]] = tuple,
     ) -> None:
@@ -60,7 +59,6 @@ class DataIterator:
         self._dataset = dataset
         self._name = name
         self._worker = worker
-        self._skip_streams = skip_streams
         self._loops = Loops(
             dataset,
             name,
@@ -306,9 +304,7 @@ class DataIterator:
         if window is not None:
             check_count("local_shuffle_buffer_size", window)
             order = replace(order, window=window, seed=order.seed if seed is None else seed)
-        return PassOptions(
-            batch_size=batch_size, drop_last=drop_last, order=order, uneven=uneven, skip_streams=self._skip_streams
-        )
+        return PassOptions(batch_size=batch_size, drop_last=drop_last, order=order, uneven=uneven)
 
 
 class Epochs:

@@ -7,7 +7,6 @@ import gzip
 import http
 import json
 import os
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -275,7 +274,7 @@ def test_one_object_with_a_state_cannot_be_two_datasets() -> None:
 
     stream = Stateful()
     with pytest.raises(ValueError, match=r"datasets\['a'\] and datasets\['b'\] are the same object"):
-        run_datasets({"a": stream, "b": stream}, "all", on_change="error", skip_streams=True, resume=True)
+        run_datasets({"a": stream, "b": stream}, "all", on_change="error", resume=True)
 
 
 def test_no_rows_are_an_error() -> None:
@@ -456,8 +455,7 @@ def test_waiting_for_data_is_said_once_on_rank_0(
         for _ in range(2):
             list(part.iter_batches(batch_size=2))
     errors = capfd.readouterr().err
-    assert len(re.findall(r"dataset 'x': train_func waits for data \d+% of the time", errors)) == 1
-    assert "s in functions and conversions" in errors
+    assert errors.count("dataset 'x': train_func mostly waits for data: dataset 'x': ") == 1
 
 
 def test_the_statistics_name_the_dataset() -> None:
