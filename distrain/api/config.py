@@ -591,6 +591,8 @@ class RunConfig:
         self._check_runtime_env()
         self._check_callbacks()
         check_fields(self, check_choice, "progress", choices=get_args(ProgressDisplay))
+        allowed = "a list of names and of objects of distrain.trackers.Tracker"
+        check_fields(self, check_type, "trackers", kind=(list, tuple), allowed=allowed, optional=True)
         check_fields(self, check_int, "debug_rank", minimum=0, optional=True)
 
     def _check_name(self) -> None:
