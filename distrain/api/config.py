@@ -54,13 +54,6 @@ _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _LONGEST_NAME = 240
 """Longest name of a run in bytes. File systems take 255, and distrain may append a number or a suffix."""
-_OTHER_ENVIRONMENT = frozenset(
-    {
-        "_validate", "conda", "config", "container", "excludes", "image_uri", "java_jars", "nsight", "pip",
-        "py_executable", "py_modules", "uv", "worker_process_setup_hook", "working_dir",
-    }
-)  # fmt: skip
-"""Keys of Ray's runtime environment that have no effect here."""
 
 
 # -- scaling ---------------------------------------------------------------------------------------------------------
@@ -624,9 +617,7 @@ class RunConfig:
     def _check_runtime_env(self) -> None:
         check_fields(self, check_type, "worker_runtime_env", kind=dict, optional=True)
         runtime_env = self.worker_runtime_env or {}
-        if unknown := sorted(map(str, runtime_env.keys() - _OTHER_ENVIRONMENT - {"env_vars"})):
-            raise ValueError(f"RunConfig.worker_runtime_env: there is no {', '.join(unknown)}; use 'env_vars'")
-        if others := sorted(name for name in runtime_env if name != "env_vars" and runtime_env[name]):
+        if others := sorted(str(name) for name in runtime_env if name != "env_vars" and runtime_env[name]):
             _warn(
                 f"RunConfig.worker_runtime_env: {', '.join(others)} without effect: workers have the interpreter, the "
                 "packages, the directory and the files of this process, or of their host",

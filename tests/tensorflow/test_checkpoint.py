@@ -240,27 +240,13 @@ def test_what_the_callback_reports(storage: Path, package: str) -> None:
     assert [sorted(metrics) for _, metrics in run.best_checkpoints] == with_checkpoint
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"checkpoint_on": "validation_end"}, ValueError, "checkpoint_on=...): there is no ['validation_end']"),
-        ({"report_metrics_on": ["epoch_end", "x"]}, ValueError, "report_metrics_on=...): there is no ['x']"),
-        ({"checkpoint_on": None}, TypeError, "checkpoint_on=...) takes one of Keras' events, such as 'epoch_end', or"),
-        ({"report_metrics_on": 5}, TypeError, "report_metrics_on=...) takes one of Keras' events"),
-        ({"report_metrics_on": [None]}, TypeError, "or a list of them, got [None]"),
-        ({"metrics": 5}, TypeError, "metrics=...) takes None for all of Keras' logs, the name of one, a list"),
-        ({"metrics": [5]}, TypeError, "got [5]"),
-        ({"metrics": {"a": 5}}, TypeError, "got {'a': 5}"),
-        ({"metrics": {5: "loss"}}, TypeError, "got {5: 'loss'}"),
-        ({"metrics": b"loss"}, TypeError, "got b'loss'"),
-    ],
-)
-def test_arguments_that_mean_nothing_are_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_unknown_events_are_refused() -> None:
     from distrain.tensorflow.keras import ReportCheckpointCallback
 
-    with pytest.raises(error) as raised:
-        ReportCheckpointCallback(**arguments)
-    assert text in str(raised.value)
+    with pytest.raises(ValueError, match=r"checkpoint_on=...\): there is no \['validation_end'\]"):
+        ReportCheckpointCallback(checkpoint_on="validation_end")
+    with pytest.raises(ValueError, match=r"report_metrics_on=...\): there is no \['x'\]"):
+        ReportCheckpointCallback(report_metrics_on=["epoch_end", "x"])
 
 
 def test_a_metric_that_is_not_logged_is_named(storage: Path) -> None:

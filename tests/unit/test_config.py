@@ -72,7 +72,6 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "accelerator_type", "A100"),
     (LoggingConfig, "log_level", "LOUD"),
     (LoggingConfig, "ranks", [-1]),
-    (RunConfig, "worker_runtime_env", {"env_var": {"A": "1"}}),
     (RunConfig, "name", "x" * 241),
     (RunConfig, "name", "ü" * 121),
     (RunConfig, "progress", "loud"),
