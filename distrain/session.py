@@ -13,7 +13,6 @@ from distrain.worker.session import session_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distrain.api.context import TrialResources
     from distrain.data.iterator import DataIterator
     from distrain.storage.checkpoint import Checkpoint
 
@@ -283,7 +282,7 @@ def get_trial_dir() -> str:
     return get_context().get_trial_dir()
 
 
-def get_trial_resources() -> TrialResources:
+def get_trial_resources() -> dict[str, float]:
     """Return ``get_context().get_trial_resources()``, under Ray AIR's name.
 
     ::
