@@ -30,7 +30,6 @@ def is_asked_for_as_ray() -> bool:
 
 _AS_RAY = "`distrain run --as-ray` runs a script of Ray that has it, as it is"
 _CLUSTER = f"there is no cluster to connect to: fit() starts the workers and ends them, so leave it out; {_AS_RAY}"
-_DATA = "use distrain.data, or a DataLoader (or tf.data.Dataset) in train_func"
 _FRAMEWORK = "use DataParallelTrainer, and call the framework in train_func"
 _INFERENCE = "inference is not a part of distrain: load the files of result.checkpoint.as_directory()"
 _KEPT = "the trainer does not show it: keep the object that you passed to it"
@@ -45,12 +44,9 @@ _TPU = "TPUs are not supported"
 _TRAIN = "distrain itself replaces ray.train and ray.air: `import distrain as train`, `from distrain import session`"
 
 MISSING = {
-    "AccelerateTrainer": _TORCH,
     "Callback": "derive from distrain.UserCallback",
     "DataIterator": "it is distrain.data.DataIterator",
     "Dataset": "it is distrain.data.Dataset",
-    "HorovodTrainer": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
-    "HuggingFaceTrainer": _TORCH,
     "JaxConfig": "it is distrain.jax.JaxConfig",
     "JaxTrainer": "it is distrain.jax.JaxTrainer",
     "LightGBMTrainer": _FRAMEWORK,
@@ -66,31 +62,20 @@ MISSING = {
     "TrainRunContext": "it is called RunContext",
     "Trainer": _OF_RAY_1,
     "TrainingCallback": "derive from distrain.UserCallback",
-    "TransformersTrainer": _TORCH,
     "TuneConfig": _OUTER_LOOP,
     "TuneReportCallback": _OUTER_LOOP,
     "Tuner": _OUTER_LOOP,
     "ValidationFn": "any function will do for ValidationConfig(fn=...): leave the annotation out",
     "XGBoostConfig": _FRAMEWORK,
     "XGBoostTrainer": _FRAMEWORK,
-    "actor": _TASKS,
     "air": _TRAIN,
-    "available_resources": "see ScalingConfig(hosts=...), and `distrain check` for what hosts have",
-    "cluster_resources": "see ScalingConfig(hosts=...), and `distrain check` for what hosts have",
-    "get": _TASKS,
-    "get_actor": _TASKS,
     "get_preemption_info": "use should_stop()",
     "horovod": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
     "init": _CLUSTER,
-    "is_initialized": _CLUSTER,
-    "kill": _TASKS,
     "label_selector": "hosts have no labels here",
     "lightgbm": _FRAMEWORK,
     "local_dir": "an old name of storage_path",
-    "method": _TASKS,
-    "nodes": "see ScalingConfig(hosts=...), and `distrain check` for what hosts have",
     "preprocessor": "prepare the data in train_func",
-    "put": _TASKS,
     "remote": _TASKS,
     "rllib": "reinforcement learning is not a part of distrain: " + _FRAMEWORK,
     "runtime_env": "use RunConfig(worker_runtime_env={'env_vars': {...}})",
@@ -102,24 +87,17 @@ MISSING = {
     "tune": _OUTER_LOOP,
     "use_tpu": _TPU,
     "v2": _TRAIN,
-    "wait": _TASKS,
     "xgboost": _FRAMEWORK,
     "xla": _TPU,
     "Result.config": "a Result does not keep the train_loop_config: report what you need of it as metrics",
-    "Result.dataframe": "use metrics_dataframe",
     "Result.log_dir": "use path; the output of the ranks is in logs/ below it",
     "Result.metrics_history": "use metrics_dataframe",
     "Trainer.as_trainable": _OUTER_LOOP,
     "Trainer.backend_config": _KEPT,
     "Trainer.datasets": _KEPT,
-    "Trainer.run": _OF_RAY_1,
     "Trainer.run_config": _KEPT,
     "Trainer.scaling_config": _KEPT,
-    "Trainer.setup": "do it at the beginning of train_func",
-    "Trainer.shutdown": "leave it out: no worker is left when fit() returns",
-    "Trainer.start": "leave it out: fit() starts the workers",
     "Trainer.train_loop_config": _KEPT,
-    "Trainer.training_loop": "it is the function that you pass to the trainer",
 }
 """Names of Ray without a counterpart here, and what to do instead. A name with a dot is an attribute of one class."""
 

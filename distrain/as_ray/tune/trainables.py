@@ -40,18 +40,18 @@ class WithResources:
     trainable: Callable[..., Any]
     resources: Mapping[str, float]
 
-    @property
-    def scaling(self) -> ScalingConfig:
-        """The ScalingConfig of a trial."""
-        names = {"cpu": "CPU", "gpu": "GPU"}
-        needs = {names.get(name, name): amount for name, amount in self.resources.items() if amount}
-        return ScalingConfig(num_workers=1, use_gpu="GPU" in needs, resources_per_worker=needs or None)
-
 
 def with_resources(trainable: Callable[..., Any], resources: Mapping[str, float]) -> WithResources:
     """Return the function with the resources of a trial, as ``{"cpu": 2, "gpu": 1}``."""
     check_type("with_resources(resources)", resources, Mapping)
     return WithResources(trainable, resources)
+
+
+def scaling_for(resources: Mapping[str, float]) -> ScalingConfig:
+    """Return the ScalingConfig of a trial. Raises ValueError for resources that distrain does not know."""
+    names = {"cpu": "CPU", "gpu": "GPU"}
+    needs = {names.get(name, name): amount for name, amount in resources.items() if amount}
+    return ScalingConfig(num_workers=1, use_gpu="GPU" in needs, resources_per_worker=needs or None)
 
 
 @without("local_dir", "log_to_file", "progress_reporter", "sync_config", "verbose")

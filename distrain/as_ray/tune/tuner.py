@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from distrain.api.config import RunConfig, ScalingConfig
 from distrain.as_ray.tune.search_space import configs, generator_of
 from distrain.as_ray.tune.sweep import ResultGrid, Sweep, Trial
-from distrain.as_ray.tune.trainables import Function, WithResources
+from distrain.as_ray.tune.trainables import Function, WithResources, scaling_for
 from distrain.coordinator.trainer import DataParallelTrainer
 from distrain.errors import PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.storage.paths import read_manifest
@@ -109,9 +109,10 @@ class Tuner:
         check_type("Tuner(param_space)", param_space, Mapping, optional=True)
         check_type("Tuner(tune_config)", tune_config, TuneConfig, optional=True)
         check_type("Tuner(run_config)", run_config, RunConfig, optional=True)
-        self._scaling = ScalingConfig(num_workers=1)
+        needs: Mapping[str, float] = {}
         if isinstance(trainable, WithResources):
-            trainable, self._scaling = trainable.trainable, trainable.scaling
+            trainable, needs = trainable.trainable, trainable.resources
+        self._needs = needs
         is_trainer = isinstance(trainable, DataParallelTrainer)
         if not is_trainer and (not callable(trainable) or inspect.isclass(trainable)):
             raise TypeError(f"Tuner() takes a function or a trainer, got {trainable!r}")
@@ -184,7 +185,7 @@ class Tuner:
         return DataParallelTrainer(
             Function(self._trainable, self._stop),
             train_loop_config=trial.config,
-            scaling_config=self._scaling,
+            scaling_config=scaling_for(self._needs),
             run_config=run,
         )
 
