@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.ray_names import explaining
 from distrain.errors import ControllerError, StorageError, TrainingFailedError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.paths import RunPaths, read_manifest
@@ -19,7 +20,6 @@ from distrain.storage.retention import Retention, StoredRetention, best_first, f
 from distrain.storage.runs.details import checkpoints_of
 from distrain.storage.runs.listing import KILLED, run_at
 from distrain.system.pickling import pickled
-from distrain.system.ray_names import explaining
 from distrain.system.remote_path import RemotePath, locate
 
 if TYPE_CHECKING:

@@ -81,7 +81,7 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
 
         return run_command(["--check", *rest] if command == "check" else rest, user_path, prog=f"distrain {command}")
     if command not in COMMANDS:
-        from distrain.system.ray_names import did_you_mean
+        from distrain.system.text import did_you_mean
 
         hint = did_you_mean(command, (*LAUNCHING, *COMMANDS)) or "; `distrain --help` lists them"
         print(f"distrain: error: there is no command {command!r}{hint}", file=sys.stderr)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli.run.options import is_function
-from distrain.system.ray_names import did_you_mean
+from distrain.system.text import did_you_mean
 from distrain.worker.job import job
 from distrain.worker.job.early_variables import sets_early
 from distrain.worker.job.main_module import is_archive

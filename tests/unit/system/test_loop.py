@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.system.loop import Loop, SignalRelay
+from distrain.system.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -196,33 +194,6 @@ def test_run_ends_with_the_turn_in_which_it_is_stopped(loop: Loop, pipe: tuple[i
     os.write(pipe[1], b"data")
     loop.run()
     assert calls == ["one"]
-
-
-def test_loops_of_other_threads_get_the_signals_that_are_passed_on() -> None:
-    """Also those that were passed on before the loop began, and none of other times."""
-    got: dict[str, list[int]] = {"early": [], "late": []}
-    waits = threading.Event()
-
-    def follow(name: str, count: int) -> None:
-        loop = Loop()
-        with loop.signals([], got[name].append):
-            waits.set()
-            while len(got[name]) < count:
-                loop.step()
-        loop.close()
-
-    with SignalRelay() as relay:
-        early = threading.Thread(target=follow, args=("early", 2))
-        early.start()
-        assert waits.wait(5)
-        relay.pass_on(signal.SIGTERM)
-        late = threading.Thread(target=follow, args=("late", 2))
-        late.start()
-        relay.pass_on(signal.SIGINT)
-        early.join(5)
-        late.join(5)
-    assert got == {"early": [15, 2], "late": [15, 2]}
-    assert SignalRelay.current is None
 
 
 def test_a_signal_whose_handler_is_not_pythons_keeps_it() -> None:

@@ -747,12 +747,6 @@ def test_what_a_getter_returns_may_be_changed() -> None:
     assert CONTEXT.get_trial_resources() == {"GPU": 0.5}
 
 
-def test_the_resources_of_a_trial_are_those_of_its_workers() -> None:
-    resources = dataclasses.replace(CONTEXT, world_size=3).get_trial_resources()
-    assert resources.bundles == [{"GPU": 0.5}] * 3
-    assert resources.required_resources == {"GPU": 1.5}
-
-
 def test_the_storage_says_where_things_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     storage = dataclasses.replace(CONTEXT, storage_path=str(tmp_path)).get_storage()
