@@ -102,7 +102,7 @@ def test_a_file_is_described_by_its_content_and_its_status(plain: Path) -> None:
     path.chmod(0o4750)
     os.utime(path, ns=(1, 1_234_567_890_123_456_789))
     project = find(plain)
-    assert project.files == (ShippedFile(str(path), 7, 1_234_567_890_123_456_789, 0o750, digest_of(path)),)
+    assert project.files == (ShippedFile(str(path), 7, 1_234_567_890_123_456_789, 0o750, digest_of(path, 7)),)
     assert project.size == 7
     assert project.notes == ()
 
@@ -136,10 +136,10 @@ def test_special_files_are_left_out(repository: Path, plain: Path) -> None:
 def test_a_file_that_vanishes_is_left_out(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(plain, "a.py", "b.py")
 
-    def vanishing(path: Path) -> str:
+    def vanishing(path: Path, size: int) -> str:
         if path.name == "a.py":
             path.unlink()
-        return digest_of(path)
+        return digest_of(path, size)
 
     monkeypatch.setattr(project_module, "digest_of", vanishing)
     assert found(plain) == ["b.py"]
@@ -148,7 +148,7 @@ def test_a_file_that_vanishes_is_left_out(plain: Path, monkeypatch: pytest.Monke
 def test_an_unreadable_file_is_named_with_the_cure(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(plain, "a.py")
 
-    def refused(path: Path) -> str:
+    def refused(path: Path, size: int) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(project_module, "digest_of", refused)
