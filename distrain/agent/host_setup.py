@@ -112,9 +112,9 @@ class HostSetup:
         )
 
     def drop_checkpoint(self, folder: str) -> None:
-        """Delete a checkpoint that was brought here. One that a worker reads stays until the end of the run.
+        """Delete a checkpoint that was copied here. One that a worker reads stays until the end of the run.
 
-        Nobody tries again: by then, the same checkpoint may have been brought again.
+        Nobody tries again: by then, the same checkpoint may have been copied again.
         """
 
         def delete() -> None:
@@ -128,7 +128,7 @@ class HostSetup:
 
     @property
     def has_files(self) -> bool:
-        """True if files were brought to this host, perhaps by processes that still run."""
+        """True if files were copied to this host, perhaps by processes that still run."""
         return self._mirror is not None
 
     def end(self) -> None:
@@ -195,7 +195,7 @@ class HostSetup:
             return list(path)
 
         def here(entry: str | None) -> str | None:
-            if entry in asked.interpreter_path:  # also if it lies in a folder that was brought
+            if entry in asked.interpreter_path:  # also if it lies in a folder that was copied
                 return None if self._has_other_interpreter else entry
             return None if entry is None else self._here(entry)
 

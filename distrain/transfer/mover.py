@@ -97,7 +97,7 @@ class Mover:
         try:
             if isinstance(order, wire.Deliver):
                 return self._deliver(self._stream, order)
-            assert isinstance(order, wire.Upload), f"not an order: {order!r:.200}"
+            assert isinstance(order, wire.Upload)
             return self._fetch(self._stream, order)
         except StreamEndedError as error:
             why = self._stream.end(str(error))

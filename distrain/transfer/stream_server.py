@@ -70,7 +70,7 @@ def _put(reader: Reader, request: dict[str, Any]) -> None:
         raise error from None
     try:
         _receive(reader, staging, files)
-        if not os.path.isdir(folder):  # else another run has brought the same
+        if not os.path.isdir(folder):  # else another run has copied the same
             os.rename(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
