@@ -218,17 +218,6 @@ def test_the_directory_of_a_run_is_named_after_its_storage(tmp_path: Path) -> No
 # -- setting up ------------------------------------------------------------------------------------------------------
 
 
-def test_a_host_that_lacks_nothing_is_set_up_at_once(lab: Lab) -> None:
-    lab.set_up("a", "b")
-    assert lab.files.is_busy(["a"])
-    lab.answer("a")
-    assert lab.is_up == ["a"]
-    assert not lab.files.is_busy(["a", "not asked"])
-    assert lab.files.is_busy(["a", "b"])
-    assert list(lab.loop.timers) == ["set up b"]
-    assert not Mover.made
-
-
 def test_the_project_is_read_once_before_hosts_are_asked(lab: Lab) -> None:
     held: list[Callable[[], None]] = []
     lab.background = type("Held", (), {"do": lambda self, work, then: held.append(lambda: then(work()))})()
@@ -471,20 +460,6 @@ def test_hosts_that_do_not_see_the_storage_are_announced_once(lab: Lab, lines: l
     lab.answer("a", storage_problem="is not there")
     lab.files.announce(HOSTS)
     assert len(lines) == 1
-
-
-def test_hosts_with_different_problems_have_different_lines(lab: Lab, lines: list[str]) -> None:
-    lab.set_up("a", "b")
-    lab.answer("a", storage_problem="is not there")
-    lab.answer("b", storage_problem="hangs")
-    lab.files.announce(HOSTS)
-    for line, (host, problem) in zip(lines, (("a", "is not there"), ("b", "hangs")), strict=True):
-        assert line.startswith(f"{host} does not see the run directory, which {problem}; its checkpoints")
-
-
-def test_a_checkpoint_is_dropped_by_the_agent(lab: Lab) -> None:
-    lab.files.drop_checkpoint("a", "/cache/checkpoint")
-    assert lab.sent == [("a", wire.DropCheckpoint(folder="/cache/checkpoint"))]
 
 
 # -- movers ----------------------------------------------------------------------------------------------------------

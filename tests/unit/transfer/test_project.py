@@ -438,14 +438,6 @@ def test_packages_imported_from_elsewhere_are_shipped(plain: Path, tmp_path: Pat
     assert project.folders == (str(tmp_path / "lib"), str(tmp_path / "one"), str(plain))
 
 
-def test_links_within_a_package_from_elsewhere_are_followed(plain: Path, tmp_path: Path) -> None:
-    write(tmp_path, "lib/package/__init__.py")
-    (tmp_path / "lib/package/again.py").symlink_to("__init__.py")
-    project = find(plain, modules=module("package", tmp_path / "lib/package/__init__.py"))
-    assert names(project, tmp_path) == ["lib/package/__init__.py", "lib/package/again.py"]
-    assert project.notes == ()
-
-
 def test_of_a_package_without_a_file_the_parts_are_shipped(plain: Path, tmp_path: Path) -> None:
     write(tmp_path, "lib/space/part/__init__.py", "lib/space/part/deep/a.py", "lib/space/other/b.py")
     modules = module("space", None) | module("space.part.deep.a", tmp_path / "lib/space/part/deep/a.py")
@@ -484,15 +476,6 @@ def test_modules_of_the_interpreter_and_those_without_a_file_stay(
     project = find(plain, modules={**modules, "json": sys.modules["json"], "pytest": pytest, "sys": sys})
     assert project.files == ()
     assert project.folders == (str(plain),)
-
-
-def test_by_default_the_modules_of_this_process_count(
-    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, "lib/imported_here.py")
-    monkeypatch.setitem(sys.modules, *module("imported_here", tmp_path / "lib/imported_here.py").popitem())
-    project = find_project(sys_path=[], directory=str(plain), limit_bytes=100_000_000)
-    assert str(tmp_path / "lib/imported_here.py") in [file.path for file in project.files]
 
 
 def test_a_lazy_module_is_not_imported(plain: Path) -> None:
