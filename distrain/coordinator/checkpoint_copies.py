@@ -60,15 +60,17 @@ class CheckpointCopies:
         """Copy a checkpoint to a host, and call ``then`` with where it is, or why it cannot be copied."""
         copies = self._copies.setdefault(host, [])
         copy = next((copy for copy in copies if copy.path == path), None)
-        if copy is None:
-            self._count += 1  # a copy that is dropped is deleted later
-            copy = _Copy(path, f"{self._hosts.checkpoints_on(host)}/{Path(path).name}-{self._count}")
-            copies.append(copy)
-            order = wire.Deliver(folder=copy.folder, root=path, files=[], staging=self._hosts.checkpoints_on(host))
-            self._thread.do(partial(self._look_up, copy, order), partial(self._send, host, copy))
-        copy.waiting.append(then)
-        if copy.is_ready:
-            self._answer(copy)
+        if copy is not None:
+            copy.waiting.append(then)
+            if copy.is_ready:
+                self._answer(copy)
+            return
+        self._count += 1  # a copy that is dropped is deleted later
+        staging = self._hosts.checkpoints_on(host)
+        copy = _Copy(path, f"{staging}/{Path(path).name}-{self._count}", [then])
+        copies.append(copy)
+        order = wire.Deliver(folder=copy.folder, root=path, files=[], staging=staging)
+        self._thread.do(partial(self._look_up, copy, order), partial(self._send, host, copy))
 
     def _look_up(self, copy: _Copy, order: wire.Deliver) -> wire.Deliver | str:
         """Add the files of a checkpoint to an order, and keep it from being deleted. Or return why that fails."""

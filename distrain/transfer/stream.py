@@ -169,7 +169,7 @@ class Arrivals:
 
     def _open(self, path: str) -> int:
         try:
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         except OSError as error:
             self.problem = self.problem or error
             return -1

@@ -68,7 +68,9 @@ class RunMirror:
             self._delete_copies()
             delete(self._project)
             self._project.symlink_to(project)
-        self._make_way(project)
+            self.files.mkdir(mode=0o700, exist_ok=True)
+        if os.listdir(self.files):
+            self._make_way(project)
         for folder in folders:
             os.makedirs(self.mirrored(folder), exist_ok=True)
         try:
@@ -89,7 +91,10 @@ class RunMirror:
 
     def _copy(self, source: str, target: str) -> None:
         if not _is_copy(target, source):
-            shutil.copy2(source, self._new)
+            status = os.stat(source)
+            shutil.copyfile(source, self._new)
+            os.chmod(self._new, stat.S_IMODE(status.st_mode))
+            os.utime(self._new, ns=(status.st_mtime_ns, status.st_mtime_ns))
             os.replace(self._new, target)
 
     def _placed(self) -> str:

@@ -181,7 +181,7 @@ def test_a_full_disk_is_named(cache: HostCache, project: Project, monkeypatch: p
     def full(source: Any, target: Path) -> None:
         raise OSError(28, "No space left on device", str(target))
 
-    monkeypatch.setattr(shutil, "copy2", full)
+    monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(OSError, match="No space left on device"):
         run.place(folder, [])
 
