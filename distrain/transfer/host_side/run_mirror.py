@@ -111,8 +111,8 @@ class RunMirror:
         if self._fd < 0:
             return
         self._clear()
-        if not self.files.exists():
-            delete(self.path)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
         os.close(self._fd)
         self._fd = -1
 
