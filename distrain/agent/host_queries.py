@@ -104,7 +104,7 @@ def _inspect(asked: wire.InspectHost, gpus: Sequence[Gpu]) -> wire.InspectionRes
 def _with_details(result: wire.InspectionResult, asked: wire.InspectHost, gpus: Sequence[Gpu]) -> wire.InspectionResult:
     from distrain.agent.rank_cpus import rank_cpus
     from distrain.hosts.gpu_health import gpu_health
-    from distrain.transfer.host_side.cache_cleaning import size_by_kind
+    from distrain.transfer.host_side.cache_cleaning import size_of
     from distrain.transfer.host_side.host_cache import existing_cache
 
     cache, cpu_problem = existing_cache(), None
@@ -114,7 +114,7 @@ def _with_details(result: wire.InspectionResult, asked: wire.InspectHost, gpus: 
         cpu_problem = str(error)
     return replace(
         result,
-        cache_bytes=sum(size_by_kind(cache).values()) if cache is not None else 0,
+        cache_bytes=size_of(cache) if cache is not None else 0,
         gpus=[asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})] if gpus else [],
         cpu_problem=cpu_problem,
         sent=time.time(),  # after all that takes long: the clocks of the two machines are compared by it
@@ -122,12 +122,12 @@ def _with_details(result: wire.InspectionResult, asked: wire.InspectHost, gpus: 
 
 
 def _empty_cache() -> wire.CacheEmptied:
-    from distrain.transfer.host_side.cache_cleaning import empty
+    from distrain.transfer.host_side.cache_cleaning import trim
     from distrain.transfer.host_side.host_cache import existing_cache
 
     try:
         cache = existing_cache()
-        freed_bytes, in_use = empty(cache) if cache is not None else (0, [])
+        freed_bytes, in_use = trim(cache, 0, wait=True) if cache is not None else (0, [])
     except OSError as error:
         return wire.CacheEmptied(freed_bytes=0, in_use=[], failed=str(error))
     own = f"programs/{own_package().parent.name}"  # that of this process

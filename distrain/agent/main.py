@@ -227,8 +227,6 @@ class Agent:
                 self._beat()
             case wire.SetUpHost():
                 self._setup.begin(message)
-            case wire.FilesDelivered():
-                self._setup.go_on()
             case wire.DropCheckpoint(folder=folder):
                 self._setup.drop_checkpoint(folder)
             case wire.Prepare():

@@ -129,7 +129,7 @@ class Coordinator:
             receive=self._receive,
             refuse=self._refuse,
         )
-        self._copies = CheckpointCopies(self._host_files, self._verification, addresses=self._host_addresses)
+        self._copies = CheckpointCopies(self._host_files, self._verification)
         self._validations = Validations(request, store, log_dir=log_dir)
         self._clock = PausableClock()
         self._report_handler = ReportHandler(
@@ -641,11 +641,6 @@ class Coordinator:
     def _refuse(self, host: str, why: str) -> None:
         """End the run, as a host cannot train."""
         self._happened(events.MessageReceived(host, wire.HostFailed(text=why)))
-
-    def _host_addresses(self) -> Mapping[str, str]:
-        """Return where other hosts reach each host of the attempt."""
-        plan = self.machine.plan
-        return {} if plan is None else dict(zip(plan.hosts, plan.addresses, strict=True))
 
     # -- the end --------------------------------------------------------------------------------------------------
 

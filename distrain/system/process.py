@@ -91,7 +91,7 @@ _PROGRAMS = {
     "debug": "distrain.cli.debugging",
     "forkserver": "distrain.agent.forkserver",
     "mover": "distrain.transfer.mover",
-    "stream-server": "distrain.transfer.streams.stream_server",
+    "stream-server": "distrain.transfer.stream_server",
     "tracker": "distrain.trackers.main",
     "uploader": "distrain.transfer.uploader",
     "validator": "distrain.worker.validator",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 15
+WIRE_VERSION = 16
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -640,8 +640,7 @@ class OrderDone(Message):
 class SetUpHost(Message):
     """Give the workers of the host the files that they need, before :class:`Prepare`.
 
-    files: the fields of a :class:`~distrain.wire.shipped_file.ShippedFile` for each file of the project; their
-    digests are empty unless a host needs them.
+    files: the fields of a :class:`~distrain.wire.shipped_file.ShippedFile` for each file of the project.
     folders: directories of the coordinator's machine that workers may use, also without files.
     place: name of the directory for the files in the host's cache. cache_bytes: the size up to which the cache may
     grow. storage, probe_file, nonce: as in :class:`InspectHost`. requirements: text of a requirements file for which a
@@ -670,30 +669,19 @@ class SetUpHost(Message):
 
 @message
 class HostSetUp(Message):
-    """How far the host is set up.
+    """The host is set up, or it lacks the project.
 
-    missing: digests of files that the cache lacks; they are awaited in the directory ``blobs``, each under its digest,
-    and :class:`FilesDelivered` continues. needs_digests: it does not see the files, and has to be asked again with
-    their digests. storage_problem: why the host does not see the storage; None if it does. checkpoints: the directory
-    for checkpoints that are brought to this host. failed: why no worker can run here.
+    wanted: the directory that has to get the files of the project before the host is asked again; empty if nothing is
+    missing. storage_problem: why the host does not see the storage; None if it does. checkpoints: the directory for
+    checkpoints that are copied to this host, and for files until all have arrived. failed: why no worker can run here.
 
     Agent -> coordinator.
     """
 
-    missing: list[str]
-    needs_digests: bool = False
-    blobs: str = ""
+    wanted: str = ""
     checkpoints: str = ""
     storage_problem: str | None = None
     failed: str | None = None
-
-
-@message
-class FilesDelivered(Message):
-    """The missing files are in the cache.
-
-    Coordinator -> agent; answered by :class:`HostSetUp`.
-    """
 
 
 @message
@@ -708,22 +696,22 @@ class DropCheckpoint(Message):
 
 @message
 class Deliver(Message):
-    """Copy files into the directory ``folder`` of the host.
+    """Copy files into the new directory ``folder`` of the host.
 
-    files: for each, its path on this machine, its path below ``folder``, its size in bytes and its digest: for all
-    files as :func:`~distrain.wire.shipped_file.digest_of` returns it, or for all ``crc32:`` and the number.
-    staging: a directory of the run on the host, for files until all have arrived. folders: directories to make below
-    ``folder``, also if no file is in them. peer: address, port and secret of a :class:`Serving` host that has the
-    files; None if they come from this machine.
+    root: the directory of this machine that ``folder`` stands for. files: the fields of a
+    :class:`~distrain.wire.shipped_file.ShippedFile` for each file below ``root``; the digests are as
+    :func:`~distrain.wire.shipped_file.digest_of` returns them, or ``crc32:`` and the number. staging: a directory of
+    the run on the host, for files until all have arrived. folders: directories to make below ``folder``, also if no
+    file is in them.
 
     Coordinator -> mover; answered by :class:`Delivered`.
     """
 
     folder: str
-    files: list[tuple[str, str, int, str]]
+    root: str
+    files: list[tuple[str, int, int, int, str]]
     staging: str
     folders: list[str] = field(default_factory=list)
-    peer: tuple[str, int, str] | None = None
 
 
 @message
@@ -733,29 +721,6 @@ class Delivered(Message):
     Mover -> coordinator.
     """
 
-    failed: str | None = None
-
-
-@message
-class Serve(Message):
-    """Let other hosts copy the files of ``folder`` from this host. It listens at ``address`` until the mover ends.
-
-    Coordinator -> mover; answered by :class:`Serving`.
-    """
-
-    folder: str
-    address: str
-
-
-@message
-class Serving(Message):
-    """The port and the secret with which other hosts read the files. Or (``failed``) why they cannot.
-
-    Mover -> coordinator.
-    """
-
-    port: int = 0
-    secret: str = ""
     failed: str | None = None
 
 
@@ -1255,6 +1220,4 @@ def failed_answer(order: Message, why: str) -> Message:
             return OrderDone(failed=why)
         case Deliver():
             return Delivered(failed=why)
-        case Serve():
-            return Serving(failed=why)
     raise AssertionError(f"not an order: {order!r:.200}")

@@ -306,7 +306,7 @@ class Player:
             case wire.ReservePorts(attempt=attempt, ports=ports):
                 yield wire.RendezvousPorts(attempt=attempt, ports=[*range(40000, 40000 + ports)])
             case wire.SetUpHost():
-                yield wire.HostSetUp(missing=[])
+                yield wire.HostSetUp()
             case wire.InspectHost() as question:
                 yield self._inspect(question)
             case wire.OpenProbePort(nonce=nonce):
