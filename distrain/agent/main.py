@@ -51,6 +51,7 @@ FORKSERVER_TIMEOUT_S = 1.0
 _FIRST_LEASE_S = 60.0
 """Seconds that the coordinator may be silent before it has sent its lease."""
 _LEASE_MARGIN_S = 0.01
+_STOPS_BY_SIGNAL = wire.DebuggerInput.__name__
 _READ_BYTES = 64 << 10
 
 
@@ -244,8 +245,6 @@ class Agent:
             case wire.TakeStacks() if message.attempt == self._attempt and not self._stopping:
                 self._ask_for_stacks()
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
-            case wire.BreakIn(rank=rank) if message.attempt == self._attempt:
-                self._signal(process.DEBUG_SIGNAL, [w for w in self._living() if w.rank == rank])
             case wire.OpenStorage():
                 self._order(message)
             case wire.Upload() if message.attempt == self._attempt:
@@ -293,7 +292,11 @@ class Agent:
 
     def _pass_down(self, frame: wire.Frame) -> None:
         worker = self._workers.get(frame.header["rank"])
-        if worker is not None and frame.header["attempt"] == self._attempt and not worker.exited:
+        if worker is None or frame.header["attempt"] != self._attempt or worker.exited:
+            return
+        if frame.kind == _STOPS_BY_SIGNAL and frame.header["line"] is None:
+            self._signal(process.DEBUG_SIGNAL, [worker])
+        else:
             worker.channel.queue(frame.raw)
 
     # -- the forkserver -------------------------------------------------------------------------------------------

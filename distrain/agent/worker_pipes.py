@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PAUSE_AT_BYTES = 4 << 20
 """Bytes that wait for the coordinator before the workers have to wait, too."""
 _RESUME_AT_BYTES = 1 << 20
-_AFTER_OUTPUT = {wire.Outcome.__name__, wire.DebuggerPrompt.__name__}
+_AFTER_OUTPUT = {wire.Outcome.__name__, wire.DebuggerSays.__name__}
 """Messages that must not overtake what the worker has printed before."""
 GATHER_S = 0.01
 """Seconds from one look for output to the next. Output that comes meanwhile travels in few large pieces."""

@@ -88,7 +88,6 @@ BROUGHT = ".brought"
 """File next to a distrain that was brought to this host by :mod:`distrain.transfer.program`."""
 _PROGRAMS = {
     "agent": "distrain.agent.main",
-    "debug": "distrain.cli.debugging",
     "forkserver": "distrain.agent.forkserver",
     "mover": "distrain.transfer.mover",
     "stream-server": "distrain.transfer.streams.stream_server",
@@ -175,27 +174,6 @@ def spawn_quiet(
         start_new_session=True,
         pass_fds=tuple(pass_fds),
     )
-
-
-def spawn_in_terminal(argv: Sequence[str]) -> Process:
-    """Start a process that calls :func:`leave_group` and :func:`take_terminal`. Raises OSError."""
-    return subprocess.Popen(list(argv))  # noqa: S603
-
-
-def leave_group() -> None:
-    """Get a process group of its own for this process, which no shell knows. So Ctrl-Z must not stop it."""
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-
-
-def take_terminal() -> None:
-    """Let the process group of this process read from its terminal, and be the one that Ctrl-C interrupts."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
-    try:
-        with contextlib.suppress(OSError):  # the terminal is closed
-            os.tcsetpgrp(0, os.getpgrp())
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def private_stdio() -> tuple[int, int]:

@@ -394,17 +394,6 @@ class StacksDone(Message):
     programs: list[tuple[int, str]] = field(default_factory=list)
 
 
-@message
-class BreakIn(Message):
-    """Open the debugger of a rank at the line where its main thread is.
-
-    Coordinator -> agent; answered by the rank, with :class:`DebuggerPrompt`.
-    """
-
-    attempt: int
-    rank: int
-
-
 # -- checks of hosts -------------------------------------------------------------------------------------------------
 
 
@@ -870,48 +859,33 @@ class Running(FromWorker):
 
 
 @message
-class DebuggerOutput(FromWorker):
+class DebuggerSays(FromWorker):
     """Text that the debugger of a rank shows.
 
-    Worker -> coordinator -> ``distrain debug``.
+    prompt: the rank is stopped, and waits for a line; None if it does not wait. place: the line of the user's code,
+    such as ``load_batch (train.py:31)``. error: the exception that has ended train_func there, if one has. closed: the
+    rank goes on without the debugger, and, if it is not empty, for this reason.
+
+    Worker -> coordinator -> ``distrain debug``. A prompt is answered by :class:`DebuggerInput`.
     """
 
     body: bytes
-
-
-@message
-class DebuggerPrompt(FromWorker):
-    """The rank is stopped, and its debugger waits for a line.
-
-    place: the line of the user's code, such as ``load_batch (train.py:31)``. error: the exception that has ended
-    train_func there, if one has.
-
-    Worker -> coordinator -> ``distrain debug``; answered by :class:`DebuggerInput`.
-    """
-
-    prompt: str
-    place: str
+    prompt: str | None = None
+    place: str = ""
     error: str = ""
-
-
-@message
-class DebuggerClosed(FromWorker):
-    """The debugger of the rank is closed, and the rank goes on. ``why``: the reason if it is another one.
-
-    Worker -> coordinator -> ``distrain debug``.
-    """
-
-    why: str = ""
+    closed: str | None = None
 
 
 @message
 class DebuggerInput(ToWorker):
     """A line for the debugger of a rank, with its line end; empty to close it.
 
-    ``distrain debug`` -> coordinator -> worker.
+    None opens the debugger at the line where the main thread is: then the agent sends the worker a signal.
+
+    ``distrain debug`` -> coordinator -> agent -> worker.
     """
 
-    line: str
+    line: str | None
 
 
 @message

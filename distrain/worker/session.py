@@ -668,7 +668,7 @@ class Session:
                 self._stop_at = call
             case wire.StopAtReport(call=call):
                 self._vote_at = call
-            case wire.DebuggerInput(line=line):
+            case wire.DebuggerInput(line=str(line)):
                 self._debugger_input.append(line)
             case wire.Release():
                 self.released = True
