@@ -447,7 +447,7 @@ class Agent:
             self._start_forkserver()
         self._spawn_waiting()
         gpus = {fields["rank"]: self._gpus_of(fields["context"]["devices"]) for fields in message.ranks}
-        self._watch.begin(message.attempt, message.health_s, self._processes, gpus)
+        self._watch.begin(message.attempt, message.ranks[0]["vitals_s"], self._processes, gpus)
 
     def _gpus_of(self, devices: Sequence[int]) -> list[Gpu]:
         """Return the GPUs of a rank, none on a host with MIG instances. ``devices``: their numbers for CUDA."""

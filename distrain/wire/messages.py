@@ -258,14 +258,13 @@ class Start(Message):
     """Start these ranks.
 
     ranks: the fields of a :class:`WorkerSpec` for each. rendezvous: the address whose network interface the ranks have
-    to use; empty if they may choose. health_s: seconds between two looks at memory and GPUs; see :class:`Troubles`.
+    to use; empty if they may choose.
 
     Coordinator -> agent; answered by :class:`Spawned` for each rank, and at last by :class:`HostIdle`.
     """
 
     attempt: int
     ranks: list[dict[str, Any]]
-    health_s: float
     rendezvous: str = ""
 
 
@@ -835,7 +834,7 @@ class WorkerSpec(ToWorker):
     checkpoint: path or URL of the checkpoint to resume from, on the filesystem that ``context`` names.
     directory: the working directory.
     sys_path: the module search path; None stands for the interpreter's own entries.
-    vitals_s: seconds between two :class:`Vitals`.
+    vitals_s: seconds between two :class:`Vitals`, and between two looks at memory and GPUs; see :class:`Troubles`.
     debug_rank: the rank on which breakpoint() opens the debugger.
     """
 
