@@ -238,7 +238,7 @@ class ForkServer:
                     kind="exited",
                     rank=rank,
                     status=status,
-                    max_rss_bytes=usage.ru_maxrss * _RSS_UNIT,
+                    max_rss_bytes=usage.ru_maxrss * 1024,
                     by_us=by_us,
                     oom_limit_bytes=self._oom.killed() if status else None,
                 )
@@ -260,9 +260,6 @@ class ForkServer:
         """Kill the workers, with their process groups, and all other descendants."""
         process.kill_groups([pid for pid in self._workers if not process.has_ended(pid)])
         process.kill_descendants()
-
-
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import platform
 import resource
 import signal
 import sys
-import tempfile
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -494,7 +493,7 @@ class Agent:
     def _end_worker(self, worker: WorkerPipes, **fields: Any) -> None:
         worker.exited = True
         self._relay.remove(worker)
-        self._up.queue(wire.Exited(attempt=self._attempt, rank=worker.rank, program=worker.program, **fields))
+        self._up.queue(wire.Exited(attempt=self._attempt, rank=worker.rank, **fields))
         if all(other.exited for other in self._workers.values()):
             self._empty_host()
 
@@ -575,14 +574,8 @@ class Agent:
         for worker in living:
             if worker.stacks:
                 self._up.queue(wire.StackDump(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
-        silent = [worker for worker in living if not worker.stacks]
-        self._up.queue(
-            wire.StacksDone(
-                attempt=self._attempt,
-                silent=[worker.rank for worker in silent],
-                programs=[(worker.rank, worker.program) for worker in silent if worker.program],
-            )
-        )
+        silent = [worker.rank for worker in living if not worker.stacks]
+        self._up.queue(wire.StacksDone(attempt=self._attempt, silent=silent))
 
     def _read_stacks(self, worker: WorkerPipes) -> None:
         try:
@@ -656,10 +649,7 @@ def _why_no_forkserver(error: OSError, directory: str) -> str:
 
 def _anonymous_file() -> int:
     """Return the descriptor of a file that all workers can read."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("distrain-job")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+    return os.memfd_create("distrain-job")
 
 
 def _overwrite(fd: int, data: bytes) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import sys
-import uuid
+import tempfile
 from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.cli import parsers
-from distrain.cli.requesting import paths_of, request
+from distrain.cli.requesting import request
 from distrain.cli.text import echo
 from distrain.coordinator.requests import DEBUG, STACKS
 from distrain.storage.runs.listing import NoSuchRun
 from distrain.system.text import without_controls
 from distrain.wire.channel import Channel
-from distrain.wire.unix_sockets import listen_at
 
 if TYPE_CHECKING:
     import argparse
@@ -51,16 +52,13 @@ def run_debug(options: argparse.Namespace) -> int:
 
 def connect(run: Run, rank: int) -> Channel:
     """Return a connection to the debugger of a rank. Raises NoSuchRun."""
-    token = uuid.uuid4().hex
-    path = paths_of(run).debugger(token)
-    path.parent.mkdir(exist_ok=True)
-    with listen_at(path) as listener:
-        try:
-            if problem := request(run, DEBUG, f"{rank} {token}"):
-                raise NoSuchRun(problem)
-            fd = listener.accept()[0].detach()
-        finally:
-            path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = os.path.join(folder, "debug.sock")
+        listener.bind(path)
+        listener.listen(1)
+        if problem := request(run, DEBUG, f"{rank} {path}"):
+            raise NoSuchRun(problem)
+        fd = listener.accept()[0].detach()
     return Channel(fd, fd)
 
 

@@ -1,12 +1,13 @@
 """The debuggers of ranks, and the terminals of the people who use them. Runs in: coordinator.
 
-A terminal is a process of ``distrain debug``, which listens at a socket in the run directory. Its messages travel over
+A terminal is a process of ``distrain debug``, which listens at a socket. Its messages travel over
 the connection to the agent of the rank's host, so no port is opened.
 """
 
 from __future__ import annotations
 
 import shlex
+import socket
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ from distrain.errors import WireError
 from distrain.system.log import say
 from distrain.system.text import count
 from distrain.wire.channel import Channel
-from distrain.wire.unix_sockets import connect_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,6 @@ class Debuggers:
         on_change: Callable[[], None],
     ) -> None:
         self._loop = loop
-        self._paths = store.paths
         self._run = str(store.location)
         self._status = status
         self._debug_rank = debug_rank
@@ -136,17 +135,21 @@ class Debuggers:
     def connect(self, reply: Callable[[str], None], argument: str) -> None:
         """Connect a ``distrain debug`` to a rank, and stop that. Reply why this is not possible, or with no text.
 
-        argument: the rank, and the token of the socket.
+        argument: the rank, and the path of the socket.
         """
-        number, _, token = argument.partition(" ")
+        number, _, path = argument.partition(" ")
         rank = int(number) if number.isdecimal() else -1
         problem = self._problem(rank)
-        if not problem and token.isalnum():
+        if not problem:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.setblocking(False)
             try:
-                fd = connect_to(self._paths.debugger(token)).detach()
+                connection.connect(path)
             except OSError as error:
+                connection.close()
                 problem = f"the debugger cannot be connected: {error}"
             else:
+                fd = connection.detach()
                 self._serve(rank, Channel(fd, fd))
         reply(problem)
 

@@ -63,8 +63,6 @@ def _copy_in_kernel(source: Path, target: Path) -> bool:
 
     It copies nothing where the file system can share the bytes.
     """
-    if not hasattr(os, "copy_file_range"):
-        return False
     with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer, naming(target):
         done, size = 0, os.fstat(reader.fileno()).st_size
         try:

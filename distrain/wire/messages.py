@@ -312,8 +312,7 @@ class Exited(Message):
 
     lost: why the process is gone although its end was not seen. by_us: the agent sent the signal. max_rss_bytes: peak
     memory of the process; 0 if unknown. oom_limit_bytes: None unless the kernel killed it for lack of memory; then the
-    limit of its cgroup, or 0 if that limit was not the reason. program: the other program that it had become; empty if
-    it was still a worker.
+    limit of its cgroup, or 0 if that limit was not the reason.
 
     Agent -> coordinator.
     """
@@ -326,7 +325,6 @@ class Exited(Message):
     by_us: bool = False
     max_rss_bytes: int = 0
     oom_limit_bytes: int | None = None
-    program: str = ""
 
 
 @message
@@ -383,14 +381,11 @@ class StackDump(Message):
 class StacksDone(Message):
     """All stacks that arrived in time were sent; ``silent`` ranks sent none.
 
-    programs: silent ranks that have become another program, with its command line.
-
     Agent -> coordinator.
     """
 
     attempt: int
     silent: list[int]
-    programs: list[tuple[int, str]] = field(default_factory=list)
 
 
 # -- checks of hosts -------------------------------------------------------------------------------------------------

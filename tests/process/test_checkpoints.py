@@ -20,11 +20,8 @@ from distrain import (
     Checkpoint,
     CheckpointConfig,
     CheckpointError,
-    CheckpointUploadMode,
-    DataParallelTrainer,
     FailureConfig,
     Result,
-    RunConfig,
     StorageError,
     TrainingFailedError,
     WorkerGroupError,
@@ -98,18 +95,6 @@ def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(
     assert files_of(fit(train, workers=3, checkpoint_config=config).checkpoint) == {"model.txt": "second"}
 
 
-def test_a_rank_that_is_slow_at_the_beginning_is_waited_for(any_fit: Fit) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        time.sleep(0.4 * rank)
-        for epoch in range(3):
-            save(f"shard-{rank}.txt", f"rank {rank}, epoch {epoch}")
-
-    result = any_fit(train)
-    assert len(names(result.path)) == 3
-    assert files_of(result.checkpoint) == {"shard-0.txt": "rank 0, epoch 2", "shard-1.txt": "rank 1, epoch 2"}
-
-
 def test_rank_0_alone_while_the_others_report_metrics_only(any_fit: Fit) -> None:
     def train() -> None:
         for epoch in range(3):
@@ -121,21 +106,6 @@ def test_rank_0_alone_while_the_others_report_metrics_only(any_fit: Fit) -> None
     result = any_fit(train, workers=3)
     assert len(names(result.path)) == 3
     assert files_of(result.checkpoint) == {"model.txt": "epoch 2"}
-
-
-def test_some_ranks_bring_files(any_fit: Fit) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        for epoch in range(2):
-            meet(epoch)
-            if rank in (1, 3):
-                save(f"shard-{rank}.txt", f"rank {rank}, epoch {epoch}", {"epoch": epoch})
-            else:
-                distrain.report({"epoch": epoch})
-
-    result = any_fit(train, workers=4)
-    assert len(names(result.path)) == 2
-    assert files_of(result.checkpoint) == {"shard-1.txt": "rank 1, epoch 1", "shard-3.txt": "rank 3, epoch 1"}
 
 
 def test_a_rank_that_is_ahead_waits_in_report(any_fit: Fit, tmp_path: Path) -> None:
@@ -219,18 +189,6 @@ def test_a_name_that_is_a_file_on_one_rank_and_a_directory_on_another_costs_one_
     assert f"checkpoint 1 is dropped, as rank 1 could not store its part: {why}" in capsys.readouterr().err
 
 
-def test_the_same_contents_from_all_ranks_are_nothing_to_talk_about(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def train() -> None:
-        for epoch in range(3):
-            meet(epoch)
-            save("model.txt", f"epoch {epoch}")
-
-    assert files_of(fit(train, workers=3).checkpoint) == {"model.txt": "epoch 2"}
-    assert "different" not in capsys.readouterr().err
-
-
 def test_a_report_that_fails_on_one_rank_costs_one_checkpoint(fit: Fit, capfd: pytest.CaptureFixture[str]) -> None:
     def train() -> None:
         rank = distrain.get_context().get_world_rank()
@@ -289,27 +247,6 @@ def test_get_checkpoint_waits_for_a_rank_no_longer_than_missing_rank_s(fit: Fit)
         return Path(latest.path).name
 
     assert fit(train, checkpoint_config=CheckpointConfig(missing_rank_s=0.5)).return_value == "checkpoint_000000"
-
-
-@pytest.mark.parametrize("mode", [CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC])
-def test_folders_in_a_checkpoint_are_kept(fit: Fit, tmp_path: Path, mode: CheckpointUploadMode) -> None:
-    def train() -> None:
-        folder = place / f"mine-{distrain.get_context().get_world_rank()}"
-        (folder / "a b" / "ü").mkdir(parents=True)
-        (folder / "a b" / "ü" / f"{folder.name}.txt").write_text("deep")
-        (folder / "top.txt").write_text("top")
-        (folder / "empty" / folder.name).mkdir(parents=True)
-        distrain.report({}, checkpoint=Checkpoint.from_directory(folder), checkpoint_upload_mode=mode)
-
-    place = tmp_path
-    checkpoint = fit(train).checkpoint
-    assert checkpoint is not None
-    assert sorted(path.name for path in Path(checkpoint.path, "empty").iterdir()) == ["mine-0", "mine-1"]
-    assert files_of(checkpoint) == {
-        "a b/ü/mine-0.txt": "deep",
-        "a b/ü/mine-1.txt": "deep",
-        "top.txt": "top",
-    }
 
 
 # -- when a checkpoint is safe ---------------------------------------------------------------------------------------
@@ -452,17 +389,6 @@ def test_a_checkpoint_that_may_lack_ranks_replaces_no_complete_one(fit: Fit, tmp
 # -- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def test_only_the_newest_are_kept(any_fit: Fit) -> None:
-    def train() -> None:
-        for epoch in range(5):
-            meet(epoch)
-            save("model.txt", f"epoch {epoch}", {"epoch": epoch})
-
-    result = any_fit(train, checkpoint_config=CheckpointConfig(num_to_keep=2))
-    assert names(result.path) == ["checkpoint_000003", "checkpoint_000004"]
-    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [3, 4]
-
-
 def test_the_best_and_the_latest_are_kept(fit: Fit) -> None:
     def train() -> None:
         for epoch, loss in enumerate([3.0, 1.0, 2.0, float("nan"), 5.0]):
@@ -475,20 +401,6 @@ def test_the_best_and_the_latest_are_kept(fit: Fit) -> None:
     assert [files_of(checkpoint)["model.txt"] for checkpoint, _ in result.best_checkpoints] == ["epoch 2", "epoch 1"]
     again = Result.from_path(result.path)
     assert [files_of(checkpoint)["model.txt"] for checkpoint, _ in again.best_checkpoints] == ["epoch 2", "epoch 1"]
-
-
-def test_a_score_that_no_checkpoint_has_is_said_once(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        for epoch in range(3):
-            save("model.txt", f"epoch {epoch}", {"loss": float("nan"), "eval": {"loss": 1.0}})
-
-    for attribute, times in (("eval/los", 1), ("eval/loss", 0), ("loss", 0)):
-        config = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute=attribute, checkpoint_score_order="min")
-        fit(train, workers=1, checkpoint_config=config)
-        said = f"checkpoint_000000 has no metric {attribute!r} (CheckpointConfig.checkpoint_score_attribute)"
-        err = capsys.readouterr().err
-        assert err.count(said) == err.count("has no metric") == times
-        assert err.count("it has: eval/loss, loss") == times
 
 
 # -- where the next one begins ---------------------------------------------------------------------------------------
@@ -623,27 +535,6 @@ def test_the_hosts_connect_while_the_checkpoint_is_verified_and_the_workers_wait
     assert (said.find("continuing at checkpoint_000001 instead") > warned) == is_damaged
 
 
-@pytest.mark.parametrize("start_is_damaged", [False, True])
-def test_when_all_checkpoints_are_damaged_the_run_begins_at_the_one_that_the_user_gives(
-    fit: Fit, start_is_damaged: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start = fit(train_three_epochs, {}, name="first").best_checkpoints[0][0]
-    assert files_of(start) == {"epoch.txt": "0"}
-    keep_one = CheckpointConfig(num_to_keep=1)
-    with pytest.raises(WorkerGroupError):
-        fit(fail_after_three_epochs, {"fails": True}, name="second", checkpoint_config=keep_one)
-    for folder in (fit.storage / "second").glob("checkpoint_*"):
-        flip_a_bit(folder / "epoch.txt")
-    if start_is_damaged:
-        flip_a_bit(Path(start.path, "epoch.txt"))
-        with pytest.raises(CheckpointError, match=r"resume_from_checkpoint: .*/checkpoint_000000 is damaged"):
-            fit(train_three_epochs, {}, name="second", resume_from=start)
-        assert len(Result.from_path(fit.storage / "second").best_checkpoints) == 0
-    else:
-        assert fit(train_three_epochs, {}, name="second", resume_from=start).return_value == "began at 1"
-        assert "continuing at checkpoint_000000 instead" in capsys.readouterr().err
-
-
 def test_ctrl_c_ends_the_verification_of_a_checkpoint(fit: Fit, user_script: Script) -> None:
     with pytest.raises(WorkerGroupError):
         fit(fail_after_three_epochs, {"fails": True}, name="run")
@@ -716,25 +607,6 @@ def test_a_new_run_starts_from_a_directory(any_fit: Fit, tmp_path: Path) -> None
     assert result.return_value == "began at 2"
 
 
-def test_a_trainer_takes_a_path_or_a_file_url_to_start_from(fit: Fit, tmp_path: Path) -> None:
-    (tmp_path / "start").mkdir()
-    (tmp_path / "start" / "epoch.txt").write_text("1")
-    for start in (tmp_path / "start", str(tmp_path / "start"), (tmp_path / "start").as_uri()):
-        trainer = DataParallelTrainer(
-            train_three_epochs,
-            train_loop_config={},
-            run_config=RunConfig(storage_path=fit.storage),
-            resume_from_checkpoint=start,
-        )
-        assert trainer.fit().return_value == "began at 2"
-
-
-def test_a_new_run_starts_from_another_runs_checkpoint(fit: Fit) -> None:
-    first = fit(train_three_epochs, {}, name="first")
-    _, (middle, _), _ = first.best_checkpoints
-    assert fit(train_three_epochs, {}, name="second", resume_from=middle).return_value == "began at 2"
-
-
 def test_a_new_run_starts_from_a_dict(any_fit: Fit) -> None:
     def train() -> Any:
         checkpoint = distrain.get_checkpoint()
@@ -758,46 +630,7 @@ def test_dicts_are_checkpoints_too(any_fit: Fit) -> None:
     assert data["_current_checkpoint_id"] == 1
 
 
-def test_metadata_travels_with_the_files(fit: Fit, tmp_path: Path) -> None:
-    def train() -> None:
-        checkpoint = Checkpoint.from_directory(place)
-        checkpoint.set_metadata({"framework": "none"})
-        checkpoint.update_metadata({"epoch": 3})
-        distrain.report({}, checkpoint=checkpoint)
-
-    place = tmp_path / "model"
-    place.mkdir()
-    checkpoint = fit(train, workers=1).checkpoint
-    assert checkpoint is not None
-    assert checkpoint.get_metadata() == {"framework": "none", "epoch": 3}
-
-
 # -- what is refused -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "kind", "text"),
-    [
-        (lambda: Checkpoint(tempfile.gettempdir()), "CheckpointError", "tempfile.mkdtemp()"),
-        (lambda: Checkpoint("~"), "CheckpointError", "shared directory"),
-        (lambda: Checkpoint("/nowhere/at/all"), "CheckpointError", "does not exist"),
-        (lambda: Checkpoint(distrain.get_context().storage_path), "CheckpointError", "contains the run directory"),
-        (lambda: "/some/path", "TypeError", "Checkpoint.from_directory(path)"),
-    ],
-)
-def test_what_cannot_have_been_meant_is_refused(fit: Fit, checkpoint: Any, kind: str, text: str) -> None:
-    def train() -> tuple[str, str]:
-        try:
-            distrain.report({"loss": 1}, checkpoint=checkpoint())
-        except Exception as error:
-            answer = type(error).__name__, str(error)
-        save("model.txt", "works")
-        return answer
-
-    result = fit(train, workers=1)
-    assert result.return_value[0] == kind
-    assert text in result.return_value[1]
-    assert len(names(result.path)) == 1
 
 
 def test_a_storage_that_cannot_be_written_is_an_error_before_anything_starts(fit: Fit, tmp_path: Path) -> None:

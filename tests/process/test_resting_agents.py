@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -27,6 +26,7 @@ from tests.process.conftest import WAYS, log_of, make_fit, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.process.conftest import Fit
 
