@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +21,11 @@ from distrain import (
     FailureConfig,
     Result,
     StorageError,
-    TrainingFailedError,
     WorkerGroupError,
 )
 from distrain.storage import file_transfer
 from tests.conftest import wait_until
-from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, log_of, reported
+from tests.process.conftest import Fit, files_of, reported
 
 if TYPE_CHECKING:
     import subprocess
@@ -95,19 +92,6 @@ def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(
     assert files_of(fit(train, workers=3, checkpoint_config=config).checkpoint) == {"model.txt": "second"}
 
 
-def test_rank_0_alone_while_the_others_report_metrics_only(any_fit: Fit) -> None:
-    def train() -> None:
-        for epoch in range(3):
-            if distrain.get_context().get_world_rank() == 0:
-                save("model.txt", f"epoch {epoch}", {"epoch": epoch})
-            else:
-                distrain.report({"epoch": epoch})
-
-    result = any_fit(train, workers=3)
-    assert len(names(result.path)) == 3
-    assert files_of(result.checkpoint) == {"model.txt": "epoch 2"}
-
-
 def test_a_rank_that_is_ahead_waits_in_report(any_fit: Fit, tmp_path: Path) -> None:
     """Rank 1 makes its next report when rank 0 has begun its third one beyond that.
 
@@ -133,20 +117,6 @@ def test_a_rank_that_is_ahead_waits_in_report(any_fit: Fit, tmp_path: Path) -> N
     ]
 
 
-def test_all_ranks_bring_files_of_their_own(any_fit: Fit) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        for epoch in range(2):
-            meet(epoch)
-            time.sleep(0.02 * rank)
-            save(f"shard-{rank}.txt", f"rank {rank}, epoch {epoch}", {"epoch": epoch, "rank": rank})
-
-    result = any_fit(train, workers=3)
-    assert len(names(result.path)) == 2
-    assert files_of(result.checkpoint) == {f"shard-{rank}.txt": f"rank {rank}, epoch 1" for rank in range(3)}
-    assert [metrics for _, metrics in result.best_checkpoints] == [{"epoch": e, "rank": 0} for e in range(2)]
-
-
 def test_of_the_same_file_the_lowest_ranks_is_kept(any_fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     def train() -> None:
         rank = distrain.get_context().get_world_rank()
@@ -160,51 +130,6 @@ def test_of_the_same_file_the_lowest_ranks_is_kept(any_fit: Fit, capsys: pytest.
     assert files_of(result.checkpoint) == {"model.txt": "rank 0, epoch 2"}
     notices = [line for line in capsys.readouterr().err.splitlines() if "different contents" in line]
     assert len(notices) == 1
-
-
-def test_a_name_that_is_a_file_on_one_rank_and_a_directory_on_another_costs_one_checkpoint(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        for name in ("model/weights.txt" if rank == 0 else "model", "model.txt"):
-            folder = Path(tempfile.mkdtemp())
-            path = folder / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_text("x")
-            if rank == 1:
-                distrain.collective.barrier()
-            try:
-                distrain.report({}, Checkpoint(folder))
-            except CheckpointError as error:
-                assert (rank, name) == (1, "model")
-                print(error)
-            if rank == 0:
-                distrain.collective.barrier()
-
-    result = fit(train)
-    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [{"model.txt": "x"}]
-    why = "'model' is a directory on rank 0 and a file on rank 1; give them different names, or put the rank into them"
-    assert why in log_of(result.path, 1)
-    assert f"checkpoint 1 is dropped, as rank 1 could not store its part: {why}" in capsys.readouterr().err
-
-
-def test_a_report_that_fails_on_one_rank_costs_one_checkpoint(fit: Fit, capfd: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        for step in range(3):
-            fails = rank == 1 and step == 1
-            try:
-                save(f"shard-{rank}", f"{step}", {"step": object() if fails else step})
-            except TypeError:
-                assert fails
-
-    result = fit(train)
-    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
-        {"shard-0": f"{step}", "shard-1": f"{step}"} for step in (0, 2)
-    ]
-    said = "checkpoint 2 is dropped, as report() has failed on rank 1: TypeError: report(): metrics['step'] is a "
-    assert said in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.parametrize("ranks", ["all ranks", "rank 0"])
@@ -230,46 +155,7 @@ def test_after_report_all_ranks_get_that_checkpoint(any_fit: Fit, ranks: str) ->
     any_fit(train)
 
 
-def test_get_checkpoint_waits_for_a_rank_no_longer_than_missing_rank_s(fit: Fit) -> None:
-    """Rank 1 brings one checkpoint, and then waits for rank 0."""
-
-    def train() -> str:
-        rank = distrain.get_context().get_world_rank()
-        save(f"shard-{rank}", "0")
-        if rank == 0:
-            save(f"shard-{rank}", "1")
-            latest = distrain.get_checkpoint()
-        distrain.collective.barrier()
-        if rank == 1:
-            save(f"shard-{rank}", "1")
-            latest = distrain.get_checkpoint()
-        assert latest is not None
-        return Path(latest.path).name
-
-    assert fit(train, checkpoint_config=CheckpointConfig(missing_rank_s=0.5)).return_value == "checkpoint_000000"
-
-
 # -- when a checkpoint is safe ---------------------------------------------------------------------------------------
-
-
-def test_files_may_be_overwritten_once_report_has_returned(any_fit: Fit, tmp_path: Path) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        folder = place / f"reused-{rank}"
-        folder.mkdir()
-        for epoch in range(5):
-            meet(epoch)
-            (folder / f"shard-{rank}.txt").write_text(f"epoch {epoch} " * 1000)
-            distrain.report({"epoch": epoch}, checkpoint=Checkpoint.from_directory(folder))
-            (folder / f"shard-{rank}.txt").write_text("overwritten")
-        shutil.rmtree(folder)
-
-    place = tmp_path
-    result = any_fit(train)
-    for checkpoint, metrics in result.best_checkpoints:
-        assert set(files_of(checkpoint).values()) == {f"epoch {metrics['epoch']} " * 1000}
-    assert len(result.best_checkpoints) == 5
-    assert_no_half_checkpoint(any_fit.storage)
 
 
 def test_a_rank_that_dies_while_others_bring_their_part_leaves_no_half_checkpoint(any_fit: Fit) -> None:
@@ -354,36 +240,6 @@ def test_no_restart_begins_with_a_checkpoint_that_lacks_the_files_of_a_slow_rank
     ):
         kept = Result.from_path(result.path).best_checkpoints
     assert [sorted(files_of(checkpoint)) for checkpoint, _ in kept] == [["shard-0", "shard-1"]] * 2
-
-
-def test_a_checkpoint_that_may_lack_ranks_replaces_no_complete_one(fit: Fit, tmp_path: Path) -> None:
-    """The run goes on with one more worker, which is too slow at first."""
-
-    def train(config: dict[str, Any]) -> None:
-        rank = distrain.get_context().get_world_rank()
-        if rank < config["quick"]:
-            for step in range(2):
-                save(f"shard-{rank}", f"{step}")
-            while len(names(distrain.get_context().get_trial_dir())) < config["kept"]:
-                time.sleep(0.001)
-            raise ValueError("ends")
-        while True:
-            time.sleep(0.001)
-
-    def names_after(**options: Any) -> list[str]:
-        with pytest.raises(WorkerGroupError, match="ends") as raised:
-            fit(train, name="mine", **options)
-        assert raised.value.result is not None
-        return names(raised.value.result.path)
-
-    config = CheckpointConfig(num_to_keep=1, missing_rank_s=0.2)
-    assert names_after(config={"quick": 1, "kept": 1}, workers=1, checkpoint_config=config) == ["checkpoint_000001"]
-    assert names_after(config={"quick": 1, "kept": 2}, workers=2, checkpoint_config=config) == [
-        "checkpoint_000001",
-        "checkpoint_000003",
-    ]
-    manifest = json.loads((fit.storage / "mine/checkpoint_000003/.manifest.json").read_text())
-    assert (manifest["world_size"], manifest["ranks"], manifest["silent"]) == (2, [0], [1])
 
 
 # -- what is kept ----------------------------------------------------------------------------------------------------
@@ -570,28 +426,6 @@ def test_a_damaged_checkpoint_to_resume_from_is_refused_before_anything_starts(f
     assert not list((fit.storage / "third").glob("logs/*"))
 
 
-def test_an_unfinished_run_goes_on_without_what_it_started_from(fit: Fit, tmp_path: Path) -> None:
-    start = tmp_path / "start"
-    start.mkdir()
-    (start / "epoch.txt").write_text("0")
-
-    def train_and_fail_at_first(config: dict[str, Any]) -> str:
-        began = train_three_epochs(config)
-        if start.exists():
-            while (latest := distrain.get_checkpoint()) is None or latest.path == str(start):  # not committed yet
-                time.sleep(0.001)
-            raise RuntimeError("later")
-        return began
-
-    with pytest.raises(TrainingFailedError, match="later"):
-        fit(train_and_fail_at_first, {}, name="run", resume_from=Checkpoint(start))
-    shutil.rmtree(start)
-    began = fit(train_and_fail_at_first, {}, name="run", resume_from=Checkpoint(start)).return_value
-    assert began in ("began at 2", "began at 3")  # the last one may not be committed
-    with pytest.raises(CheckpointError, match=f"resume_from_checkpoint: there is no directory {start}"):
-        fit(train_and_fail_at_first, {}, name="another", resume_from=Checkpoint(start))
-
-
 def test_a_finished_run_is_never_overwritten(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [Path(fit(train_three_epochs, {}, name="mine").path).name for _ in range(3)]
     assert paths == ["mine", "mine-2", "mine-3"]
@@ -643,24 +477,3 @@ def test_a_storage_that_cannot_be_written_is_an_error_before_anything_starts(fit
         with pytest.raises(StorageError, match="cannot use the run directory"):
             fit(train, storage_path=storage)
     assert not (place / "started").exists()
-
-
-def test_a_second_run_in_the_same_directory_is_refused(fit: Fit, tmp_path: Path) -> None:
-    def train() -> str:
-        (place / "started").touch()
-        while not (place / "end").exists():
-            time.sleep(0.001)
-        return "undisturbed"
-
-    place = tmp_path
-    values = []
-    first = threading.Thread(target=lambda: values.append(fit(train, name="mine").return_value))
-    first.start()
-    try:
-        wait_until((place / "started").exists)
-        with pytest.raises(StorageError, match=f"process {os.getpid()}.*is using"):
-            fit(train, name="mine")
-    finally:
-        (place / "end").touch()
-        first.join()
-    assert values == ["undisturbed"]

@@ -16,11 +16,9 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 import distrain
-from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, WorkerGroupError, wire
-from distrain.cli import debugging
+from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, WorkerGroupError
 from distrain.coordinator.requests import STOP, ask
 from distrain.storage.paths import RunPaths
-from distrain.storage.runs.listing import run_at
 from tests.conftest import wait_until
 from tests.process.conftest import files_of, log_of, reported
 
@@ -219,25 +217,6 @@ def test_whoever_is_killed_while_a_rank_is_stopped_the_others_go_on(
         debug.type("")
     debug.end()
     assert who == "debugger" or "rank 0 has ended" in debug.shown
-
-
-def test_a_terminal_that_speaks_another_language_is_dropped(fit: Fit, thread: Callable[..., Future[Result]]) -> None:
-    def train() -> str:
-        for _ in range(100):
-            distrain.report({})
-            time.sleep(0.02)
-        return "trained"
-
-    run = fit.storage / "run"
-    training = thread(fit, train, name="run", workers=1)
-    wait_for_reports(run)
-    terminal = debugging.connect(run_at(run), 0)
-    of_another_version = wire.encode(wire.DebuggerInput(attempt=0, rank=0, line="c")).replace(b'"line"', b'"text"')
-    terminal.send(of_another_version)
-    while not terminal.at_end:
-        terminal.wait()
-    terminal.close()
-    assert training.result(timeout=30.0).return_value == "trained"
 
 
 # -- after a failure -------------------------------------------------------------------------------------------------

@@ -79,58 +79,6 @@ def test_the_local_files_are_deleted_if_asked_for(
     assert_no_half_checkpoint(any_fit.storage)
 
 
-def test_a_file_that_somebody_else_has_too_is_copied(fit: Fit, tmp_path: Path) -> None:
-    (tmp_path / "shared.txt").write_text("shared")
-
-    def train(config: dict[str, str]) -> None:
-        folder = tempfile.mkdtemp()
-        os.link(config["shared"], Path(folder, "linked.txt"))
-        os.symlink(config["shared"], Path(folder, "pointed.txt"))
-        distrain.report({}, checkpoint=Checkpoint(folder), delete_local_checkpoint_after_upload=True)
-
-    result = fit(train, {"shared": str(tmp_path / "shared.txt")}, workers=1)
-    assert files_of(result.checkpoint) == {"linked.txt": "shared", "pointed.txt": "shared"}
-    (tmp_path / "shared.txt").write_text("changed")
-    assert files_of(result.checkpoint) == {"linked.txt": "shared", "pointed.txt": "shared"}
-
-
-def test_a_directory_may_be_used_again_for_the_next_checkpoint(any_fit: Fit, tmp_path: Path) -> None:
-    """At once, and with files of the same size: what the user writes after report() is never deleted."""
-
-    def train(config: dict[str, str]) -> bool:
-        folder = Path(config["folder"], f"of-{rank()}")
-        for epoch in range(10):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"part-{rank()}.txt").write_text(f"epoch {epoch}")
-            distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
-        return folder.exists()
-
-    result = any_fit(train, {"folder": str(tmp_path / "mine")})
-    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
-        {"part-0.txt": f"epoch {epoch}", "part-1.txt": f"epoch {epoch}"} for epoch in range(10)
-    ]
-    assert not list(tmp_path.glob("mine/*"))
-
-
-def test_files_stay_where_they_are_if_not_all_can_be_stored(fit: Fit) -> None:
-    def train() -> list[str]:
-        folder = folder_with("good", "a.txt")
-        Path(folder, "b.txt").write_text("bad")
-        real = os.fsync
-
-        def fsync(fd: int) -> None:
-            if os.readlink(f"/proc/self/fd/{fd}").endswith("b.txt"):
-                raise OSError(5, "Input/output error")
-            real(fd)
-
-        os.fsync = fsync
-        with pytest.raises(OSError, match="Input/output error"):
-            distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
-        return sorted(os.listdir(folder))
-
-    assert fit(train, workers=1).return_value == ["a.txt", "b.txt"]
-
-
 def report_a_shared_directory(config: dict[str, Any]) -> None:
     """Each rank has written its file before the first one reports; the last one reports when the first has gone on."""
     shared, first_is_done = Path(config["shared"]), Path(config["shared"] + ".done")
@@ -339,9 +287,6 @@ def test_checkpoints_may_have_names_and_keep_their_order(any_fit: Fit) -> None:
     assert files_of(Checkpoint(f"{result.path}/zebra")) == {"model.txt": "zebra"}
 
 
-TAKEN = ("run.json", "metrics.jsonl", "error.json", "error.pkl", "return_value.pkl", "logs", "stacks", "run.json.new")
-
-
 # -- stored by the user ----------------------------------------------------------------------------------------------
 
 
@@ -420,35 +365,6 @@ def test_an_upload_function_stores_by_itself(any_fit: Fit) -> None:
     assert first.startswith("checkpoint_")
     assert second == "mine"
     assert files_of(result.checkpoint) == {"model.txt": "x"}
-
-
-def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
-    return Checkpoint(checkpoint.to_directory(in_place(name)))
-
-
-def report_with_a_function(config: dict[str, Any]) -> str:
-    shared = Path(config["shared"])
-    shared.mkdir(exist_ok=True)
-    (shared / f"{rank()}.txt").write_text("x")
-    distrain.collective.barrier()
-    while rank() == 1 and not (shared.parent / "first").exists():
-        time.sleep(0.001)
-    mode, delete = config["mode"], config["delete"]
-    for _ in range(config.get("times", 1)):
-        distrain.report({}, Checkpoint(shared), None, mode, delete, checkpoint_upload_fn=store)
-    (shared.parent / "first").touch()
-    return str(shared)
-
-
-@pytest.mark.parametrize("mode", [SYNC, ASYNC])
-@pytest.mark.parametrize("delete", [None, True, False])
-def test_what_a_function_has_stored_is_deleted_if_asked_for(
-    any_fit: Fit, tmp_path: Path, mode: CheckpointUploadMode, delete: bool | None
-) -> None:
-    config = {"mode": mode, "delete": delete, "shared": str(tmp_path / "shared")}
-    result = any_fit(report_with_a_function, config)
-    assert files_of(result.checkpoint) == {"0.txt": "x", "1.txt": "x"}
-    assert os.path.exists(result.return_value) == (not (mode is ASYNC if delete is None else delete))
 
 
 # -- without workers -------------------------------------------------------------------------------------------------

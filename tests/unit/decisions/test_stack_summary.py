@@ -295,7 +295,3 @@ def test_nobody_is_no_suspect() -> None:
 
 
 # -- collectives that do not match -----------------------------------------------------------------------------------
-
-BROADCAST = [(f"{TORCH}/distributed_c10d.py", 4055, "broadcast"), ("/home/me/train.py", 90, "train_func")]
-SAVE = thread([(f"{TORCH}/distributed_c10d.py", 5163, "gather"), (f"{TORCH}/checkpoint/utils.py", 220, "save")])
-WRITE = [(f"{TORCH}/checkpoint/filesystem.py", 7, "write"), ("/home/me/train.py", 95, "train_func")]
