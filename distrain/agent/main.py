@@ -1,6 +1,6 @@
 """The agent of a host: starts workers, relays their messages, and leaves nothing behind at the end. Runs in: agent.
 
-It imports the standard library and distrain only, and psutil for network interfaces; never the user's code, never torch.
+It imports the standard library, distrain and psutil (for network interfaces) only; never the user's code, never torch.
 It ends when its stdin ends, its parent dies, or the coordinator's lease expires.
 """
 

@@ -102,13 +102,13 @@ def test_a_running_rank_is_stopped_and_steered_while_no_timer_runs(
         any_fit,
         train,
         name="run",
-        failure_config=FailureConfig(hang_report_s=2.0, hang_timeout_s=2.0),
-        checkpoint_config=CheckpointConfig(missing_rank_s=2.0),
+        failure_config=FailureConfig(hang_report_s=6.0, hang_timeout_s=6.0),
+        checkpoint_config=CheckpointConfig(missing_rank_s=6.0),
     )
     wait_until(lambda: (run / "logs/attempt_0/rank_1.log").exists() and "step" in log_of(run, 1), what="it trains")
     debug = Debug(run, rank=1)
     debug.wait_for("(Pdb) ")
-    time.sleep(3.0)  # longer than each of the limits
+    time.sleep(7.0)  # longer than each of the limits
     debug.type("p 'rank', rank, type(steps)", "w", "!ends = True", "n")
     debug.wait_for("-> ")
     debug.type("c")
