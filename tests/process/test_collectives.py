@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -12,9 +10,9 @@ from typing import Any
 import pytest
 
 import distrain
-from distrain import CollectiveError, PreemptionError, WorkerGroupError
+from distrain import CollectiveError, WorkerGroupError
 from distrain.collective import barrier, broadcast_from_rank_zero
-from tests.process.conftest import Fit, log_of, reported
+from tests.process.conftest import Fit, reported
 
 LARGEST = 16 << 20
 
@@ -52,19 +50,6 @@ def test_all_get_what_rank_0_has(any_fit: Fit) -> None:
         distrain.report({"folder": str(plan.folder), "value": function(10), "none": broadcast_from_rank_zero(None)})
 
     assert reported(any_fit(train, workers=3).path) == [{"folder": "/from/0", "value": 10, "none": None}] * 3
-
-
-def test_reports_that_wait_for_a_barrier_of_another_thread_arrive(fit: Fit) -> None:
-    """Evaluation in a thread is no reason for a deadlock."""
-
-    def train() -> None:
-        thread = threading.Thread(target=barrier)
-        thread.start()
-        for step in range(20):
-            distrain.report({"step": step})
-        thread.join()
-
-    assert len(reported(fit(train).path)) == 40
 
 
 # -- what cannot be sent ---------------------------------------------------------------------------------------------
@@ -138,24 +123,6 @@ def test_when_a_rank_fails_those_in_the_barrier_are_not_to_blame(any_fit: Fit) -
     assert time.monotonic() - started < 15
     assert raised.value.culprit == 2
     assert set(raised.value.worker_failures) == {2}
-
-
-def test_a_stop_unwinds_a_rank_that_waits_in_a_barrier(any_fit: Fit) -> None:
-    def train(config: dict[str, int]) -> None:
-        try:
-            barrier()  # nobody is past it before both have come here
-            if distrain.get_context().get_world_rank() == 1:
-                os.kill(config["user"], signal.SIGTERM)
-                time.sleep(60)
-            barrier()
-        finally:
-            print("unwound", flush=True)
-
-    with pytest.raises(PreemptionError) as raised:
-        any_fit(train, {"user": os.getpid()})
-    assert raised.value.result is not None
-    for rank in (0, 1):
-        assert "unwound" in log_of(raised.value.result.path, rank)
 
 
 # -- more than one attempt -------------------------------------------------------------------------------------------

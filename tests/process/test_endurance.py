@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -17,29 +16,10 @@ import distrain
 from distrain import Checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.process.conftest import Fit
-
-
-def test_checkpoints_after_one_that_could_not_be_written_are_committed(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def train(config: dict[str, Any]) -> None:
-        for step in range(4):
-            folder = Path(config["folder"], str(step))
-            folder.mkdir()
-            (folder / "step").write_text(str(step))
-            if step == 1:
-                (folder / "unreadable").symlink_to("/proc/self/mem")  # there, but reading it is an I/O error
-            try:
-                distrain.report({"step": step}, Checkpoint.from_directory(folder))
-            except OSError:
-                assert step == 1
-
-    result = fit(train, {"folder": str(fit.storage.parent)}, workers=1)
-    assert [metrics["step"] for _, metrics in result.best_checkpoints] == [0, 2, 3]
-    assert "checkpoint 2 is dropped, as rank 0 could not store its part" in capsys.readouterr().err
 
 
 def test_an_exception_in_the_middle_of_a_report_does_not_tear_the_stream(fit: Fit) -> None:
@@ -68,29 +48,6 @@ def test_an_exception_in_the_middle_of_a_report_does_not_tear_the_stream(fit: Fi
 
     result = fit(train, workers=1)
     assert (result.return_value, result.metrics) == (7, {"after": 1})
-
-
-def test_the_log_of_a_run_whose_coordinator_was_killed_is_kept(
-    tmp_path: Path, storage: Path, user_script: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    source = f"""
-import os, signal, sys, distrain
-def train():
-    print("attempt of", sys.argv[1], flush=True)
-    distrain.report({{"which": sys.argv[1]}})
-    if sys.argv[1] == "first":
-        os.kill(int(sys.argv[2]), signal.SIGKILL)
-        signal.pause()
-sys.argv.append(str(os.getpid()))
-distrain.DataParallelTrainer(
-    train, run_config=distrain.RunConfig(name="run", storage_path={str(storage)!r})
-).fit()
-"""
-    assert user_script(source, "first").returncode == -signal.SIGKILL
-    assert user_script(source, "second").returncode == 0
-    logs = {path.parent.name: path.read_text() for path in storage.rglob("rank_0.log")}
-    assert logs["attempt_1"] == "attempt of second\n"
-    assert "second" not in logs.get("attempt_0", "")
 
 
 def test_a_checkpoint_to_resume_from_that_is_not_there_is_an_error_at_once(fit: Fit, tmp_path: Path) -> None:

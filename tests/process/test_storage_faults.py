@@ -5,7 +5,6 @@ names what happened, where, and how to continue.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import importlib
 import inspect
 import json
@@ -292,27 +291,6 @@ def test_a_storage_that_fails_in_the_middle(fault: Fault, tmp_path: Path, undo: 
     assert_reports_are_kept_once(disk.run)
 
 
-def test_a_run_directory_that_is_deleted_in_the_middle_is_named(fit: Fit) -> None:
-    """There is nothing left to go on with, and no half run in its place."""
-    run = fit.storage / "run"
-    error = fails(fit, lambda: shutil.rmtree(run))
-    assert re.search(rf"cannot write (metrics|run\.json|checkpoint 3) in {run}: \[Errno 2\] No such file", str(error))
-    assert not run.exists(), "nor anything else"
-    assert fit(train, {"strike": None, "epochs": 1}, name="run").return_value == "began at 0"
-
-
-def test_a_new_run_on_a_full_disk_can_be_started_again_in_the_same_process(tmp_path: Path, undo: ExitStack) -> None:
-    disk = small_disk(tmp_path, undo)
-    fill(disk, pages_left=0)
-    fit = Fit(storage=disk.run.parent)
-    for _ in range(2):
-        error = fails(fit)
-        assert isinstance(error, StorageError)
-        assert f"cannot use the run directory {disk.run}: [Errno 28] No space left on device" in str(error)
-    empty(disk)
-    assert fit(train, {"strike": None, "epochs": 1}, name="run").return_value == "began at 0"
-
-
 def test_reports_that_fill_the_disk_leave_space_for_how_the_run_ended(
     tmp_path: Path, undo: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,37 +460,6 @@ class User:
 @pytest.fixture
 def user(tmp_path: Path) -> User:
     return User(folder=tmp_path)
-
-
-def give_up_the_rights_of_root() -> None:
-    """So that permissions count for root's programs, too (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH)."""
-    for capability in (1, 2):
-        ctypes.CDLL(None).prctl(24, capability)  # PR_CAPBSET_DROP
-
-
-def test_a_storage_without_permission(user: User) -> None:
-    lose_it = "run = Path(sys.argv[1], 'run')\nprint(fit(lambda: os.chmod(run, 0o500)).return_value)"
-    go_on = "print(fit().return_value)"
-    plainly = {"preexec_fn": give_up_the_rights_of_root}
-    storage = user.run.parent
-    storage.mkdir(mode=0o500)
-    denied = user(go_on, **plainly)
-    assert (denied.returncode, denied.stdout) == (1, "")
-    assert f"StorageError: cannot use the run directory {user.run}: [Errno 13] Permission denied" in denied.stderr
-    storage.chmod(0o700)
-    lost = user(lose_it, **plainly)
-    assert lost.returncode == 1
-    assert f"ControllerError: cannot write checkpoint 3 in {user.run}: [Errno 13] Permission denied" in lost.stderr
-    assert "checkpoint: checkpoint_000001, at step 2\n" in lost.stderr
-    before = committed(user.run)
-    assert newest(user.run) == 1
-    still = user(go_on, **plainly)
-    assert still.returncode == 1
-    assert f"StorageError: cannot use the run directory {user.run}: [Errno 13] Permission denied" in still.stderr
-    assert committed(user.run) == before
-    user.run.chmod(0o700)
-    assert user(go_on, **plainly).stdout == "began at 2\n"
-    assert committed(user.run).items() > before.items()
 
 
 # -- killed at each step ---------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -174,24 +173,6 @@ def test_a_local_directory_that_ranks_share_is_deleted_when_all_have_stored_it(
     assert not (tmp_path / "shared").exists()
 
 
-def report_a_download_again() -> list[str]:
-    folder = tempfile.mkdtemp()
-    Path(folder, "file").write_text("text")
-    distrain.report({}, Checkpoint(folder))
-    distrain.get_all_reported_checkpoints()
-    checkpoint = distrain.get_checkpoint()
-    assert checkpoint is not None
-    with checkpoint.as_directory() as copy:
-        distrain.report({}, Checkpoint(copy), checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
-        distrain.get_all_reported_checkpoints()
-        return os.listdir(copy)
-
-
-@varied
-def test_the_local_copy_that_a_host_shares_is_not_deleted(one_fit: Fit) -> None:
-    assert one_fit(report_a_download_again, workers=1).return_value == ["file"]
-
-
 def read_all(config: dict[str, Any]) -> list[str]:
     """What a rank gets to see of the checkpoints of its run, by old handles and by new ones."""
     handles = []
@@ -237,53 +218,10 @@ def train_with_names(config: dict[str, Any]) -> list[str]:
         return sorted(path.read_text() for path in Path(read).iterdir() if not path.name.startswith("."))
 
 
-@varied
-@pytest.mark.parametrize(
-    ("where", "name", "names"), [("local", "exp::1", [*NAMES, *SPECIAL]), ("bucket", "r#1 %20", NAMES)]
-)
-def test_names_may_look_like_parts_of_urls(fit: Fit, bucket: Bucket, where: str, name: str, names: list[str]) -> None:
-    there = fit if where == "local" else replace(fit, storage=bucket.url)  # type: ignore[arg-type]
-    result = there(train_with_names, {"names": names}, name=name, workers=1)
-    assert result.return_value == sorted(names)
-    assert Result.from_path(result.path).return_value == sorted(names)
-    assert result.path.endswith(f"/{name}")
-
-
 @pytest.mark.parametrize("name", ["r?versionId=7", "exp::1"])
 def test_a_run_whose_name_remote_storage_does_not_take_is_refused_at_once(one_fit: Fit, name: str) -> None:
     with pytest.raises(StorageError, match=rf"{re.escape(name)}' has .*: give the file, the run or its storage_path"):
         one_fit(train_with_names, {"names": []}, name=name)
-
-
-def test_a_download_that_overlaps_with_the_deletion_says_why_it_failed(one_fit: Fit) -> None:
-    def train(config: dict[str, Any]) -> str:
-        def report(files: int) -> None:
-            folder = Path(tempfile.mkdtemp())
-            for index in range(files):
-                (folder / str(index)).write_bytes(b"x")
-            distrain.report({}, checkpoint=Checkpoint(folder))
-            distrain.get_all_reported_checkpoints()
-
-        def get_all(path: RemotePath, names: list[str], target: Path) -> None:
-            whole(path, names[:1], target)
-            report(1)
-            report(1)
-            while path.exists():
-                time.sleep(0.05)
-            whole(path, names[1:], target)
-
-        report(2)
-        first, whole = distrain.get_checkpoint(), RemotePath.get_all
-        assert first is not None
-        RemotePath.get_all = get_all  # type: ignore[method-assign, assignment]
-        try:
-            return first.to_directory()
-        except CheckpointError as error:
-            return str(error)
-
-    error = one_fit(train, name="run", workers=1, checkpoint_config=CheckpointConfig(num_to_keep=1)).return_value
-    assert "checkpoint_000000 was deleted while it was read" in error
-    assert "read a newer checkpoint, or keep more of them (CheckpointConfig.num_to_keep)" in error
 
 
 @varied

@@ -159,18 +159,6 @@ def test_a_report_that_fails_counts(worker: Worker, folder: Path, tmp_path: Path
     assert failed.why.startswith("TypeError: report(): metrics['a'] is a builtins.object")
 
 
-@pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_a_report_that_raises_the_error_of_an_earlier_one_counts(
-    worker: Worker, folder: Path, *, has_checkpoint: bool
-) -> None:
-    distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
-    worker.coordinator.send(wire.FilesStored(attempt=2, rank=1, ordinal=1, failed="no space left"))
-    with pytest.raises(CheckpointError, match="no space left"):
-        distrain.report({}, Checkpoint(folder) if has_checkpoint else None)
-    _, failed = worker.said()
-    assert (type(failed), failed.index, failed.ordinal) == (wire.ReportFailed, 2, 2 if has_checkpoint else None)
-
-
 class AcknowledgingLine:
     """A line that acknowledges whatever was sent, but only to who waits for it."""
 
@@ -228,12 +216,6 @@ def test_a_checkpoint_that_an_alarm_kept_from_being_announced_counts(
     worker.orders_copy(2, tmp_path / "staging")
     distrain.report({}, Checkpoint(folder))
     assert [(type(m), m.ordinal) for m in worker.said()[:2]] == [(wire.ReportFailed, 1), (wire.Reported, 2)]
-
-
-def test_a_refusal_is_raised_with_its_reason(worker: Worker, folder: Path, tmp_path: Path) -> None:
-    worker.coordinator.send(wire.FilesStored(attempt=2, rank=1, ordinal=1, failed="too late"))
-    with pytest.raises(CheckpointError, match="too late"):
-        distrain.report({}, Checkpoint(folder))
 
 
 def test_get_checkpoint_waits_until_what_was_reported_is_committed(worker: Worker, tmp_path: Path) -> None:
@@ -298,17 +280,6 @@ def test_a_file_with_a_name_of_ours_is_refused(worker: Worker, folder: Path, nam
     assert list(map(type, worker.said())) == [wire.ReportFailed]
 
 
-def test_a_temporary_directory_of_somebody_else_is_in_nobodys_way(
-    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("os.getuid", lambda: 4711)
-    (tmp_path / "distrain-4711").mkdir()
-    worker.orders_copy(1, tmp_path / "target", "model.pt", "rng-1.bin")
-    distrain.report({}, Checkpoint(folder))
-    assert (tmp_path / "target" / "model.pt").exists()
-
-
 def test_a_checkpoint_in_place_is_announced_without_links(worker: Worker, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "run" / "epoch-1"
     folder.mkdir(parents=True)
@@ -332,17 +303,6 @@ def test_an_option_that_needs_the_storage_is_refused_where_it_is_not_seen(
     with pytest.raises(ValueError, match=rf"{option} needs the run directory .*/run, which this host does not see"):
         distrain.report({}, Checkpoint(folder), **options[option])
     assert list(map(type, worker.said())) == [wire.ReportFailed]
-
-
-def test_metrics_can_be_reported_where_the_working_directory_is_gone(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    os.chdir(gone)
-    gone.rmdir()
-    assert reported(worker, {"loss": 1}) == {"loss": 1}
 
 
 # -- what report() refuses -------------------------------------------------------------------------------------------
@@ -434,17 +394,6 @@ def test_local_files_stay_if_the_checkpoint_was_committed_without_them(
     assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
 
 
-def test_local_files_of_a_dropped_checkpoint_stay(worker: Worker, folder: Path, tmp_path: Path) -> None:
-    report_and_delete(worker, folder, tmp_path / "target")
-    other = tmp_path / "other"
-    other.mkdir()
-    report_and_delete(worker, other, tmp_path / "target", 2)
-    worker.commits(2, tmp_path)
-    worker.session.wait_for_commits()  # for nothing
-    assert folder.exists()
-    assert not other.exists()
-
-
 def test_nobody_waits_for_the_commit_of_a_dropped_checkpoint(worker: Worker, folder: Path, tmp_path: Path) -> None:
     report_and_delete(worker, folder, tmp_path / "target")
     worker.coordinator.send(wire.CommitDone(attempt=2, rank=1, ordinal=1, path="", has_files=False))
@@ -474,17 +423,6 @@ def test_a_directory_that_is_reported_again_is_not_deleted_for_the_first_report(
     worker.lists_checkpoints()
     distrain.get_checkpoint()
     assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
-
-
-def test_a_file_that_the_user_writes_again_is_neither_deleted_nor_changed_in_the_checkpoint(
-    worker: Worker, folder: Path, tmp_path: Path
-) -> None:
-    report_and_delete(worker, folder, tmp_path / "target")
-    (folder / "model.pt").write_bytes(b"updated")
-    worker.commits(1, tmp_path)
-    worker.session.wait_for_commits()
-    assert os.listdir(folder) == ["model.pt"]
-    assert (tmp_path / "target" / "model.pt").read_bytes() == b"weights"
 
 
 def test_a_worker_waits_for_commits_but_not_long_after_all_have_finished(
