@@ -201,27 +201,10 @@ def test_without_workers_all_of_it_works_too(one_fit: Fit, bucket: Bucket) -> No
     assert bucket.files("run").keys() >= KEPT_BY_ALL
 
 
-NAMES = ["ünï", "a b", "x#y%20z"]
-SPECIAL = ["a::b", "q?x=7", "st*r", "[ab]"]
-"""Names that remote filesystems do not take."""
-
-
-def train_with_names(config: dict[str, Any]) -> list[str]:
-    folder = Path(tempfile.mkdtemp())
-    for name in config["names"]:
-        (folder / name).write_text(name)
-    distrain.report({}, checkpoint=Checkpoint(folder))
-    distrain.get_all_reported_checkpoints()
-    checkpoint = distrain.get_checkpoint()
-    assert checkpoint is not None
-    with checkpoint.as_directory() as read:
-        return sorted(path.read_text() for path in Path(read).iterdir() if not path.name.startswith("."))
-
-
 @pytest.mark.parametrize("name", ["r?versionId=7", "exp::1"])
 def test_a_run_whose_name_remote_storage_does_not_take_is_refused_at_once(one_fit: Fit, name: str) -> None:
     with pytest.raises(StorageError, match=rf"{re.escape(name)}' has .*: give the file, the run or its storage_path"):
-        one_fit(train_with_names, {"names": []}, name=name)
+        one_fit(train, name=name)
 
 
 @varied
