@@ -132,5 +132,5 @@ class _Conversation:
             return []
 
     def _send(self, line: str | None) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the run has ended, and its last words can still be read
+        with contextlib.suppress(ConnectionError):  # the run has ended, and its last words can still be read
             self._channel.send(wire.DebuggerInput(attempt=0, rank=self._rank, line=line))
