@@ -88,7 +88,7 @@ class ToWorker(Message):
 
 @message
 class AskForProgram(Message):
-    """The host does not have this distrain. What the agent is started with waits for it; no message follows before.
+    """The host does not have this distrain. The bootstrap blocks until it arrives.
 
     Host -> coordinator; answered by the bytes of :func:`distrain.transfer.program.parcel`.
     """
