@@ -268,9 +268,8 @@ def test_only_wire_packs_bytes() -> None:
     assert {name for name, module in PLAIN.items() if "struct" in module.tops} == {"wire.codec"}
 
 
-def test_only_process_hunts_with_psutil() -> None:
-    """The other one asks it for interfaces."""
-    assert {name for name, module in PLAIN.items() if "psutil" in module.tops} == {"system.process", "hosts.network"}
+def test_only_the_network_asks_psutil() -> None:
+    assert {name for name, module in PLAIN.items() if "psutil" in module.tops} == {"hosts.network"}
 
 
 @pytest.mark.parametrize(

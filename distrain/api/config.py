@@ -541,7 +541,7 @@ class RunConfig:
         in a notebook: a block that is updated; ``"plain"``: a line every 30 seconds; ``"off"``: nothing; ``"auto"``,
         the default: live on a terminal and in a notebook, else plain.
     debug_rank: rank on which breakpoint() and an exception of train_func open pdb; on other ranks breakpoint() does
-        nothing. It opens on the terminal of fit(), else it waits for ``distrain debug``. See docs/debugging.md.
+        nothing. The rank waits for ``distrain debug`` in another terminal. See docs/debugging.md.
 
     >>> config = RunConfig(name="mnist", storage_path="~/runs", failure_config=FailureConfig(max_failures=2))
     >>> config.env_vars

@@ -153,12 +153,6 @@ def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
         return f"lost: {exited.lost}"
     if _kind(exited) == "memory":
         return f"was killed by the kernel for lack of memory {when}: {_limit(exited)}{memory}"
-    if exited.program:
-        became = f"became another program {when} ({exited.program})"
-        cure = "start it with subprocess.run() instead of os.exec*(), so that the rank remains a worker of distrain"
-        if exited.signal is not None:
-            return f"{became}, which was killed by {signal_in_words(exited.signal)}: {cure}{memory}"
-        return f"{became}, which exited with code {exited.exit_code}: {cure}{memory}"
     if exited.signal is not None:
         hint = (exited.signal == signal.SIGABRT and reason) or _SIGNAL_HINTS.get(exited.signal)
         if exited.signal == signal.SIGKILL and exited.oom_limit_bytes is not None:
@@ -167,7 +161,7 @@ def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
         return f"{killed}{f': {hint}' if hint else ''}{memory}"
     if reason.startswith("libgomp: "):
         return f"exited with code {exited.exit_code} {when}: {reason}; raise ulimit -u or pids.max{memory}"
-    return f"exited with code {exited.exit_code} {when}, without an exception: os._exit()?{memory}"
+    return f"exited with code {exited.exit_code} {when}, without an exception: os._exit() or os.exec*()?{memory}"
 
 
 def _limit(exited: wire.Exited) -> str:

@@ -47,7 +47,7 @@ def require(module: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        if package == "distrain":  # a mistake of ours: no installation helps
+        if package == "distrain":  # a bug in distrain; installing something won't help
             raise
         wanted = f"'distrain[{_EXTRAS[package]}]'" if package in _EXTRAS else package
         raise ModuleNotFoundError(f"{error}; install it with: pip install {wanted}", name=error.name) from error

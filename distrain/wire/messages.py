@@ -88,7 +88,7 @@ class ToWorker(Message):
 
 @message
 class AskForProgram(Message):
-    """The host does not have this distrain. What the agent is started with waits for it; no message follows before.
+    """The host does not have this distrain. The bootstrap blocks until it arrives.
 
     Host -> coordinator; answered by the bytes of :func:`distrain.transfer.program.parcel`.
     """
@@ -258,14 +258,13 @@ class Start(Message):
     """Start these ranks.
 
     ranks: the fields of a :class:`WorkerSpec` for each. rendezvous: the address whose network interface the ranks have
-    to use; empty if they may choose. health_s: seconds between two looks at memory and GPUs; see :class:`Troubles`.
+    to use; empty if they may choose.
 
     Coordinator -> agent; answered by :class:`Spawned` for each rank, and at last by :class:`HostIdle`.
     """
 
     attempt: int
     ranks: list[dict[str, Any]]
-    health_s: float
     rendezvous: str = ""
 
 
@@ -313,8 +312,7 @@ class Exited(Message):
 
     lost: why the process is gone although its end was not seen. by_us: the agent sent the signal. max_rss_bytes: peak
     memory of the process; 0 if unknown. oom_limit_bytes: None unless the kernel killed it for lack of memory; then the
-    limit of its cgroup, or 0 if that limit was not the reason. program: the other program that it had become; empty if
-    it was still a worker.
+    limit of its cgroup, or 0 if that limit was not the reason.
 
     Agent -> coordinator.
     """
@@ -327,7 +325,6 @@ class Exited(Message):
     by_us: bool = False
     max_rss_bytes: int = 0
     oom_limit_bytes: int | None = None
-    program: str = ""
 
 
 @message
@@ -384,25 +381,11 @@ class StackDump(Message):
 class StacksDone(Message):
     """All stacks that arrived in time were sent; ``silent`` ranks sent none.
 
-    programs: silent ranks that have become another program, with its command line.
-
     Agent -> coordinator.
     """
 
     attempt: int
     silent: list[int]
-    programs: list[tuple[int, str]] = field(default_factory=list)
-
-
-@message
-class BreakIn(Message):
-    """Open the debugger of a rank at the line where its main thread is.
-
-    Coordinator -> agent; answered by the rank, with :class:`DebuggerPrompt`.
-    """
-
-    attempt: int
-    rank: int
 
 
 # -- checks of hosts -------------------------------------------------------------------------------------------------
@@ -811,7 +794,7 @@ class WorkerSpec(ToWorker):
     checkpoint: path or URL of the checkpoint to resume from, on the filesystem that ``context`` names.
     directory: the working directory.
     sys_path: the module search path; None stands for the interpreter's own entries.
-    vitals_s: seconds between two :class:`Vitals`.
+    vitals_s: seconds between two :class:`Vitals`, and between two looks at memory and GPUs; see :class:`Troubles`.
     debug_rank: the rank on which breakpoint() opens the debugger.
     """
 
@@ -835,48 +818,33 @@ class Running(FromWorker):
 
 
 @message
-class DebuggerOutput(FromWorker):
+class DebuggerSays(FromWorker):
     """Text that the debugger of a rank shows.
 
-    Worker -> coordinator -> ``distrain debug``.
+    prompt: the rank is stopped, and waits for a line; None if it does not wait. place: the line of the user's code,
+    such as ``load_batch (train.py:31)``. error: the exception that has ended train_func there, if one has. closed: the
+    rank goes on without the debugger, and, if it is not empty, for this reason.
+
+    Worker -> coordinator -> ``distrain debug``. A prompt is answered by :class:`DebuggerInput`.
     """
 
     body: bytes
-
-
-@message
-class DebuggerPrompt(FromWorker):
-    """The rank is stopped, and its debugger waits for a line.
-
-    place: the line of the user's code, such as ``load_batch (train.py:31)``. error: the exception that has ended
-    train_func there, if one has.
-
-    Worker -> coordinator -> ``distrain debug``; answered by :class:`DebuggerInput`.
-    """
-
-    prompt: str
-    place: str
+    prompt: str | None = None
+    place: str = ""
     error: str = ""
-
-
-@message
-class DebuggerClosed(FromWorker):
-    """The debugger of the rank is closed, and the rank goes on. ``why``: the reason if it is another one.
-
-    Worker -> coordinator -> ``distrain debug``.
-    """
-
-    why: str = ""
+    closed: str | None = None
 
 
 @message
 class DebuggerInput(ToWorker):
     """A line for the debugger of a rank, with its line end; empty to close it.
 
-    ``distrain debug`` -> coordinator -> worker.
+    None opens the debugger at the line where the main thread is: then the agent sends the worker a signal.
+
+    ``distrain debug`` -> coordinator -> agent -> worker.
     """
 
-    line: str
+    line: str | None
 
 
 @message

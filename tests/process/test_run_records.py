@@ -135,8 +135,7 @@ def test_a_failed_run_has_a_page_until_it_is_continued(fit: Fit) -> None:
 def test_a_rank_for_which_the_others_wait_in_collectives_is_named(
     fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pace, "VITALS_S", 0.4)
-    monkeypatch.setattr(pace, "WINDOW_S", 0.8)
+    monkeypatch.setattr(pace, "VITALS_S", 0.8)
 
     def load_batch() -> None:
         time.sleep(0.1)
