@@ -167,14 +167,14 @@ class HostSetup:
             sys_path=self._sys_path(spec.sys_path),
         )
 
-    def inspection(self, asked: wire.InspectHost) -> wire.InspectHost:
+    def probe(self, asked: wire.ProbeHost) -> wire.ProbeHost:
         """Return the question with the paths of this host."""
         path = self._sys_path(asked.sys_path)
         if self._python and self._asked is not None:  # the agent does not have the packages of that environment
             packages = os.path.join(os.path.dirname(self._python), f"../lib/python{self._asked.python}/site-packages")
             brought = os.path.dirname(process.own_package())
             path = [*(os.path.normpath(packages) if entry is None else entry for entry in path), brought]
-        return replace(asked, directory=self._here(asked.directory), sys_path=path, executable=self._python)
+        return replace(asked, sys_path=path, executable=self._python)
 
     @property
     def _has_other_interpreter(self) -> bool:

@@ -231,10 +231,10 @@ class Agent:
                 self._setup.drop_checkpoint(folder)
             case wire.Prepare():
                 self._prepare(self._setup.prepare(message))
-            case wire.InspectHost():
-                self._queries.answer(self._setup.inspection(message))
-            case wire.ReservePorts() | wire.OpenProbePort() | wire.ProbePeers() | wire.EmptyCache():
-                self._queries.answer(message)
+            case wire.ProbeHost():
+                self._queries.probe(self._setup.probe(message))
+            case wire.ReservePorts():
+                self._queries.reserve(message)
             case wire.Start():
                 self._queries.look_up(interface_variables, message.rendezvous, partial(self._try_to_start, message))
             case wire.Stop():

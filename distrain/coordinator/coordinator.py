@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.manifest import RunManifest
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
+    from distrain.decisions.host_checks import Finding
 
 _NOTICE_AFTER_S = 5.0
 """Seconds to wait for the storage or for callbacks before a line on the console says so."""
@@ -153,7 +154,7 @@ class Coordinator:
             request,
             self._files,
             send=self._hosts.send,
-            refuse=self._refuse,
+            report=self._report,
             imports=self._host_files.imports,
         )
         self._hang_monitor = HangMonitor(
@@ -228,13 +229,16 @@ class Coordinator:
             self._do(self.machine.start(time.monotonic()))
             self._hosts.ping()
             self._verify()
-            while not self.machine.state.is_terminal:
+            while not self._is_finished():
                 self._arm_timers()
                 self._loop.step()
                 self._handle_held()
                 self._flush()
         finally:
             self._close()
+
+    def _is_finished(self) -> bool:
+        return self.machine.state.is_terminal
 
     def _arm_timers(self) -> None:
         """Set one timer for each part that has a deadline."""
@@ -447,7 +451,7 @@ class Coordinator:
                 if self.machine.plan is not None and self._is_training:
                     self._host_files.announce(self.machine.plan.hosts)
                     self._launch_checks.begin(self.machine.plan)
-            case wire.InspectionResult() | wire.ProbeAddress() | wire.ProbeResult():
+            case wire.HostProbed():
                 self._launch_checks.handle(host, message)
                 self._hang_monitor.handle(host, message)
             case _:
@@ -637,6 +641,13 @@ class Coordinator:
     def _refuse(self, host: str, why: str) -> None:
         """End the run, as a host cannot train."""
         self._happened(events.MessageReceived(host, wire.HostFailed(text=why)))
+
+    def _report(self, finding: Finding) -> None:
+        """End the run because of a problem of a host, or only warn of it."""
+        if finding.is_fatal:
+            self._refuse(finding.host, finding.text)
+        else:
+            warn(f"{finding.host}: {finding.text}")
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -168,7 +168,7 @@ class HangMonitor:
         self._awaited_hosts.discard(host)
         self._complete_if_all_answered()
 
-    def handle(self, host: str, answer: wire.Message) -> None:
+    def handle(self, host: str, answer: wire.HostProbed) -> None:
         """Take the answer of a host to a question about its connections."""
         if not self._connections.is_done:
             self._ask(self._connections.handle(host, answer))

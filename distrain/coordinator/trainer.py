@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from distrain.coordinator.connection.slurm import run_name
 from distrain.coordinator.connection.transport import LocalTransport, Transport
 from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
 from distrain.coordinator.coordinator import Coordinator
+from distrain.coordinator.host_check import HostCheck, lacking
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.launched.ignored_settings import describe_ignored_settings
 from distrain.coordinator.launched.launched import LaunchedRun
@@ -69,7 +71,7 @@ from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
 from distrain.system.naming import stopped_by
 from distrain.system.notebook import hide_own_lines
-from distrain.system.remote_path import locate
+from distrain.system.remote_path import RemotePath, locate
 from distrain.system.text import duration
 from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
 from distrain.trackers.link import TrackerLink
@@ -85,11 +87,12 @@ if TYPE_CHECKING:
     from distrain.api.trainer_options import TrainerOptions
     from distrain.console.detached import DetachedConsole
     from distrain.console.run_console import RunConsole
+    from distrain.coordinator.host_check import HostFacts
     from distrain.coordinator.store.run_store import RunStore
     from distrain.data.datasets import RunDatasets
+    from distrain.decisions.host_checks import Finding
     from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
-    from distrain.system.remote_path import RemotePath
 
 __all__ = ["DataParallelTrainer", "run_work"]
 
@@ -281,7 +284,8 @@ def run_work(
     starts_workers = launcher is None and scaling.num_workers != 0
     if run.debug_rank is not None:
         work = _for_debugging(work, scaling, run.debug_rank, starts_workers=starts_workers)
-    transports = transports or (_transports(scaling, run) if starts_workers else [LocalTransport()])
+    if transports is None:
+        transports = _transports(_hosts(scaling), scaling, run) if starts_workers else [LocalTransport()]
     shares = _shares([transport.host for transport in transports], scaling)
     trackers = trackers_of(run.trackers, os.environ) if launcher is None or launcher.rank == 0 else []
     check_packages(trackers)
@@ -301,10 +305,7 @@ def run_work(
     )
     _check_working_directory()
     shipping = request.shipping()
-    if scaling.use_gpu or scaling.numa_binding:
-        for name, settings in request.host_settings().items():
-            if problem := hidden_gpus_problem(settings):
-                raise LaunchError(f"{name}: {problem}")
+    _check_gpus_are_counted(scaling, request)
     with log_level(run.log_level):
         if request.job.warning is not None:
             warn(request.job.warning)
@@ -314,6 +315,60 @@ def run_work(
             if launcher.rank:
                 return group.follow()
             return group.lead(partial(_train, request, shipping, group))
+
+
+def check_hosts(
+    work: job.Work,
+    scaling: ScalingConfig,
+    run: RunConfig,
+    *,
+    sys_path: Sequence[str],
+    empties_caches: bool = False,
+) -> tuple[list[Finding], dict[str, HostFacts]]:
+    """Begin a run on all hosts, also on spare ones, and end it before its ranks start.
+
+    Return the problems, and what each host has. empties_caches: also delete what distrain stores on the hosts.
+
+    Raises DistrainError for problems of the storage or the settings, and KeyboardInterrupt.
+    """
+    hosts = _hosts(scaling)
+    spare = {host.name: host.slots or 1 for host in hosts}
+    shares = {name: share or spare[name] for name, share in _shares(hosts, scaling).items()}
+    one_each = replace(
+        scaling, num_workers=(1, len(hosts)), use_gpu=False, resources_per_worker=None, accelerator_type=None
+    )
+    request = _UserRequest(
+        work=work,
+        job=Job(blob=b""),
+        scaling=one_each,
+        launcher=None,
+        run=run,
+        resume_from=None,
+        metadata={},
+        validation=None,
+        trackers={},
+        transports=_transports([replace(host, slots=1) for host in hosts], scaling, run),
+        sys_path=_clean_path(sys_path),
+        detached=None,
+    )
+    _check_gpus_are_counted(scaling, request)
+    shipping = request.shipping()
+    store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
+    try:
+        found, facts = _Run(store, request, shipping, None).check(empties_caches=empties_caches)
+    finally:
+        store.close()
+        location = store.location
+        location.remove() if isinstance(location, RemotePath) else shutil.rmtree(location)
+    return [*found, *lacking(facts, scaling, shares)], facts
+
+
+def _check_gpus_are_counted(scaling: ScalingConfig, request: _UserRequest) -> None:
+    """Raise LaunchError if workers would see other GPUs than the agents."""
+    if scaling.use_gpu or scaling.numa_binding:
+        for name, settings in request.host_settings().items():
+            if problem := hidden_gpus_problem(settings):
+                raise LaunchError(f"{name}: {problem}")
 
 
 def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_workers: bool) -> job.Work:
@@ -371,8 +426,8 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser().absolute()
 
 
-def _transports(scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
-    """Return the connections to all hosts, including spare hosts that get ranks only if others are lost.
+def _hosts(scaling: ScalingConfig) -> tuple[HostSpec, ...]:
+    """Return all hosts, including spare ones that get ranks only if others are lost.
 
     Raises HostfileError, and ResourcesError if the hosts have too few slots.
     """
@@ -381,6 +436,11 @@ def _transports(scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
         _shares(hosts, scaling)
     except ResourcesError as error:
         raise ResourcesError(f"{error} {advice_on_slots(scaling, os.environ)}".rstrip()) from None
+    return hosts
+
+
+def _transports(hosts: Sequence[HostSpec], scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
+    """Return the connections to the hosts. Raises HostfileError."""
     return transports_for(
         hosts,
         scaling,
@@ -626,6 +686,21 @@ class _Run:
         if failure is not None:
             raise failure
         return result
+
+    def check(self, *, empties_caches: bool) -> tuple[list[Finding], dict[str, HostFacts]]:
+        """Look at the hosts, and start no rank."""
+        self._write_start()
+        request = self._request.for_coordinator(self._run_id, self._store)
+        status = RunStatus(str(self._store.location), time.monotonic(), 0.0)
+        return HostCheck(
+            replace(request, checks_hosts=True, empties_caches=empties_caches),
+            self._store,
+            self._request.transports,
+            self._config.checkpoint_config,
+            open_console("off", status, ""),
+            manifest=self._manifest,
+            shipping=self._shipping.for_run(self._store, self._run_id),
+        ).look()
 
     def _can_write_page(self, end: RunSummary) -> bool:
         return not (end.storage_failed or self._store.is_stalled)

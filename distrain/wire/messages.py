@@ -392,123 +392,61 @@ class StacksDone(Message):
 
 
 @message
-class InspectHost(Message):
-    """Look at the host as its workers would find it.
+class ProbeHost(Message):
+    """Look at the host as its workers would find it, and try its network.
 
-    directory, sys_path: those of the workers. packages: names of packages whose versions are compared. storage: a
-    directory in which a file has to be written and deleted; empty if there is none. probe_file: the name of a file in
-    it that holds ``nonce``, if the directory is the one that the coordinator's machine has. executable: the interpreter
-    of the workers; empty for the agent's own. is_thorough: look also at the health of GPUs, count what distrain stores
-    there, which takes a while, and try how ``workers`` can be bound to CPUs, see :class:`Prepare`.
+    nonce: names the question in its answer; hosts that connect to this one get it. packages: those whose versions are
+    compared, as an import with ``sys_path`` finds them. executable: the interpreter of the workers; empty for the
+    agent's own. is_thorough: look also at memory, at the disk of ``folder``, at GPUs and at distrain's cache.
+    empties_cache: delete what distrain stores on the host, unless a run uses it.
 
-    Coordinator -> agent; answered by :class:`InspectionResult`.
+    is_reached: let other hosts connect to this one for some seconds, at ``address``; if that is empty, at the one by
+    which this host reaches ``peer``. peers: ``[address, port]`` of each host to connect to, by name.
+
+    Coordinator -> agent; answered by :class:`HostProbed` with the same ``nonce``.
     """
 
-    directory: str
-    sys_path: list[str | None]
-    packages: list[str]
-    storage: str = ""
-    probe_file: str = ""
-    nonce: str = ""
+    nonce: str
+    packages: list[str] = field(default_factory=list)
+    sys_path: list[str | None] = field(default_factory=list)
     executable: str = ""
     is_thorough: bool = False
-    workers: int = 0
-    numa_binding: str = ""
-    gpus_per_worker: float = 0
-
-
-@message
-class InspectionResult(Message):
-    """The state of the host. Numbers of bytes are 0 if unknown.
-
-    received, sent: seconds since the epoch by the host's clock. versions: None for a package that is not installed,
-    empty for one without a version. executable: the interpreter that has these packages. gpus: the fields of each
-    :class:`~distrain.hosts.gpu_health.GpuHealth`. cpu_problem: why the workers cannot be bound.
-
-    Agent -> coordinator.
-    """
-
-    received: float
-    sent: float
-    versions: dict[str, str | None]
-    directory_problem: str | None
-    storage_problem: str | None
-    disk_free_bytes: int
-    memory_free_bytes: int
-    cache_bytes: int = 0
-    executable: str = ""
-    gpus: list[dict[str, Any]] = field(default_factory=list)
-    cpu_problem: str | None = None
-
-
-@message
-class EmptyCache(Message):
-    """Delete what distrain stores on the host, unless a run uses it.
-
-    Coordinator -> agent; answered by :class:`CacheEmptied`.
-    """
-
-
-@message
-class CacheEmptied(Message):
-    """The space that is free now, the names of what runs use, and (``failed``) why something could not be deleted.
-
-    Agent -> coordinator.
-    """
-
-    freed_bytes: int
-    in_use: list[str]
-    failed: str | None = None
-
-
-@message
-class OpenProbePort(Message):
-    """Let other hosts connect to this one for some seconds.
-
-    address: the address to listen at; if empty, the one by which this host reaches ``peer``.
-
-    Coordinator -> agent; answered by :class:`ProbeAddress` with the same ``nonce``.
-    """
-
-    address: str
-    nonce: str
+    folder: str = ""
+    empties_cache: bool = False
+    is_reached: bool = False
+    address: str = ""
     peer: str = ""
+    peers: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
 @message
-class ProbeAddress(Message):
-    """The address, port and interface at which the agent listens, or (``failed``) why it cannot.
+class HostProbed(Message):
+    """What the host has found. Numbers of bytes are 0 if unknown.
+
+    versions: None for a package that is not installed, empty for one without a version. executable: the interpreter
+    that has these packages. received, sent: seconds since the epoch by the host's clock. gpus: the fields of each
+    :class:`~distrain.hosts.gpu_health.GpuHealth`. cache: its size, or what became of it, in words.
+
+    address, port, interface: where other hosts can connect, or (``failed``) why they cannot. failed_peers: why this
+    host could not connect to others, by name.
 
     Agent -> coordinator.
     """
 
     nonce: str
+    versions: dict[str, str | None] = field(default_factory=dict)
+    executable: str = ""
+    received: float = 0.0
+    sent: float = 0.0
+    memory_free_bytes: int = 0
+    disk_free_bytes: int = 0
+    gpus: list[dict[str, Any]] = field(default_factory=list)
+    cache: str = ""
     address: str = ""
     port: int = 0
     interface: str = ""
     failed: str | None = None
-
-
-@message
-class ProbePeers(Message):
-    """Connect to each of these hosts, ``[address, port]`` by name, and check that it sends ``nonce`` back.
-
-    Coordinator -> agent; answered by :class:`ProbeResult` with the same ``nonce``.
-    """
-
-    peers: dict[str, tuple[str, int]]
-    nonce: str
-
-
-@message
-class ProbeResult(Message):
-    """The hosts that could not be reached, each with the reason.
-
-    Agent -> coordinator.
-    """
-
-    nonce: str
-    failed: dict[str, str]
+    failed_peers: dict[str, str] = field(default_factory=dict)
 
 
 # -- storage ---------------------------------------------------------------------------------------------------------

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def work_of(options: argparse.Namespace, user_path: Sequence[str]) -> job.Work:
-    """Return the work that the command line names. Raises ValueError or OSError for a wrong target or config."""
+def work_of(options: argparse.Namespace, user_path: Sequence[str], *, is_needed: bool = True) -> job.Work:
+    """Return the work that the command line names. Raises ValueError or OSError for a wrong target or config.
+
+    is_needed: False returns some work if the command line names none.
+    """
     from distrain.torch.config import TorchConfig
 
     backend = TorchConfig()
@@ -28,6 +31,8 @@ def work_of(options: argparse.Namespace, user_path: Sequence[str]) -> job.Work:
         source = _source_of_module(f"{module}.__main__", places) or _source_of_module(module, places)
         alone = source is not None and sets_early(source)
         return job.ScriptWork(backend=backend, module=module, argv=options.module[1:], imports_alone=alone)
+    if options.target is None and not is_needed:
+        return job.FunctionWork(backend=backend, function=print, config={})
     if options.target is None:
         raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")
     if is_function(options.target):

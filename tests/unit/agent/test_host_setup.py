@@ -230,11 +230,8 @@ def test_paths_of_the_project_become_paths_of_the_copies(host: Host) -> None:
     assert told.context == {"world_rank": 0}
     assert host.setup.prepare(prepare(host.there)).directory == f"{host.mirror}{host.there}"
     assert host.setup.prepare(prepare("/usr")).directory == "/usr"
-    asked = wire.InspectHost(directory=str(host.there), sys_path=[str(host.there), None], packages=["a"])
-    inspected = host.setup.inspection(asked)
-    assert inspected == replace(
-        asked, directory=f"{host.mirror}{host.there}", sys_path=[f"{host.mirror}{host.there}", None]
-    )
+    asked = wire.ProbeHost(nonce="nonce", sys_path=[str(host.there), None], packages=["a"])
+    assert host.setup.probe(asked) == replace(asked, sys_path=[f"{host.mirror}{host.there}", None])
 
 
 def test_an_archive_of_the_module_search_path_is_found_in_the_copies(host: Host) -> None:
