@@ -51,7 +51,7 @@ NAMED_ABOVE = {
     "storage.runs.comparison": {"launch"},
     "system.process": {
         "agent.forkserver", "agent.main", "cli.debugging", "trackers.main", "transfer.mover",
-        "transfer.streams.stream_server", "transfer.uploader", "worker.main", "worker.validator",
+        "transfer.stream_server", "transfer.uploader", "worker.main", "worker.validator",
     },
 }  # fmt: skip
 """Strings that may name modules above: a table of frameworks, a command that is run or shown, programs to start."""
