@@ -125,14 +125,14 @@ def _with_details(answer: wire.HostProbed, asked: wire.ProbeHost, gpus: Sequence
 
 def _cache(*, empties: bool) -> str:
     """Return the size of distrain's cache on this host in words; or delete what no run uses, and return the rest."""
-    from distrain.transfer.host_side.cache_cleaning import empty, size_by_kind
+    from distrain.transfer.host_side.cache_cleaning import size_of, trim
     from distrain.transfer.host_side.host_cache import existing_cache
 
     try:
         cache = existing_cache()
         if cache is None or not empties:
-            return size(sum(size_by_kind(cache).values()) if cache is not None else 0)
-        freed_bytes, in_use = empty(cache)
+            return size(size_of(cache) if cache is not None else 0)
+        freed_bytes, in_use = trim(cache, 0, wait=True)
     except OSError as error:
         return str(error)
     own = f"programs/{own_package().parent.name}"  # that of this process

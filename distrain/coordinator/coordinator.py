@@ -130,7 +130,7 @@ class Coordinator:
             receive=self._receive,
             refuse=self._refuse,
         )
-        self._copies = CheckpointCopies(self._host_files, self._verification, addresses=self._host_addresses)
+        self._copies = CheckpointCopies(self._host_files, self._verification)
         self._validations = Validations(request, store, log_dir=log_dir)
         self._clock = PausableClock()
         self._report_handler = ReportHandler(
@@ -169,7 +169,7 @@ class Coordinator:
         self._debuggers = Debuggers(
             self._loop,
             store,
-            console,
+            console.status,
             debug_rank=request.debug_rank,
             send=self._send_to_debugger,
             on_change=self._pause_or_resume,
@@ -407,7 +407,7 @@ class Coordinator:
             case wire.Output():
                 self._hang_monitor.progress()
                 self._outputs.of(message.rank).feed(message.stream, message.body)
-            case wire.DebuggerOutput() | wire.DebuggerPrompt() | wire.DebuggerClosed():
+            case wire.DebuggerSays():
                 self._debuggers.handle(message)
             case wire.StackDump():
                 self._hang_monitor.add_stacks(message.rank, message.body)
@@ -584,13 +584,9 @@ class Coordinator:
 
     # -- debugging ------------------------------------------------------------------------------------------------
 
-    def _send_to_debugger(self, message: wire.BreakIn | wire.DebuggerInput) -> None:
-        if not self._is_training:
-            return
-        if isinstance(message, wire.DebuggerInput):
+    def _send_to_debugger(self, message: wire.DebuggerInput) -> None:
+        if self._is_training:
             self._send_to_rank(message)
-        else:
-            self._hosts.send(self._host_of(message.rank), message)
 
     def _pause_or_resume(self) -> None:
         """Stop the timers of the training while a rank waits for a person: other ranks wait for it."""
@@ -652,11 +648,6 @@ class Coordinator:
             self._refuse(finding.host, finding.text)
         else:
             warn(f"{finding.host}: {finding.text}")
-
-    def _host_addresses(self) -> Mapping[str, str]:
-        """Return where other hosts reach each host of the attempt."""
-        plan = self.machine.plan
-        return {} if plan is None else dict(zip(plan.hosts, plan.addresses, strict=True))
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,9 @@ from distrain import wire
 from distrain.api.backend import BackendConfig
 from distrain.api.config import DataConfig, RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
 from distrain.api.job import Job
+from distrain.api.ray_names import explaining, without
 from distrain.api.result import Result, make_result, pickle_or_none
+from distrain.api.trainer_options import check_options, showing_options
 from distrain.console.choice import open_console
 from distrain.console.summary import summary
 from distrain.coordinator.callbacks import Callbacks
@@ -70,7 +71,6 @@ from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
 from distrain.system.naming import stopped_by
 from distrain.system.notebook import hide_own_lines
-from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import RemotePath, locate
 from distrain.system.text import duration
 from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
@@ -80,6 +80,11 @@ from distrain.worker.job.functions import check_plain, check_signature
 from distrain.worker.job.origin import script_of, stem_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from typing_extensions import Unpack
+
+    from distrain.api.trainer_options import TrainerOptions
     from distrain.console.detached import DetachedConsole
     from distrain.console.run_console import RunConsole
     from distrain.coordinator.host_check import HostFacts
@@ -134,44 +139,33 @@ class DataParallelTrainer:
         result = DataParallelTrainer(train_func, train_loop_config={"lr": 0.1}, scaling_config=scaling).fit()
     """
 
+    @showing_options
     def __init__(
         self,
         train_loop_per_worker: Callable[..., Any],
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
         backend_config: BackendConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-        datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | None = None,
-        resume_from_checkpoint: Checkpoint | str | Path | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        validation_config: ValidationConfig | None = None,
+        **options: Unpack[TrainerOptions],
     ) -> None:
-        if isinstance(resume_from_checkpoint, (str, Path)):
-            resume_from_checkpoint = Checkpoint(resume_from_checkpoint)
-        check_type("train_loop_config", train_loop_config, Mapping, optional=True)
+        resume_from = options.get("resume_from_checkpoint")
+        if isinstance(resume_from, (str, Path)):
+            resume_from = options["resume_from_checkpoint"] = Checkpoint(resume_from)
         check_type("backend_config", backend_config, BackendConfig, optional=True)
-        check_type("scaling_config", scaling_config, ScalingConfig, optional=True)
-        check_type("run_config", run_config, RunConfig, optional=True)
-        check_type("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, optional=True)
-        check_type("validation_config", validation_config, ValidationConfig, optional=True)
-        check_type("metadata", metadata, Mapping, optional=True)
-        check_type("datasets", datasets, Mapping, optional=True)
-        check_type("dataset_config", dataset_config, DataConfig, optional=True)
-        if validation_config is not None:
-            check_plain("ValidationConfig.fn", validation_config.fn)
+        check_options(options)
+        datasets, validation = options.get("datasets"), options.get("validation_config")
+        if validation is not None:
+            check_plain("ValidationConfig.fn", validation.fn)
         self._work = job.FunctionWork(
             function=check_signature(train_loop_per_worker),
-            config=dict(train_loop_config or {}),
+            config=dict(options.get("train_loop_config") or {}),
             backend=backend_config or BackendConfig(),
-            run_datasets=_datasets(datasets, dataset_config or DataConfig()) if datasets else None,
+            run_datasets=_datasets(datasets, options.get("dataset_config") or DataConfig()) if datasets else None,
         )
-        self._scaling = scaling_config or ScalingConfig()
-        self._run = run_config or RunConfig()
-        self._resume_from = resume_from_checkpoint
-        self._validation = validation_config
-        self._metadata = _json("metadata", metadata or {})
+        self._scaling = options.get("scaling_config") or ScalingConfig()
+        self._run = options.get("run_config") or RunConfig()
+        self._resume_from = resume_from
+        self._validation = validation
+        self._metadata = _json("metadata", options.get("metadata") or {})
 
     @classmethod
     def restore(cls, path: str | os.PathLike[str], *args: Any, **options: Any) -> NoReturn:
@@ -254,7 +248,6 @@ def _datasets(datasets: Mapping[str, Any], config: DataConfig) -> RunDatasets:
         datasets,
         config.datasets_to_split,
         on_change=config.on_change,
-        skip_streams=config.skip_streams,
         resume=config.resume,
     )
 

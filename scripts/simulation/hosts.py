@@ -306,7 +306,7 @@ class Player:
             case wire.ReservePorts(attempt=attempt, ports=ports):
                 yield wire.RendezvousPorts(attempt=attempt, ports=[*range(40000, 40000 + ports)])
             case wire.SetUpHost():
-                yield wire.HostSetUp(missing=[])
+                yield wire.HostSetUp()
             case wire.ProbeHost(nonce=nonce) as question:
                 versions = self._versions_for(question)
                 yield wire.HostProbed(nonce=nonce, versions=versions, address="10.0.0.1", port=40000, interface="eth0")

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import zipapp
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -238,26 +237,6 @@ def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_pa
     assert "Traceback" not in run.stderr
 
 
-@pytest.mark.sample(4, of="ways to name a script or a function")
-@pytest.mark.parametrize("kind", ["app", "app.pyz"])
-def test_a_directory_and_a_zip_file_run_as_with_python(launch: Launch, tmp_path: Path, kind: str) -> None:
-    project = tmp_path / "app"
-    project.mkdir()
-    (project / "sibling.py").write_text("word = 'sibling'")
-    (project / "__main__.py").write_text(
-        "import os, sys, sibling\n"
-        "if __name__ == '__main__':\n"
-        "    paths = map(os.path.abspath, (sys.path[0], __file__))\n"
-        "    print(sys.argv, *paths, sibling.word, vars(sys.modules['__main__']) is globals())\n"
-    )
-    if kind != "app":
-        zipapp.create_archive(project, tmp_path / kind)
-    plain = subprocess.run([sys.executable, kind, "--lr", "1"], cwd=tmp_path, capture_output=True, text=True)
-    run = launch("--num-workers", "2", kind, "--lr", "1")
-    assert "sibling True" in plain.stdout
-    assert lines(run) == [f"[rank {rank}] {plain.stdout.strip()}" for rank in range(2)]
-
-
 # -- functions -------------------------------------------------------------------------------------------------------
 
 FUNCTION = """
@@ -425,7 +404,7 @@ SOURCE = "import os as system\nif True:\n    def train(config): ...\nother = tra
         (["pack.age:train"], "pack.age:train: pack.age has no function 'train'"),
         (["pack:train"], "pack:train: pack has no function 'train'"),
         (["-m", "pack:fit"], "-m pack:fit: is a function; leave out -m"),
-        (["pack"], "the directory 'pack' has no __main__.py; name a script in it"),
+        (["pack"], "'pack' is a directory; name a script in it, or run a package with -m"),
         (["none.py:train"], "there is no file 'none.py' in "),
         (["--start-method", "fork", "train.py"], "argument --start-method: invalid choice: 'fork'"),
         ([], "nothing to run: name a script, `-m MODULE`, or file.py:function"),

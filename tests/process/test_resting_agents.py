@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +11,6 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -29,6 +26,7 @@ from tests.process.conftest import WAYS, log_of, make_fit, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.process.conftest import Fit
 
@@ -78,19 +76,6 @@ def test_failures_and_restarts_keep_the_forkserver(fit: Fit) -> None:
     result = fit(die_once, failure_config=FailureConfig(max_failures=1))
     assert result.return_value["attempt"] == 1
     assert f"forkserver {result.return_value['parent']}" in str(raised.value)
-
-
-def has_huge_pages() -> bool:
-    version = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    return version >= (6, 1) and setting.exists() and "[never]" not in setting.read_text()
-
-
-@pytest.mark.skipif(not has_huge_pages(), reason="this kernel makes no huge pages on request")
-def test_a_resting_forkserver_moves_its_memory_into_huge_pages(fit: Fit) -> None:
-    memory = Path(f"/proc/{fit(look).return_value['parent']}/smaps_rollup")
-    wait_until(lambda: "AnonHugePages:         0 kB" not in memory.read_text(), what="huge pages")
-    assert fit(look).return_value["parent"] == int(memory.parent.name)
 
 
 PACKAGE = """

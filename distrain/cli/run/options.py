@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.cli.run.config_options import add_options_of, parse_ranks
 from distrain.hosts.hostfile import ALWAYS_SET
-from distrain.system.ray_names import did_you_mean
+from distrain.system.text import did_you_mean
 from distrain.system.version import __version__
 
 if TYPE_CHECKING:

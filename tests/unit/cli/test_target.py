@@ -25,7 +25,7 @@ def test_nothing_is_imported_before_a_script_that_sets_variables_for_it(
     (tmp_path / file).write_text(source)
     targets = [[file]] if file == "train.py" else [[file], ["-m", file.removesuffix(".py").replace("/", ".")]]
     if file == "pack/__main__.py":
-        targets = [["pack"], ["-m", "pack"]]
+        targets = [["-m", "pack"]]
     for target in targets:
         work = work_of(parse(make_parser(), target), [])
         assert isinstance(work, ScriptWork)
