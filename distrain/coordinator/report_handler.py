@@ -25,7 +25,7 @@ from distrain.storage.commit import Commit, merged_positions, other_data
 from distrain.storage.files import full_disk_hint, is_full_disk
 from distrain.system.log import warn, warn_once
 from distrain.system.loop import PausableClock
-from distrain.system.naming import name_ranks
+from distrain.system.text import name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

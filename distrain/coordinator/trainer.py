@@ -69,10 +69,9 @@ from distrain.storage.records import damage_of, last_metrics
 from distrain.system.arguments import check_type
 from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
-from distrain.system.naming import stopped_by
 from distrain.system.notebook import hide_own_lines
 from distrain.system.remote_path import RemotePath, locate
-from distrain.system.text import duration
+from distrain.system.text import duration, stopped_by
 from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
 from distrain.trackers.link import TrackerLink
 from distrain.worker.job import job

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.decisions.events import ShowLine
 from distrain.decisions.report_rows import ReportCounts
 from distrain.storage.commit import Commit, CommittedFile
-from distrain.system.naming import name_ranks, ranks_have
+from distrain.system.text import name_ranks, ranks_have
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -13,9 +13,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from distrain.errors import RankFailure
-from distrain.system.naming import count_ranks, name_hosts, name_ranks, signal_in_words
 from distrain.system.peer_errors import CONNECTION_GONE, blames_peer
-from distrain.system.text import LIBRARY_FILE, count
+from distrain.system.text import LIBRARY_FILE, count, count_ranks, name_hosts, name_ranks, signal_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

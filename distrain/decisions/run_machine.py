@@ -48,8 +48,8 @@ from distrain.decisions.retries import RetryPolicy, start_without_checkpoint
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, Rank, Ranks, RankState, RunState
 from distrain.decisions.stop_consensus import StopConsensus, StopOrder
 from distrain.errors import InvalidTransition, LaunchError, ResourcesError
-from distrain.system.naming import name_hosts, name_ranks, on_host, stopped_by
 from distrain.system.stacks import raised_at
+from distrain.system.text import name_hosts, name_ranks, on_host, stopped_by
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

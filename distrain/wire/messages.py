@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from distrain.system.version import __version__
+from distrain.system import __version__
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform

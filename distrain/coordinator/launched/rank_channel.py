@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.coordinator.launched.handshake import HandshakeError, introduce, keep_alive, receive, welcome
 from distrain.errors import LaunchError, StandInError, StorageError, WorkerGroupError
-from distrain.system.naming import ranks_have
 from distrain.system.remote_path import RemotePath
+from distrain.system.text import ranks_have
 from distrain.transfer.executor import StorageExecutor
 from distrain.wire.channel import Channel
 
