@@ -185,6 +185,22 @@ class CheckpointReplaced:
     path: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outstanding:
+    """What is still being done with files before an attempt may start, or end. Comes whenever the machine waits for it.
+
+    verifying: the checkpoint to start from is being compared with its manifest.
+    copying: hosts are getting files that their workers need.
+    committing: a checkpoint is being committed.
+    uploading: an upload is all that the next checkpoint waits for.
+    """
+
+    verifying: bool = False
+    copying: bool = False
+    committing: bool = False
+    uploading: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class HangDetected:
     """No rank has made progress for longer than ``FailureConfig.hang_timeout_s``.
@@ -212,6 +228,7 @@ Event = (
     | CheckpointsInProgress
     | CheckpointAvailable
     | CheckpointReplaced
+    | Outstanding
     | HangDetected
     | Tick
 )
@@ -240,10 +257,12 @@ class ShowLine:
     """Show a line to the user.
 
     once: show the same line only once in this process, even if there are several runs.
+    is_news: the line tells how far the run is; it is not a warning.
     """
 
     text: str
     once: bool = False
+    is_news: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +270,13 @@ class AttemptStarts:
     """Begin a new attempt with this plan. All reports of earlier attempts have arrived."""
 
     attempt: int
+    plan: WorldPlan
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersStart:
+    """The workers of the attempt are starting: its hosts have all that they need."""
+
     plan: WorldPlan
 
 
@@ -266,7 +292,7 @@ class AttemptEnded:
     why: str | None = None
 
 
-Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | AttemptEnded
+Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | WorkersStart | AttemptEnded
 
 
 # -- the summary -----------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from distrain.decisions.events import (
     HangDetected,
     HostLost,
     MessageReceived,
+    Outstanding,
     RunRequest,
     RunSummary,
     SendMessage,
@@ -33,6 +34,7 @@ from distrain.decisions.events import (
     StopRequested,
     StorageFailed,
     Tick,
+    WorkersStart,
 )
 from distrain.decisions.failures import culprit_first
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
@@ -75,6 +77,10 @@ EXPECTED_REPORT_S = 5.0
 """Seconds of CHECKPOINT_GRACE_S to wait while no rank stores anything, but some are expected to report."""
 HEALTH_S = 15.0
 """Seconds between two looks of an agent at memory and GPUs."""
+UPLOAD_PATIENCE_S = 300.0
+"""Seconds that an attempt with unfinished work waits at its end for uploads that complete a checkpoint."""
+NOTICE_AFTER_S = 5.0
+"""Seconds to wait for checkpoints before a line on the console says so."""
 _STORY_LENGTH = 200
 """Number of moves that InvalidTransition shows."""
 _EARLIER_KEPT = 5
@@ -126,6 +132,9 @@ class RunStateMachine:
         self._in_progress = CheckpointsInProgress()
         self._checkpoint_limit = math.inf
         """When the wait for checkpoints ends at the latest."""
+        self._waits_since = math.inf
+        """When the wait of PREPARING or SETTLING began."""
+        self._has_announced_wait = False
         self._deadline: float | None = None
         self._progress_due = math.inf
         self._progress_interval_s = FIRST_PROGRESS_S
@@ -245,6 +254,8 @@ class RunStateMachine:
             case CheckpointAvailable(path):
                 self.checkpoint = path
                 return []
+            case Outstanding():
+                return self._on_outstanding(event, now)
             case CheckpointReplaced(path):
                 self.checkpoint = path
                 self.retries = RetryPolicy(self.request.failure_config, path, is_script=self.request.is_script)
@@ -257,7 +268,7 @@ class RunStateMachine:
             case wire.Hello():
                 return self._on_hello(host, message, now)
             case wire.RendezvousPorts():
-                return self._on_ports_reserved(host, message)
+                return self._on_ports_reserved(host, message, now)
             case wire.HostFailed():
                 return self._on_problem(f"{host}: {message.text}", now)
             case wire.Notice():
@@ -267,7 +278,7 @@ class RunStateMachine:
                 return []
             case wire.HostIdle():
                 return self._on_host_idle(host, now) if message.attempt == self.attempt else []
-            case wire.Spawned() | wire.Exited() | wire.FromWorker():
+            case wire.Exited() | wire.FromWorker():
                 return self._on_rank_message(message, now) if message.attempt == self.attempt else []
             case _:
                 return []
@@ -288,13 +299,15 @@ class RunStateMachine:
                 return self._give_up(
                     f"{name_hosts(self._awaited_ports)}: no ports were reserved within {HOST_ANSWER_TIMEOUT_S:g} s"
                 )
+            case RunState.PREPARING | RunState.SETTLING:
+                return []  # what is outstanding decides
             case RunState.RELEASING:
                 return [ShowLine(self._describe_late_exits()), *self._stop(0.0, now)]
             case _ if self.waits_for_checkpoint:
                 return self._stop_after_failure(now)
             case _:
                 text = f"{name_hosts(self.busy_hosts)}: processes could not be ended within the time limit"
-                return [ShowLine(text), *self._end_attempt(now)] if self.is_done else self._give_up(text)
+                return [ShowLine(text), *self._settle(now)] if self.is_done else self._give_up(text)
 
     def _describe_late_exits(self) -> str:
         late = [rank.plan.rank for rank in self._ranks.all if rank.state is not RankState.EXITED]
@@ -406,7 +419,7 @@ class RunStateMachine:
             gpus_per_worker=request.scaling.gpus_per_worker,
         )
 
-    # -- an attempt begins: ports are reserved, workers start ------------------------------------------------------
+    # -- an attempt begins: ports are reserved, hosts get their files, workers start --------------------------------
 
     def _begin_attempt(self, plan: WorldPlan, now: float) -> list[Action]:
         """Begin an attempt. It reserves new ports, so that no rank can connect to a process of an earlier attempt."""
@@ -433,13 +446,16 @@ class RunStateMachine:
         needed = {host: len(plan.on(host)) * endpoints + (host == plan.hosts[0]) for host in plan.hosts}
         return {host: ports for host, ports in needed.items() if ports}
 
-    def _on_ports_reserved(self, host: str, message: wire.RendezvousPorts) -> list[Action]:
+    def _on_ports_reserved(self, host: str, message: wire.RendezvousPorts, now: float) -> list[Action]:
         if self.state is not RunState.RESERVING or message.attempt != self.attempt:
             return []
         self._port_answers[host] = message
         self._awaited_ports.pop(host, None)
-        if self._awaited_ports:
-            return []
+        if not self._awaited_ports:
+            self._begin_wait(RunState.PREPARING, now)
+        return []
+
+    def _start_workers(self) -> list[Action]:
         assert self.plan is not None
         try:
             rendezvous = self._rendezvous(self.plan, self._port_answers)
@@ -448,7 +464,7 @@ class RunStateMachine:
         self._move(RunState.STARTING)
         self._deadline = None
         starts = [SendMessage(host, self._start_message(self.plan, host, rendezvous)) for host in self.plan.hosts]
-        return [*self._describe_restart(), *starts]
+        return [*self._describe_restart(), *starts, WorkersStart(self.plan)]
 
     def _rendezvous(self, plan: WorldPlan, answers: Mapping[str, wire.RendezvousPorts]) -> Rendezvous:
         """Return where the ranks connect to each other. Raise LaunchError if hosts cannot reach each other."""
@@ -476,22 +492,24 @@ class RunStateMachine:
     def _describe_restart(self) -> list[Action]:
         if not self.retries.used:
             return []
-        own = f"{self.request.storage_path}/{self.request.run_name}/"
         fresh = start_without_checkpoint(is_script=self.request.is_script)
-        return [ShowLine(f"{self.retries}, from {self.checkpoint.removeprefix(own) if self.checkpoint else fresh}")]
+        return [ShowLine(f"{self.retries}, from {self._name_checkpoint() or fresh}")]
+
+    @property
+    def _run_directory(self) -> str:
+        return f"{self.request.storage_path}/{self.request.run_name}"
+
+    def _name_checkpoint(self) -> str:
+        """Return the name of the checkpoint to start from; its path, if it is not one of this run."""
+        return (self.checkpoint or "").removeprefix(f"{self._run_directory}/")
 
     # -- ranks train ----------------------------------------------------------------------------------------------
 
-    def _on_rank_message(self, message: wire.Spawned | wire.Exited | wire.FromWorker, now: float) -> list[Action]:
+    def _on_rank_message(self, message: wire.Exited | wire.FromWorker, now: float) -> list[Action]:
         rank = self._ranks[message.rank]
         was_told = rank.plan.host in self._signalled_hosts
         worked = not self._ranks.none_works
         match message:
-            case wire.Spawned():
-                if rank.state is RankState.PLANNED:
-                    self._move_rank(rank, RankState.SPAWNED)
-            case wire.UsesShouldStop():
-                return self._send_to_ranks(self._stop_consensus.add_caller(message.rank), wire.AnnounceStop)
             case wire.StopVote():
                 return self._send_stop_orders(self._stop_consensus.vote(message.rank, message.call, now))
             case wire.Running():
@@ -619,9 +637,9 @@ class RunStateMachine:
         if self.state is RunState.RELEASING and self._ranks.all_finished and not lost.owes:
             return self._on_host_idle(host, now)
         self._mark_ranks_lost(lost)
-        if self.state is RunState.RESERVING and not self.retries.ever_entered:
+        if self.state in (RunState.RESERVING, RunState.PREPARING) and not self.retries.ever_entered:
             return self._give_up(self._host_pool.describe_losses())
-        if self.state is RunState.STOPPING:
+        if self.state in (RunState.STOPPING, RunState.SETTLING):
             return self._on_host_idle(host, now)
         if not lost.owes and all(rank.rank in self.outcomes for rank in self.plan.on(host)):
             return [ShowLine(f"{host}: its ranks had finished, so the other ranks continue without it: {why}")]
@@ -633,9 +651,12 @@ class RunStateMachine:
         Ranks that had finished fail, too, if a checkpoint still needs the host and the attempt has not failed already.
         """
         assert self.plan is not None
+        had_failed = self.state is RunState.STOPPING or (
+            self.state is RunState.SETTLING and not self._ranks.all_finished
+        )
         for plan in self.plan.on(lost.host):
             rank = self._ranks[plan.rank]
-            loses_work = lost.owes and self.state is not RunState.STOPPING and rank.has_finished
+            loses_work = lost.owes and rank.has_finished and not had_failed
             if rank.exited is not None and not loses_work:
                 continue
             if rank.exited is None:
@@ -653,6 +674,8 @@ class RunStateMachine:
             return self._cancel_checkpoint_wait(now)
         if self.attempt_is_active:
             return self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)
+        if self.state is RunState.SETTLING:
+            return []
         if self.state in (RunState.CONNECTING, RunState.WAITING):
             self._forget_attempt()
         return self._give_up(self.problem)
@@ -663,31 +686,38 @@ class RunStateMachine:
     # -- the user asks the run to stop ----------------------------------------------------------------------------
 
     def _on_stop_requested(self, why: str, now: float) -> list[Action]:
-        if self.state is RunState.STOPPING and self.stop_reason is None and self.failures:
+        is_ending = self.state in (RunState.STOPPING, RunState.SETTLING)
+        if is_ending and self.stop_reason is None and self.failures:
             if self._retry_forbidden and not self.waits_for_checkpoint:
-                return self._stop(0.0, now)
+                return self._stop_now(now)
             self._retry_forbidden = True  # the run ends with the failure, which the user should see
             return self._cancel_checkpoint_wait(now)
         is_repeated = self.stop_reason is not None
         self.stop_reason = self.stop_reason or why
+        if is_repeated or self.state is RunState.STOPPING:
+            return self._stop_now(now)
+        pressed = stopped_by(why)
+        if self.state is RunState.SETTLING:
+            return [ShowLine(f"{pressed}: the run stops when its checkpoint is stored. {pressed} again ends the wait")]
         if not self.attempt_is_active:
             self._end(RunState.ABORTED)
             return []
-        if is_repeated or self.state is RunState.STOPPING:
-            return self._stop(0.0, now)
         grace_s = self.request.stop_grace_s
-        pressed = stopped_by(why)
         again = f"{pressed} again kills the workers now"
         if self.saves_on_stop:
             self._deadline = now + grace_s
             text = f"{pressed}: the run stops; the workers have {grace_s:g} s to save a checkpoint. {again}"
-            return [ShowLine(text), *self._send_to_ranks(self._stop_consensus.request_stop(), wire.AnnounceStop)]
+            return [ShowLine(text), *self._send_stop_orders(self._stop_consensus.request_stop())]
         text = f"{pressed}: the run stops within {grace_s:g} s"
         if self.request.is_script:
             text = f"{pressed}: passed on to the workers, which have {grace_s:g} s to end"
         elif not self._stop_consensus.callers:
             text += "; no checkpoint is saved, as no rank has called should_stop()"
         return [ShowLine(f"{text}. {again}"), *self._pass_signal_on(grace_s, now)]
+
+    def _stop_now(self, now: float) -> list[Action]:
+        """Kill the ranks. If there are none any more, end the wait for their checkpoints."""
+        return self._end_attempt(now) if self.state is RunState.SETTLING else self._stop(0.0, now)
 
     def _pass_signal_on(self, grace_s: float, now: float) -> list[Action]:
         """Stop the ranks by the signal that came; by SIGTERM, and at last by SIGKILL, those that do not end."""
@@ -703,7 +733,7 @@ class RunStateMachine:
         return [
             action
             for order in orders
-            for action in self._send_to_ranks(order.ranks, wire.StopAtReport, call=order.call, final=order.final)
+            for action in self._send_to_ranks(order.ranks, wire.StopDecision, call=order.call, final=order.final)
         ]
 
     # -- the attempt ends -----------------------------------------------------------------------------------------
@@ -720,7 +750,7 @@ class RunStateMachine:
             self._move(RunState.STOPPING)
         hosts = [host for host in self.plan.hosts if not self._host_pool.is_lost(host)]
         if not hosts:
-            return self._end_attempt(now)
+            return self._settle(now)
         self._last_grace_s = last_grace_s
         self._deadline = min(latest, now + grace_s + last_grace_s + self._stop_timeout_s(hosts))
         stop = wire.Stop(
@@ -752,11 +782,62 @@ class RunStateMachine:
         if not self.attempt_is_active:  # the host has sent this twice: as its workers ended, and as answer to Stop
             return []
         self._busy_hosts.pop(host, None)
-        return [] if self._busy_hosts else self._end_attempt(now)
+        return [] if self._busy_hosts else self._settle(now)
+
+    # -- its checkpoints are completed ----------------------------------------------------------------------------
+
+    def _settle(self, now: float) -> list[Action]:
+        """No process of the attempt is left. Whether and where the next one starts depends on its checkpoints."""
+        self.waits_for_checkpoint = False
+        self._begin_wait(RunState.SETTLING, now)
+        return []
+
+    def _begin_wait(self, state: RunState, now: float) -> None:
+        """Wait in this state for what is :class:`Outstanding`."""
+        self._move(state)
+        self._deadline, self._waits_since, self._has_announced_wait = None, now, False
+
+    def _on_outstanding(self, work: Outstanding, now: float) -> list[Action]:
+        match self.state:
+            case RunState.PREPARING if not (work.verifying or work.copying):
+                return self._start_workers()
+            case RunState.PREPARING:
+                text = f"verifying the checkpoint {self._name_checkpoint()}, from which the run continues; "
+                return self._wait(f"{text}Ctrl-C ends the run" if work.verifying else "", now)
+            case RunState.SETTLING if work.committing:
+                return self._wait(
+                    f"waiting until everything is written to {self._run_directory}; press Ctrl-C to stop waiting", now
+                )
+            case RunState.SETTLING if work.uploading and now < (limit := self._upload_limit()):
+                after_s = 0.0 if self.failures else NOTICE_AFTER_S
+                return self._wait("waiting for the checkpoint that is being stored", now, after_s=after_s, limit=limit)
+            case RunState.SETTLING:
+                return self._end_attempt(now)
+        return []
+
+    def _wait(self, text: str, now: float, *, after_s: float = NOTICE_AFTER_S, limit: float = math.inf) -> list[Action]:
+        """Go on waiting, until ``limit`` at the latest. Say so once, when that takes long."""
+        notice_due = math.inf if self._has_announced_wait or not text else self._waits_since + after_s
+        if is_due := now >= notice_due:
+            self._has_announced_wait, notice_due = True, math.inf
+        moment = min(limit, notice_due)
+        self._deadline = moment if moment < math.inf else None
+        return [ShowLine(text, is_news=True)] if is_due else []
+
+    def _upload_limit(self) -> float:
+        """Return until when the attempt waits for uploads: less is lost by that than the time it takes.
+
+        It waits without limit only if all work is done, and only for the grace if the user wants the run to stop.
+        """
+        if self.was_asked_to_stop:
+            return self._waits_since + self.request.stop_grace_s
+        return math.inf if self.is_done and not self.problem else self._waits_since + UPLOAD_PATIENCE_S
+
+    # -- the attempt has ended ------------------------------------------------------------------------------------
 
     def _end_attempt(self, now: float) -> list[Action]:
-        """End an attempt of which no process is left: the run finishes, fails, is aborted or is restarted."""
-        self._deadline, self.waits_for_checkpoint = None, False
+        """Go on after an attempt of which nothing is left: the run finishes, fails, is aborted or is restarted."""
+        self._deadline = None
         finished = self.is_done and not self.storage_failed
         why = None if finished else self._describe_early_end()
         ended: list[Action] = [AttemptEnded(self.attempt, tuple(self.failures), why)]

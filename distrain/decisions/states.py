@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 class RunState(enum.Enum):
     """The state of a run, seen from the coordinator.
 
-    A run without failures passes through CONNECTING, RESERVING, STARTING, RUNNING and RELEASING to FINISHED. An attempt
-    that ends early passes through STOPPING; then the run ends, or the next attempt begins with RESERVING.
+    A run without failures passes through CONNECTING, RESERVING, PREPARING, STARTING, RUNNING, RELEASING and SETTLING to
+    FINISHED. An attempt that ends early passes through STOPPING to SETTLING; then the run ends, or the next attempt
+    begins with RESERVING.
     """
 
     CONNECTING = "connecting"
     """Agents are being started on the hosts. Too few of them have sent HELLO for an attempt."""
     RESERVING = "reserving"
     """An attempt has a plan. Hosts reserve the ports at which the ranks will connect to each other."""
+    PREPARING = "preparing"
+    """The ports are reserved. The checkpoint to start from is being verified, or hosts get files that they lack."""
     STARTING = "starting"
     """Workers are being started. Some have not entered train_func yet."""
     RUNNING = "running"
@@ -38,12 +41,19 @@ class RunState(enum.Enum):
     """The attempt has failed and all its processes are gone. The next attempt starts after the backoff."""
     STOPPING = "stopping"
     """The attempt ends early. Its processes are being stopped, or may complete a checkpoint before they are."""
+    SETTLING = "settling"
+    """No process of the attempt is left. Its last checkpoints are being committed, or uploaded."""
     FINISHED = "finished"
     """The run has ended: every rank has finished its work."""
     FAILED = "failed"
     """The run has ended: a failure was not followed by a restart, or the run could not start or continue."""
     ABORTED = "aborted"
     """The run has ended: the user asked it to stop."""
+
+    @property
+    def waits_for_files(self) -> bool:
+        """True if the machine waits for :class:`~distrain.decisions.events.Outstanding` files and checkpoints."""
+        return self in (RunState.PREPARING, RunState.SETTLING)
 
     @property
     def is_terminal(self) -> bool:
@@ -55,9 +65,7 @@ class RankState(enum.Enum):
     """The state of one rank of one attempt."""
 
     PLANNED = "planned"
-    """The rank has a place on a host, and no process that the coordinator knows of."""
-    SPAWNED = "spawned"
-    """Its process exists."""
+    """The rank has a place on a host, where its process starts."""
     RUNNING = "running"
     """It has entered train_func."""
     DONE = "done"
@@ -70,12 +78,14 @@ class RankState(enum.Enum):
 
 RUN_MOVES: dict[RunState, frozenset[RunState]] = {
     RunState.CONNECTING: frozenset({RunState.RESERVING, RunState.STOPPING, RunState.FAILED, RunState.ABORTED}),
-    RunState.RESERVING: frozenset({RunState.STARTING, RunState.STOPPING, RunState.FAILED, RunState.ABORTED}),
+    RunState.RESERVING: frozenset({RunState.PREPARING, RunState.STOPPING, RunState.FAILED, RunState.ABORTED}),
+    RunState.PREPARING: frozenset({RunState.STARTING, RunState.STOPPING, RunState.FAILED, RunState.ABORTED}),
     RunState.STARTING: frozenset({RunState.RUNNING, RunState.RELEASING, RunState.STOPPING, RunState.FAILED}),
     RunState.RUNNING: frozenset({RunState.RELEASING, RunState.STOPPING, RunState.FAILED}),
-    RunState.RELEASING: frozenset({RunState.FINISHED, RunState.STOPPING, RunState.FAILED, RunState.ABORTED}),
+    RunState.RELEASING: frozenset({RunState.SETTLING, RunState.STOPPING, RunState.FAILED}),
     RunState.WAITING: frozenset({RunState.CONNECTING, RunState.RESERVING, RunState.FAILED, RunState.ABORTED}),
-    RunState.STOPPING: frozenset(
+    RunState.STOPPING: frozenset({RunState.SETTLING, RunState.FAILED}),
+    RunState.SETTLING: frozenset(
         {
             *(RunState.CONNECTING, RunState.RESERVING, RunState.WAITING),
             *(RunState.FINISHED, RunState.FAILED, RunState.ABORTED),
@@ -88,9 +98,7 @@ RUN_MOVES: dict[RunState, frozenset[RunState]] = {
 """The states that may follow each state of a run."""
 
 RANK_MOVES: dict[RankState, frozenset[RankState]] = {
-    # The news that a worker was spawned may arrive after its own first message.
-    RankState.PLANNED: frozenset({RankState.SPAWNED, RankState.RUNNING, RankState.RAISED, RankState.EXITED}),
-    RankState.SPAWNED: frozenset({RankState.RUNNING, RankState.RAISED, RankState.EXITED}),
+    RankState.PLANNED: frozenset({RankState.RUNNING, RankState.RAISED, RankState.EXITED}),
     RankState.RUNNING: frozenset({RankState.DONE, RankState.RAISED, RankState.EXITED}),
     RankState.DONE: frozenset({RankState.EXITED}),
     RankState.RAISED: frozenset({RankState.EXITED}),
@@ -181,7 +189,7 @@ class Ranks:
 
     def move(self, rank: Rank, new: RankState) -> None:
         """Put a rank into another state. The caller has looked up if the move is allowed."""
-        self._starting += (new in _STARTING) - (rank.state in _STARTING)
+        self._starting -= rank.state is RankState.PLANNED
         self._working += (new in _WORKING) - (rank.state in _WORKING)
         rank.state = new
 
@@ -209,5 +217,4 @@ class Ranks:
         return [failure for failure in found if failure is not None]
 
 
-_STARTING = (RankState.PLANNED, RankState.SPAWNED)
-_WORKING = (*_STARTING, RankState.RUNNING)
+_WORKING = (RankState.PLANNED, RankState.RUNNING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING
 
-from distrain.worker.user_code import OWN_FILES, run_user_code
+from distrain.worker.user_code import OWN_FILES, run_rank
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -25,7 +25,7 @@ def _users_frames(frame: FrameType) -> list[FrameType]:
     """Return the frames from train_func inwards, up to the first call of distrain or to an import."""
     frames: list[FrameType] = []
     outer: FrameType | None = frame
-    while outer is not None and outer.f_code.co_name != run_user_code.__name__:
+    while outer is not None and outer.f_code.co_name != run_rank.__name__:
         frames.insert(0, outer)
         outer = outer.f_back
     return list(takewhile(_is_users, dropwhile(lambda one: not _is_users(one), frames))) or [frame]

@@ -28,7 +28,7 @@ from distrain.system.loop import Loop
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distrain.api.config import CheckpointConfig
     from distrain.console.run_console import RunConsole
@@ -261,14 +261,12 @@ class RankServer:
 
     def _on_message(self, message: wire.FromWorker) -> None:
         match message:
-            case wire.UsesShouldStop(rank=rank):
-                self._announce_stop(self._stops.add_caller(rank))
-            case wire.StopVote(rank=rank, call=call):
-                self._send_stop_orders(self._stops.vote(rank, call, time.monotonic()))
-            case wire.StopWanted(reason=reason):
+            case wire.StopVote(reason=str(reason)) if reason:
                 if self._stop_reason is None and self._failed_at is None:
                     self._stop_reason = reason
-                    self._announce_stop(self._stops.request_stop())
+                    self._send_stop_orders(self._stops.request_stop())
+            case wire.StopVote(rank=rank, call=call):
+                self._send_stop_orders(self._stops.vote(rank, call, time.monotonic()))
             case wire.Outcome():
                 self._on_outcome(message)
             case _:
@@ -336,10 +334,6 @@ class RankServer:
 
     # -- stops ----------------------------------------------------------------------------------------------------
 
-    def _announce_stop(self, ranks: Iterable[int]) -> None:
-        for rank in ranks:
-            self._send(wire.AnnounceStop(attempt=self._request.first_attempt, rank=rank))
-
     def _tick_stops(self) -> None:
         self._send_stop_orders(self._stops.tick(time.monotonic()))
 
@@ -347,7 +341,7 @@ class RankServer:
         attempt = self._request.first_attempt
         for order in orders:
             for rank in order.ranks:
-                self._send(wire.StopAtReport(attempt=attempt, rank=rank, call=order.call, final=order.final))
+                self._send(wire.StopDecision(attempt=attempt, rank=rank, call=order.call, final=order.final))
 
     def _send(self, message: wire.ToWorker) -> None:
         self._channels[message.rank].queue(message)

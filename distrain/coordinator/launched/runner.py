@@ -187,7 +187,7 @@ class InProcessRun:
         if not channel.uses_should_stop or channel.stop_reason is not None:
             return False
         channel.stop_reason = signal.Signals(number).name
-        channel.answer(wire.AnnounceStop(attempt=self.end.attempt + 1, rank=0))
+        channel.answer(wire.StopDecision(attempt=self.end.attempt + 1, rank=0))
         return True
 
     def _state(self, outcome: wire.Outcome, error: BaseException | None) -> RunState:
@@ -199,10 +199,10 @@ class InProcessRun:
 
     def _handle(self, message: wire.FromWorker) -> None:
         match message:
-            case wire.UsesShouldStop():
+            case wire.StopVote(call=0):
                 self._channel.uses_should_stop = True
             case wire.StopVote(attempt=attempt, rank=rank, call=call):
-                self._channel.answer(wire.StopAtReport(attempt=attempt, rank=rank, call=call))
+                self._channel.answer(wire.StopDecision(attempt=attempt, rank=rank, call=call, final=True))
             case _:
                 if self._storage_problem:
                     raise StorageError(self._storage_problem)  # no checkpoint that train_func may wait for is committed

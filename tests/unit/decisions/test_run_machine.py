@@ -33,6 +33,7 @@ from distrain.decisions.run_machine import (
     HangDetected,
     HostLost,
     MessageReceived,
+    Outstanding,
     RunRequest,
     RunStateMachine,
     SendMessage,
@@ -90,6 +91,8 @@ class Play:
             options["hosts"] = orders
         self.machine = RunStateMachine(request(self.hosts, workers, **options))
         self.now = 100.0
+        self.outstanding = Outstanding()
+        """What is being done with files."""
         self.asked = asked(self.machine.start(self.now))
 
     @property
@@ -97,7 +100,10 @@ class Play:
         return self.machine.state
 
     def happens(self, event: Any) -> list[Action]:
-        return self.machine.handle(event, self.now)
+        actions = self.machine.handle(event, self.now)
+        if self.state.waits_for_files:
+            actions += self.machine.handle(self.outstanding, self.now)
+        return actions
 
     def tick(self) -> list[Action]:
         """The next deadline comes."""
@@ -130,10 +136,6 @@ class Play:
     def reserve(self) -> list[Action]:
         return self.says("one", wire.RendezvousPorts(attempt=self.machine.attempt, ports=[4000]))
 
-    def spawn(self) -> None:
-        for rank in self.all_ranks():
-            self.rank_says(wire.Spawned, rank, pid=1000 + rank)
-
     def enter(self) -> None:
         for rank in self.all_ranks():
             self.rank_says(wire.Running, rank)
@@ -146,7 +148,6 @@ class Play:
 
     def begin_attempt(self) -> None:
         self.reserve()
-        self.spawn()
         self.enter()
 
     def succeeds(self, rank: int, **fields: Any) -> list[Action]:
@@ -193,13 +194,12 @@ def said(actions: list[Action]) -> str:
 
 def test_the_way_of_a_run_with_one_host() -> None:
     play, states = Play(), []
-    for stage in (play.connect, play.reserve, play.spawn, play.enter, play.all_succeed, play.gone):
+    for stage in (play.connect, play.reserve, play.enter, play.all_succeed, play.gone):
         states.append(play.state)
         stage()
     assert states == [
         RunState.CONNECTING,
         RunState.RESERVING,
-        RunState.STARTING,
         RunState.STARTING,
         RunState.RUNNING,
         RunState.RELEASING,
@@ -284,18 +284,6 @@ def test_a_notice_is_passed_on_with_the_hosts_name() -> None:
     assert said(Play().run().says("one", wire.Notice(text="hear, hear"))) == "one: hear, hear"
 
 
-def test_a_worker_may_be_heard_before_the_news_that_it_was_spawned() -> None:
-    """Both come over different descriptors of the agent, so their order is not certain."""
-    play = Play()
-    play.connect()
-    play.reserve()
-    play.enter()
-    play.spawn()
-    play.all_succeed()
-    play.gone()
-    assert play.state is RunState.FINISHED
-
-
 # -- what is no failure ----------------------------------------------------------------------------------------------
 
 
@@ -332,7 +320,6 @@ def test_messages_of_an_earlier_attempt_are_ignored() -> None:
         wire.Outcome(attempt=0, rank=0, ok=False, stage="run", error="late", traceback="", exit_code=1, body=b""),
         wire.HostIdle(attempt=0),
         wire.RendezvousPorts(attempt=0, ports=[1]),
-        wire.Spawned(attempt=0, rank=0, pid=1),
     ):
         assert play.says("one", message) == []
     assert play.state is RunState.RUNNING
@@ -492,7 +479,6 @@ def test_another_checkpoint_than_the_damaged_one_is_where_the_first_attempt_star
     play.happens(CheckpointReplaced(path))
     [(_, start)] = told(play.reserve(), wire.Start)
     assert {spec["checkpoint"] for spec in start.ranks} == {path}
-    play.spawn()
     play.enter()
     play.raises(1)
     play.gone()
@@ -539,7 +525,6 @@ def test_minus_one_never_gives_up() -> None:
         play.raises(0)
         play.gone()
         assert said(play.reserve()).startswith(f"restart {number}, from ")
-        play.spawn()
         play.enter()
     assert (play.state, play.machine.attempt) == (RunState.RUNNING, 50)
 
@@ -673,7 +658,7 @@ def test_a_script_is_not_told_of_should_stop() -> None:
 
 def test_ranks_that_call_should_stop_get_the_signal_after_the_grace() -> None:
     play = Play().run()
-    play.rank_says(wire.UsesShouldStop, 0)
+    play.rank_says(wire.StopVote, 0)
     assert not stops(play.happens(StopRequested("SIGINT")))
     [(_, stop)] = told(play.tick(), wire.Stop)
     assert (stop.signal, stop.grace_s, stop.last_grace_s) == ("SIGINT", TERM_GRACE_S, TERM_GRACE_S)
@@ -803,10 +788,10 @@ def test_one_of_two_hosts_lost_before_anything_started_fails_the_run() -> None:
     assert (play.state, play.machine.problem) == (RunState.FAILED, "two: silent")
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4], ids=["starting", "spawned", "running"])
+@pytest.mark.parametrize("stages", [2, 3], ids=["starting", "running"])
 def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) -> None:
     play = Play(hosts=2, workers=4)
-    for stage in (play.connect, play.reserve, play.spawn, play.enter)[:stages]:
+    for stage in (play.connect, play.reserve, play.enter)[:stages]:
         stage()
     assert stops(play.happens(HostLost("two", "silent"))) == {"one": 0.0}
     play.gone("one")
@@ -1435,7 +1420,7 @@ def test_an_illegal_move_of_a_rank_tells_the_story() -> None:
     with pytest.raises(InvalidTransition) as error:
         play.rank_says(wire.Running, 0)
     text = str(error.value)
-    assert "rank 0: SPAWNED -> RUNNING" in text
+    assert "rank 0: PLANNED -> RUNNING" in text
     assert text.splitlines()[-1] == "attempt 0, rank 0: RUNNING -> RUNNING"
 
 
@@ -1527,7 +1512,6 @@ def costs_of_a_run(hosts: int) -> list[int]:
 
     def begin_attempt() -> None:
         play.says(names[0], wire.RendezvousPorts(attempt=play.machine.attempt, ports=[4000]))
-        play.spawn()
         play.enter()
 
     def lose_a_host() -> None:
@@ -1553,3 +1537,120 @@ def costs_of_a_run(hosts: int) -> list[int]:
 def test_twice_the_hosts_cost_twice_the_work() -> None:
     ratios = [large / small for small, large in zip(costs_of_a_run(40), costs_of_a_run(80), strict=True)]
     assert max(ratios) < 2.1, ratios
+
+
+# -- files and checkpoints are awaited -----------------------------------------------------------------------------
+
+
+def waiting(play: Play, **work: bool) -> list[Action]:
+    """What the machine does about the things that are being done with files."""
+    play.outstanding = Outstanding(**work)
+    return play.happens(Tick())
+
+
+@pytest.mark.parametrize("work", ["verifying", "copying"])
+def test_workers_start_when_the_checkpoint_is_verified_and_the_files_are_there(work: str) -> None:
+    play = Play(checkpoint="/runs/run/checkpoint_000002")
+    play.outstanding = Outstanding(**{work: True})
+    play.connect()
+    assert told(play.reserve(), wire.Start) == []
+    assert play.state is RunState.PREPARING
+    if work == "verifying":
+        assert said(play.tick()).startswith("verifying the checkpoint checkpoint_000002, from which the run continues")
+    assert play.machine.deadline() is None  # the line is shown once, and nothing limits the wait
+    play.happens(CheckpointReplaced("/runs/run/checkpoint_000001"))
+    [(_, start)] = told(waiting(play), wire.Start)
+    assert start.ranks[0]["checkpoint"] == "/runs/run/checkpoint_000001"
+
+
+def test_a_host_that_is_lost_before_the_workers_start_ends_the_run() -> None:
+    play = Play()
+    play.outstanding = Outstanding(copying=True)
+    play.connect()
+    play.reserve()
+    play.happens(HostLost("one", "it vanished"))
+    assert play.state is RunState.FAILED
+
+
+def failed(**work: bool) -> Play:
+    """A run that may restart, whose rank 1 has failed; no process is left."""
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    play.outstanding = Outstanding(**work)
+    play.raises(1)
+    play.gone()
+    assert play.state is RunState.SETTLING
+    return play
+
+
+def test_the_next_attempt_starts_at_a_checkpoint_that_was_being_committed() -> None:
+    play = failed(committing=True)
+    assert play.machine.deadline() == play.now + 5
+    assert said(play.tick()).startswith("waiting until everything is written to /runs/run")
+    assert play.machine.deadline() is None
+    play.happens(CheckpointAvailable("/runs/run/checkpoint_000003"))
+    waiting(play)
+    assert play.state is RunState.RESERVING
+    assert said(play.reserve()).startswith("restart 1 of 1, from checkpoint_000003")
+
+
+def test_the_next_attempt_waits_five_minutes_for_an_upload() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    play.outstanding = Outstanding(uploading=True)
+    play.raises(1)
+    assert said(play.gone()) == "waiting for the checkpoint that is being stored"
+    play.tick()
+    assert (play.state, play.now) == (RunState.RESERVING, 400.0)
+
+
+def test_the_end_of_a_run_waits_for_an_upload_without_limit() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.outstanding = Outstanding(uploading=True)
+    assert said(play.gone()) == ""
+    assert said(play.tick()) == "waiting for the checkpoint that is being stored"
+    assert (play.state, play.machine.deadline()) == (RunState.SETTLING, None)
+    waiting(play)
+    assert play.state is RunState.FINISHED
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_run_that_should_stop_waits_for_an_upload_for_the_grace_or_until_the_next_signal(is_repeated: bool) -> None:
+    play = Play().run()
+    play.happens(StopRequested("SIGINT"))
+    play.outstanding = Outstanding(uploading=True)
+    play.gone()
+    assert play.machine.deadline() == play.now + GRACE_S
+    if is_repeated:
+        play.happens(StopRequested("SIGINT"))
+    else:
+        play.tick()
+    assert play.state is RunState.ABORTED
+
+
+def test_a_signal_while_the_checkpoint_of_a_failed_attempt_is_committed_forbids_the_restart() -> None:
+    play = failed(committing=True)
+    play.happens(StopRequested("SIGINT"))
+    assert play.state is RunState.SETTLING
+    play.happens(StopRequested("SIGINT"))
+    assert (play.state, play.machine.stop_reason) == (RunState.FAILED, None)
+
+
+def test_a_signal_while_the_last_checkpoint_is_committed_does_not_spoil_the_run() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.outstanding = Outstanding(committing=True)
+    play.gone()
+    assert said(play.happens(StopRequested("SIGTERM"))).startswith("SIGTERM: the run stops when its checkpoint is")
+    waiting(play)
+    assert play.state is RunState.FINISHED
+
+
+def test_a_host_that_is_lost_while_it_uploads_fails_ranks_that_had_finished() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1, host_wait_s=60)).run()
+    play.all_succeed()
+    play.outstanding = Outstanding(uploading=True)
+    play.gone()
+    play.happens(HostLost("one", "it vanished", owes=True))
+    assert play.machine.lost_ranks == {0, 1}
+    waiting(play)
+    assert play.state is RunState.CONNECTING
