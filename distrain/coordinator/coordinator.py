@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.console.rank_output import WorkerOutput
@@ -176,11 +176,20 @@ class Coordinator:
     @property
     def end(self) -> events.RunSummary:
         """The state of the run, and how it ended if it has."""
-        return self.machine.summary(
-            metrics=self._report_handler.metrics,
-            last_lines={rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()},
-            where=self._hang_monitor.locations(self.machine.stopped_ranks),
-        )
+        return self.machine.summary()
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """The metrics of rank 0's last report."""
+        return self._report_handler.metrics
+
+    def last_lines(self) -> dict[int, Sequence[str]]:
+        """Return the last output of each rank of the latest attempt."""
+        return {rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()}
+
+    def where(self) -> Sequence[str]:
+        """Return lines that describe what the ranks were doing that distrain stopped."""
+        return self._hang_monitor.locations(self.machine.stopped_ranks)
 
     # -- the loop -------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from distrain.system.text import without_controls
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from distrain.decisions.events import HangDetected, RunSummary
 
@@ -58,6 +58,8 @@ class RunErrors:
     checkpoint: the latest checkpoint, such as ``checkpoint_000003, at step 18``, if there is one.
     logs: the directory of the logs of the latest attempt, if there are any.
     page: the page of the run, if it is certain to be written, which it is not to remote storage.
+    last_lines: the last output of each rank.
+    where: lines that describe what the stopped ranks were doing.
     """
 
     summary: RunSummary
@@ -68,6 +70,8 @@ class RunErrors:
     checkpoint: str | None
     logs: str | None
     page: str | None
+    last_lines: Mapping[int, Sequence[str]]
+    where: Sequence[str]
 
     def error(self) -> BaseException:
         """Return the exception to raise. Show what else went wrong before Ctrl-C, as that exception has no text."""
@@ -100,11 +104,11 @@ class RunErrors:
         requested = {exit_code("SIGTERM"), exit_code(reason)}
         own = [f for f in summary.failures if not f.consequence and f.exit_code not in requested]
         if own:
-            screen = failure_screen(own, stopped=(), last_lines=summary.last_lines)
+            screen = failure_screen(own, stopped=(), last_lines=self.last_lines)
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
-        if summary.where:
+        if self.where:
             killed = "ranks that had not stopped were killed; RunConfig.stop_grace_s gives them more time:"
-            lines += [in_users_words(killed), *(f"    {line}" for line in summary.where)]
+            lines += [in_users_words(killed), *(f"    {line}" for line in self.where)]
         lines += self._other_problems()
         if reason != "SIGINT":
             return preempted(_text([f"the run was stopped by {reason}", *lines, *self._facts()]), reason)
@@ -126,7 +130,7 @@ class RunErrors:
             failures=failures,
             stopped=summary.stopped_ranks,
             where=hung.where,
-            last_lines=summary.last_lines,
+            last_lines=self.last_lines,
         )
 
     def _worker_group_error(self) -> WorkerGroupError:
@@ -136,8 +140,8 @@ class RunErrors:
             failures,
             stopped=summary.stopped_ranks,
             finished=summary.finished,
-            where=summary.where,
-            last_lines=summary.last_lines,
+            where=self.where,
+            last_lines=self.last_lines,
         )
         return WorkerGroupError(
             _text([screen, *self._other_problems(), *self._postscript()]),
@@ -146,8 +150,8 @@ class RunErrors:
             exit_code=failures[0].exit_code,
             failures=failures,
             stopped=summary.stopped_ranks,
-            where=summary.where,
-            last_lines={failure.rank: summary.last_lines.get(failure.rank, ()) for failure in failures},
+            where=self.where,
+            last_lines={failure.rank: self.last_lines.get(failure.rank, ()) for failure in failures},
         )
 
     def _other_problems(self) -> list[str]:

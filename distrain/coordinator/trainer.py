@@ -89,6 +89,7 @@ if TYPE_CHECKING:
 __all__ = ["DataParallelTrainer", "run_work"]
 
 
+Runner = Coordinator | InProcessRun | LaunchedRun
 _FULL_DISK_WAIT_S = 5.0
 """Seconds that the end of a run waits for free space on a full disk before it gives up a file."""
 _FULL_DISK_PAUSE_S = 0.5
@@ -604,9 +605,9 @@ class _Run:
                 runner.run()
             complaint = "the last reports could not be written"
             self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
-            result, failure = self._conclude(runner.end, console.status)
+            result, failure = self._conclude(runner, console.status)
             self._manifest.exit_code = exit_code_of(failure)
-            console.show_summary(self._summary(runner.end, console.status, time.monotonic() - started))
+            console.show_summary(self._summary(runner, console.status, time.monotonic() - started))
             concluded = True
         except BaseException as error:
             self._manifest.exit_code = exit_code_of(error)
@@ -726,7 +727,7 @@ class _Run:
         logs = self._store.display_path(self._store.paths.log(0, 0, self._log_dir).parent.parent)
         return open_console(progress, status, logs)
 
-    def _runner(self, request: RunRequest, console: RunConsole) -> Coordinator | InProcessRun | LaunchedRun:
+    def _runner(self, request: RunRequest, console: RunConsole) -> Runner:
         checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
         if self._group is not None:
             return LaunchedRun(
@@ -765,7 +766,8 @@ class _Run:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _summary(self, end: RunSummary, status: RunStatus, seconds: float) -> str:
+    def _summary(self, runner: Runner, status: RunStatus, seconds: float) -> str:
+        end = runner.end
         reason = None if end.state is RunState.FINISHED else end.stop_reason
         verdict = "stopped" if end.state is RunState.ABORTED else end.state.value
         verdict = f"stopped by {stopped_by(reason)}" if reason else verdict
@@ -776,12 +778,12 @@ class _Run:
             started_at=began,
             retention=self._config.checkpoint_config,
             checkpoints=self._store.committed,
-            advice=self._run_errors(end, status).how_to_continue if reason == "SIGINT" else None,
+            advice=self._run_errors(runner, status).how_to_continue if reason == "SIGINT" else None,
         )
 
-    def _conclude(self, end: RunSummary, status: RunStatus) -> tuple[Result, BaseException | None]:
+    def _conclude(self, runner: Runner, status: RunStatus) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
-        value = end.value
+        value = runner.end.value
         if value is not None:
             self._write_at_end(
                 lambda: write_atomically(self._store.paths.return_value, value),
@@ -791,12 +793,12 @@ class _Run:
             self._store.location,
             self._store.committed,
             self._config.checkpoint_config,
-            metrics=self._earlier_metrics() if end.metrics is None else end.metrics,
+            metrics=self._earlier_metrics() if runner.metrics is None else runner.metrics,
             return_value=None if value is None else job.unpickle_return_value(value),
         )
-        if end.state is RunState.FINISHED:
+        if runner.end.state is RunState.FINISHED:
             return result, None
-        error = self._run_errors(end, status).error()
+        error = self._run_errors(runner, status).error()
         if isinstance(error, TrainingFailedError):
             error.result = result
             failed = error
@@ -822,7 +824,8 @@ class _Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
 
-    def _run_errors(self, end: RunSummary, status: RunStatus) -> RunErrors:
+    def _run_errors(self, runner: Runner, status: RunStatus) -> RunErrors:
+        end = runner.end
         name, logs, latest = self._store.location.name, None, self._store.latest
         if self._request.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
@@ -835,6 +838,8 @@ class _Run:
             checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
             logs=logs,
             page=str(self._store.paths.page) if self._can_write_page(end) and not self._store.is_remote else None,
+            last_lines=runner.last_lines(),
+            where=runner.where(),
         )
 
 

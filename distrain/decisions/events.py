@@ -302,19 +302,16 @@ Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | WorkersStart | A
 class RunSummary:
     """The state of a run, and how it ended if it has. Facts about ranks are of the latest attempt.
 
-    metrics: rank 0's last report.
     value: rank 0's pickled return value, if every rank has finished its work.
     failures: the ranks that failed by themselves or were lost.
     errors: exceptions by rank, if they were raised in this process.
     stopped_ranks: ranks that distrain stopped.
-    last_lines: the last output of each rank.
     stop_reason: why the user asked the run to stop.
     problem: why the run cannot continue, if no rank is to blame.
     hung: the hang that ended the attempt.
     no_retry: why the run was not restarted although its budget allowed a restart.
     hosts: the host of each rank.
     finished: ranks that have finished their work.
-    where: lines that describe what the stopped ranks were doing.
     storage_failed: the run directory cannot be written.
     resources_missing: the hosts do not have what the scaling config asks for.
     entered: some rank of some attempt has entered train_func.
@@ -323,19 +320,16 @@ class RunSummary:
 
     state: RunState
     attempt: int
-    metrics: dict[str, Any] | None = None
     value: bytes | None = None
     failures: Sequence[RankFailure] = ()
     errors: Mapping[int, BaseException] = field(default_factory=dict)
     stopped_ranks: Sequence[int] = ()
-    last_lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
     stop_reason: str | None = None
     problem: str | None = None
     hung: HangDetected | None = None
     no_retry: str | None = None
     hosts: Sequence[str] = ()
     finished: Sequence[int] = ()
-    where: Sequence[str] = ()
     storage_failed: bool = False
     resources_missing: bool = False
     entered: bool = False

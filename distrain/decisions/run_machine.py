@@ -141,29 +141,20 @@ class RunStateMachine:
 
     # -- the state of the run -------------------------------------------------------------------------------------
 
-    def summary(
-        self,
-        *,
-        metrics: dict[str, Any] | None = None,
-        last_lines: Mapping[int, Sequence[str]] | None = None,
-        where: Sequence[str] = (),
-    ) -> RunSummary:
-        """Return the summary of the run. The arguments are fields of it that the machine does not know."""
+    def summary(self) -> RunSummary:
+        """Return the summary of the run."""
         return RunSummary(
             state=self.state,
             attempt=self.attempt,
-            metrics=metrics,
             value=self.outcomes[0].body if self.is_done else None,
             failures=self.failures,
             stopped_ranks=self.stopped_ranks,
-            last_lines=last_lines or {},
             stop_reason=self.stop_reason,
             problem=self.problem,
             hung=self.hung,
             no_retry=self.retries.refusal,
             hosts=[rank.host for rank in self.plan.ranks] if self.plan else (),
             finished=sorted(self.outcomes),
-            where=where,
             storage_failed=self.storage_failed,
             resources_missing=self.resources_missing,
             entered=self.retries.ever_entered,

@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.coordinator.launched.rank_channel import SocketChannel
@@ -160,6 +160,11 @@ class RankServer:
         has_failed = bool(self.failures or self._problem)
         return [c for c in self._channels.values() if not c.at_end and (c.queued_bytes or has_failed)]
 
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """The metrics of rank 0's last report."""
+        return self._report_handler.metrics
+
     def summary(self, own_error: BaseException | None) -> RunSummary:
         """Return how the attempt has ended. ``own_error``: what train_func has raised on rank 0."""
         done = [rank for rank, outcome in self._outcomes.items() if outcome.ok]
@@ -170,7 +175,6 @@ class RankServer:
         return RunSummary(
             state=RunState.FAILED if self._problem else state,
             attempt=self._request.first_attempt,
-            metrics=self._report_handler.metrics,
             value=value,
             failures=[] if self._problem else [failure for failure in self.failures if not self._is_stop(failure)],
             errors={} if own_error is None else {0: own_error},

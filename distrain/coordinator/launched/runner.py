@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.context import TrainContext
@@ -47,7 +47,7 @@ from distrain.worker.session import Session
 from distrain.worker.user_code import RankResult, run_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from distrain.api.config import CheckpointConfig
     from distrain.console.run_console import RunConsole
@@ -96,6 +96,19 @@ class InProcessRun:
         self._callbacks = callbacks
         self._channel.handle = self._handle
         self._channel.idle = self._idle
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """The metrics of the last report."""
+        return self._report_handler.metrics
+
+    def last_lines(self) -> dict[int, Sequence[str]]:
+        """Return nothing: the output is on the user's console."""
+        return {}
+
+    def where(self) -> Sequence[str]:
+        """Return nothing: distrain stops no rank."""
+        return ()
 
     def run(self) -> None:
         """Train, with as many retries as the FailureConfig allows.
@@ -160,7 +173,6 @@ class InProcessRun:
         self.end = RunSummary(
             state=self._state(outcome, error),
             attempt=attempt,
-            metrics=self._report_handler.metrics,
             value=outcome.body if outcome.ok else None,
             failures=[failure] if failure and not self._storage_problem else [],
             errors={} if error is None else {0: error},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +21,9 @@ from distrain.errors import (
 )
 from tests.unit.system.test_log import assert_harmless
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 FULL = "OSError: [Errno 28] No space left on device"
 
 
@@ -30,7 +33,11 @@ def failure(rank: int = 0, **fields: Any) -> RankFailure:
 
 
 def error_of(
-    *, checkpoint: str | None = "checkpoint_000003, at step 18", page: str | None = "/page", **fields: Any
+    *,
+    checkpoint: str | None = "checkpoint_000003, at step 18",
+    page: str | None = "/page",
+    where: Sequence[str] = (),
+    **fields: Any,
 ) -> Any:
     summary = RunSummary(**{"state": RunState.FAILED, "attempt": 0, "hosts": ["one", "one"], "entered": True, **fields})
     return RunErrors(
@@ -42,6 +49,8 @@ def error_of(
         checkpoint=checkpoint,
         logs="/logs",
         page=page,
+        last_lines={},
+        where=where,
     ).error()
 
 
