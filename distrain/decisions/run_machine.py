@@ -800,15 +800,17 @@ class RunStateMachine:
                     f"waiting until everything is written to {self._run_directory}; press Ctrl-C to stop waiting", now
                 )
             case RunState.SETTLING if work.uploading and now < (limit := self._upload_limit()):
-                after_s = 0.0 if self.failures else NOTICE_AFTER_S
-                return self._wait("waiting for the checkpoint that is being stored", now, after_s=after_s, limit=limit)
+                text = "waiting for the checkpoint that is being stored"
+                return self._wait(text, now, says_at_once=bool(self.failures), limit=limit)
             case RunState.SETTLING:
                 return self._end_attempt(now)
         return []
 
-    def _wait(self, text: str, now: float, *, after_s: float = NOTICE_AFTER_S, limit: float = math.inf) -> list[Action]:
+    def _wait(self, text: str, now: float, *, says_at_once: bool = False, limit: float = math.inf) -> list[Action]:
         """Go on waiting, until ``limit`` at the latest. Say so once, when that takes long."""
-        notice_due = math.inf if self._has_announced_wait or not text else self._waits_since + after_s
+        notice_due = self._waits_since + (0.0 if says_at_once else NOTICE_AFTER_S)
+        if self._has_announced_wait or not text:
+            notice_due = math.inf
         if is_due := now >= notice_due:
             self._has_announced_wait, notice_due = True, math.inf
         moment = min(limit, notice_due)

@@ -613,7 +613,7 @@ def test_the_hosts_connect_while_the_checkpoint_is_verified_and_the_workers_wait
         assert not began.exists()
 
     slow_down_the_reading(monkeypatch, until_the_ports_are_reserved)
-    monkeypatch.setattr("distrain.coordinator.coordinator._NOTICE_AFTER_S", 0.1)
+    monkeypatch.setattr("distrain.decisions.run_machine.NOTICE_AFTER_S", 0.1)
     result = fit(fail_after_three_epochs, {"began": str(began)}, name="run")
     assert result.return_value == ("began at 2" if is_damaged else "began at 3")
     said = capsys.readouterr().err
