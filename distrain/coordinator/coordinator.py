@@ -296,8 +296,6 @@ class Coordinator:
             case wire.Reported() | wire.FilesCopied() | wire.CollectiveEntered() | wire.AskCheckpointList():
                 self._hang_monitor.progress()
                 self._report_handler.handle(message)
-                if self.machine.waits_for_checkpoint:
-                    self._update_storing()
             case wire.Output():
                 self._hang_monitor.progress()
                 self._outputs.of(message.rank).feed(message.stream, message.body)
@@ -331,8 +329,6 @@ class Coordinator:
                 self._on_outcome(host, message)
             case wire.Exited():
                 self._report_handler.rank_ended(message.rank)
-                if self._is_training or self.machine.waits_for_checkpoint:
-                    self._update_storing(message.rank)
                 self._note_end(message.rank, ok=False)
                 self._debuggers.rank_ended(message.rank)
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
@@ -374,7 +370,6 @@ class Coordinator:
         for rank in ranks:
             self._report_handler.rank_ended(rank)
             self._debuggers.rank_ended(rank)
-        self._update_storing(*ranks)
         self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
@@ -382,23 +377,11 @@ class Coordinator:
         if outcome.traceback:
             self._outputs.of(outcome.rank).note(outcome.traceback)
         self._report_handler.handle(outcome)
-        if not outcome.ok or self.machine.waits_for_checkpoint:
-            self._update_storing(*([] if outcome.ok else [outcome.rank]))
         self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
 
     def _note_end(self, rank: int, *, ok: bool) -> None:
-        is_stopping = self.machine.state is RunState.STOPPING and not self.machine.waits_for_checkpoint
+        is_stopping = self.machine.state is RunState.STOPPING
         self._console.status.rank_ended(rank, "ended" if ok else "stopped" if is_stopping else "failed")
-
-    def _update_storing(self, *failing: int) -> None:
-        """Tell the machine what is being stored, before it learns that the ``failing`` ranks have failed.
-
-        It does not matter any more once the ranks are being stopped.
-        """
-        if self.machine.state is RunState.STOPPING and not self.machine.waits_for_checkpoint:
-            return
-        failed = {*self.machine.failed_ranks, *failing}
-        self._happened(self._report_handler.storing(failed))
 
     # -- actions of the machine -----------------------------------------------------------------------------------
 
@@ -410,17 +393,22 @@ class Coordinator:
         status.saves_on_stop = self.machine.saves_on_stop
 
     def _note_outstanding(self) -> None:
-        """Tell the machine what is still being done with files, if it waits for that."""
-        if self._is_over or not self.machine.state.waits_for_files:
-            return
-        assert self.machine.plan is not None
-        work = events.Outstanding(
-            verifying=self._is_verifying,
-            copying=self._host_files.is_busy(self.machine.plan.hosts),
-            committing=self._store.is_committing,
-            uploading=self._report_handler.awaits_uploads(self.machine.lost_ranks),
-        )
-        self._do(self.machine.handle(work, time.monotonic()))
+        """Tell the machine what is still being done with files, while it waits for that."""
+        before = None
+        while self.machine.state.waits_for_files and self.machine.state is not before and not self._is_over:
+            before = self.machine.state
+            self._do(self.machine.handle(self._outstanding(before), time.monotonic()))
+
+    def _outstanding(self, state: RunState) -> events.Outstanding:
+        match state:
+            case RunState.PREPARING:
+                assert self.machine.plan is not None
+                copying = self._host_files.is_busy(self.machine.plan.hosts)
+                return events.Outstanding(verifying=self._is_verifying, copying=copying)
+            case RunState.SAVING:
+                return events.Outstanding(saving=self._report_handler.storing(self.machine.failed_ranks))
+        uploading = self._report_handler.awaits_uploads(self.machine.lost_ranks)
+        return events.Outstanding(committing=self._store.is_committing, uploading=uploading)
 
     def _do(self, actions: list[events.Action]) -> None:
         for action in actions:

@@ -153,19 +153,6 @@ class StorageFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointsInProgress:
-    """The checkpoints that other ranks can still complete although some ranks have failed.
-
-    The failed ranks include the one whose failure is the next event.
-    parts: pairs of a rank that is storing its part inside report(), and the ordinal of that checkpoint.
-    expected: ranks that have not brought their part yet, but may with a report that the failed ranks have made already.
-    """
-
-    parts: frozenset[tuple[int, int]] = frozenset()
-    expected: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointAvailable:
     """A checkpoint was committed, or later ones turned out to lack files; restarts resume from it.
 
@@ -185,18 +172,32 @@ class CheckpointReplaced:
     path: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointsInProgress:
+    """The checkpoints that other ranks can still complete although some ranks have failed.
+
+    parts: pairs of a rank that is storing its part inside report(), and the ordinal of that checkpoint.
+    expected: ranks that have not brought their part yet, but may with a report that the failed ranks have made already.
+    """
+
+    parts: frozenset[tuple[int, int]] = frozenset()
+    expected: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outstanding:
     """What is still being done with files before an attempt may start, or end. Comes whenever the machine waits for it.
 
     verifying: the checkpoint to start from is being compared with its manifest.
     copying: hosts are getting files that their workers need.
+    saving: checkpoints that ranks may complete after others have failed.
     committing: a checkpoint is being committed.
     uploading: an upload is all that the next checkpoint waits for.
     """
 
     verifying: bool = False
     copying: bool = False
+    saving: CheckpointsInProgress = CheckpointsInProgress()
     committing: bool = False
     uploading: bool = False
 
@@ -225,7 +226,6 @@ Event = (
     | HostLost
     | StopRequested
     | StorageFailed
-    | CheckpointsInProgress
     | CheckpointAvailable
     | CheckpointReplaced
     | Outstanding

@@ -111,8 +111,6 @@ class RunStateMachine:
         """The hang that ended the latest attempt."""
         self.lost_ranks: set[int] = set()
         """The ranks of the latest attempt whose hosts are lost."""
-        self.waits_for_checkpoint = False
-        """True while the attempt has failed and other ranks may still store a checkpoint."""
         self.earlier_attempts: deque[str] = deque(maxlen=_EARLIER_KEPT)
         """One line for each earlier attempt, with its failure."""
         slots = {name: settings.slots for name, settings in request.hosts.items()}
@@ -129,11 +127,10 @@ class RunStateMachine:
         self._last_grace_s = 0.0
         self._retry_forbidden = False
         self._stop_consensus = StopConsensus()
-        self._in_progress = CheckpointsInProgress()
-        self._checkpoint_limit = math.inf
-        """When the wait for checkpoints ends at the latest."""
+        self._saving: CheckpointsInProgress | None = None
+        """What SAVING waits for; None until that is known."""
         self._waits_since = math.inf
-        """When the wait of PREPARING or SETTLING began."""
+        """When the wait of PREPARING, SAVING or SETTLING began."""
         self._has_announced_wait = False
         self._deadline: float | None = None
         self._progress_due = math.inf
@@ -200,7 +197,8 @@ class RunStateMachine:
     @property
     def attempt_is_active(self) -> bool:
         """True if there may be processes of the latest attempt."""
-        return self.state in (RunState.STARTING, RunState.RUNNING, RunState.RELEASING, RunState.STOPPING)
+        working = (RunState.STARTING, RunState.RUNNING, RunState.RELEASING)
+        return self.state in working or self.state.has_ended_early
 
     @property
     def busy_hosts(self) -> Collection[str]:
@@ -240,8 +238,6 @@ class RunStateMachine:
             case StorageFailed(why):
                 self.storage_failed = True
                 return self._on_problem(why, now)
-            case CheckpointsInProgress():
-                return self._on_checkpoints_in_progress(event, now)
             case CheckpointAvailable(path):
                 self.checkpoint = path
                 return []
@@ -294,7 +290,7 @@ class RunStateMachine:
                 return []  # what is outstanding decides
             case RunState.RELEASING:
                 return [ShowLine(self._describe_late_exits()), *self._stop(0.0, now)]
-            case _ if self.waits_for_checkpoint:
+            case RunState.SAVING:
                 return self._stop_after_failure(now)
             case _:
                 text = f"{name_hosts(self.busy_hosts)}: processes could not be ended within the time limit"
@@ -420,7 +416,6 @@ class RunStateMachine:
         self._busy_hosts, self.lost_ranks = dict.fromkeys(plan.hosts), set()
         self._signalled_hosts = set()
         self.hung, self._stop_consensus = None, StopConsensus()
-        self._in_progress = CheckpointsInProgress()
         self._deadline = now + HOST_ANSWER_TIMEOUT_S
         self._port_answers, self._awaited_ports = {}, self._ports_needed(plan)
         return [
@@ -543,7 +538,7 @@ class RunStateMachine:
 
     def _release_stopped(self, *, is_last: bool) -> list[Action]:
         """Release ranks of an attempt that is being stopped once the last rank has ended its work."""
-        return self._release() if is_last and self._ranks.none_works and self.state is RunState.STOPPING else []
+        return self._release() if is_last and self._ranks.none_works and self.state.has_ended_early else []
 
     def _send_to_ranks(self, ranks: Iterable[int], kind: type[wire.ToWorker], **fields: Any) -> list[Action]:
         return [
@@ -555,45 +550,40 @@ class RunStateMachine:
 
     def _on_rank_failed(self, rank: Rank, now: float) -> list[Action]:
         self._ranks.count_failure(rank)
-        return [] if self.state is RunState.STOPPING else self._on_attempt_failed(now)
+        return [] if self.state.has_ended_early else self._on_attempt_failed(now)
 
     def _on_attempt_failed(self, now: float) -> list[Action]:
-        """End the attempt after its first failure.
+        """End the attempt after its first failure. Before, the other ranks may complete a checkpoint."""
+        self._saving = None
+        self._begin_wait(RunState.SAVING, now)
+        return []
 
-        The other ranks are stopped at once, unless they are storing a checkpoint, or are expected to report one, that
-        can be committed without the failed ranks.
+    def _save(self, latest: CheckpointsInProgress, now: float) -> list[Action]:
+        """Stop the other ranks, unless they are storing a checkpoint, or are expected to report one.
+
+        It must be one that can be committed without the failed ranks, and that was in progress when the first failed.
         """
-        if self._in_progress == CheckpointsInProgress():
+        before = self._saving
+        if before is not None:
+            parts = (part for part in latest.parts if part in before.parts or part[0] in before.expected)
+            latest = CheckpointsInProgress(frozenset(parts), before.expected & latest.expected)
+        if latest == before:
+            return []
+        self._saving = latest
+        awaited = {rank for rank, _ in latest.parts} or latest.expected
+        if not awaited:
             return self._stop_after_failure(now)
-        self._move(RunState.STOPPING)
-        self.waits_for_checkpoint, self._checkpoint_limit = True, now + CHECKPOINT_GRACE_S
-        self._deadline = self._checkpoint_deadline(now)
-        storing = {rank for rank, _ in self._in_progress.parts}
-        awaited = storing or self._in_progress.expected
-        verb = ("are" if len(awaited) > 1 else "is") + (" storing" if storing else " expected to report")
+        limit = self._waits_since + CHECKPOINT_GRACE_S
+        self._deadline = limit if latest.parts else min(limit, now + EXPECTED_REPORT_S)
+        if before is not None:
+            return []
+        verb = ("are" if len(awaited) > 1 else "is") + (" storing" if latest.parts else " expected to report")
         return [
             ShowLine(
                 f"{name_ranks(self.failed_ranks)} failed; waiting up to {self._deadline - now:g} s for the checkpoint "
                 f"that {name_ranks(awaited)} {verb}"
             )
         ]
-
-    def _checkpoint_deadline(self, now: float) -> float:
-        limit = self._checkpoint_limit
-        return limit if self._in_progress.parts else min(limit, now + EXPECTED_REPORT_S)
-
-    def _on_checkpoints_in_progress(self, latest: CheckpointsInProgress, now: float) -> list[Action]:
-        """Note which checkpoints are in progress. After a failure, wait for none that began later."""
-        before, self._in_progress = self._in_progress, latest
-        if not self.waits_for_checkpoint:
-            return []
-        parts = {part for part in latest.parts if part in before.parts or part[0] in before.expected}
-        self._in_progress = CheckpointsInProgress(frozenset(parts), before.expected & latest.expected)
-        if self._in_progress == CheckpointsInProgress():
-            return self._stop_after_failure(now)
-        if self._in_progress != before:
-            self._deadline = self._checkpoint_deadline(now)
-        return []
 
     def _stop_after_failure(self, now: float) -> list[Action]:
         """Stop the ranks of a failed attempt.
@@ -630,7 +620,7 @@ class RunStateMachine:
         self._mark_ranks_lost(lost)
         if self.state in (RunState.RESERVING, RunState.PREPARING) and not self.retries.ever_entered:
             return self._give_up(self._host_pool.describe_losses())
-        if self.state in (RunState.STOPPING, RunState.SETTLING):
+        if self.state.has_ended_early or self.state is RunState.SETTLING:
             return self._on_host_idle(host, now)
         if not lost.owes and all(rank.rank in self.outcomes for rank in self.plan.on(host)):
             return [ShowLine(f"{host}: its ranks had finished, so the other ranks continue without it: {why}")]
@@ -642,9 +632,7 @@ class RunStateMachine:
         Ranks that had finished fail, too, if a checkpoint still needs the host and the attempt has not failed already.
         """
         assert self.plan is not None
-        had_failed = self.state is RunState.STOPPING or (
-            self.state is RunState.SETTLING and not self._ranks.all_finished
-        )
+        had_failed = self.state.has_ended_early or (self.state is RunState.SETTLING and not self._ranks.all_finished)
         for plan in self.plan.on(lost.host):
             rank = self._ranks[plan.rank]
             loses_work = lost.owes and rank.has_finished and not had_failed
@@ -661,31 +649,26 @@ class RunStateMachine:
     def _on_problem(self, problem: str, now: float) -> list[Action]:
         """End the run: a host or the storage cannot continue."""
         self.problem = self.problem or problem
-        if self.state is RunState.STOPPING:
-            return self._cancel_checkpoint_wait(now)
+        if self.state in (RunState.STOPPING, RunState.SETTLING):
+            return []
         if self.attempt_is_active:
             return self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)
-        if self.state is RunState.SETTLING:
-            return []
         if self.state in (RunState.CONNECTING, RunState.WAITING):
             self._forget_attempt()
         return self._give_up(self.problem)
 
-    def _cancel_checkpoint_wait(self, now: float) -> list[Action]:
-        return self._stop_after_failure(now) if self.waits_for_checkpoint else []
-
     # -- the user asks the run to stop ----------------------------------------------------------------------------
 
     def _on_stop_requested(self, why: str, now: float) -> list[Action]:
-        is_ending = self.state in (RunState.STOPPING, RunState.SETTLING)
-        if is_ending and self.stop_reason is None and self.failures:
-            if self._retry_forbidden and not self.waits_for_checkpoint:
+        has_ended = self.state.has_ended_early or self.state is RunState.SETTLING
+        if has_ended and self.stop_reason is None and self.failures:
+            if self._retry_forbidden:
                 return self._stop_now(now)
             self._retry_forbidden = True  # the run ends with the failure, which the user should see
-            return self._cancel_checkpoint_wait(now)
+            return self._stop_after_failure(now) if self.state is RunState.SAVING else []
         is_repeated = self.stop_reason is not None
         self.stop_reason = self.stop_reason or why
-        if is_repeated or self.state is RunState.STOPPING:
+        if is_repeated or self.state.has_ended_early:
             return self._stop_now(now)
         pressed = stopped_by(why)
         if self.state is RunState.SETTLING:
@@ -734,8 +717,6 @@ class RunStateMachine:
     ) -> list[Action]:
         """Stop all processes of the attempt. The arguments are explained in :class:`distrain.wire.Stop`."""
         assert self.plan is not None
-        if self.waits_for_checkpoint:
-            self.waits_for_checkpoint, self._deadline = False, None
         latest = self._deadline if self.state is RunState.STOPPING and self._deadline is not None else math.inf
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
@@ -779,7 +760,6 @@ class RunStateMachine:
 
     def _settle(self, now: float) -> list[Action]:
         """No process of the attempt is left. Whether and where the next one starts depends on its checkpoints."""
-        self.waits_for_checkpoint = False
         self._begin_wait(RunState.SETTLING, now)
         return []
 
@@ -795,6 +775,8 @@ class RunStateMachine:
             case RunState.PREPARING:
                 text = f"verifying the checkpoint {self._name_checkpoint()}, from which the run continues; "
                 return self._wait(f"{text}Ctrl-C ends the run" if work.verifying else "", now)
+            case RunState.SAVING:
+                return self._save(work.saving, now)
             case RunState.SETTLING if work.committing:
                 return self._wait(
                     f"waiting until everything is written to {self._run_directory}; press Ctrl-C to stop waiting", now

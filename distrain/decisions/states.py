@@ -21,8 +21,8 @@ class RunState(enum.Enum):
     """The state of a run, seen from the coordinator.
 
     A run without failures passes through CONNECTING, RESERVING, PREPARING, STARTING, RUNNING, RELEASING and SETTLING to
-    FINISHED. An attempt that ends early passes through STOPPING to SETTLING; then the run ends, or the next attempt
-    begins with RESERVING.
+    FINISHED. An attempt that fails passes through SAVING, and one that ends early through STOPPING, to SETTLING. Then
+    the run ends, or the next attempt begins with RESERVING.
     """
 
     CONNECTING = "connecting"
@@ -39,8 +39,10 @@ class RunState(enum.Enum):
     """Every rank has finished its work. Their processes run exit handlers and end."""
     WAITING = "waiting"
     """The attempt has failed and all its processes are gone. The next attempt starts after the backoff."""
+    SAVING = "saving"
+    """The attempt has failed. Other ranks may complete a checkpoint before they are stopped."""
     STOPPING = "stopping"
-    """The attempt ends early. Its processes are being stopped, or may complete a checkpoint before they are."""
+    """The attempt ends early. Its processes are being stopped."""
     SETTLING = "settling"
     """No process of the attempt is left. Its last checkpoints are being committed, or uploaded."""
     FINISHED = "finished"
@@ -53,7 +55,12 @@ class RunState(enum.Enum):
     @property
     def waits_for_files(self) -> bool:
         """True if the machine waits for :class:`~distrain.decisions.events.Outstanding` files and checkpoints."""
-        return self in (RunState.PREPARING, RunState.SETTLING)
+        return self in (RunState.PREPARING, RunState.SAVING, RunState.SETTLING)
+
+    @property
+    def has_ended_early(self) -> bool:
+        """True if the attempt has failed, or is being stopped, and may have processes left."""
+        return self in (RunState.SAVING, RunState.STOPPING)
 
     @property
     def is_terminal(self) -> bool:
@@ -76,21 +83,19 @@ class RankState(enum.Enum):
     """Its process is gone, or its host is lost."""
 
 
+_ENDS = frozenset({RunState.FAILED, RunState.ABORTED})
+_EARLY = frozenset({RunState.SAVING, RunState.STOPPING, RunState.FAILED})
 RUN_MOVES: dict[RunState, frozenset[RunState]] = {
-    RunState.CONNECTING: frozenset({RunState.RESERVING, RunState.STOPPING, RunState.FAILED, RunState.ABORTED}),
-    RunState.RESERVING: frozenset({RunState.PREPARING, RunState.STOPPING, RunState.FAILED, RunState.ABORTED}),
-    RunState.PREPARING: frozenset({RunState.STARTING, RunState.STOPPING, RunState.FAILED, RunState.ABORTED}),
-    RunState.STARTING: frozenset({RunState.RUNNING, RunState.RELEASING, RunState.STOPPING, RunState.FAILED}),
-    RunState.RUNNING: frozenset({RunState.RELEASING, RunState.STOPPING, RunState.FAILED}),
-    RunState.RELEASING: frozenset({RunState.SETTLING, RunState.STOPPING, RunState.FAILED}),
-    RunState.WAITING: frozenset({RunState.CONNECTING, RunState.RESERVING, RunState.FAILED, RunState.ABORTED}),
+    RunState.CONNECTING: _ENDS | {RunState.RESERVING},
+    RunState.RESERVING: _EARLY | _ENDS | {RunState.PREPARING},
+    RunState.PREPARING: _EARLY | _ENDS | {RunState.STARTING},
+    RunState.STARTING: _EARLY | {RunState.RUNNING, RunState.RELEASING},
+    RunState.RUNNING: _EARLY | {RunState.RELEASING},
+    RunState.RELEASING: _EARLY | {RunState.SETTLING},
+    RunState.SAVING: frozenset({RunState.STOPPING, RunState.SETTLING}),
     RunState.STOPPING: frozenset({RunState.SETTLING, RunState.FAILED}),
-    RunState.SETTLING: frozenset(
-        {
-            *(RunState.CONNECTING, RunState.RESERVING, RunState.WAITING),
-            *(RunState.FINISHED, RunState.FAILED, RunState.ABORTED),
-        }
-    ),
+    RunState.SETTLING: _ENDS | {RunState.CONNECTING, RunState.RESERVING, RunState.WAITING, RunState.FINISHED},
+    RunState.WAITING: _ENDS | {RunState.CONNECTING, RunState.RESERVING},
     RunState.FINISHED: frozenset({RunState.FAILED}),  # the last report could not be stored after all
     RunState.FAILED: frozenset(),
     RunState.ABORTED: frozenset(),

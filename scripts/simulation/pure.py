@@ -84,7 +84,7 @@ class _World:
         self._is_busy = True
         while self._inbox:
             self.do(self.machine.handle(self._inbox.popleft(), 0.0))
-            if self.machine.state.waits_for_files:
+            while self.machine.state.waits_for_files:
                 self.do(self.machine.handle(events.Outstanding(), 0.0))
         self._is_busy = False
 

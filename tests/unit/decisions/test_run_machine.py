@@ -48,7 +48,7 @@ from distrain.hosts.host import HostSettings
 from distrain.hosts.world import WorkerFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from distrain.hosts.world import RankPlan, WorldPlan
 
@@ -101,7 +101,9 @@ class Play:
 
     def happens(self, event: Any) -> list[Action]:
         actions = self.machine.handle(event, self.now)
-        if self.state.waits_for_files:
+        before = None
+        while self.state.waits_for_files and self.state is not before:
+            before = self.state
             actions += self.machine.handle(self.outstanding, self.now)
         return actions
 
@@ -532,18 +534,24 @@ def test_minus_one_never_gives_up() -> None:
 # -- a checkpoint that is being stored when a rank fails ---------------------------------------------------------------
 
 
+def saving(play: Play, parts: Iterable[tuple[int, int]] = (), expected: Iterable[int] = ()) -> list[Action]:
+    """What the machine does about the checkpoints that ranks are storing, or are expected to report."""
+    play.outstanding = Outstanding(saving=CheckpointsInProgress(frozenset(parts), frozenset(expected)))
+    return play.happens(Tick())
+
+
 def play_that_waits(*storing: tuple[int, int], **options: Any) -> Play:
     """Rank 3 of 4 on two hosts has raised while others were storing."""
     play = Play(hosts=2, workers=4, **options).run()
-    play.happens(CheckpointsInProgress(frozenset(storing or {(0, 1)})))
+    saving(play, storing or {(0, 1)})
     assert stops(play.raises(3)) == {}
     return play
 
 
 def test_nobody_is_stopped_before_the_checkpoint_is_stored() -> None:
     play = play_that_waits((0, 1), (2, 1))
-    assert play.happens(CheckpointsInProgress(frozenset({(2, 1)}))) == []
-    assert stops(play.happens(CheckpointsInProgress(frozenset()))) == {"one": 0.0, "two": 0.0}
+    assert saving(play, {(2, 1)}) == []
+    assert stops(saving(play)) == {"one": 0.0, "two": 0.0}
     play.gone()
     assert play.state is RunState.FAILED
     assert [failure.rank for failure in play.machine.failures] == [3]
@@ -551,13 +559,13 @@ def test_nobody_is_stopped_before_the_checkpoint_is_stored() -> None:
 
 def test_the_wait_for_a_checkpoint_is_announced() -> None:
     play = Play(hosts=2, workers=4).run()
-    play.happens(CheckpointsInProgress(frozenset({(0, 1), (1, 1), (2, 1)})))
+    saving(play, {(0, 1), (1, 1), (2, 1)})
     assert said(play.raises(3)) == ("rank 3 failed; waiting up to 30 s for the checkpoint that ranks 0-2 are storing")
 
 
 def test_later_checkpoints_do_not_prolong_the_wait() -> None:
     play = play_that_waits((0, 1))
-    assert stops(play.happens(CheckpointsInProgress(frozenset({(0, 2)})))) == {"one": 0.0, "two": 0.0}
+    assert stops(saving(play, {(0, 2)})) == {"one": 0.0, "two": 0.0}
 
 
 def test_the_wait_for_a_checkpoint_is_bounded() -> None:
@@ -579,7 +587,7 @@ def test_the_wait_for_a_checkpoint_ends_when_the_user_stops_or_it_cannot_be_kept
 def play_that_expects(*expected: int) -> Play:
     """Rank 3 of 4 on two hosts has raised after a report that others are due to make."""
     play = Play(hosts=2, workers=4).run()
-    play.happens(CheckpointsInProgress(expected=frozenset(expected)))
+    saving(play, expected=expected)
     rank = "ranks 0, 2 are" if len(expected) > 1 else "rank 0 is"
     assert said(play.raises(3)) == f"rank 3 failed; waiting up to 5 s for the checkpoint that {rank} expected to report"
     return play
@@ -587,10 +595,10 @@ def play_that_expects(*expected: int) -> Play:
 
 def test_a_rank_that_is_due_to_bring_a_checkpoint_is_waited_for_while_it_brings_and_stores_it() -> None:
     play = play_that_expects(0, 2)
-    assert play.happens(CheckpointsInProgress(expected=frozenset({0}))) == []
-    assert play.happens(CheckpointsInProgress(frozenset({(0, 7)}))) == []
+    assert saving(play, expected={0}) == []
+    assert saving(play, {(0, 7)}) == []
     assert play.machine.deadline() == play.now + CHECKPOINT_GRACE_S
-    assert stops(play.happens(CheckpointsInProgress(frozenset({(0, 8)})))) == {"one": 0.0, "two": 0.0}
+    assert stops(saving(play, {(0, 8)})) == {"one": 0.0, "two": 0.0}
 
 
 def test_a_rank_that_is_due_to_bring_a_checkpoint_is_not_waited_for_long() -> None:
@@ -603,29 +611,29 @@ def test_reports_of_others_do_not_prolong_the_wait_for_a_rank_that_is_due() -> N
     play = play_that_expects(0)
     until = play.machine.deadline()
     play.now += 1.0
-    assert play.happens(CheckpointsInProgress(frozenset({(2, 1)}), frozenset({0}))) == []
+    assert saving(play, {(2, 1)}, expected={0}) == []
     assert play.machine.deadline() == until
 
 
 def test_a_second_failure_does_not_end_the_wait_for_a_checkpoint() -> None:
     play = play_that_waits()
-    play.happens(CheckpointsInProgress(frozenset({(0, 1)})))
+    saving(play, {(0, 1)})
     assert play.raises(2, CONSEQUENCE) == []
-    assert play.machine.waits_for_checkpoint
+    assert play.state is RunState.SAVING
 
 
 def test_an_attempt_whose_ranks_all_end_while_it_waits_is_over() -> None:
     play = play_that_waits(failure_config=FailureConfig(max_failures=1, backoff_s=5.0))
     play.gone()
     assert play.state is RunState.WAITING
-    assert play.happens(CheckpointsInProgress(frozenset())) == []
+    assert saving(play) == []
 
 
 def test_a_lost_host_is_a_failure_that_leaves_time_to_store_a_checkpoint() -> None:
     play = Play(hosts=2, workers=4).run()
-    play.happens(CheckpointsInProgress(frozenset({(0, 1)})))
+    saving(play, {(0, 1)})
     assert stops(play.happens(HostLost("two", "gone"))) == {}
-    assert stops(play.happens(CheckpointsInProgress(frozenset()))) == {"one": 0.0}
+    assert stops(saving(play)) == {"one": 0.0}
 
 
 # -- asked to stop ---------------------------------------------------------------------------------------------------
