@@ -138,31 +138,6 @@ def test_some_ranks_bring_files(any_fit: Fit) -> None:
     assert files_of(result.checkpoint) == {"shard-1.txt": "rank 1, epoch 1", "shard-3.txt": "rank 3, epoch 1"}
 
 
-def test_a_rank_that_is_ahead_waits_in_report(any_fit: Fit, tmp_path: Path) -> None:
-    """Rank 1 makes its next report when rank 0 has begun its third one beyond that.
-
-    Before its first one, nobody would wait for it.
-    """
-
-    def train(config: dict[str, str]) -> None:
-        rank, place = distrain.get_context().get_world_rank(), Path(config["place"])
-        for number in range(6):
-            begun, done = place / f"begun-{number + 2}", place / f"done-{number + 2}"
-            awaited = place / "first" if (rank, number) == (0, 1) else begun if rank == 1 and 1 <= number < 4 else place
-            while not awaited.exists():
-                time.sleep(0.001)
-            assert rank == 0 or not done.exists()
-            if rank == 0:
-                Path(place, f"begun-{number}").touch()
-            save(f"shard-{rank}.txt", f"{number}", {"number": number})
-            Path(place, f"done-{number}" if rank == 0 else "first").touch()
-
-    result = any_fit(train, {"place": str(tmp_path)})
-    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
-        {"shard-0.txt": f"{number}", "shard-1.txt": f"{number}"} for number in range(6)
-    ]
-
-
 def test_all_ranks_bring_files_of_their_own(any_fit: Fit) -> None:
     def train() -> None:
         rank = distrain.get_context().get_world_rank()

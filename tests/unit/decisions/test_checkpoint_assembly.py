@@ -555,67 +555,6 @@ def test_a_checkpoint_may_wait_for_nothing_but_uploads() -> None:
     assert not assembly.awaits_only(set(), 0)
 
 
-# -- ranks that are ahead of others ------------------------------------------------------------------------------------
-
-
-def run_ahead(assembly: CheckpointAssembly, ordinals: Iterable[int], now: float = 0.0) -> list[int]:
-    """Rank 0 brings checkpoints and stores what it may; returns the ordinals of those."""
-    granted = []
-    for ordinal in ordinals:
-        if RequestFiles(0, ordinal, (f"shard-0-{ordinal}",)) in bring(
-            assembly, 0, ordinal, f"shard-0-{ordinal}", now=now
-        ):
-            granted.append(ordinal)
-            deliver(assembly, 0, ordinal, f"shard-0-{ordinal}", now=now)
-    return granted
-
-
-def test_a_rank_that_is_ahead_waits_for_the_checkpoints_before() -> None:
-    assembly = assembly_of(2)
-    bring(assembly, 1, 1, "shard-1")
-    assert run_ahead(assembly, [1, 2, 3]) == [1, 2]
-    committed, granted = deliver(assembly, 1, 1, "shard-1")
-    assert isinstance(committed, Commit)
-    assert granted == RequestFiles(0, 3, ("shard-0-3",))
-
-
-def test_a_rank_that_is_ahead_waits_also_for_one_that_has_brought_its_last_and_not_its_next() -> None:
-    assembly = assembly_of(2)
-    bring(assembly, 1, 1, "shard-1")
-    deliver(assembly, 1, 1, "shard-1")
-    assert run_ahead(assembly, [1, 2, 3, 4]) == [1, 2, 3]
-    bring(assembly, 1, 2, "shard-1")
-    assert RequestFiles(0, 4, ("shard-0-4",)) in deliver(assembly, 1, 2, "shard-1")
-
-
-def test_a_rank_that_is_ahead_waits_for_ranks_that_have_not_begun() -> None:
-    assembly = CheckpointAssembly(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
-    assembly.running(0, 0.0)
-    assert run_ahead(assembly, [1, 2, 3]) == [1, 2]
-    assert assembly.running(1, 1.0) == [RequestFiles(0, 3, ("shard-0-3",))]
-
-
-@pytest.mark.parametrize("reports", [0, 1])
-def test_a_rank_does_not_wait_for_others_that_never_bring_checkpoints(reports: int) -> None:
-    assembly = assembly_of(2, running_since=0.0)
-    if reports:
-        note(assembly, 1, 100)
-    assert run_ahead(assembly, range(1, 6)) == [1, 2, 3, 4, 5]
-
-
-def test_a_rank_that_waits_in_vain_does_not_wait_again() -> None:
-    """Rank 1 has brought one checkpoint, and brings no more."""
-    assembly = assembly_of(2)
-    bring(assembly, 1, 1, "shard-1")
-    deliver(assembly, 1, 1, "shard-1")
-    assert run_ahead(assembly, [1, 2, 3, 4], now=5.0) == [1, 2, 3]
-    assert assembly.deadline() == 5.0 + MISSING_RANK_S
-    actions = assembly.tick(5.0 + MISSING_RANK_S)
-    assert only(RequestFiles, actions) == [RequestFiles(0, 4, ("shard-0-4",))]
-    assert "rank 1 brought earlier ones" in only(ShowLine, actions)[0].text
-    assert run_ahead(assembly, [5, 6], now=6.0 + MISSING_RANK_S) == [5, 6]
-
-
 # -- calls of report() that fail ---------------------------------------------------------------------------------------
 
 
