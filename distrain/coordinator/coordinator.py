@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.connection.transport import Transport
     from distrain.coordinator.manifest import RunManifest
     from distrain.coordinator.store.run_store import RunStore
+    from distrain.decisions.blame import RunSummary
     from distrain.decisions.events import RunRequest
 
 _NOTICE_AFTER_S = 5.0
@@ -174,7 +175,7 @@ class Coordinator:
         )
 
     @property
-    def end(self) -> events.RunSummary:
+    def end(self) -> RunSummary:
         """The state of the run, and how it ended if it has."""
         return self.machine.summary()
 

@@ -22,10 +22,11 @@ from distrain.hosts.troubles import Trouble
 from distrain.storage import retention
 from distrain.storage.checkpoint import DICT_FILE
 from distrain.storage.commit import Commit, merged_positions, other_data
-from distrain.storage.files import full_disk_hint, is_full_disk
+from distrain.storage.files import full_disk_hint
 from distrain.system.log import warn, warn_once
 from distrain.system.loop import PausableClock
 from distrain.system.naming import name_ranks
+from distrain.system.text import is_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -43,7 +43,7 @@ from distrain.coordinator.run_facts import RunFacts, plain
 from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.coordinator.store.remote_store import open_run
 from distrain.coordinator.store.run_store import RESERVED_BYTES
-from distrain.decisions.events import RunRequest, RunSummary, Validator
+from distrain.decisions.events import RunRequest, Validator
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.retries import start_without_checkpoint
 from distrain.decisions.run_status import RunStatus
@@ -59,7 +59,7 @@ from distrain.errors import (
 )
 from distrain.hosts.host import hidden_gpus_problem
 from distrain.storage.checkpoint import Checkpoint
-from distrain.storage.files import full_disk_hint, is_full_disk, write_atomically
+from distrain.storage.files import full_disk_hint, write_atomically
 from distrain.storage.ownership import check_owners
 from distrain.storage.paths import read_manifest
 from distrain.storage.records import damage_of, last_metrics
@@ -70,7 +70,7 @@ from distrain.system.naming import stopped_by
 from distrain.system.notebook import hide_own_lines
 from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import locate
-from distrain.system.text import duration
+from distrain.system.text import duration, is_full_disk
 from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
 from distrain.trackers.link import TrackerLink
 from distrain.worker.job import job
@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from distrain.console.run_console import RunConsole
     from distrain.coordinator.store.run_store import RunStore
     from distrain.data.datasets import RunDatasets
+    from distrain.decisions.blame import RunSummary
     from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
     from distrain.system.remote_path import RemotePath

@@ -1,4 +1,4 @@
-"""The events that the run machine handles, the actions that it returns, and the summary of a run. Runs in: coordinator.
+"""The events that the run machine handles, and the actions that it returns. Runs in: coordinator.
 
 Events and actions are plain data. The coordinator turns messages and failures into events, and carries the actions out.
 """
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from distrain.api.backend import BackendConfig
     from distrain.api.config import FailureConfig, ScalingConfig
     from distrain.api.job import Job
-    from distrain.decisions.states import RunState
     from distrain.errors import RankFailure
     from distrain.hosts.host import HostSettings
     from distrain.hosts.world import RankPlan, WorldPlan
@@ -293,44 +292,3 @@ class AttemptEnded:
 
 
 Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | WorkersStart | AttemptEnded
-
-
-# -- the summary -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """The state of a run, and how it ended if it has. Facts about ranks are of the latest attempt.
-
-    value: rank 0's pickled return value, if every rank has finished its work.
-    failures: the ranks that failed by themselves or were lost.
-    errors: exceptions by rank, if they were raised in this process.
-    stopped_ranks: ranks that distrain stopped.
-    stop_reason: why the user asked the run to stop.
-    problem: why the run cannot continue, if no rank is to blame.
-    hung: the hang that ended the attempt.
-    no_retry: why the run was not restarted although its budget allowed a restart.
-    hosts: the host of each rank.
-    finished: ranks that have finished their work.
-    storage_failed: the run directory cannot be written.
-    resources_missing: the hosts do not have what the scaling config asks for.
-    entered: some rank of some attempt has entered train_func.
-    earlier_attempts: one line for each earlier attempt, with its failure.
-    """
-
-    state: RunState
-    attempt: int
-    value: bytes | None = None
-    failures: Sequence[RankFailure] = ()
-    errors: Mapping[int, BaseException] = field(default_factory=dict)
-    stopped_ranks: Sequence[int] = ()
-    stop_reason: str | None = None
-    problem: str | None = None
-    hung: HangDetected | None = None
-    no_retry: str | None = None
-    hosts: Sequence[str] = ()
-    finished: Sequence[int] = ()
-    storage_failed: bool = False
-    resources_missing: bool = False
-    entered: bool = False
-    earlier_attempts: Sequence[str] = ()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.decisions.blame import RunSummary, culprit_first
 from distrain.decisions.events import (
     Action,
     AttemptEnded,
@@ -28,7 +29,6 @@ from distrain.decisions.events import (
     MessageReceived,
     Outstanding,
     RunRequest,
-    RunSummary,
     SendMessage,
     ShowLine,
     StopRequested,
@@ -36,7 +36,6 @@ from distrain.decisions.events import (
     Tick,
     WorkersStart,
 )
-from distrain.decisions.failures import culprit_first
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
 from distrain.decisions.placement import (
     Rendezvous,
@@ -46,8 +45,9 @@ from distrain.decisions.placement import (
     rendezvous_address,
     worker_spec,
 )
+from distrain.decisions.ranks import Rank, Ranks
 from distrain.decisions.retries import RetryPolicy, start_without_checkpoint
-from distrain.decisions.states import RANK_MOVES, RUN_MOVES, Rank, Ranks, RankState, RunState
+from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 from distrain.decisions.stop_consensus import StopConsensus, StopOrder
 from distrain.errors import InvalidTransition, LaunchError, ResourcesError
 from distrain.system.naming import name_hosts, name_ranks, on_host, stopped_by

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import wire
-from distrain.decisions.failures import blames_peer
+from distrain.decisions.blame import blames_peer
 from distrain.errors import DistrainError, Portable
 from distrain.hosts.host import MIRROR
 from distrain.system.log import warn

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.coordinator.launched.rank_channel import Entrance, RankChannel
 from distrain.coordinator.launched.rank_group import Offer
 from distrain.coordinator.launched.rank_server import RankServer
-from distrain.decisions.events import RunSummary
+from distrain.decisions.blame import RunSummary
 from distrain.decisions.states import RunState
 from distrain.worker.job.job import original
 

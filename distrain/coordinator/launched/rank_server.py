@@ -17,8 +17,7 @@ from distrain import wire
 from distrain.coordinator.launched.rank_channel import SocketChannel
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.validations import WAITING, Validations
-from distrain.decisions.events import RunSummary
-from distrain.decisions.failures import culprit_first, failure_of
+from distrain.decisions.blame import RunSummary, culprit_first, failure_of
 from distrain.decisions.states import RunState
 from distrain.decisions.stop_consensus import StopConsensus
 from distrain.errors import RankFailure

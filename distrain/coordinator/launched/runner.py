@@ -26,8 +26,7 @@ from distrain.coordinator.launched.rank_process import (
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.validations import WAITING, Validations
-from distrain.decisions.events import RunSummary
-from distrain.decisions.failures import failure_of
+from distrain.decisions.blame import RunSummary, failure_of
 from distrain.decisions.placement import (
     Rendezvous,
     endpoints_of,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain.coordinator.run_errors import RunErrors, exit_code_of
-from distrain.decisions.events import HangDetected, RunSummary
+from distrain.decisions.blame import RunSummary
+from distrain.decisions.events import HangDetected
 from distrain.decisions.states import RunState
 from distrain.errors import (
     ControllerError,

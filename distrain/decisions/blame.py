@@ -1,25 +1,27 @@
-"""The failures of ranks: who is to blame, and the text that shows them to the user. Runs in: coordinator.
+"""Who is to blame: how each rank has ended, which failure came first, and why the run has ended. Runs in: coordinator.
 
-Pure: no I/O, no clock.
+Pure: no I/O, no clock. A worker says itself if its exception blames another rank (:func:`blames_peer`).
 """
 
 from __future__ import annotations
 
+import enum
 import math
 import re
 import signal
-from dataclasses import replace
-from itertools import groupby
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from distrain.errors import RankFailure
-from distrain.system.naming import count_ranks, name_hosts, name_ranks, signal_in_words
-from distrain.system.text import LIBRARY_FILE, count
+from distrain.system.naming import signal_in_words
+from distrain.system.text import is_full_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from distrain import wire
+    from distrain.decisions.events import HangDetected
+    from distrain.decisions.states import RunState
 
 # The errors of ranks whose peer is gone, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15), TensorFlow (2.21)
 # and JAX (0.10), whose collectives are gloo's and NCCL's.
@@ -48,13 +50,8 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
 }
 _STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
-_MOST_WHOLE = 15
-"""Lines of a traceback that fit a terminal of 24 rows, with what is above and below them."""
-_FRAME = re.compile(r'^ *File "(?P<file>.*)", line \d+')
-_IN_FRAME = ("    ", "  [Previous line")
-_LIBRARY = re.compile(r"/.*/(?:site-packages|dist-packages|python\d[^/]*)/([\w-]+)(.*)")
 
-# -- who has failed --------------------------------------------------------------------------------------------------
+# -- how a rank has ended --------------------------------------------------------------------------------------------
 
 
 def failure_of(
@@ -66,12 +63,14 @@ def failure_of(
     exited: wire.Exited | None,
     entered: bool = True,
     reason: str = "",
+    was_told: bool = False,
 ) -> RankFailure | None:
     """Return the failure of a rank, or None if it finished its work or distrain ended it.
 
     order: its position among the failures of the attempt.
     entered: the rank had entered train_func.
     reason: why its native code aborted, if its output contains a reason.
+    was_told: another rank had failed, and this one was told to end.
     """
     if outcome is not None and outcome.ok:
         return None  # whatever happens afterwards: gloo may abort when the interpreter exits
@@ -83,7 +82,7 @@ def failure_of(
             summary=_summary(outcome, exited),
             traceback=outcome.traceback,
             exit_code=outcome.exit_code,
-            consequence=outcome.blames_peer,
+            consequence=outcome.blames_peer or was_told,
             max_rss_bytes=exited.max_rss_bytes if exited is not None else 0,
             payload=outcome.body,
         )
@@ -99,7 +98,7 @@ def failure_of(
         signal=exited.signal,
         max_rss_bytes=exited.max_rss_bytes,
         exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
-        consequence=exited.signal == signal.SIGABRT and blames_peer(reason),
+        consequence=was_told or (exited.signal == signal.SIGABRT and blames_peer(reason)),
     )
 
 
@@ -203,133 +202,79 @@ def _limit(exited: wire.Exited) -> str:
     return f"the cgroup allows {(exited.oom_limit_bytes or 0) / 2**20:.0f} MiB for all processes in it"
 
 
-# -- the failure screen ----------------------------------------------------------------------------------------------
+# -- how the run has ended -------------------------------------------------------------------------------------------
 
 
-def failure_screen(
-    failures: Sequence[RankFailure],
-    *,
-    stopped: Sequence[int],
-    last_lines: Mapping[int, Sequence[str]],
-    finished: Sequence[int] = (),
-    where: Sequence[str] = (),
-) -> str:
-    """Return one screen of plain text, the culprit first.
+class Cause(enum.Enum):
+    """Why a run has not finished. It decides which exception fit() raises."""
 
-    The culprit is shown with its traceback, or with its last output if it has none. Equal failures are grouped.
+    STOP = "the user asked it to stop"
+    HANG = "no rank made progress"
+    RANKS = "ranks failed"
+    STORAGE = "the run directory cannot be written"
+    RESOURCES = "the hosts do not have what the scaling config asks for"
+    HOSTS = "hosts were lost, or cannot continue"
+    START = "no rank has ever entered train_func"
 
-    stopped: ranks that distrain stopped.
-    finished: ranks that had finished their work.
-    where: lines that describe what the stopped ranks were doing.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """The state of a run, and how it ended if it has. Facts about ranks are of the latest attempt.
+
+    value: rank 0's pickled return value, if every rank has finished its work.
+    failures: the ranks that failed by themselves or were lost.
+    errors: exceptions by rank, if they were raised in this process.
+    stopped_ranks: ranks that distrain stopped.
+    stop_reason: why the user asked the run to stop.
+    problem: why the run cannot continue, if no rank is to blame.
+    hung: the hang that ended the attempt.
+    no_retry: why the run was not restarted although its budget allowed a restart.
+    hosts: the host of each rank.
+    finished: ranks that have finished their work.
+    storage_failed: the run directory cannot be written.
+    resources_missing: the hosts do not have what the scaling config asks for.
+    entered: some rank of some attempt has entered train_func.
+    earlier_attempts: one line for each earlier attempt, with its failure.
     """
-    lines: list[str] = []
-    if all(failure.consequence for failure in failures):
-        lines += _unknown_culprit(stopped=stopped, finished=finished)
-    for number, group in enumerate(_grouped(culprit_first(failures))):
-        lines += _group_lines(group, last_lines, is_first=number == 0)
-    if stopped:
-        lines += _stopped_lines(stopped, where)
-    return "\n".join(lines)
 
+    state: RunState
+    attempt: int
+    value: bytes | None = None
+    failures: Sequence[RankFailure] = ()
+    errors: Mapping[int, BaseException] = field(default_factory=dict)
+    stopped_ranks: Sequence[int] = ()
+    stop_reason: str | None = None
+    problem: str | None = None
+    hung: HangDetected | None = None
+    no_retry: str | None = None
+    hosts: Sequence[str] = ()
+    finished: Sequence[int] = ()
+    storage_failed: bool = False
+    resources_missing: bool = False
+    entered: bool = False
+    earlier_attempts: Sequence[str] = ()
 
-def _stopped_lines(stopped: Sequence[int], where: Sequence[str]) -> list[str]:
-    """Name the ranks that distrain stopped, and what they were doing: in the same line if it was the same."""
-    text = f"{name_ranks(stopped)} {'was' if len(stopped) == 1 else 'were'} stopped by distrain"
-    together = f"{count_ranks(stopped)} in "
-    if len(where) == 1 and where[0].startswith(together):
-        return [f"{text}, in {where[0].removeprefix(together)}"]
-    return [text, *(f"    {line}" for line in where)]
+    @property
+    def cause(self) -> Cause:
+        """Why the run has not finished."""
+        if self.stop_reason is not None:
+            return Cause.STOP
+        if self.hung is not None and not self.failures:
+            return Cause.HANG
+        if self.failures and not self._problem_explains_failures():
+            return Cause.RANKS
+        if self.storage_failed:
+            return Cause.STORAGE
+        if self.resources_missing:
+            return Cause.RESOURCES
+        return Cause.HOSTS if self.entered else Cause.START
 
+    def _problem_explains_failures(self) -> bool:
+        """Return True if no rank is to blame: its host was lost, or its error came from the full disk of the run."""
+        if self.problem and all(failure.lost for failure in self.failures):
+            return True
+        return self.storage_failed and all(is_full_disk(failure.summary) for failure in self.failures)
 
-def _unknown_culprit(*, stopped: Sequence[int], finished: Sequence[int]) -> list[str]:
-    """Describe who may be the culprit if all failures are consequences."""
-    text = ""
-    if finished:
-        text = (
-            f"{name_ranks(finished)} had finished train_func while other ranks still waited for "
-            f"{'it' if len(finished) == 1 else 'them'}. Every rank must take part in every collective: do all have the "
-            "same number of batches?"
-        )
-    elif stopped:
-        text = (
-            f"no rank is known to have failed by itself; the cause may lie with {name_ranks(stopped)}, stopped before "
-            f"{'it' if len(stopped) == 1 else 'they'} could report an error"
-        )
-    return [text] if text else []
-
-
-def _group_lines(group: Sequence[RankFailure], last_lines: Mapping[int, Sequence[str]], *, is_first: bool) -> list[str]:
-    first = group[0]
-    ranks, hosts = name_ranks([f.rank for f in group]), name_hosts(dict.fromkeys(f.host for f in group))
-    differ = any(failure.summary != first.summary for failure in group)
-    title = f"{ranks} on {hosts}: {first.summary}" + (f" (text of rank {first.rank}; others differ)" if differ else "")
-    if first.consequence and not is_first:
-        return [f"{_cut_line(title, 160)} (a consequence: a peer was gone)"]
-    if first.traceback:
-        traceback = [line for line in first.traceback.rstrip().splitlines() if line and not _is_long_underline(line)]
-        return [title, *(f"  {_cut_line(line)}" for line in _cut_middle(_folded(traceback)))]
-    if last_lines.get(first.rank):
-        return [title, "  its last output:", *(f"    {_cut_line(line)}" for line in last_lines[first.rank])]
-    return [title]
-
-
-def _grouped(failures: Sequence[RankFailure]) -> list[list[RankFailure]]:
-    """Group failures with the same text up to numbers and addresses. A group stands where its first failure does."""
-    groups: dict[tuple[str, str], list[RankFailure]] = {}
-    for failure in failures:
-        key = (_masked(failure.summary), _masked(failure.traceback))
-        groups.setdefault(key, []).append(failure)
-    return list(groups.values())
-
-
-def _masked(text: str) -> str:
-    return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
-
-
-def _is_long_underline(line: str, most: int = 100) -> bool:
-    """Tell if a line is one of ``^^^`` that fills more than a row of most terminals, and so marks nothing there."""
-    return len(line) > most and not line.strip(" ^~")
-
-
-def _folded(traceback: list[str], most: int = _MOST_WHOLE) -> list[str]:
-    """Return the lines of a traceback; of a long one, only the innermost of successive frames of each package.
-
-    Those are without the marks (``^^^``) and the directories in front of the library, so that few lines wrap. A
-    traceback without a frame of the user's stays whole. The log and error.json have all lines.
-    """
-    blocks: list[tuple[str, list[str]]] = []  # the file of a frame, and its lines; other lines have no file
-    for line in traceback:
-        if (frame := _FRAME.match(line)) or not (blocks and blocks[-1][0] and line.startswith(_IN_FRAME)):
-            blocks.append((frame["file"] if frame else "", [line]))
-        else:
-            blocks[-1][1].append(line)
-    if len(traceback) <= most or all(LIBRARY_FILE.search(file) for file, _ in blocks if file):
-        return traceback
-    lines: list[str] = []
-    for is_library, run in groupby(blocks, key=lambda block: bool(LIBRARY_FILE.search(block[0]))):
-        files, texts = zip(*run, strict=True)
-        if not is_library:
-            lines += [line for text in texts for line in text]
-            continue
-        libraries = [_LIBRARY.sub(r"\1", file) for file in files]
-        innermost = {name: n for n, name in enumerate(libraries) if "-packages/" in files[n]}
-        begin = 0
-        for n in sorted({*innermost.values(), len(files) - 1}):
-            if folded := libraries[begin:n]:
-                lines.append(f"  ... {count(len(folded), 'frame')} in {', '.join(dict.fromkeys(folded))} ...")
-            lines += [_LIBRARY.sub(r".../\1\2", line) for line in texts[n] if line.strip(" ^~")]
-            begin = n + 1
-    return lines
-
-
-def _cut_middle(lines: list[str], most: int = 60) -> list[str]:
-    """Return the lines, or the first and last ones if there are many. The log has all of them."""
-    left_out = len(lines) - most
-    if left_out <= 1:  # the line that counts them would take the place of the only one
-        return lines
-    return [*lines[: most // 3], f"... {left_out} lines left out ...", *lines[most // 3 + left_out :]]
-
-
-def _cut_line(line: str, most: int = 500) -> str:
-    note = f" ... {len(line) - most} characters left out ..."
-    return line if len(line) <= most + len(note) else f"{line[:most]}{note}"
+    def own_failures(self, requested: Collection[int]) -> list[RankFailure]:
+        """Return the failures with a cause of their own, without those by the exit codes of the stop."""
+        return [one for one in self.failures if not one.consequence and one.exit_code not in requested]
