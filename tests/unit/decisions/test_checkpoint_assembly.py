@@ -104,22 +104,6 @@ def test_a_single_rank_is_granted_and_committed_at_once() -> None:
     assert deliver(assembly, 0, 1, "a", "b") == [Commit(1, files, (0,), {"loss": 0.5}, world_size=1)]
 
 
-def test_metrics_alone_decide_nothing() -> None:
-    assert note(assembly_of(2), 0, 1) == []
-
-
-def test_an_empty_checkpoint_is_committed() -> None:
-    assembly = assembly_of(1)
-    assert bring(assembly, 0, 1) == [RequestFiles(0, 1, ())]
-    assert the_commit(deliver(assembly, 0, 1)).files == ()
-
-
-def test_nothing_is_committed_before_it_is_delivered() -> None:
-    assembly = assembly_of(1)
-    bring(assembly, 0, 1, "a")
-    assert assembly.tick(1e6) == []
-
-
 # -- files that are in place already ---------------------------------------------------------------------------------
 
 
@@ -272,14 +256,6 @@ def test_ranks_1_and_3_only() -> None:
     assert (commit.ranks, commit.silent) == ((1, 3), (0, 2))
 
 
-def test_ranks_that_share_nothing_keep_all_their_files() -> None:
-    assembly = assembly_of(2)
-    assert bring(assembly, 0, 1, "shard-0") == [RequestFiles(0, 1, ("shard-0",))]
-    assert bring(assembly, 1, 1, "shard-1") == [RequestFiles(1, 1, ("shard-1",))]
-    deliver(assembly, 0, 1, "shard-0")
-    assert owners(the_commit(deliver(assembly, 1, 1, "shard-1"))) == {"shard-0": 0, "shard-1": 1}
-
-
 def test_ranks_that_report_in_step_without_a_checkpoint_are_not_waited_for() -> None:
     assembly = assembly_of(2)
     note(assembly, 1, 1)
@@ -374,12 +350,6 @@ def test_of_the_same_file_name_the_lowest_rank_is_kept_and_the_others_copy_nothi
     commit = the_commit(deliver(assembly, 0, 1, "model"))
     assert owners(commit) == {"model": 0}
     assert commit.ranks == (0, 1, 2)
-
-
-def test_a_rank_copies_what_only_it_has() -> None:
-    assembly = assembly_of(2)
-    bring(assembly, 0, 1, "model")
-    assert bring(assembly, 1, 1, "model", "rng-1") == [RequestFiles(1, 1, ("rng-1",))]
 
 
 def test_rank_1_waits_for_rank_0_and_is_then_spared_the_copy() -> None:
@@ -773,14 +743,6 @@ def test_the_metrics_are_the_lowest_ranks_when_rank_0_never_reported() -> None:
     assert the_commit(deliver(assembly, 1, 1, "b")).metrics == {"loss": 1.0}
 
 
-def test_equal_contents_are_not_worth_a_word() -> None:
-    assembly = assembly_of(2)
-    for rank in (0, 1):
-        bring(assembly, rank, 1, "model")
-    deliver(assembly, 0, 1, "model")
-    assert only(ShowLine, deliver(assembly, 1, 1, skipped=["model"])) == []
-
-
 def test_different_contents_give_one_notice() -> None:
     assembly, said = assembly_of(2), []
     for ordinal in (1, 2):
@@ -833,19 +795,7 @@ def test_a_name_that_is_a_file_and_a_directory_is_refused_and_the_checkpoint_dro
         assert only(Refuse, bring(assembly, rank, 2, "model")) == []
 
 
-def test_names_that_only_begin_alike_are_no_clash() -> None:
-    assembly = assembly_of(2)
-    bring(assembly, 0, 1, "model/a", "models")
-    assert only(Refuse, bring(assembly, 1, 1, "model.txt", "model/b", "models")) == []
-
-
 # -- when to look again ----------------------------------------------------------------------------------------------
-
-
-def test_no_deadline_without_a_checkpoint() -> None:
-    assembly = assembly_of(2)
-    note(assembly, 0, 1)
-    assert assembly.deadline() is None
 
 
 def test_the_first_deadline_is_the_end_of_patience() -> None:

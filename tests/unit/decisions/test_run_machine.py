@@ -246,15 +246,6 @@ def test_start_holds_the_fields_of_a_worker_spec() -> None:
     assert (facts.world_rank, facts.world_size, facts.local_rank, facts.run_name) == (1, 2, 1, "run")
 
 
-def test_two_hosts_finish_when_both_are_empty() -> None:
-    play = Play(hosts=2, workers=4).run()
-    play.all_succeed()
-    play.gone("one")
-    assert play.state is RunState.RELEASING
-    assert play.gone("two") == [AttemptEnded(0)]
-    assert play.state is RunState.FINISHED
-
-
 def test_a_host_that_gets_no_rank_is_not_waited_for() -> None:
     play = Play(hosts=2, workers=1).run()
     play.all_succeed()
@@ -267,19 +258,6 @@ def test_ranks_are_released_when_all_are_done() -> None:
     assert play.succeeds(0) == []
     released = told(play.succeeds(1), wire.Release)
     assert [(host, message.rank) for host, message in released] == [("one", 0), ("one", 1)]
-
-
-def test_a_rank_that_has_left_is_not_released() -> None:
-    play = Play().run()
-    play.succeeds(0)
-    play.exits(0)
-    assert [message.rank for _, message in told(play.succeeds(1), wire.Release)] == [1]
-
-
-def test_good_outcomes_are_kept() -> None:
-    play = Play().run()
-    play.all_succeed()
-    assert {rank: outcome.body for rank, outcome in play.machine.outcomes.items()} == {0: b"value", 1: b"value"}
 
 
 def test_a_notice_is_passed_on_with_the_hosts_name() -> None:
@@ -328,14 +306,6 @@ def test_messages_of_an_earlier_attempt_are_ignored() -> None:
     assert play.machine.failures == []
 
 
-def test_a_port_reserved_for_an_earlier_attempt_starts_nothing() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    play.raises(0)
-    play.gone()
-    assert play.says("one", wire.RendezvousPorts(attempt=0, ports=[1])) == []
-    assert play.state is RunState.RESERVING
-
-
 def test_nothing_matters_after_the_end() -> None:
     play = Play().run()
     play.all_succeed()
@@ -380,20 +350,10 @@ def test_a_failure_stops_every_host_at_once() -> None:
     assert play.state is RunState.STOPPING
 
 
-def test_a_death_stops_every_host_at_once() -> None:
-    play = Play(hosts=2, workers=4).run()
-    assert stops(play.exits(0, signal=9)) == {"one": 0.0, "two": 0.0}
-
-
 def test_a_consequence_leaves_its_cause_the_time_to_say_so() -> None:
     play = Play(hosts=2, workers=4).run()
     known = {host: message.culprit_known for host, message in told(play.raises(3, CONSEQUENCE), wire.Stop)}
     assert known == {"one": False, "two": False}
-
-
-def test_a_failure_by_itself_needs_no_time() -> None:
-    [(_, stop)] = told(Play().run().raises(1), wire.Stop)
-    assert stop.culprit_known
 
 
 def test_the_rank_that_went_first_is_blamed_for_a_restart() -> None:
@@ -462,17 +422,6 @@ def test_a_script_may_continue_at_a_snapshot_of_its_own() -> None:
     assert said(play.reserve()).startswith(expected)
 
 
-def test_a_retry_can_finish_the_run() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    play.raises(1)
-    play.gone()
-    play.begin_attempt()
-    play.all_succeed()
-    play.gone()
-    assert play.state is RunState.FINISHED
-    assert play.machine.failures == []
-
-
 @pytest.mark.parametrize("path", ["/runs/run/checkpoint_000000", None])
 def test_another_checkpoint_than_the_damaged_one_is_where_the_first_attempt_starts(path: str | None) -> None:
     failure_config = FailureConfig(max_failures=3)
@@ -519,16 +468,6 @@ def test_an_exhausted_budget_fails_the_run() -> None:
     play.raises(0)
     play.gone()
     assert (play.state, play.machine.retries.used) == (RunState.FAILED, 2)
-
-
-def test_minus_one_never_gives_up() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=-1, retry_same_failure=True)).run()
-    for number in range(1, 51):
-        play.raises(0)
-        play.gone()
-        assert said(play.reserve()).startswith(f"restart {number}, from ")
-        play.enter()
-    assert (play.state, play.machine.attempt) == (RunState.RUNNING, 50)
 
 
 # -- a checkpoint that is being stored when a rank fails ---------------------------------------------------------------
@@ -765,21 +704,7 @@ def test_asking_to_stop_before_anything_started_ends_at_once() -> None:
         assert play.state is RunState.ABORTED
 
 
-def test_asking_to_stop_while_workers_start_stops_them() -> None:
-    play = Play()
-    play.connect()
-    play.reserve()
-    assert stops(play.happens(StopRequested("SIGINT"))) == {"one": GRACE_S}
-
-
 # -- lost hosts ------------------------------------------------------------------------------------------------------
-
-
-def test_a_host_lost_while_connecting_fails_the_run() -> None:
-    play = Play(hosts=2, workers=4)
-    play.says("one", hello())
-    play.happens(HostLost("two", "no route"))
-    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: no route")
 
 
 def test_the_only_host_lost_while_reserving_fails_the_run() -> None:
@@ -872,18 +797,6 @@ def places(play: Play) -> list[str]:
     return [rank.host for rank in play.machine.plan.ranks]
 
 
-def test_only_hosts_that_are_needed_are_asked() -> None:
-    assert Play(workers=4, orders=SPARE).asked == ["one", "two"]
-
-
-def test_placement_does_not_depend_on_who_answers_first() -> None:
-    play = Play(hosts=3, workers=3, orders={"one": order(1), "two": order(1), "three": order(2)})
-    for host in ("three", "one"):
-        assert play.says(host, hello()) == []
-    play.says("two", hello())
-    assert places(play) == ["one", "two", "three"]
-
-
 def test_spare_slots_take_the_place_of_a_lost_host() -> None:
     play, actions = after_a_loss(orders=SPARE)
     assert (play.state, asked(actions)) == (RunState.CONNECTING, ["three"])
@@ -970,15 +883,6 @@ def test_the_only_host_may_come_back() -> None:
     play.connect()
     play.begin_attempt()
     assert play.state is RunState.RUNNING
-
-
-def test_two_lost_hosts_are_tried_at_the_same_time() -> None:
-    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1)).run()
-    play.happens(HostLost("one", "silent"))
-    actions = play.happens(HostLost("two", "silent"))
-    assert asked(actions) == ["one", "two"]
-    play.connect()
-    assert play.state is RunState.RESERVING
 
 
 def test_a_host_lost_while_another_attempt_is_being_prepared_is_a_failure_like_others() -> None:
@@ -1241,13 +1145,6 @@ def test_a_run_of_min_and_max_starts_without_those_who_cannot_be_reached() -> No
     assert places(play) == ["one", "one"]
 
 
-def test_too_few_slots_for_min_are_an_error() -> None:
-    play = Play(hosts=2, **elastic(5, 9))
-    play.connect()
-    assert play.state is RunState.FAILED
-    assert "num_workers is 5, but the hosts have only 4 slots" in str(play.machine.problem)
-
-
 # -- where ranks meet ------------------------------------------------------------------------------------------------
 
 
@@ -1349,21 +1246,6 @@ def test_every_host_gets_its_own_directory_path_and_environment() -> None:
 # -- too late, too much ----------------------------------------------------------------------------------------------
 
 
-def test_a_spare_host_replaces_a_slow_one_and_a_line_names_it() -> None:
-    play = Play(workers=4, orders={"one": order(2), "two": order(2), "three": order(2)})
-    assert play.asked == ["one", "two"]
-    play.says("one", hello())
-    lines, connected = "", []
-    while not connected:
-        actions = play.tick()
-        lines, connected = lines + said(actions), asked(actions)
-    assert (lines, connected) == ("1 of 2 hosts have answered; waiting for two", ["three"])
-    actions = play.says("three", hello())
-    assert said(actions) == "4 workers on one, three, without two"
-    assert places(play) == ["one", "one", "three", "three"]
-    assert play.says("two", hello()) == []
-
-
 def test_progress_is_shown_more_and_more_rarely() -> None:
     play, moments = Play(), []
     while play.state is RunState.CONNECTING:
@@ -1382,13 +1264,6 @@ def test_hosts_that_do_not_answer_in_time_are_named() -> None:
     assert play.machine.problem == f"two: no answer within {HOST_ANSWER_TIMEOUT_S:g} s"
 
 
-def test_a_tick_before_the_deadline_does_nothing() -> None:
-    play = Play()
-    play.now += FIRST_PROGRESS_S - 0.1
-    assert play.happens(Tick()) == []
-    assert play.state is RunState.CONNECTING
-
-
 def test_a_port_that_is_not_reserved_in_time_fails_the_run_with_that_reason() -> None:
     play = Play()
     play.connect()
@@ -1396,10 +1271,6 @@ def test_a_port_that_is_not_reserved_in_time_fails_the_run_with_that_reason() ->
     play.happens(Tick())
     assert play.state is RunState.FAILED
     assert "could not be ended" not in str(play.machine.problem)
-
-
-def test_there_is_no_deadline_while_training() -> None:
-    assert Play().run().machine.deadline() is None
 
 
 def test_hosts_that_cannot_be_emptied_are_given_up_by_name() -> None:
@@ -1436,15 +1307,6 @@ def test_an_illegal_move_of_the_run_tells_the_story() -> None:
     play = Play().run()
     with pytest.raises(InvalidTransition, match=r"CONNECTING -> RESERVING(.|\n)*RUNNING -> WAITING"):
         play.machine._move(RunState.WAITING)
-
-
-def test_the_story_does_not_grow_without_end() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=-1, retry_same_failure=True)).run()
-    for _ in range(100):
-        play.raises(0)
-        play.gone()
-        play.begin_attempt()
-    assert len(play.machine.story) == 200
 
 
 def test_a_host_may_say_gone_twice_while_the_next_attempt_is_waited_for() -> None:
