@@ -83,7 +83,6 @@ if TYPE_CHECKING:
     from distrain.coordinator.store.run_store import RunStore
     from distrain.data.datasets import RunDatasets
     from distrain.decisions.blame import RunSummary
-    from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
     from distrain.system.remote_path import RemotePath
 
@@ -294,35 +293,76 @@ def run_work(
     shares = _shares([transport.host for transport in transports], scaling)
     trackers = trackers_of(run.trackers, os.environ) if launcher is None or launcher.rank == 0 else []
     check_packages(trackers)
-    request = _UserRequest(
-        work=work,
+    _check_working_directory()
+    sys_path = _clean_path(sys.path if sys_path is None else sys_path)
+    request = _request(
+        work,
+        scaling,
+        run,
         job=job.make_job(work, workers_per_host=max(shares.values())) if starts_workers else Job(blob=b""),
-        scaling=scaling,
-        launcher=launcher,
-        run=run,
+        transports=transports,
         resume_from=resume_from,
         metadata=metadata or {},
-        validation=validation,
+        validator=_validator(validation, run, sys_path),
         trackers=pickled_trackers(trackers),
-        transports=transports,
-        sys_path=_clean_path(sys.path if sys_path is None else sys_path),
-        detached=detached,
+        sys_path=sys_path,
     )
-    _check_working_directory()
-    shipping = request.shipping()
+    where = _Where(
+        transports=transports,
+        shipping=_shipping(work, run, transports, sys_path),
+        launcher=launcher,
+        detached=detached,
+        starts_workers=starts_workers,
+    )
     if scaling.use_gpu or scaling.numa_binding:
-        for name, settings in request.host_settings().items():
+        for name, settings in request.hosts.items():
             if problem := hidden_gpus_problem(settings):
                 raise LaunchError(f"{name}: {problem}")
     with log_level(run.log_level):
         if request.job.warning is not None:
             warn(request.job.warning)
+        train = partial(_train, request, run, work, where)
         if launcher is None:
-            return _train(request, shipping)
-        with join(launcher, request.for_coordinator(uuid.uuid4().hex), work) as group:
-            if launcher.rank:
-                return group.follow()
-            return group.lead(partial(_train, request, shipping, group))
+            return train()
+        with join(launcher, request, work) as group:
+            return group.follow() if launcher.rank else group.lead(partial(train, group))
+
+
+def _request(
+    work: job.Work,
+    scaling: ScalingConfig,
+    run: RunConfig,
+    *,
+    transports: Sequence[Transport],
+    sys_path: list[str],
+    **facts: Any,
+) -> RunRequest:
+    """Return all that the user has asked for. ``facts``: fields of the request that are not in the configs."""
+    is_script = isinstance(work, job.ScriptWork)
+    grace_s, peer_grace_s = run.stop_grace_s, run.failure_config.peer_failure_grace_s
+    return RunRequest(
+        run_id=uuid.uuid4().hex,
+        backend=work.backend,
+        scaling=scaling,
+        hosts=settings_for(
+            transports,
+            directory=os.getcwd(),
+            sys_path=sys_path,
+            environment=run.env_vars,
+            own_environment=os.environ,
+            interface=scaling.interface or "",
+        ),
+        failure_config=run.failure_config,
+        stop_grace_s=grace_s if grace_s is not None else 30.0 if is_script else 10.0,  # for scripts, as of torchrun
+        peer_failure_grace_s=peer_grace_s if peer_grace_s is not None else 5.0 if is_script else 0.0,
+        argv=sys.argv,
+        python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+        debug_rank=run.debug_rank,
+        is_script=is_script,
+        stop_signals=run.stop_signals,
+        sys_path=sys_path,
+        **facts,
+    )
 
 
 def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_workers: bool) -> job.Work:
@@ -334,21 +374,32 @@ def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_
     return replace(work, backend=work.backend.for_debugging())
 
 
-def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = None) -> Result:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Where:
+    """Where a run trains: on which hosts, with which files; by which launcher, if not distrain; on which console."""
+
+    transports: Sequence[Transport]
+    shipping: Shipping
+    launcher: OuterLauncher | None
+    detached: DetachedConsole | None
+    starts_workers: bool
+    """False if train_func runs in this process."""
+
+
+def _train(
+    request: RunRequest, run: RunConfig, work: job.Work, where: _Where, group: RankGroup | None = None
+) -> Result:
     """Train in the run directory. ``group``: the ranks that another launcher has started."""
-    if not request.starts_workers and (
-        ignored := describe_ignored_settings(request.scaling, request.run, request.launcher)
-    ):
+    if not where.starts_workers and (ignored := describe_ignored_settings(request.scaling, run, where.launcher)):
         warn(ignored)
-    run = request.run
     _check_log_dir(run.log_dir)
-    name, stem = run.name or run_name(os.environ), stem_of(script_of(request.work))
+    name, stem = run.name or run_name(os.environ), stem_of(script_of(work))
     store = open_run(run.storage_path, name, run.storage_filesystem, stem=stem)
     try:
-        if request.detached is not None:
-            request.detached.move_to(store.paths, str(store.location))
-        with console_threads() if request.starts_workers else contextlib.nullcontext():
-            return _Run(store, request, shipping, group).train()
+        if where.detached is not None:
+            where.detached.move_to(store.paths, str(store.location))
+        with console_threads() if where.starts_workers else contextlib.nullcontext():
+            return _Run(store, request, run, work, where, group).train()
     finally:
         store.close()
 
@@ -411,184 +462,117 @@ def _clean_path(path: Sequence[object]) -> list[str]:
     return [os.fspath(entry) for entry in path if isinstance(entry, (str, os.PathLike))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UserRequest:
-    """Everything that the user has asked for."""
+def _validator(validation: ValidationConfig | None, run: RunConfig, sys_path: list[str]) -> Validator | None:
+    """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
+    if validation is None:
+        return None
+    task = validation.task_config or ValidationTaskConfig()
+    config = dict(task.fn_kwargs or {})
+    work = job.FunctionWork(function=validation.fn, config=config, validates=True, backend=BackendConfig())
+    return Validator(
+        blob=job.make_job(work).blob,
+        timeout_s=task.timeout_s,
+        directory=os.getcwd(),
+        sys_path=sys_path,
+        environment=run.env_vars,
+    )
 
-    work: job.Work
-    job: Job
-    scaling: ScalingConfig
-    run: RunConfig
-    resume_from: Checkpoint | None
-    metadata: Mapping[str, Any]
-    validation: ValidationConfig | None
-    trackers: Mapping[str, bytes]
-    transports: Sequence[Transport]
-    sys_path: list[str]
-    detached: DetachedConsole | None
-    launcher: OuterLauncher | None
 
-    @property
-    def starts_workers(self) -> bool:
-        """True unless train_func runs in this process."""
-        return self.launcher is None and self.scaling.num_workers != 0
+def _shipping(work: job.Work, run: RunConfig, transports: Sequence[Transport], sys_path: list[str]) -> Shipping:
+    """Return what is brought to other machines. Raises LaunchError if that is not possible."""
+    from distrain.transfer.project.project import find_project  # most runs need neither
+    from distrain.transfer.project.requirements import requirements_of
 
-    @property
-    def is_script(self) -> bool:
-        """True if the workers run a script or a module, not a function."""
-        return isinstance(self.work, job.ScriptWork)
+    config = run.shipping_config
+    hosts = [one.host for one in transports if one.ships and one.host.cwd is None]
 
-    @property
-    def stop_grace_s(self) -> float:
-        """The seconds that ranks have to end when a signal stops the run: as many as under torchrun for a script."""
-        given = self.run.stop_grace_s
-        return given if given is not None else 30.0 if self.is_script else 10.0
-
-    @property
-    def peer_failure_grace_s(self) -> float:
-        """The seconds between SIGTERM and SIGKILL for the other ranks when one has failed."""
-        given = self.run.failure_config.peer_failure_grace_s
-        return given if given is not None else 5.0 if self.is_script else 0.0
-
-    def _validator(self) -> Validator | None:
-        """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
-        if self.validation is None:
-            return None
-        task = self.validation.task_config or ValidationTaskConfig()
-        function, config = self.validation.fn, dict(task.fn_kwargs or {})
-        work = job.FunctionWork(function=function, config=config, validates=True, backend=BackendConfig())
-        return Validator(
-            blob=job.make_job(work).blob,
-            timeout_s=task.timeout_s,
-            directory=os.getcwd(),
-            sys_path=self.sys_path,
-            environment=self.run.env_vars,
+    find = partial(
+        find_project,
+        sys_path=sys_path,
+        directory=os.getcwd(),
+        targets=work.files,
+        named=[os.fspath(path) for path in config.include],
+        limit_bytes=config.limit_bytes,
+    )
+    if config.env_from is not None and not any(one.makes_environment for one in transports):
+        warn(
+            "ShippingConfig.env_from has no effect: workers on this machine use its interpreter, and there is no "
+            "other host"
         )
-
-    def shipping(self) -> Shipping:
-        """Return what is brought to other machines. Raises LaunchError if that is not possible."""
-        from distrain.transfer.project.project import find_project  # most runs need neither
-        from distrain.transfer.project.requirements import requirements_of
-
-        config = self.run.shipping_config
-        hosts = [one.host for one in self.transports if one.ships and one.host.cwd is None]
-
-        find = partial(
-            find_project,
-            sys_path=self.sys_path,
-            directory=os.getcwd(),
-            targets=self.work.files,
-            named=[os.fspath(path) for path in config.include],
-            limit_bytes=config.limit_bytes,
-        )
-        if config.env_from is not None and not any(one.makes_environment for one in self.transports):
-            warn(
-                "ShippingConfig.env_from has no effect: workers on this machine use its interpreter, and there is no "
-                "other host"
-            )
-        project = find() if hosts else None
-        places = {os.path.abspath(path) for path in (".", *self.sys_path, *map(os.path.dirname, self.work.files))}
-        named = {*self.run.env_vars, *(name for one in self.transports for name in one.host.environment)}
-        question = wire.SetUpHost(
-            files=[],
-            folders=[],
-            place="",
-            cache_bytes=config.cache_bytes,
-            requirements=requirements_of(os.fspath(config.env_from), directory=os.getcwd()) if config.env_from else "",
-            python=".".join(map(str, sys.version_info[:2])),
-            executable=sys.executable,
-            interpreter_path=interpreter_entries(self.sys_path),
-            interpreter_variables=[name for name in INTERPRETER_VARIABLES if name not in named],
-            more_path=[folder for folder in (project.folders if project else ()) if folder not in places],
-        )
-        return Shipping(
-            question=question,
-            project=project,
-            find_project=find,
-            takes_project={host.name for host in hosts},
-        )
-
-    def host_settings(self) -> dict[str, HostSettings]:
-        """Return the settings of each host, by its name."""
-        return settings_for(
-            self.transports,
-            directory=os.getcwd(),
-            sys_path=self.sys_path,
-            environment=self.run.env_vars,
-            own_environment=os.environ,
-            interface=self.scaling.interface or "",
-        )
-
-    def for_coordinator(
-        self, run_id: str, store: RunStore | None = None, *, checkpoint: str | None = None, first_attempt: int = 0
-    ) -> RunRequest:
-        """Return the request for the coordinator. ``store``: the run directory, if this process has opened it."""
-        return RunRequest(
-            run_id=run_id,
-            run_name=store.location.name if store else "",
-            storage_path=store.storage_path if store else "",
-            filesystem=store.filesystem if store else "",
-            job=self.job,
-            backend=self.work.backend,
-            scaling=self.scaling,
-            hosts=self.host_settings(),
-            failure_config=self.run.failure_config,
-            stop_grace_s=self.stop_grace_s,
-            peer_failure_grace_s=self.peer_failure_grace_s,
-            argv=sys.argv,
-            python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            first_attempt=first_attempt,
-            checkpoint=checkpoint,
-            metadata=self.metadata,
-            validator=self._validator(),
-            debug_rank=self.run.debug_rank,
-            is_script=self.is_script,
-            stop_signals=self.run.stop_signals,
-        )
+    project = find() if hosts else None
+    places = {os.path.abspath(path) for path in (".", *sys_path, *map(os.path.dirname, work.files))}
+    named = {*run.env_vars, *(name for one in transports for name in one.host.environment)}
+    question = wire.SetUpHost(
+        files=[],
+        folders=[],
+        place="",
+        cache_bytes=config.cache_bytes,
+        requirements=requirements_of(os.fspath(config.env_from), directory=os.getcwd()) if config.env_from else "",
+        python=".".join(map(str, sys.version_info[:2])),
+        executable=sys.executable,
+        interpreter_path=interpreter_entries(sys_path),
+        interpreter_variables=[name for name in INTERPRETER_VARIABLES if name not in named],
+        more_path=[folder for folder in (project.folders if project else ()) if folder not in places],
+    )
+    return Shipping(
+        question=question,
+        project=project,
+        find_project=find,
+        takes_project={host.name for host in hosts},
+    )
 
 
 class _Run:
     """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result."""
 
-    def __init__(self, store: RunStore, request: _UserRequest, shipping: Shipping, group: RankGroup | None) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        request: RunRequest,
+        run: RunConfig,
+        work: job.Work,
+        where: _Where,
+        group: RankGroup | None,
+    ) -> None:
         self._store = store
         self._group = group
         self._request = request
-        self._shipping = shipping
-        self._config = request.run
-        self._run_id = uuid.uuid4().hex
+        self._work = work
+        self._where = where
+        self._config = run
         configs = {
             "scaling_config": plain(asdict(request.scaling)),
-            "checkpoint_config": asdict(request.run.checkpoint_config),
-            "failure_config": asdict(request.run.failure_config),
-            "run_config": _plain_run_config(request.run),
+            "checkpoint_config": asdict(run.checkpoint_config),
+            "failure_config": asdict(run.failure_config),
+            "run_config": _plain_run_config(run),
         }
-        self._facts = RunFacts(
-            script_of(request.work), getattr(request.work, "config", {}), detached=request.detached is not None
-        )
-        self._manifest = RunManifest(store, run_id=self._run_id, configs=configs, facts=self._facts)
+        config = getattr(work, "config", {})
+        self._facts = RunFacts(script_of(work), config, detached=where.detached is not None)
+        self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
-        self._log_dir = None if request.run.log_dir is None else _absolute(request.run.log_dir)
+        self._log_dir = None if run.log_dir is None else _absolute(run.log_dir)
         if self._log_dir is not None:
             check_owners(self._log_dir / store.paths.root.name)
         context = RunContext(
-            run_id=self._run_id,
-            run_config=request.run,
+            run_id=request.run_id,
+            run_config=run,
             scaling_config=request.scaling,
-            backend_config=request.work.backend,
-            train_loop_config=getattr(request.work, "config", {}),
+            backend_config=request.backend,
+            train_loop_config=config,
         )
-        self._callbacks = Callbacks(request.run.callbacks or (), context, show_error=warn)
+        self._callbacks = Callbacks(run.callbacks or (), context, show_error=warn)
 
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""
-        if not self._request.starts_workers:  # else the coordinator does it, while the hosts connect
+        if not self._where.starts_workers:  # else the coordinator does it, while the hosts connect
             self._store.verify()
         latest = self._store.latest
-        run_request = self._request.for_coordinator(
-            self._run_id,
-            self._store,
+        request = self._request = replace(
+            self._request,
+            run_name=self._store.location.name,
+            storage_path=self._store.storage_path,
+            filesystem=self._store.filesystem,
             checkpoint=str(latest.path) if latest else self._start_without_own(),
             first_attempt=self._manifest.first_attempt,
         )
@@ -598,8 +582,8 @@ class _Run:
         self._facts.begin()
         started, concluded = time.monotonic(), False
         console = self._console(started)
-        runner = self._runner(run_request, console)
-        trackers = self._start_trackers(run_request)
+        runner = self._runner(request, console)
+        trackers = self._start_trackers()
         try:
             self._callbacks.before_run()
             with console:
@@ -639,7 +623,7 @@ class _Run:
     def _can_write_page(self, end: RunSummary) -> bool:
         return not (end.storage_failed or self._store.is_stalled)
 
-    def _start_trackers(self, request: RunRequest) -> TrackerLink | None:
+    def _start_trackers(self) -> TrackerLink | None:
         """Start the process that logs the run to its trackers. If that fails, only warn."""
         if not self._request.trackers:
             return None
@@ -650,10 +634,10 @@ class _Run:
                 location=str(self._store.location),
                 filesystem=self._store.filesystem,
                 sys_path=self._request.sys_path,
-                run_id=self._run_id,
-                flags=request.python_flags,
+                run_id=self._request.run_id,
+                flags=self._request.python_flags,
                 log=self._store.paths.tracker_log(self._log_dir),
-                listens=self._request.starts_workers or self._group is not None,
+                listens=self._where.starts_workers or self._group is not None,
             )
         except OSError as error:
             warn(f"the trackers {', '.join(self._request.trackers)} cannot be started: {error}; the run goes on")
@@ -711,10 +695,10 @@ class _Run:
 
     def _what(self) -> str:
         """Return what begins now."""
-        launcher = self._request.launcher
-        if launcher is not None:
+        if self._group is not None:
+            launcher = self._group.launcher
             return f"training in the {launcher.world_size} processes that {launcher.name} has started"
-        shares = _shares([transport.host for transport in self._request.transports], self._request.scaling)
+        shares = _shares([transport.host for transport in self._where.transports], self._request.scaling)
         workers, hosts = sum(shares.values()), sum(map(bool, shares.values()))
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
@@ -723,7 +707,7 @@ class _Run:
         status = RunStatus(str(self._store.location), started, self._request.stop_grace_s)
         is_quiet = self._config.log_level != "INFO"
         progress = "off" if is_quiet and self._config.progress == "auto" else self._config.progress
-        if not self._request.starts_workers and progress != "off":  # then train_func prints to this terminal itself
+        if not self._where.starts_workers and progress != "off":  # then train_func prints to this terminal itself
             progress = "plain"
         logs = self._store.display_path(self._store.paths.log(0, 0, self._log_dir).parent.parent)
         return open_console(progress, status, logs)
@@ -740,10 +724,10 @@ class _Run:
                 callbacks=callbacks,
                 group=self._group,
             )
-        if not self._request.starts_workers:
+        if not self._where.starts_workers:
             return InProcessRun(
                 request,
-                self._request.work,
+                self._work,
                 self._store,
                 checkpoints,
                 console,
@@ -753,7 +737,7 @@ class _Run:
         return Coordinator(
             request,
             self._store,
-            self._request.transports,
+            self._where.transports,
             checkpoints,
             console,
             log_dir=self._log_dir,
@@ -762,7 +746,7 @@ class _Run:
             console_ranks=self._config.logging_config.ranks,
             stale_run_ids=self._manifest.stale_ids,
             start_without_own=self._start_without_own,
-            shipping=self._shipping.for_run(self._store, self._run_id),
+            shipping=self._where.shipping.for_run(self._store, request.run_id),
         )
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -828,7 +812,7 @@ class _Run:
     def _run_errors(self, runner: Runner, status: RunStatus) -> RunErrors:
         end = runner.end
         name, logs, latest = self._store.location.name, None, self._store.latest
-        if self._request.starts_workers and end.attempt >= self._manifest.first_attempt:
+        if self._where.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
         return RunErrors(
             summary=end,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distrain.errors import RankFailure
     from distrain.hosts.host import HostSettings
     from distrain.hosts.world import RankPlan, WorldPlan
+    from distrain.storage.checkpoint import Checkpoint
 
 # -- the request -----------------------------------------------------------------------------------------------------
 
@@ -42,9 +43,9 @@ class Validator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """Everything that the user has asked for, as the run machine needs it.
+    """Everything that the user has asked for.
 
-    storage_path: the directory or URL that holds the run directory.
+    run_name, storage_path: the run directory, and the directory or URL that holds it; empty until it is open.
     hosts: settings by host name, in the order in which ranks are placed.
     stop_grace_s: seconds that ranks get to stop by themselves when the user asks the run to stop.
     peer_failure_grace_s: seconds that the other ranks get after SIGTERM when one has failed.
@@ -56,11 +57,12 @@ class RunRequest:
     checkpoint: path or URL of the checkpoint that the first attempt starts from.
     filesystem, metadata: see :class:`~distrain.hosts.world.WorkerFacts`.
     debug_rank: see :class:`~distrain.RunConfig`.
+    resume_from: the checkpoint that a new run starts from.
+    trackers: pickled, by name.
+    sys_path: the module search path of the user's process.
     """
 
     run_id: str
-    run_name: str
-    storage_path: str
     job: Job
     backend: BackendConfig
     scaling: ScalingConfig
@@ -69,6 +71,8 @@ class RunRequest:
     stop_grace_s: float
     argv: list[str]
     python_flags: list[str]
+    run_name: str = ""
+    storage_path: str = ""
     first_attempt: int = 0
     checkpoint: str | None = None
     filesystem: str = ""
@@ -78,6 +82,9 @@ class RunRequest:
     peer_failure_grace_s: float = 0.0
     is_script: bool = False
     stop_signals: Sequence[str] | None = None
+    resume_from: Checkpoint | None = None
+    trackers: Mapping[str, bytes] = field(default_factory=dict)
+    sys_path: list[str] = field(default_factory=list)
 
     def worker_facts(self, plan: WorldPlan, rank: RankPlan, attempt: int) -> WorkerFacts:
         """Return the facts that the worker of this rank gets."""
