@@ -223,6 +223,10 @@ class Agent:
 
     def _on_message(self, message: wire.Message) -> None:
         match message:
+            case wire.Ping() if self._rests:  # another run begins
+                self._rests = False
+                self._loop.cancel("rest")
+                self._up.queue(self._hello())
             case wire.Ping():
                 self._beat()
             case wire.SetUpHost():
@@ -250,10 +254,6 @@ class Agent:
                 self._order(message)
             case wire.Upload() if message.attempt == self._attempt:
                 self._order(message)
-            case wire.Ping() if self._rests:
-                self._rests = False
-                self._loop.cancel("rest")
-                self._up.queue(self._hello())
             case wire.Close(rests_s=rests_s) if rests_s and self._can_rest():
                 self._rest(rests_s)
             case wire.Close():
