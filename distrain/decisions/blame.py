@@ -208,13 +208,20 @@ def _limit(exited: wire.Exited) -> str:
 class Cause(enum.Enum):
     """Why a run has not finished. It decides which exception fit() raises."""
 
-    STOP = "the user asked it to stop"
-    HANG = "no rank made progress"
-    RANKS = "ranks failed"
-    STORAGE = "the run directory cannot be written"
-    RESOURCES = "the hosts do not have what the scaling config asks for"
-    HOSTS = "hosts were lost, or cannot continue"
-    START = "no rank has ever entered train_func"
+    STOP = "stop"
+    """The user asked it to stop."""
+    HANG = "hang"
+    """No rank made progress."""
+    RANKS = "ranks"
+    """Ranks failed."""
+    STORAGE = "storage"
+    """The run directory cannot be written."""
+    RESOURCES = "resources"
+    """The hosts do not have what the scaling config asks for."""
+    HOSTS = "hosts"
+    """Hosts were lost, or cannot continue."""
+    START = "start"
+    """No rank has ever entered train_func."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -773,8 +773,9 @@ class RunStateMachine:
             case RunState.PREPARING if not (work.verifying or work.copying):
                 return self._start_workers()
             case RunState.PREPARING:
-                text = f"verifying the checkpoint {self._name_checkpoint()}, from which the run continues; "
-                return self._wait(f"{text}Ctrl-C ends the run" if work.verifying else "", now)
+                name = self._name_checkpoint()
+                text = f"verifying the checkpoint {name}, from which the run continues; Ctrl-C ends the run"
+                return self._wait(text if work.verifying else "", now)
             case RunState.SAVING:
                 return self._save(work.saving, now)
             case RunState.SETTLING if work.committing:

@@ -150,7 +150,7 @@ class Prepare(Message):
 
 @message
 class Ping(Message):
-    """A sign of life. It renews the lease, as every other frame does. An agent that rests is waked by it.
+    """A sign of life. It renews the lease, as every other frame does, and wakes an agent that rests.
 
     Agent -> coordinator, coordinator -> agent; answered by :class:`Hello` if the agent rests.
     """
