@@ -561,8 +561,10 @@ class Coordinator:
         note_stop(number)
         if self._validations.busy and self.machine.state is RunState.FINISHED:
             self._validations.give_up(f"{why} has ended the wait for it")
-        elif self._is_over or self.machine.state.is_terminal or self._only_waits_for_checkpoint:
+        elif self._is_over or self.machine.state.is_terminal:
             self._impatient = True
+        elif self.machine.state is RunState.SETTLING and self.machine.was_asked_to_stop:
+            self._impatient = True  # the run only waits for a checkpoint that is being stored
         self._happened(events.StopRequested(why))
 
     def _on_stop_request(self, reply: Callable[[str], None]) -> None:
@@ -573,11 +575,6 @@ class Coordinator:
             say("`distrain stop` asks this run to stop")
             self._on_signal(signal.SIGTERM)
             reply("the run is stopping")
-
-    @property
-    def _only_waits_for_checkpoint(self) -> bool:
-        """True if a run that was asked to stop only waits for a checkpoint that is being stored."""
-        return self.machine.state is RunState.SETTLING and self.machine.was_asked_to_stop
 
     def _close(self) -> None:
         self._is_over = True

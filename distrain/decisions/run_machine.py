@@ -672,6 +672,7 @@ class RunStateMachine:
             return self._stop_now(now)
         pressed = stopped_by(why)
         if self.state is RunState.SETTLING:
+            self._waits_since = now  # the grace begins
             return [ShowLine(f"{pressed}: the run stops when its checkpoint is stored. {pressed} again ends the wait")]
         if not self.attempt_is_active:
             self._end(RunState.ABORTED)

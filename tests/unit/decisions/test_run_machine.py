@@ -1479,6 +1479,8 @@ def test_the_end_of_a_run_waits_for_an_upload_without_limit() -> None:
     assert said(play.gone()) == ""
     assert said(play.tick()) == "waiting for the checkpoint that is being stored"
     assert (play.state, play.machine.deadline()) == (RunState.SETTLING, None)
+    play.happens(StopRequested("SIGINT"))
+    assert play.machine.deadline() == play.now + GRACE_S
     waiting(play)
     assert play.state is RunState.FINISHED
 
