@@ -60,6 +60,8 @@ class RunRequest:
     resume_from: the checkpoint that a new run starts from.
     trackers: pickled, by name.
     sys_path: the module search path of the user's process.
+    checks_hosts: the run ends before its ranks start, see :mod:`distrain.coordinator.host_check`. empties_caches: and
+        deletes what distrain stores on the hosts.
     """
 
     run_id: str
@@ -85,6 +87,8 @@ class RunRequest:
     resume_from: Checkpoint | None = None
     trackers: Mapping[str, bytes] = field(default_factory=dict)
     sys_path: list[str] = field(default_factory=list)
+    checks_hosts: bool = False
+    empties_caches: bool = False
 
     def worker_facts(self, plan: WorldPlan, rank: RankPlan, attempt: int) -> WorkerFacts:
         """Return the facts that the worker of this rank gets."""

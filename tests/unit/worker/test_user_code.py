@@ -76,9 +76,6 @@ def blames_peer(session: Session, error: BaseException) -> bool:
         raised_in("__main__", DistStoreError("wait timeout after 3000ms, keys: /default_pg/0//nokey")),
         raised_in("__main__", DistStoreError("Failed to recv, got 0 bytes. Connection was likely closed.")),
         raised_in("train", RuntimeError("Collective ops is aborted by: Socket closed")),
-        raised_in(
-            "distrain.torch.device", RuntimeError("rank 0, which runs it first on this host, failed: KeyError()")
-        ),
         caught(wrapped),
     ],
     ids=str,
