@@ -356,8 +356,7 @@ class CheckpointConfig:
     checkpoint_ranks: the ranks that bring checkpoints, such as ``[0]`` if only rank 0 saves, or ``"all"``. A checkpoint
         then waits for all of these, and for no other rank. None: distrain finds out, which may delay the first
         checkpoints by ``missing_rank_s``.
-    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never brought one, and after
-        which a rank that is ahead no longer waits in report() for the others.
+    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never brought one.
 
     >>> CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min").num_to_keep
     2

@@ -82,7 +82,7 @@ class HostCheck(Coordinator):
         is_planned = self.machine.plan is not None
         for action in actions:
             match action:
-                case events.SendMessage(_, wire.Start()):
+                case events.SendMessage(_, wire.Start()) | events.WorkersStart():
                     pass
                 case events.SendMessage(_, wire.Prepare()) if self._request.empties_caches:
                     pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 from collections.abc import Mapping
@@ -13,7 +15,13 @@ if TYPE_CHECKING:
 
 LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 """It matches paths of files that are not the user's own."""
+_FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _UNITS = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
+
+
+def is_full_disk(text: str) -> bool:
+    """Return whether an error with this text means that a disk is full or a quota is used up."""
+    return any(message in text for message in _FULL_DISK)
 
 
 def printable(text: str) -> str:

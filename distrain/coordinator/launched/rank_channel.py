@@ -160,7 +160,8 @@ class RankChannel(SocketChannel):
 
     def send(self, message: wire.Message | bytes) -> None:
         """Send, as any channel does. Raise WorkerGroupError if rank 0 is gone."""
-        self.uses_should_stop = self.uses_should_stop or isinstance(message, wire.UsesShouldStop)
+        if isinstance(message, wire.StopVote) and not message.reason:
+            self.uses_should_stop = True
         try:
             super().send(message)
         except OSError:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from distrain.api.context import TrainContext
 from distrain.errors import CheckpointError
 from distrain.worker.session import Session
-from distrain.worker.user_code import UserCodeResult, make_rank_result
+from distrain.worker.user_code import run_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,10 @@ def session() -> Session:
 
 
 def blames_peer(session: Session, error: BaseException) -> bool:
-    return make_rank_result(UserCodeResult(stage="run", error=error), session).outcome.blames_peer
+    def load() -> NoReturn:
+        raise error
+
+    return run_rank(load, session, session._channel).outcome.blames_peer
 
 
 @pytest.mark.parametrize(
