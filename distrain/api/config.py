@@ -12,10 +12,10 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from distrain.api.tracker import Tracker
+from distrain.api.observer import Observer
+from distrain.api.tracker import Tracker, trackers_of
 from distrain.hosts.hostfile import check_transport, parse_hosts, split_ssh_args
 from distrain.system.arguments import check_choice, check_fields, check_int, check_ranks, check_seconds, check_type
 from distrain.system.ray_names import explaining, without
@@ -541,8 +541,8 @@ class RunConfig:
         your process that they have without distrain.
     worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
         The other keys of Ray's runtime environment have no effect; a value causes a warning.
-    callbacks: objects of :class:`~distrain.UserCallback`, called in this process. Trackers among them, where Ray has
-        its own, count as ``trackers``.
+    callbacks: objects of :class:`~distrain.UserCallback` or :class:`~distrain.Observer`, called in this process.
+        Trackers, which Ray expects here, work, too.
     trackers: names such as ``"tensorboard"`` or ``"wandb:project=mnist"``, or objects of
         :class:`distrain.trackers.Tracker`; by default those that the environment variable DISTRAIN_TRACKERS names,
         separated by semicolons. See docs/trackers.md.
@@ -575,7 +575,7 @@ class RunConfig:
     shipping_config: ShippingConfig = field(default_factory=ShippingConfig)
     progress: ProgressDisplay = "auto"
     verbose: int | None = None
-    callbacks: Sequence[UserCallback] | None = ()
+    callbacks: Sequence[UserCallback | Observer] | None = ()
     trackers: Sequence[Tracker | str] | None = None
     debug_rank: int | None = None
 
@@ -600,7 +600,7 @@ class RunConfig:
         self._check_callbacks()
         check_fields(self, check_choice, "progress", choices=get_args(ProgressDisplay))
         if self.trackers is not None:
-            import_module("distrain.trackers.choice").trackers_of(self.trackers, {})
+            trackers_of(self.trackers, {})
         check_fields(self, check_int, "verbose", "debug_rank", minimum=0, optional=True)
 
     def _check_name(self) -> None:
@@ -647,16 +647,13 @@ class RunConfig:
                 raise TypeError(f"{label} must be a str with a plain name, got {value!r}")
 
     def _check_callbacks(self) -> None:
-        allowed = "a list of distrain.UserCallback objects"
+        allowed = "a list of distrain.UserCallback or distrain.Observer objects"
         check_fields(self, check_type, "callbacks", kind=Sequence, allowed=allowed)
         self._move_trackers()
         for callback in self.callbacks or ():
-            check_type("RunConfig.callbacks", callback, UserCallback, allowed)
+            check_type("RunConfig.callbacks", callback, (UserCallback, Observer), allowed)
 
     def _move_trackers(self) -> None:
-        if all(isinstance(one, UserCallback) for one in self.callbacks or ()):
-            return
-
         if trackers := [one for one in self.callbacks or () if isinstance(one, Tracker)]:
             object.__setattr__(self, "trackers", [*(self.trackers or ()), *trackers])
             object.__setattr__(self, "callbacks", [one for one in self.callbacks or () if not isinstance(one, Tracker)])

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.tracker import TRACKERS, parse_tracker, tracker_class
 from distrain.cli import parsers
 from distrain.cli.text import echo, screen
 from distrain.storage.retention import flatten
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "white")
-_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
-"""Those of :data:`distrain.trackers.choice.KINDS`, which takes long to import."""
 _SCREEN = (80, 24)
 _BESIDE_PLOT = (24, 8)
 """Columns and lines that the axes take."""
@@ -51,9 +50,9 @@ def export_parser() -> argparse.ArgumentParser:
     add(
         "--to",
         required=True,
-        choices=_Suggestions([*sorted(FORMATS), *_TRACKERS]),
+        choices=_Suggestions([*sorted(FORMATS), *TRACKERS]),
         metavar="FORMAT",
-        help=f"{', '.join(sorted(FORMATS))}, or a tracker: {', '.join(_TRACKERS)}",
+        help=f"{', '.join(sorted(FORMATS))}, or a tracker: {', '.join(TRACKERS)}",
     )
     add("-o", "--output", metavar="FILE", help="the file to write (default: stdout); not for trackers")
     return parser
@@ -84,11 +83,10 @@ def run_export(options: argparse.Namespace) -> int:
 
 def _log_to_tracker(run: Run, tracker: str, output: str | None) -> int:
     from distrain.trackers import export
-    from distrain.trackers.choice import parse_tracker
 
     try:
-        if tracker.partition(":")[0] not in _TRACKERS:
-            known = ", ".join([*sorted(FORMATS), *_TRACKERS])
+        if tracker_class(tracker.partition(":")[0]) is None:
+            known = ", ".join([*sorted(FORMATS), *TRACKERS])
             raise WrongArgument(f"--to {tracker}: there is no such format or tracker; there are {known}")
         if output is not None:
             raise WrongArgument(f"-o {output}: a tracker has its own place; see the option directory of a tracker")

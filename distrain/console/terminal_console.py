@@ -1,11 +1,10 @@
-"""The console of a run on a terminal: lines above a footer. Runs in: coordinator."""
+"""The console of a run on a terminal: lines above a footer. Runs in: coordinator, attach."""
 
 from __future__ import annotations
 
 import io
 import time
-from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -19,34 +18,26 @@ if TYPE_CHECKING:
     from distrain.system.consoles import Footer
 
 
-_MOST_HELD = 200
-
-
 class TerminalConsole(LiveConsole):
     """A terminal. ``pinned``: the footer, still empty."""
 
-    def __init__(self, status: RunStatus, pinned: Footer) -> None:
-        super().__init__(status)
+    def __init__(self, status: RunStatus, pinned: Footer, **options: Any) -> None:
+        super().__init__(status, **options)
         self._footer = pinned
         self._is_lent = False
-        self._held: deque[str] = deque(maxlen=_MOST_HELD)
-        """The last lines that came while another program used the terminal."""
         self._left_out = 0
+        """Lines that came while another program used the terminal."""
         self._painter = Console(
             file=io.StringIO(), force_terminal=True, highlight=False, legacy_windows=False, soft_wrap=True
         )
 
-    def lend_terminal(self, is_lent: bool) -> None:
-        if is_lent:
-            self.flush(time.monotonic())
-        self._is_lent = is_lent
-        held, left_out = list(self._held), self._left_out
-        self._held.clear()
-        self._left_out = 0
-        if left_out:
-            held.insert(0, f"distrain: {left_out} earlier lines are not shown; the logs have them")
-        self._print_lines(held)
+    def _lend_terminal(self, is_lent: bool) -> None:
         self.flush(time.monotonic())
+        self._is_lent = is_lent
+        if not is_lent and self._left_out:
+            self._print_lines([f"distrain: {self._left_out} lines are not shown; the logs have them"])
+            self._left_out = 0
+        self._draw_at(time.monotonic())
 
     def close(self) -> None:
         super().close()
@@ -54,8 +45,7 @@ class TerminalConsole(LiveConsole):
 
     def _print_lines(self, lines: Sequence[str]) -> None:
         if self._is_lent:
-            self._left_out += max(0, len(self._held) + len(lines) - _MOST_HELD)
-            self._held.extend(lines)
+            self._left_out += len(lines)
         else:
             self._footer.print_above("".join(f"{line}\n" for line in lines).encode())
 
@@ -63,8 +53,7 @@ class TerminalConsole(LiveConsole):
         if self._is_lent:
             self._footer.show("")
             return
-        columns, rows = self._footer.size()
         self._painter.file = text = io.StringIO()
-        for line in footer(self.status, now, width=columns, rows=rows, interrupt="Ctrl-C"):
+        for line in footer(self.status, now, width=self._footer.width(), interrupt="Ctrl-C", bar=self._bar):
             self._painter.print(line)
         self._footer.show(text.getvalue())

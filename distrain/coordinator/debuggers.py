@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.api.observer import TerminalLent
 from distrain.system import process
 from distrain.system.log import say
 from distrain.system.text import count
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from distrain.console.run_console import RunConsole
+    from distrain.coordinator.observers import Observers
     from distrain.coordinator.store.run_store import RunStore
     from distrain.system.loop import Loop
 
@@ -64,7 +65,7 @@ class Debuggers:
         self,
         loop: Loop,
         store: RunStore,
-        console: RunConsole,
+        observers: Observers,
         *,
         debug_rank: int | None,
         send: Callable[[wire.BreakIn | wire.DebuggerInput], None],
@@ -73,13 +74,13 @@ class Debuggers:
         self._loop = loop
         self._paths = store.paths
         self._run = str(store.location)
-        self._console = console
+        self._status = observers.status
         self._debug_rank = debug_rank
         self._send = send
         self._on_change = on_change
         self._attempt = -1
         self._debuggers: dict[int, _Debugger] = {}
-        self._own_terminal = OwnTerminal(loop, console, on_end=self._own_terminal_ended)
+        self._own_terminal = OwnTerminal(loop, observers, on_end=self._own_terminal_ended)
 
     @property
     def is_waiting(self) -> bool:
@@ -161,7 +162,7 @@ class Debuggers:
         reply(problem)
 
     def _problem(self, rank: int) -> str:
-        ranks = self._console.status.ranks
+        ranks = self._status.ranks
         if not ranks:
             return "no worker has started yet"
         if not 0 <= rank < len(ranks):
@@ -182,7 +183,7 @@ class Debuggers:
         self._own_terminal.is_connected = True
         if debugger.prompt is not None:
             terminal.queue(debugger.prompt)
-        elif self._console.status.ranks[rank].begun is not None:
+        elif self._status.ranks[rank].begun is not None:
             self._break_in(rank)
 
     def _on_frames(self, rank: int, terminal: Channel, frames: list[wire.Frame]) -> None:
@@ -227,11 +228,11 @@ class Debuggers:
 class OwnTerminal:
     """The terminal of this process, used by a ``distrain debug`` for a while."""
 
-    def __init__(self, loop: Loop, console: RunConsole, on_end: Callable[..., None]) -> None:
+    def __init__(self, loop: Loop, observers: Observers, on_end: Callable[..., None]) -> None:
         self.is_connected = False
         """True once the ``distrain debug`` has connected to its rank."""
         self._loop = loop
-        self._console = console
+        self._observers = observers
         self._on_end = on_end
         self._child: process.Process | None = None
         self._pidfd = -1
@@ -242,11 +243,11 @@ class OwnTerminal:
             return True
         if not _is_in_foreground():
             return False
-        self._console.lend_terminal(True)
+        self._observers.tell(TerminalLent(True))
         try:
             self._child = process.spawn_in_terminal(process.bootstrap_argv("debug", run, "-r", str(rank)))
         except OSError:
-            self._console.lend_terminal(False)
+            self._observers.tell(TerminalLent(False))
             return False
         self.is_connected = False
         self._pidfd = process.open_pidfd(self._child.pid)
@@ -270,7 +271,7 @@ class OwnTerminal:
         child.kill()  # harmless if it has ended
         process.reap(child)
         process.take_terminal()
-        self._console.lend_terminal(False)
+        self._observers.tell(TerminalLent(False))
 
 
 def _is_in_foreground() -> bool:

@@ -11,7 +11,7 @@ from operator import itemgetter
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, Protocol
 
-from distrain.system.naming import on_host
+from distrain.api.observer import BecameSlow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,35 +43,6 @@ class Progress(Protocol):
 
     @property
     def ended(self) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SlowRank:
-    """A rank that has become slow.
-
-    factor: its time as a multiple of the median's, between two collectives or two ``reports``. since: such as ``step
-    800``. place: where it spends most of its own time, such as ``load_batch (train.py:31)``, and ``share`` of it.
-    """
-
-    rank: int
-    host: str
-    factor: float
-    between: str
-    since: str | None
-    place: str
-    share: float
-
-    def __str__(self) -> str:
-        since = f" (since {self.since})" if self.since else ""
-        factor = f"{round(self.factor, 1):g} times as long as"
-        how = (
-            f"is slow{since}: its reports take {factor} those of the others"
-            if self.between == "reports"
-            else f"slows the run down{since}: its own work takes {factor} that of the others"
-        )
-        share = "all" if self.share > 0.98 else f"{self.share:.0%}"
-        where = f", {share} of it in {self.place}" if self.place else ""
-        return f"rank {self.rank}{on_host(self.host)} {how}{where}"
 
 
 @dataclass(slots=True)
@@ -110,7 +81,7 @@ class Pace:
         """The ranks that are slow now."""
         return {rank for rank, windows in self._since.items() if len(windows) >= _WINDOWS}
 
-    def heard(self, vitals: wire.Vitals, ranks: Sequence[Progress], now: float) -> list[SlowRank]:
+    def heard(self, vitals: wire.Vitals, ranks: Sequence[Progress], now: float) -> list[BecameSlow]:
         """Take the samples of a rank. Return the ranks that become slow now, the slowest first."""
         window = self._windows[vitals.rank]
         window.own_s += vitals.own_s
@@ -119,7 +90,7 @@ class Pace:
             window.places[vitals.place] = window.places.get(vitals.place, 0.0) + vitals.place_s
         return self._next_window(ranks, now) if now >= self._began + WINDOW_S else []
 
-    def _next_window(self, ranks: Sequence[Progress], now: float) -> list[SlowRank]:
+    def _next_window(self, ranks: Sequence[Progress], now: float) -> list[BecameSlow]:
         closed = dict(enumerate(self._windows))
         at_work = {rank: window for rank, window in closed.items() if not ranks[rank].ended}
         slower = {
@@ -132,10 +103,10 @@ class Pace:
         found = [self._slow_rank(rank, ranks[rank].host, closed[rank], *slower[rank]) for rank in new]
         return sorted(found, key=lambda slow: -slow.factor)
 
-    def _slow_rank(self, rank: int, host: str, window: _Window, factor: float, between: str) -> SlowRank:
+    def _slow_rank(self, rank: int, host: str, window: _Window, factor: float, between: str) -> BecameSlow:
         place, seconds = max(window.places.items(), key=itemgetter(1), default=("", 0.0))
         share = seconds / window.own_s if window.own_s else 0.0
-        return SlowRank(rank, host, round(factor, 2), between, self._since[rank][0], place, round(share, 2))
+        return BecameSlow(rank, host, round(factor, 2), between, self._since[rank][0], place, round(share, 2))
 
 
 def _by_samples(shares: Mapping[int, float]) -> dict[int, tuple[float, str]]:

@@ -92,7 +92,6 @@ _PROGRAMS = {
     "forkserver": "distrain.agent.forkserver",
     "mover": "distrain.transfer.mover",
     "stream-server": "distrain.transfer.streams.stream_server",
-    "tracker": "distrain.trackers.main",
     "uploader": "distrain.transfer.uploader",
     "validator": "distrain.worker.validator",
     "worker": "distrain.worker.main",

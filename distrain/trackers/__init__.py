@@ -1,6 +1,6 @@
-"""Trackers: TensorBoard, Weights & Biases, MLflow, Trackio, and your own, beside the training.
+"""Observers that tell other services: TensorBoard, Weights & Biases, MLflow, Trackio, a webhook, and your own.
 
-Names are loaded when they are first used. Runs in: tracker; the choice and :func:`export` anywhere.
+Names are loaded when they are first used. Runs in: coordinator.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distrain.trackers.tensorboard import TensorBoard as TensorBoard
     from distrain.trackers.trackio import Trackio as Trackio
     from distrain.trackers.wandb import Wandb as Wandb
+    from distrain.trackers.webhook import Webhook as Webhook
 
 _HOMES = {
     "exporting": ("export",),
@@ -26,6 +27,7 @@ _HOMES = {
     "trackio": ("Trackio",),
     "distrain.api.tracker": ("Report", "TrackedRun", "Tracker"),
     "wandb": ("Wandb",),
+    "webhook": ("Webhook",),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

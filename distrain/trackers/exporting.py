@@ -7,15 +7,14 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distrain.api.tracker import name_of
+from distrain.api.tracker import check_packages, name_of, trackers_of
 from distrain.errors import StorageError
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths, read_manifest
 from distrain.storage.run_lock import is_in_use
 from distrain.system.remote_path import RemotePath, locate
 from distrain.system.scratch import temporary_directory
-from distrain.trackers.choice import check_packages, trackers_of
-from distrain.trackers.follower import Follower, locked
+from distrain.trackers.follower import Follower
 from distrain.trackers.tensorboard import TensorBoard
 from distrain.trackers.wandb import Wandb
 
@@ -42,7 +41,7 @@ def export(
     again: log all reports once more, as another run of the tracker.
 
     Raises TypeError or ValueError for a bad tracker, LaunchError if its package is not installed, StorageError if there
-    is no run or a process is just logging it, and whatever the tracker raises.
+    is no run or it has not ended, and what the tracker raises.
 
     ::
 
@@ -57,15 +56,17 @@ def export(
         manifest = read_manifest(found)
         if not manifest:
             raise StorageError(f"{found} is not a run directory: it has no {RunPaths(Path()).manifest.name}")
-        is_alive = manifest["status"] == "running" and is_in_use(found)
-        with _local(found, chosen) as paths, locked(paths, timeout_s=0.0):
+        was_running = manifest["status"] == "running"
+        if was_running and is_in_use(found):
+            raise StorageError(f"the run {found} has not ended, and its own trackers log it; export it after its end")
+        with _local(found, chosen) as paths:
             if again:
                 _forget(paths, chosen)
             follower = Follower(chosen, paths, str(found), storage_filesystem)
             follower.start()
-            while follower.advance(is_over=not is_alive):
+            while follower.advance(is_over=True):
                 pass
-            follower.finish("failed" if manifest["status"] == "running" and not is_alive else manifest["status"])
+            follower.finish("failed" if was_running else manifest["status"])
     except OSError as error:
         raise StorageError(f"cannot export the run {run}: {error}") from error
     return follower.url

@@ -1,33 +1,22 @@
-"""One tracker of one run: it reads what is new in the run directory, and logs it. Runs in: tracker; anywhere."""
+"""One tracker of one run: it reads what is new in the run directory, and logs it. Runs in: coordinator, anywhere."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import copy
 import hashlib
 import json
 import os
-import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.tracker import TrackedRun, Tracker, name_of
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.files import write_atomically
+from distrain.storage.lines import event_in, record_in
 from distrain.storage.ownership import check_owners
 from distrain.storage.paths import RunPaths, read_manifest
-from distrain.trackers.reports import (
-    Progress,
-    attempt_of,
-    checkpoint_in,
-    first_steps,
-    is_of_rank_0,
-    new_report,
-    record_in,
-    tracked_config,
-    tracked_tags,
-)
+from distrain.trackers.reports import Progress, first_steps, new_report, tracked_config, tracked_tags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,33 +26,29 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 1 << 20
 """Bytes of a file that are read at once."""
-_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
-_LOCK_S = 10.0
-"""Seconds to wait for the tracker process of an earlier ``fit()`` that was killed."""
-_LOCK_PAUSE_S = 0.1
 
 
 class Follower:
-    """A tracker that follows a run directory.
+    """A tracker that follows a run directory. It works with a copy of ``tracker``.
 
     location: the run directory as users know it. filesystem: its filesystem, if users have given one.
     """
 
     def __init__(self, tracker: Tracker, paths: RunPaths, location: str, filesystem: Any = None) -> None:
-        self._tracker = tracker
+        self._tracker = copy.copy(tracker)
         self._paths = paths
         self._location = location
         self._filesystem = filesystem
         self._state_file = paths.tracker_state(name_of(tracker))
-        self._all_ranks = tracker.ranks == "all"
         self._first_steps: dict[int, int | None] = {}
         self._progress = Progress()
         self._run: TrackedRun
 
     def start(self) -> None:
         """Begin, or go on where the tracker was in an earlier ``fit()``. Raise what the tracker raises."""
+        check_owners(self._paths.root)
         manifest, state = read_manifest(self._paths.root), {}
-        with contextlib.suppress(FileNotFoundError, *_DAMAGED):
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             stored = json.loads(self._state_file.read_bytes())
             state, self._progress = dict(stored["state"]), Progress.from_json(stored)
         if "id" not in state:  # the same even if this process dies before it has saved it
@@ -110,28 +95,24 @@ class Follower:
     # -- what is new ----------------------------------------------------------------------------------------------
 
     def _new_reports(self, *, is_over: bool) -> Iterator[Report]:
-        """Yield the reports that the tracker has not had. Lines count as had once the next one is asked for."""
-        progress = self._progress
-        lines, position = _whole_lines(self._paths.metrics, progress.metrics)
+        """Yield the reports in some lines that are new, and note the position after them."""
+        lines, position = _whole_lines(self._paths.metrics, self._progress.metrics)
         is_read = False
         for line in lines:
-            if self._all_ranks or is_of_rank_0(line):
-                try:
-                    record = record_in(line)
-                    attempt = attempt_of(record)
-                    if attempt not in self._first_steps and not is_read:
-                        self._read_attempts(is_over=is_over)
-                        is_read = True
-                    if attempt not in self._first_steps and not is_over:
-                        break  # its ranks are still starting
-                    if self._all_ranks or record["rank"] == 0:
-                        report = new_report(record, self._first_steps.get(attempt), progress.marks)
-                        if report is not None:
-                            yield report
-                except _DAMAGED as error:
-                    warnings.warn(f"a line of {self._paths.metrics} is passed over: {error!r}", stacklevel=1)
+            is_wanted = self._tracker.ranks == "all" or b'"rank":0,' in line  # lines of other ranks need no parsing
+            record = record_in(line, f"a line of {self._paths.metrics}") if is_wanted else None
+            if record is not None and (self._tracker.ranks == "all" or record["rank"] == 0):
+                attempt = record["attempt"]
+                if attempt not in self._first_steps and not is_read:
+                    self._read_attempts(is_over=is_over)
+                    is_read = True
+                if attempt not in self._first_steps and not is_over:
+                    break  # its ranks are still starting
+                report = new_report(record, self._first_steps.get(attempt), self._progress.marks)
+                if report is not None:
+                    yield report
             position += len(line)
-        progress.metrics = position
+        self._progress.metrics = position
 
     def _read_attempts(self, *, is_over: bool) -> None:
         with contextlib.suppress(StorageError):  # a reader of a network file system may see a part of it
@@ -142,11 +123,9 @@ class Follower:
     def _log_checkpoints(self) -> None:
         lines, position = _whole_lines(self._paths.events, self._progress.events)
         for line in lines:
-            event = None
-            with contextlib.suppress(*_DAMAGED):
-                event = checkpoint_in(line)
-            if event is not None:
-                self._log_checkpoint(*event)
+            event = event_in(line)
+            if event is not None and event["event"] == "checkpoint":
+                self._log_checkpoint(event["name"], event["step"])
             position += len(line)
             self._progress.events = position
 
@@ -189,31 +168,3 @@ def _whole_lines(path: Path, position: int) -> tuple[list[bytes], int]:
     except FileNotFoundError:
         return [], position
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True), position
-
-
-@contextlib.contextmanager
-def locked(paths: RunPaths, timeout_s: float = _LOCK_S) -> Iterator[None]:
-    """Keep other processes from tracking the run within the block. Raise StorageError if one does for too long."""
-    check_owners(paths.root)
-    folder = paths.trackers
-    folder.mkdir(exist_ok=True)
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        deadline = time.monotonic() + timeout_s
-        while not _flock(fd):
-            if time.monotonic() > deadline:
-                raise StorageError(f"another process logs the run {paths.root} to its trackers; wait for it")
-            time.sleep(_LOCK_PAUSE_S)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _flock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system has no such locks
-        pass
-    return True

@@ -1,4 +1,4 @@
-"""MLflow. Runs in: tracker; the configuration anywhere."""
+"""MLflow. Runs in: coordinator."""
 
 from __future__ import annotations
 

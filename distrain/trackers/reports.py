@@ -1,4 +1,4 @@
-"""The choice of the reports that are new to a tracker, and their steps. Pure: no I/O, no clock. Runs in: tracker.
+"""The choice of the reports that are new to a tracker, and their steps. Pure: no I/O, no clock. Runs in: coordinator.
 
 A restart repeats reports. The *number* of a report, ``first_step`` of its attempt + ``index``, is the same each time. A
 tracker gets only reports whose number is above the highest number that it has had of that rank.
@@ -6,17 +6,12 @@ tracker gets only reports whose number is above the highest number that it has h
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from distrain.api.tracker import Report
-from distrain.storage.lines import with_nonfinite
 from distrain.storage.retention import flatten
-
-_NOT_RECORDED = -1
-"""First step of an attempt of an early version, which recorded none: each of its reports counts as a new one."""
 
 
 @dataclass(slots=True)
@@ -52,42 +47,23 @@ def first_steps(attempts: Sequence[Mapping[str, Any]], *, is_over: bool) -> dict
     found: dict[int, int | None] = {}
     for place, attempt in enumerate(attempts):
         number = int(attempt["attempt"])
-        if "first_step" not in attempt:
-            found[number] = _NOT_RECORDED
-        elif attempt.get("training") is not None or attempt.get("ended") is not None:
+        if attempt.get("training") is not None or attempt.get("ended") is not None:
             found[number] = int(attempt["first_step"])
         elif is_over or place + 1 < len(attempts):
             found[number] = None if place else 0
     return found
 
 
-def is_of_rank_0(line: bytes) -> bool:
-    """Tell if a line may be a report of rank 0, without parsing it."""
-    return b'"rank":0,' in line
-
-
-def attempt_of(record: Mapping[str, Any]) -> int:
-    """Return the attempt of a record. Raise KeyError, TypeError or ValueError if it is damaged."""
-    return int(record["attempt"])
-
-
 def new_report(record: Mapping[str, Any], first_step: int | None, marks: dict[int, tuple[int, int]]) -> Report | None:
-    """Return the report in a record of metrics.jsonl, and note its number, or None if the tracker has had it.
-
-    Raise ValueError, KeyError, TypeError or AttributeError if the record is damaged.
-    """
-    rank, index = int(record["rank"]), int(record["index"])
+    """Return the report in a record of metrics.jsonl, and note its number, or None if the tracker has had it."""
+    rank = record["rank"]
     highest, last_step = marks.get(rank, (0, 0))
-    if first_step is None:
+    if first_step is None or (number := first_step + record["index"]) <= highest:
         return None
-    number = highest + 1 if first_step == _NOT_RECORDED else first_step + index
-    if number <= highest:
-        return None
-    metrics = numbers_in(with_nonfinite(record["metrics"], record.get("nonfinite", {})))
     step = _step(record.get("progress"), number, last_step)
-    report = Report(rank=rank, step=step, time=record["time"], attempt=attempt_of(record), metrics=metrics)
     marks[rank] = number, step
-    return report
+    metrics = numbers_in(record["metrics"])
+    return Report(rank=rank, step=step, time=record["time"], attempt=record["attempt"], metrics=metrics)
 
 
 def _step(progress: Sequence[float] | None, number: int, last_step: int) -> int:
@@ -111,23 +87,6 @@ def numbers_in(metrics: Mapping[str, Any]) -> dict[str, float]:
             except OverflowError:
                 continue
     return found
-
-
-def record_in(line: bytes) -> dict[str, Any]:
-    """Return the record in a line. Raise ValueError or TypeError if the line is damaged."""
-    record = json.loads(line)
-    if not isinstance(record, dict):
-        raise TypeError("not an object")
-    return record
-
-
-def checkpoint_in(line: bytes) -> tuple[str, int] | None:
-    """Return name and step of the checkpoint in a line of events.jsonl, or None for another event.
-
-    Raise ValueError, TypeError or KeyError if the line is damaged.
-    """
-    event = record_in(line)
-    return (str(event["name"]), int(event["step"])) if event["event"] == "checkpoint" else None
 
 
 def tracked_config(manifest: Mapping[str, Any]) -> dict[str, Any]:

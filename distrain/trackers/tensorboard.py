@@ -1,11 +1,11 @@
-"""TensorBoard: event files in the run directory. Runs in: tracker; the configuration anywhere."""
+"""TensorBoard: event files in the run directory. Runs in: coordinator."""
 
 from __future__ import annotations
 
 import io
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -30,12 +30,12 @@ class TensorBoard(Tracker):
 
     directory: str | os.PathLike[str] | None = None
     ranks: Literal[0, "all"] = 0
-    _files: dict[str, _EventFile] = field(default_factory=dict, init=False, repr=False)
 
     package: ClassVar[str | None] = "tensorboard"
 
     def start(self, run: TrackedRun) -> None:
         self._run = run
+        self._files: dict[str, _EventFile] = {}
         self._folder = run.directory / "tensorboard" if self.directory is None else Path(self.directory).expanduser()
         self._protos = require("tensorboard.compat.proto.event_pb2")
         self._sizes: dict[str, list[Any]] = run.state.setdefault("files", {})

@@ -1,4 +1,4 @@
-"""Trackio. Runs in: tracker; the configuration anywhere."""
+"""Trackio. Runs in: coordinator."""
 
 from __future__ import annotations
 

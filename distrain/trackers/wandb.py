@@ -1,4 +1,4 @@
-"""Weights & Biases. Runs in: tracker; the configuration anywhere."""
+"""Weights & Biases. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Wandb(Tracker):
             dir=str(run.directory / "trackers" if self.directory is None else Path(self.directory).expanduser()),
             config={**run.config, **{f"run/{name}": value for name, value in run.tags.items()}},
             allow_val_change=True,
-            reinit="finish_previous",
+            reinit="create_new",  # the user's process may have a run of its own
             settings=self._wandb.Settings(console="off"),
         )
         if getattr(self._run, "url", None):

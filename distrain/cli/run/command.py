@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
+from distrain.api.tracker import parse_tracker
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
 from distrain.cli.run.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
@@ -39,7 +40,6 @@ from distrain.storage.paths import RunPaths
 from distrain.system.arguments import in_users_words, options_named
 from distrain.system.log import say, warn
 from distrain.system.text import without_controls
-from distrain.trackers.choice import parse_tracker
 
 if TYPE_CHECKING:
     import argparse
@@ -197,7 +197,7 @@ def _run(
 ) -> int:
     """Train, and return the exit code."""
     try:
-        run_work(work, scaling, run, sys_path=sys_path, detached=detached)
+        run_work(work, scaling, run, sys_path=sys_path, detach=None if detached is None else detached.move_to)
     except KeyboardInterrupt as error:
         return exit_code_of(error)
     except DistrainError as error:

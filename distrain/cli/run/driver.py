@@ -7,12 +7,12 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.tracker import VARIABLE as TRACKERS
+from distrain.api.tracker import parse_tracker
 from distrain.cli.run.config_options import CONFIGS
 from distrain.cli.run.options import environment_variables, is_function
 from distrain.cli.run.target import work_of, workers_path
 from distrain.system.imports import AS_RAY, import_as_ray, is_asked_for_as_ray
-from distrain.trackers.choice import VARIABLE as TRACKERS
-from distrain.trackers.choice import parse_tracker
 from distrain.worker.user_code import users_part
 
 if TYPE_CHECKING:

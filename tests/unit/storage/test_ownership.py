@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.console.log_files import Log, LogFiles
+from distrain.coordinator.rank_logs import Log, LogFiles
 from distrain.coordinator.requests import STOP, ask
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.errors import StorageError
@@ -18,7 +18,8 @@ from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths
 from distrain.storage.runs.listing import list_runs
 from distrain.system.background import Background
-from distrain.trackers.follower import locked
+from distrain.trackers import TensorBoard
+from distrain.trackers.follower import Follower
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,8 +191,8 @@ def test_where_a_server_makes_everybody_one_user_runs_continue(root: Path, monke
 @as_root
 def test_a_tracker_reads_no_state_of_a_stranger(root: Path) -> None:
     os.chown(root, STRANGER, STRANGER)
-    with pytest.raises(StorageError, match="belongs to"), locked(RunPaths(root)):
-        pass
+    with pytest.raises(StorageError, match="belongs to"):
+        Follower(TensorBoard(), RunPaths(root), str(root)).start()
 
 
 def test_the_lock_of_a_group_is_for_the_group(root: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distrain import RunConfig
+from distrain.api.tracker import check_packages, parse_tracker, trackers_of
 from distrain.errors import LaunchError
 from distrain.trackers import Mlflow, TensorBoard, Tracker, Wandb
-from distrain.trackers.choice import check_packages, parse_tracker, pickled_trackers, trackers_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Mine(Tracker):
@@ -83,8 +85,10 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
         check_packages([TensorBoard(), Elsewhere()])
 
 
-def test_the_part_of_a_tracker_that_cannot_be_pickled_is_named() -> None:
-    mine = Mine()
-    mine.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(LaunchError, match=r"mine.*lock \(_thread.lock\) cannot be pickled.*open files and connections"):
-        pickled_trackers([mine])
+def test_another_package_adds_a_tracker_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.dist-info").mkdir()
+    (tmp_path / "mine.dist-info" / "entry_points.txt").write_text(
+        "[distrain.trackers]\nboard = distrain.trackers.tensorboard:TensorBoard\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert parse_tracker("board:ranks=all") == TensorBoard(ranks="all")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from distrain.errors import LaunchError, StorageError
+from distrain.coordinator.store.local_store import LocalStore
+from distrain.errors import StorageError
 from distrain.trackers import Report, TrackedRun, Tracker, export
-from distrain.trackers.follower import Follower, locked
+from distrain.trackers.follower import Follower
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,13 +122,6 @@ def test_the_tracker_goes_on_after_a_crash_in_the_same_tracked_run(run: RunDirec
     assert Recorder.starts[-1].state["starts"] == 3
 
 
-def test_the_id_of_a_run_is_known_before_it_is_saved(run: RunDirectory) -> None:
-    follow(run)
-    shutil.rmtree(run.paths.trackers)
-    follow(run)
-    assert len({start.id for start in Recorder.starts}) == 1
-
-
 def test_metrics_that_are_an_older_copy_are_read_from_their_start(run: RunDirectory) -> None:
     """The spool of a remote run, on another machine."""
     for index in (1, 2, 3):
@@ -180,13 +173,6 @@ def test_checkpoints_are_told_if_they_still_exist(run: RunDirectory) -> None:
     assert Recorder.told == [("checkpoint_000000", 10), ("checkpoint_000002", 30), "finished"]
 
 
-def test_only_one_process_tracks_a_run(run: RunDirectory) -> None:
-    with locked(run.paths), pytest.raises(StorageError, match="another process logs"), locked(run.paths, timeout_s=0.0):
-        pass
-    with locked(run.paths, timeout_s=0.0):
-        pass
-
-
 # -- export ----------------------------------------------------------------------------------------------------------
 
 
@@ -209,14 +195,10 @@ def test_an_export_of_a_run_that_was_killed_logs_its_last_reports(run: RunDirect
     assert (Recorder.service, Recorder.told) == ([(0, 1)], ["failed"])
 
 
-def test_an_export_of_no_run_is_refused(tmp_path: Path) -> None:
+def test_an_export_of_no_run_and_of_one_that_trains_is_refused(run: RunDirectory, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="is not a run directory"):
         export(tmp_path, Recorder())
-
-
-def test_an_export_to_a_tracker_that_is_not_installed_is_refused(run: RunDirectory) -> None:
-    class Elsewhere(Tracker):
-        package = "no_such_package"
-
-    with pytest.raises(LaunchError, match="pip install no_such_package"):
-        export(run.paths.root, Elsewhere())
+    store = LocalStore(run.paths.root)
+    with pytest.raises(StorageError, match="has not ended"):
+        export(run.paths.root, Recorder())
+    store.close()

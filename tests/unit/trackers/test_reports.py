@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distrain.api.tracker import Report
-from distrain.trackers.reports import Progress, checkpoint_in, first_steps, is_of_rank_0, new_report, numbers_in
+from distrain.trackers.reports import Progress, first_steps, new_report
 
 Marks = dict[int, tuple[int, int]]
 
@@ -93,36 +93,14 @@ def test_reports_of_an_attempt_with_an_unknown_first_step_are_passed_over() -> N
     assert steps([record(1), record(1, attempt=1), record(1, attempt=2)], {0: 0, 1: None, 2: 1}) == [1, 2]
 
 
-def test_reports_of_early_versions_are_counted() -> None:
-    firsts = first_steps([{"attempt": 0, "ended": 1.0}, {"attempt": 1, "ended": 2.0}], is_over=True)
-    assert steps([record(1), record(2), record(1, attempt=1)], firsts) == [1, 2, 3]
-
-
-def test_a_report_has_its_numbers_flattened_with_nan_restored() -> None:
-    metrics = {"loss": None, "eval": {"acc": 1, "best": True}, "note": "text", "list": [1, 2], "huge": 10**400}
-    [found] = [new_report(record(1, metrics=metrics, nonfinite={"/loss": "nan"}), 0, {})]
+def test_a_report_has_its_numbers_flattened() -> None:
+    metrics = {"loss": math.nan, "eval": {"acc": 1, "best": True}, "note": "text", "list": [1, 2], "huge": 10**400}
+    [found] = [new_report(record(1, metrics=metrics), 0, {})]
     assert found is not None
     assert math.isnan(found.metrics.pop("loss"))
     assert found == Report(rank=0, step=1, time=1.0, attempt=0, metrics={"eval/acc": 1.0, "eval/best": 1.0})
 
 
-def test_only_numbers_are_metrics() -> None:
-    assert numbers_in({"a": 1, "b": None, "c": {"d": {"e": 2.5}}, "f": {}}) == {"a": 1.0, "c/d/e": 2.5}
-
-
-def test_lines_of_other_ranks_need_not_be_parsed() -> None:
-    def line(rank: int) -> bytes:
-        return json.dumps(record(1, rank=rank), separators=(",", ":")).encode()
-
-    assert is_of_rank_0(line(0))
-    assert not is_of_rank_0(line(10))
-
-
 def test_the_progress_survives_json() -> None:
     progress = Progress(10, 20, {0: (5, 500), 3: (4, 4)})
     assert Progress.from_json(json.loads(json.dumps(progress.as_json()))) == progress
-
-
-def test_only_checkpoints_are_taken_from_the_events() -> None:
-    assert checkpoint_in(b'{"event":"checkpoint","name":"checkpoint_000001","step":4}\n') == ("checkpoint_000001", 4)
-    assert checkpoint_in(b'{"event":"hang","since":1.0}\n') is None

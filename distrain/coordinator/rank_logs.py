@@ -1,11 +1,12 @@
-"""The log file of each rank, with everything that the rank prints. Runs in: coordinator."""
+"""What the ranks print: a log file for each rank, and its last lines for failures. Runs in: coordinator."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from functools import partial
 from typing import IO, TYPE_CHECKING, TypeAlias
 
+from distrain.decisions.output_lines import LineCutter, readable
 from distrain.storage.ownership import open_without_links
 from distrain.system.log import warn
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 _MOST_UNWRITTEN_BYTES = 64 << 20
 """Output of a rank that may wait for a slow disk. More output is left out of the log."""
 _MOST_OPEN_LOGS = 64
+_LINES_KEPT = 300
+_LONGEST_KEPT = 2 << 10
+_BYTES_KEPT = 48 << 10
+"""The last output of a rank, from which its last lines are taken."""
+_PIECES_KEPT = 1000
+_SMALL_PIECE = 4 << 10
 
 
 class Log:
@@ -141,3 +148,87 @@ def _note_written(results: list[_Written]) -> None:
             log.give_up(written)
         else:
             log.on_written(written)
+
+
+class RankLog:
+    """Output of one rank of one attempt.
+
+    file: its directory must exist. logs: writes the file.
+    """
+
+    def __init__(self, rank: int, file: Path, logs: LogFiles) -> None:
+        self._rank = rank
+        self._log = Log(file)
+        self._logs = logs
+        self._last: deque[tuple[int, bytes]] = deque()
+        """The stream and the bytes of the last pieces of output."""
+        self._last_bytes = 0
+        self._bar_stream: int | None = None
+        """The stream of the progress bar with which the log ends, or None."""
+
+    def feed(self, stream: int, data: bytes) -> None:
+        """Take bytes that the rank wrote to stdout (1) or stderr (2)."""
+        if self._bar_stream not in (None, stream):  # as tqdm expects, the line replaces the bar
+            self._logs.add(self._log, b"\r")
+        end = data.rfind(b"\n") + 1
+        is_bar = b"\r" in data[end:] or (not end and self._bar_stream == stream)
+        self._bar_stream = stream if is_bar else None
+        self._logs.add(self._log, data)
+        self._keep(stream, data)
+
+    def note(self, text: str) -> None:
+        """Write a text to the file only, on lines of its own."""
+        self._logs.add(self._log, b"\n" * self._log.mid_line + text.encode(errors="backslashreplace"))
+
+    def _keep(self, stream: int, data: bytes) -> None:
+        """Keep the piece and drop old ones. Most runs need no last lines, so that only :attr:`last_lines` cuts them."""
+        data = data[-_BYTES_KEPT:]
+        self._last_bytes += len(data)
+        if self._last and self._last[-1][0] == stream and len(self._last[-1][1]) < _SMALL_PIECE:
+            data = self._last.pop()[1] + data
+        self._last.append((stream, data))
+        while self._last_bytes - len(self._last[0][1]) >= _BYTES_KEPT or len(self._last) > _PIECES_KEPT:
+            self._last_bytes -= len(self._last.popleft()[1])
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The last lines, cut to a length that fits a failure screen."""
+        streams = {number: LineCutter() for number in (1, 2)}
+        blocks = [streams[number].feed(piece, 0.0) for number, piece in self._last]
+        blocks += [stream.end() for stream in streams.values()]
+        lines = readable(b"".join(blocks), self._rank).decode().split("\n")[:-1]
+        return [line[:_LONGEST_KEPT] for line in lines[-_LINES_KEPT:]]
+
+
+class RankLogs:
+    """Output of all ranks, of one attempt after the other.
+
+    file_of: returns the log file of an attempt and a rank. background: writes the files.
+    """
+
+    def __init__(self, file_of: Callable[[int, int], Path], background: Background) -> None:
+        self._file_of = file_of
+        self._logs = LogFiles(background)
+        self.begin(-1)
+
+    def begin(self, attempt: int) -> None:
+        """Begin an attempt. The last one must be closed."""
+        self._attempt = attempt
+        self._ranks: dict[int, RankLog] = {}
+        """The ranks that have printed something, or have exited."""
+
+    def of(self, rank: int) -> RankLog:
+        """Return the log of a rank. The next :meth:`flush` writes what is added to it."""
+        if rank not in self._ranks:
+            self._ranks[rank] = RankLog(rank, self._file_of(self._attempt, rank), self._logs)
+        return self._ranks[rank]
+
+    def last_lines(self) -> dict[int, list[str]]:
+        """Return the last lines of the ranks, for a failure screen."""
+        return {rank: output.last_lines for rank, output in self._ranks.items()}
+
+    def flush(self) -> None:
+        self._logs.flush()
+
+    def close(self) -> None:
+        self._logs.close()
