@@ -20,27 +20,7 @@ if TYPE_CHECKING:
     from distrain.storage.checkpoint import Checkpoint
     from distrain.storage.records import CommittedCheckpoint
 
-__all__ = [
-    "AttemptBegan",
-    "AttemptEnded",
-    "BecameSlow",
-    "Committed",
-    "Ended",
-    "Fact",
-    "HangEnded",
-    "Observer",
-    "Printed",
-    "RankEnd",
-    "RankEnded",
-    "RankTrains",
-    "Reported",
-    "ReportsJoined",
-    "RunBegan",
-    "Stopping",
-    "TerminalLent",
-    "TroubleBegan",
-    "TroubleEnded",
-]
+__all__ = ["Observer"]
 
 RankEnd: TypeAlias = Literal["ended", "failed", "stopped"]
 """How a rank has ended: well, by a failure, or because it was stopped."""
@@ -85,10 +65,14 @@ class RankTrains(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Reported(Fact):
-    """A rank has called report(). index: counts its reports in this attempt from 1."""
+    """A rank has called report().
+
+    index, number: count its reports from 1, in this attempt and over the whole run. A restart repeats numbers.
+    """
 
     rank: int
     index: int
+    number: int
     metrics: Mapping[str, Any]
     progress: Sequence[float] | None
     now: float

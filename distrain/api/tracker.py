@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.errors import LaunchError
 from distrain.system.ray_names import did_you_mean
@@ -23,7 +23,6 @@ VARIABLE = "DISTRAIN_TRACKERS"
 TRACKERS = {
     "mlflow": "distrain.trackers.mlflow:Mlflow",
     "tensorboard": "distrain.trackers.tensorboard:TensorBoard",
-    "trackio": "distrain.trackers.trackio:Trackio",
     "wandb": "distrain.trackers.wandb:Wandb",
 }
 """The classes of trackers by name. Other packages add theirs as entry points of the group ``distrain.trackers``."""
@@ -62,10 +61,10 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One report of a rank.
+    """One report of rank 0.
 
     step: from ``report(progress=(step, total))`` if that is a whole number and not below the last step; else the number
-        of the report over the whole run. The steps of a rank never decrease.
+        of the report over the whole run. Steps never decrease.
     time: when it was reported, in seconds since 1970.
     attempt: counts the starts of the run from 0.
     metrics: the numbers of the report, nested ones as ``"eval/loss"``. They may be NaN or infinite. True is 1.0.
@@ -76,7 +75,6 @@ class Report:
             print(report.step, report.metrics["loss"])
     """
 
-    rank: int
     step: int
     time: float
     attempt: int
@@ -90,7 +88,6 @@ class Tracker:
     waits for it nor notices an exception. Attributes of the class, or of the object, are settings:
 
     name: names the tracker in messages, and its file in the run directory; by default the name of the class.
-    ranks: 0 for the reports of rank 0, ``"all"`` for those of all ranks.
     checkpoints: True to be told of checkpoints.
 
     ::
@@ -109,7 +106,6 @@ class Tracker:
     """
 
     name: str = ""
-    ranks: Literal[0, "all"] = 0
     checkpoints: bool = False
     package: ClassVar[str | None] = None
     """Module that the tracker needs; its absence is an error before the run starts."""
@@ -178,8 +174,6 @@ def _tracker(label: str, chosen: object) -> Tracker:
             f"{label} must hold names such as 'tensorboard', or objects of distrain.trackers.Tracker, got "
             f"{chosen!r:.80} ({type(chosen).__name__})"
         )
-    if chosen.ranks not in (0, "all"):
-        raise ValueError(f"{label}: {name_of(chosen)}: ranks must be 0 or 'all', got {chosen.ranks!r}")
     return chosen
 
 
@@ -221,10 +215,6 @@ def _value(label: str, kind: str, text: str) -> Any:
         if text.lower() not in _FLAGS:
             raise ValueError(f"{label} must be true or false, got {text!r}")
         return _FLAGS[text.lower()]
-    if kind.startswith("Literal"):
-        if text not in ("0", "all"):
-            raise ValueError(f"{label} must be 0 or all, got {text!r}")
-        return 0 if text == "0" else text
     if not kind.startswith("str"):
         raise ValueError(f"{label} can only be given in Python, RunConfig(trackers=[...])")
     return text

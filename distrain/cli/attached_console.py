@@ -179,7 +179,8 @@ class AttachedConsole:
             self._observers.tell(RankTrains(rank, at))
         shows = self._is_caught_up and self._follower is not None  # else console.log has lines about the progress
         tell = self._observers.tell if shows else self._status.hear
-        tell(Reported(rank, record["index"], record["metrics"], record.get("progress"), at))
+        index, metrics = record["index"], record["metrics"]
+        tell(Reported(rank, index, self._run.step_of(record), metrics, record.get("progress"), at))
 
     def _take_event(self, line: bytes, now: float) -> None:
         event = event_in(line)

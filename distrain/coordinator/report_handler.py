@@ -299,7 +299,8 @@ class ReportHandler:
         self._store.append_metrics(line, metrics)
         if rank == 0:
             self.metrics = metrics
-        self._observers.tell(Reported(rank, index, metrics, message.progress, time.monotonic()))
+        number = self._first_step + index
+        self._observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         if ordinal is not None:
             self._note_bringing(rank)
             self._unsettled.setdefault(ordinal, _Unsettled()).add(message, now)

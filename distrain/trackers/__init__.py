@@ -1,4 +1,4 @@
-"""Observers that tell other services: TensorBoard, Weights & Biases, MLflow, Trackio, a webhook, and your own.
+"""Observers that tell other services: TensorBoard, Weights & Biases, MLflow, a webhook, and your own.
 
 Names are loaded when they are first used. Runs in: coordinator.
 """
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from distrain.trackers.exporting import export as export
     from distrain.trackers.mlflow import Mlflow as Mlflow
     from distrain.trackers.tensorboard import TensorBoard as TensorBoard
-    from distrain.trackers.trackio import Trackio as Trackio
     from distrain.trackers.wandb import Wandb as Wandb
     from distrain.trackers.webhook import Webhook as Webhook
 
@@ -24,7 +23,6 @@ _HOMES = {
     "exporting": ("export",),
     "mlflow": ("Mlflow",),
     "tensorboard": ("TensorBoard",),
-    "trackio": ("Trackio",),
     "distrain.api.tracker": ("Report", "TrackedRun", "Tracker"),
     "wandb": ("Wandb",),
     "webhook": ("Webhook",),

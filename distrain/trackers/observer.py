@@ -1,4 +1,4 @@
-"""The trackers of a run as observers: each logs what is new in the run directory. Runs in: coordinator."""
+"""The trackers of a run as observers. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distrain.api.observer import Ended, Observer, RunBegan
+from distrain.api.observer import AttemptBegan, Committed, Ended, Observer, Reported, RunBegan
 from distrain.api.tracker import TRACKERS, name_of, trackers_of
 from distrain.storage.ownership import open_without_links
 from distrain.storage.paths import RunPaths
 from distrain.system.log import say, warn
-from distrain.trackers.follower import Follower
+from distrain.trackers.logging import TrackerLog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from distrain.api.config import RunContext
     from distrain.api.observer import Fact
     from distrain.api.tracker import Tracker
@@ -27,66 +29,76 @@ _RETRY_S = 60.0
 
 def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[TrackerObserver]:
     """Return an observer for each tracker of a run."""
-    return [TrackerObserver(tracker, run, context) for tracker in trackers_of(context.run_config.trackers, {})]
+    folder = context.run_config.log_dir
+    log = RunPaths(run.directory).tracker_log(None if folder is None else Path(folder).expanduser())
+    return [TrackerObserver(tracker, run, log) for tracker in trackers_of(context.run_config.trackers, {})]
 
 
 class TrackerObserver(Observer):
     """One tracker. If it fails, it is tried again later, and once more at the end of the run.
 
-    It follows the files of the run: so it neither loses nor repeats a report, however slow it is, and whoever dies.
+    What it has missed by then comes from the files of the run. log: a file for the tracebacks of failures.
     """
 
-    hears = (RunBegan, Ended)
+    hears = (RunBegan, AttemptBegan, Reported, Committed, Ended)
 
-    def __init__(self, tracker: Tracker, run: RunBegan, context: RunContext) -> None:
+    def __init__(self, tracker: Tracker, run: RunBegan, log: Path) -> None:
         self.name = f"the tracker {name_of(tracker)}"
         self.advice = "the next start of this run, or distrain.trackers.export(), adds what is missing"
         if name_of(tracker) in TRACKERS:
             self.advice = f"`distrain export {run.location} --to {name_of(tracker)}` adds what is missing later"
-        log_dir = context.run_config.log_dir
         self._tracker = tracker
         self._run = run
-        self._paths = RunPaths(run.directory)
-        self._log_file = self._paths.tracker_log(None if log_dir is None else Path(log_dir).expanduser())
-        self._filesystem = context.run_config.storage_filesystem
-        self._follower: Follower | None = None
+        self._error_log = log
+        self._log: TrackerLog | None = None
         self._next_try = 0.0
+        self._attempt = 0
         self._told: set[str] = set()
 
     def hear(self, fact: Fact) -> None:
-        self._log(fact.status if isinstance(fact, Ended) else None)
+        if isinstance(fact, AttemptBegan):
+            self._attempt = fact.attempt
+        if self._log is not None or isinstance(fact, (RunBegan, Ended)):
+            self._try(fact)
 
     def idle(self) -> None:
-        if time.monotonic() >= self._next_try:
-            self._log(None)
+        if self._log is not None or time.monotonic() >= self._next_try:
+            self._try(None)
 
-    def _log(self, status: str | None) -> None:
-        """Log what is new, and how the run has ended if it has."""
+    def _try(self, fact: Fact | None) -> None:
         try:
-            if self._follower is None:
-                self._follower = Follower(self._tracker, self._paths, self._run.location, self._filesystem)
-                self._follower.start()
-                if self._follower.url:
-                    self._say_once(f"{name_of(self._tracker)}: {self._follower.url}")
-            while self._follower.advance(is_over=status is not None):
-                pass
-            if status is not None:
-                self._follower.finish(status)
+            self._act(self._log or self._start(), fact)
         except BaseException as error:  # SystemExit, too
-            self._follower, self._next_try = None, time.monotonic() + _RETRY_S
-            self._warn_once(f"{self.name} failed: {type(error).__name__}: {error}; the run goes on, {self.advice}")
+            self._log, self._next_try = None, time.monotonic() + _RETRY_S
+            text = f"{self.name} failed: {type(error).__name__}: {error}; the run goes on, {self.advice}"
+            self._once("problem", lambda: warn(text))
+            with contextlib.suppress(OSError):
+                self._error_log.parent.mkdir(parents=True, exist_ok=True)
+                with open(self._error_log, "a", opener=open_without_links) as file:
+                    traceback.print_exc(file=file)
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            say(text)
+    def _start(self) -> TrackerLog:
+        log = TrackerLog(self._tracker, self._run.directory, self._run.location)
+        log.start()
+        if log.url:
+            self._once(log.url, lambda: say(f"{name_of(self._tracker)}: {log.url}"))
+        self._log = log
+        return log
 
-    def _warn_once(self, text: str) -> None:
+    def _act(self, log: TrackerLog, fact: Fact | None) -> None:
+        match fact:
+            case Reported(rank=0):
+                moment = time.time() - (time.monotonic() - fact.now)
+                log.report(fact.number, fact.metrics, fact.progress, moment, self._attempt)
+            case Committed():
+                log.checkpoint(fact.checkpoint, fact.step)
+            case Ended():
+                log.finish(fact.status)
+            case None:
+                log.flush()
+
+    def _once(self, what: str, tell: Callable[[], None]) -> None:
         """Tell the user once: a tracker fails again and again if its server is down."""
-        if "problem" not in self._told:
-            self._told.add("problem")
-            warn(text)
-        with contextlib.suppress(OSError):
-            self._log_file.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._log_file, "a", opener=open_without_links) as file:
-                traceback.print_exc(file=file)
+        if what not in self._told:
+            self._told.add(what)
+            tell()

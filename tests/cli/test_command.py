@@ -308,7 +308,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("distrain show tr", ["train-1", "train-2"]),
         ("distrain show train-2", ["train-2"]),
         ("distrain logs train-1 --fol", ["--follow"]),
-        ("distrain export --to t", ["tensorboard", "trackio"]),
+        ("distrain export --to t", ["tensorboard"]),
         ("distrain run --num-w", ["--num-workers"]),
         ("distrain completion z", ["zsh"]),
         ("distrain ls ''", [""]),  # the shell completes directories
@@ -336,7 +336,7 @@ def test_reports_can_be_logged_to_every_tracker_later(tmp_path: Path, capsys: py
     assert capsys.readouterr().out == "logged run to tensorboard\n"
     assert list((run / "tensorboard").rglob("events.out.tfevents.*"))
     assert run_main(["export", str(run), "--to", "tensorbord"], []) == 2
-    assert "there are csv, parquet, mlflow, tensorboard, trackio, wandb" in capsys.readouterr().err
+    assert "there are csv, parquet, mlflow, tensorboard, wandb" in capsys.readouterr().err
 
 
 def test_a_page_is_written_for_a_run_that_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import distrain
 from distrain import Checkpoint, FailureConfig, LaunchError, WorkerGroupError
 from distrain.coordinator import observers
 from distrain.system.remote_path import locate
-from distrain.trackers import Mlflow, Report, TensorBoard, TrackedRun, Tracker, Trackio, Wandb, export
+from distrain.trackers import Mlflow, Report, TensorBoard, TrackedRun, Tracker, Wandb, export
 from tests.conftest import run_members, wait_until
 from tests.process.conftest import when_shown
 
@@ -95,7 +95,6 @@ def test_the_next_fit_goes_on_in_the_same_tracked_run(fit: Fit, tmp_path: Path) 
     run = fit(train, config, name="run", trackers=["tensorboard", Lines()]).path
     assert [step for step, _ in scalars(Path(run, "tensorboard"))["loss"]] == list(range(1, STEPS + 1))
     assert scalars(Path(run, "tensorboard"))["eval/even"] == [(step, step % 2 == 0) for step, _ in EXPECTED]
-    assert len(list(Path(run, "tensorboard").iterdir())) == 1
     assert [line for line in lines_of(run) if line[0].isdigit()] == REPORTED
     assert [line for line in lines_of(run) if line.startswith("f")] == ["failed", "failed", "finished"]
 
@@ -213,7 +212,7 @@ def test_what_is_missing_after_the_death_of_fit_is_made_up_for_by_an_export(tmp_
     parent = psutil.Popen([sys.executable, "script.py"], cwd=tmp_path)
     run = tmp_path / "runs" / "run"
     state = run / "trackers" / "tensorboard.json"
-    wait_until(lambda: state.exists() and json.loads(state.read_text())["metrics"] > 0)
+    wait_until(lambda: state.exists() and json.loads(state.read_text())["highest"] > 0)
     parent.kill()
     parent.wait()
     wait_until(lambda: not run_members(test_run_id), timeout_s=5.0)
@@ -262,26 +261,6 @@ print(json.dumps({
     "artifacts": [item.path for item in client.list_artifacts(run.info.run_id)],
     "status": run.info.status, "name": run.info.run_name, "lr": run.data.params["lr"], "mine": run.data.tags["mine"],
 }))
-"""
-
-
-def test_trackio_has_every_step_once(
-    thrice: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not find_spec("trackio"):
-        pytest.skip("needs trackio")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    run = thrice(Trackio(project="mnist"))
-    name, points = _output(READ_TRACKIO)
-    assert name.startswith(f"{run.name}-")
-    assert [(point["step"], point["loss"]) for point in points] == EXPECTED
-
-
-READ_TRACKIO = """
-import json, trackio
-from trackio.sqlite_storage import SQLiteStorage
-[run] = trackio.Api().runs("mnist")
-print(json.dumps([run.name, SQLiteStorage.get_logs("mnist", run.name)]))
 """
 
 

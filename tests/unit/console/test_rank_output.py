@@ -52,7 +52,7 @@ def observers_of(
 def report(
     observers: Observers, index: int, metrics: object = None, progress: object = None, *, now: float = 0.0
 ) -> None:
-    observers.tell(Reported(0, index, metrics or {}, progress, now))  # type: ignore[arg-type]
+    observers.tell(Reported(0, index, index, metrics or {}, progress, now))  # type: ignore[arg-type]
 
 
 class RankOutput:
@@ -468,7 +468,7 @@ def test_a_report_is_one_line_on_stderr(capsys: Console) -> None:
 
 
 def test_only_reports_of_rank_0_are_shown(capsys: Console) -> None:
-    observers_of().tell(Reported(1, 1, {}, None, 0.0))
+    observers_of().tell(Reported(1, 1, 1, {}, None, 0.0))
     assert capsys.readouterr().err == ""
 
 

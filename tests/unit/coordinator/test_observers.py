@@ -73,7 +73,7 @@ def test_an_observer_hears_what_it_wants_in_order_and_the_state_of_the_run_hears
 ) -> None:
     everything, reports = Keeping(), Keeping(Reported)
     observers = run_with(everything, reports, monkeypatch=monkeypatch)
-    facts = [BEGAN, ATTEMPT, *(Reported(0, n, {"loss": n}, (n, 9), float(n)) for n in (1, 2)), ended()]
+    facts = [BEGAN, ATTEMPT, *(Reported(0, n, n, {"loss": n}, (n, 9), float(n)) for n in (1, 2)), ended()]
     for fact in facts:
         observers.tell(fact)
     assert observers.status.progress == (2, 9)  # although nobody has heard anything yet

@@ -19,7 +19,7 @@ from distrain.storage.paths import RunPaths
 from distrain.storage.runs.listing import list_runs
 from distrain.system.background import Background
 from distrain.trackers import TensorBoard
-from distrain.trackers.follower import Follower
+from distrain.trackers.logging import TrackerLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -192,7 +192,7 @@ def test_where_a_server_makes_everybody_one_user_runs_continue(root: Path, monke
 def test_a_tracker_reads_no_state_of_a_stranger(root: Path) -> None:
     os.chown(root, STRANGER, STRANGER)
     with pytest.raises(StorageError, match="belongs to"):
-        Follower(TensorBoard(), RunPaths(root), str(root)).start()
+        TrackerLog(TensorBoard(), root, str(root)).start()
 
 
 def test_the_lock_of_a_group_is_for_the_group(root: Path) -> None:

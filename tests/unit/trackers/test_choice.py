@@ -23,9 +23,9 @@ class Mine(Tracker):
 def test_trackers_are_objects_or_texts() -> None:
     mine = Mine()
     board, wandb, own = trackers_of(
-        ["tensorboard:ranks=all", "wandb:project=my,mode=offline,checkpoints=true", mine], {}
+        ["tensorboard:directory=events", "wandb:project=my,mode=offline,checkpoints=true", mine], {}
     )
-    assert board == TensorBoard(ranks="all")
+    assert board == TensorBoard(directory="events")
     assert wandb == Wandb(project="my", mode="offline", checkpoints=True)
     assert own is mine
 
@@ -42,12 +42,11 @@ def test_the_environment_names_trackers_unless_the_config_does() -> None:
     ("text", "expected"),
     [
         ("wnadb", "--tracker: there is no tracker 'wnadb'; did you mean wandb?"),
-        ("csv", "--tracker: there is no tracker 'csv'; there are mlflow, tensorboard, trackio, wandb"),
+        ("csv", "--tracker: there is no tracker 'csv'; there are mlflow, tensorboard, wandb"),
         ("wandb:projct=x", "--tracker: wandb has no option 'projct'; did you mean project?"),
-        ("trackio:zzz=x", "--tracker: trackio has no option 'zzz'; it has project, space_id, group, ranks"),
+        ("tensorboard:zzz=x", "--tracker: tensorboard has no option 'zzz'; it has directory"),
         ("wandb:project", "--tracker: wandb: give project a value, project=..."),
         ("wandb:checkpoints=perhaps", "--tracker: wandb: checkpoints must be true or false, got 'perhaps'"),
-        ("wandb:ranks=3", "--tracker: wandb: ranks must be 0 or all, got '3'"),
         ("wandb:tags=a", "--tracker: wandb: tags can only be given in Python, RunConfig(trackers=[...])"),
     ],
 )
@@ -67,7 +66,6 @@ def test_a_wrong_environment_names_the_variable() -> None:
         ("tensorboard", TypeError, "RunConfig.trackers must be a list of trackers, got 'tensorboard'"),
         ([print], TypeError, "RunConfig.trackers must hold names such as 'tensorboard', or objects of"),
         ([TensorBoard], TypeError, "TensorBoard is a class; give an object of it, TensorBoard()"),
-        ([TensorBoard(ranks=3)], ValueError, "ranks must be 0 or 'all', got 3"),  # type: ignore[arg-type]
         (["wandb:project=a", Wandb()], ValueError, "two trackers are called 'wandb'"),
     ],
 )
@@ -91,4 +89,4 @@ def test_another_package_adds_a_tracker_by_an_entry_point(tmp_path: Path, monkey
         "[distrain.trackers]\nboard = distrain.trackers.tensorboard:TensorBoard\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert parse_tracker("board:ranks=all") == TensorBoard(ranks="all")
+    assert parse_tracker("board:directory=events") == TensorBoard(directory="events")
