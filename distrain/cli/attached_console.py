@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from distrain.api.observer import AttemptBegan, AttemptEnded, BecameSlow, Printed, RankTrains, Reported
-from distrain.console.status_lines import is_status_line
 from distrain.coordinator.observers import Observers
 from distrain.decisions.output_lines import readable
 from distrain.storage import names
@@ -38,7 +37,6 @@ _RECENT_BYTES = 1 << 20
 _ENDING_S = 90.0
 """Seconds for which a run that says how it has ended may still have the lock, on a file system that has locks."""
 _OWN = "distrain: "
-_RANK_LINE = re.compile(r"\[rank +\d+[ \]]")
 _ERROR_SCREEN = re.compile("─+ distrain: ")
 """The first line of the error with which `distrain run` ends."""
 
@@ -65,10 +63,9 @@ class AttachedConsole:
         self._is_caught_up = False
         """True once it is shown where the run is."""
         self._follower: Follower | None = None
-        """None if console.log has the lines of the ranks, too, and they need no more than that."""
-        if self._lines is None or console.has_footer:
-            of_each = 0 if self._lines is not None else max(1, last // max(run.ranks, 1))
-            self._follower = Follower(run, _shown_ranks(run), None, of_each)
+        """None if console.log has the lines of the ranks, too."""
+        if self._lines is None:
+            self._follower = Follower(run, _shown_ranks(run), None, max(1, last // max(run.ranks, 1)))
 
     def show(self) -> None:
         """Show the run until it has ended. Raise BrokenPipeError if nobody reads that any more."""
@@ -150,15 +147,10 @@ class AttachedConsole:
         self._observers.tell(Printed(rank, 1, data, now))
 
     def _show_own_lines(self) -> None:
-        """Show new lines of console.log, without what the footer and the logs have."""
+        """Show new lines of console.log."""
         lines = list(self._own_lines())
         for line in lines if self._is_caught_up else lines[max(0, len(lines) - self._last) :]:
-            text = line
-            if self._is_caught_up and self._console.has_footer:
-                if _RANK_LINE.match(line) or is_status_line(line):
-                    continue
-                text = time.strftime("%H:%M:%S ") * line.startswith(_OWN) + line
-            print_to(sys.stdout, f"{text}\n")
+            print_to(sys.stdout, f"{line}\n")
 
     def _own_lines(self) -> Iterator[str]:
         """Yield the new lines of console.log, without the errors with which runs end."""

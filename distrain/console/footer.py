@@ -89,7 +89,6 @@ def _progress(status: RunStatus, now: float, width: int) -> Text | None:
         rate(speed) if speed else None,
         f"{duration(left)} left" if left else None,
         None if late_s is None else _late(status, late_s),
-        _behind(status, done, total) if status.progress else None,
     )
     room = min(_BAR_CELLS, width - 2 - text.cell_len)
     return _drawn(share, room) + " " + text if status.progress and room >= _FEWEST_BAR_CELLS else text
@@ -103,15 +102,6 @@ def _drawn(share: float, cells: int) -> Text:
 def _late(status: RunStatus, seconds: float) -> Text:
     style = "bold red" if seconds > _VERY_LATE * status.report_patience_s else "yellow"
     return Text(f"no report for {duration(seconds)}", style=style)
-
-
-def _behind(status: RunStatus, done: float, total: float) -> Text | None:
-    """Return the rank that is furthest behind rank 0, if it is clearly behind."""
-    steps = [(rank.step, place) for place, rank in enumerate(status.ranks) if rank.step is not None]
-    least, place = min(steps, default=(done, 0))
-    if done - least <= max(2, total / 50):
-        return None
-    return Text(f"rank {place} is at {amount(least)}", style="yellow")
 
 
 def _metrics(status: RunStatus) -> Text | None:

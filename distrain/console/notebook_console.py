@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -27,10 +26,9 @@ if TYPE_CHECKING:
     from distrain.decisions.run_status import RunStatus
 
 _MOST_PRINTED = 100_000
-"""Characters of output that are printed. What comes later is shown in the block, a few lines at a time."""
+"""Characters of output that are printed. What comes later is in the logs only."""
 _LEAST_OF_A_LINE = 100
 """Characters for which a line counts at least, so that 1,000 lines are printed at most."""
-_LATEST_LINES = 10
 _COLUMNS = 120
 _BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
 _GREEN, _YELLOW, _RED, _BLUE = (46, 158, 68), (184, 134, 11), (217, 54, 62), (63, 127, 217)
@@ -54,8 +52,6 @@ class NotebookConsole(LiveConsole):
         self._logs = logs
         self._block = Block()
         self._room = _MOST_PRINTED
-        self._latest: deque[str] = deque(maxlen=_LATEST_LINES)
-        """The last lines that came after the room was used up."""
         self._is_over = False
 
     def hear(self, fact: Fact) -> None:
@@ -70,12 +66,11 @@ class NotebookConsole(LiveConsole):
         printed = ""
         for line in lines:
             if self._room <= 0:
-                self._latest.append(line)
-                continue
+                break
             printed += f"{line}\n"
             self._room -= max(len(line), _LEAST_OF_A_LINE)
             if self._room <= 0:
-                printed += f"distrain: from here on, the block above shows the newest lines; all are in {self._logs}\n"
+                printed += f"distrain: the output from here on is in {self._logs}\n"
         if printed:
             print_to(sys.stdout, printed)
 
@@ -84,11 +79,6 @@ class NotebookConsole(LiveConsole):
         self._show_block(footer(self.status, now, width=_COLUMNS, interrupt=interrupt, bar=self._bar))
 
     def _show_block(self, lines: Sequence[Text]) -> None:
-        if self._latest:
-            texts = [Text.from_ansi(line) for line in self._latest]
-            for text in texts:
-                text.truncate(_COLUMNS, overflow="ellipsis")
-            lines = [*lines, Text(f"the newest lines; all are in {self._logs}", style="dim"), *texts]
         colour = _PHASES.get(self.status.shown_phase, _BLUE)
         shown = Text("\n").join(lines)
         self._block.show(shown.plain, _BLOCK.format(colour=colour, html=_html(shown)))

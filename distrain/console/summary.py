@@ -1,10 +1,8 @@
-"""The last lines of a run: how it ended, how long it took, its metrics and checkpoints. Runs in: coordinator.
-
-Pure: no I/O, no clock.
-"""
+"""The last lines of a run: how it ended, how long it took, its metrics and checkpoints. Runs in: coordinator."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from distrain.storage.retention import best_first, has_metric
@@ -28,6 +26,7 @@ def summary(ended: Ended, status: RunStatus, retention: Retention | None = None)
 
 
 def _details(ended: Ended, status: RunStatus, retention: Retention | None) -> Iterator[str]:
+    yield f"started:     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(time.time() - ended.seconds))}"
     if status.restarts:
         yield f"restarts:    {status.restarts}, which cost {duration(status.lost_s)}"
     if status.ranks and (reports := status.ranks[0].reports):

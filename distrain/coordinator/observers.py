@@ -49,20 +49,15 @@ _MOST_WAITING = 10_000
 
 
 class LoopObserver(Protocol):
-    """An observer that is called in the engine's thread, so that it must not wait for anything."""
+    """An observer that is called in the engine's thread, so that it must not wait for anything.
+
+    One that has to be called from time to time also has ``deadline()`` and ``tick(now)``.
+    """
 
     @property
     def hears(self) -> Sequence[type[Fact]]: ...
 
     def hear(self, fact: Fact) -> None: ...
-
-
-class Timed(Protocol):
-    """A loop observer that has to be called from time to time."""
-
-    def deadline(self) -> float | None: ...
-
-    def tick(self, now: float) -> None: ...
 
 
 class Observers:

@@ -101,7 +101,6 @@ def test_a_silent_rank_is_marked_and_named() -> None:
         for rank in (0, 1, 3):
             status.reported(rank, step, {}, (step, 100), 102.0 + step)
     assert "ranks ●●○●  rank 2 silent for 40 s  3 at work" in shown(status, 162.0)
-    assert any("rank 2 is at 20" in line for line in shown(status, 162.0))
 
 
 def test_a_slow_rank_is_marked_and_named() -> None:

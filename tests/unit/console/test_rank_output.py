@@ -61,12 +61,15 @@ class RankOutput:
     def __init__(self, file: Path, observers: Observers) -> None:
         self._observers = observers
         self._logs = RankLogs(lambda attempt, rank: file, Background(None, "log"))
-        self.note, self.flush = self._logs.of(3).note, self._logs.flush
+        self.flush = self._logs.flush
 
     def feed(self, stream: int, data: bytes) -> None:
         data = with_one_bar(data)
         self._logs.of(3).feed(stream, data)
         self._observers.tell(Printed(3, stream, data, time.monotonic()))
+
+    def note(self, text: str) -> None:
+        self._logs.of(3).note(text)
 
     def close(self) -> None:
         self._observers.tell(AttemptEnded(0, [], None, dict))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.coordinator.rank_logs import Log, LogFiles
+from distrain.coordinator.rank_logs import RankLogs
 from distrain.coordinator.requests import STOP, ask
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.errors import StorageError
@@ -91,8 +91,8 @@ def test_small_files_are_written_through_no_link(tmp_path: Path, victim: Path) -
 
 def test_logs_are_written_through_no_link(tmp_path: Path, victim: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rank_0.log").symlink_to(victim)
-    logs, log = LogFiles(Background(None, "log")), Log(tmp_path / "rank_0.log")
-    logs.add(log, b"output\n")
+    logs = RankLogs(lambda attempt, rank: tmp_path / f"rank_{rank}.log", Background(None, "log"))
+    logs.of(0).feed(1, b"output\n")
     logs.flush()
     assert victim.read_text() == "precious"
     assert "rank_0.log can no longer be written" in capsys.readouterr().err

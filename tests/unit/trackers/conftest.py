@@ -32,7 +32,14 @@ class RunDirectory:
             }
             for n, step in enumerate(first_steps)
         ]
-        text = {"name": "run", "status": status, "started": 1.0, "attempts": attempts, "distrain": "0.1", "run_id": "id"}
+        text = {
+            "name": "run",
+            "status": status,
+            "started": 1.0,
+            "attempts": attempts,
+            "distrain": "0.1",
+            "run_id": "id",
+        }
         config = {"train_loop_config": {"lr": 0.1}, "scaling_config": {"num_workers": 2, "hosts": None}}
         self.paths.manifest.write_text(json.dumps({**text, **config}))
 
