@@ -718,9 +718,9 @@ class RunContext:
 class UserCallback:
     """Hooks for the stages of a run. Derive from this class, and pass objects to ``RunConfig(callbacks=[...])``.
 
-    Callbacks run in the process that called ``fit()``, one after the other. With workers, all but ``before_run()`` and
-    ``after_run()`` run in a separate thread, and training does not wait for them. ``fit()`` returns after the last one;
-    Ctrl-C ends the wait for it. An exception in a callback is shown, and training continues.
+    Callbacks run in the process that called ``fit()``, one after the other: ``before_run()`` and ``after_run()`` in its
+    thread, the others in one of their own, so that training does not wait for them. ``fit()`` returns after the last
+    one; Ctrl-C ends the wait for it. An exception in a callback is shown once, and training continues.
 
     ::
 

@@ -1,4 +1,4 @@
-"""Observers that tell other services: TensorBoard, Weights & Biases, MLflow, a webhook, and your own.
+"""Observers that tell other services: TensorBoard, Weights & Biases, MLflow, a webhook, and yours.
 
 Names are loaded when they are first used. Runs in: coordinator.
 """
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from distrain.trackers.mlflow import Mlflow as Mlflow
     from distrain.trackers.tensorboard import TensorBoard as TensorBoard
     from distrain.trackers.wandb import Wandb as Wandb
-    from distrain.trackers.webhook import Webhook as Webhook
 
 _HOMES = {
     "exporting": ("export",),
@@ -25,7 +24,6 @@ _HOMES = {
     "tensorboard": ("TensorBoard",),
     "distrain.api.tracker": ("Report", "TrackedRun", "Tracker"),
     "wandb": ("Wandb",),
-    "webhook": ("Webhook",),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

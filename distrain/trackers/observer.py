@@ -13,7 +13,6 @@ from distrain.api.tracker import TRACKERS, name_of, trackers_of
 from distrain.storage.ownership import open_without_links
 from distrain.storage.paths import RunPaths
 from distrain.system.log import say, warn
-from distrain.trackers.logging import TrackerLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from distrain.api.observer import Fact
     from distrain.api.tracker import Tracker
     from distrain.decisions.run_status import RunStatus
+    from distrain.trackers.logging import TrackerLog
 
 _RETRY_S = 60.0
 """Seconds after which a tracker that has failed is tried again."""
@@ -78,6 +78,8 @@ class TrackerObserver(Observer):
                     traceback.print_exc(file=file)
 
     def _start(self) -> TrackerLog:
+        from distrain.trackers.logging import TrackerLog  # in this thread, as it takes a while
+
         log = TrackerLog(self._tracker, self._run.directory, self._run.location)
         log.start()
         if log.url:

@@ -13,7 +13,6 @@ import pytest
 
 import distrain
 from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, UserCallback, WorkerGroupError
-from distrain.decisions import report_rows
 from tests.process.conftest import files_of
 
 if TYPE_CHECKING:
@@ -88,30 +87,6 @@ def test_every_row_of_reports_is_handed_over_once_and_in_order(any_fit: Fit) -> 
     assert [thread.name for thread in recorder.threads] == ["distrain-callbacks"]
 
 
-def test_rows_of_rank_0_alone_come_while_the_others_train(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They do not wait for the end of ranks that never report."""
-    monkeypatch.setattr(report_rows, "ROW_TIMEOUT_S", 0.3)
-
-    class Marking(Recorder):
-        def after_report(self, *arguments: Any) -> None:
-            super().after_report(*arguments)
-            (tmp_path / f"row-{len(self.reports)}").touch()
-
-    def train() -> None:
-        if rank() == 0:
-            for step in range(5):
-                distrain.report({"step": step})
-        while not (place / "row-4").exists():
-            time.sleep(0.001)
-
-    place = tmp_path
-    recorder = Marking()
-    fit(train, callbacks=[recorder])
-    assert len(recorder.reports) == 5
-
-
 @pytest.mark.parametrize("ranks", ["all ranks", "rank 0"])
 def test_a_row_has_the_checkpoint_that_was_committed_with_it(fit: Fit, tmp_path: Path, ranks: str) -> None:
     def train() -> None:
@@ -133,40 +108,6 @@ def test_a_row_has_the_checkpoint_that_was_committed_with_it(fit: Fit, tmp_path:
     assert set(files_of(result.checkpoint)) == (
         {"rank-0.txt", "rank-1.txt"} if ranks == "all ranks" else {"rank-0.txt"}
     )
-
-
-def test_a_checkpoint_that_could_not_be_stored_keeps_no_rows_back(fit: Fit, tmp_path: Path) -> None:
-    """train_func catches what report() raises, and goes on."""
-
-    class Marking(Recorder):
-        def after_report(self, *arguments: Any) -> None:
-            super().after_report(*arguments)
-            (tmp_path / f"row-{len(self.reports)}").touch()
-
-    def no_copy(*arguments: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    def train() -> str:
-        (place / "model").mkdir()
-        (place / "model" / "weights.txt").write_text("1 2 3")
-        copy, distrain.storage.file_transfer._copy_in_kernel = distrain.storage.file_transfer._copy_in_kernel, no_copy
-        with pytest.raises(OSError, match="Input/output error"):
-            distrain.report({"step": 0}, checkpoint=Checkpoint(place / "model"))
-        distrain.storage.file_transfer._copy_in_kernel = copy
-        distrain.report({"step": 1})
-        distrain.report({"step": 2}, checkpoint=Checkpoint(place / "model"))
-        deadline = time.monotonic() + 10.0
-        while not (place / "row-3").exists():
-            if time.monotonic() > deadline:
-                return "no row for 10 s"
-            time.sleep(0.001)
-        return "trained"
-
-    place = tmp_path
-    recorder = Marking()
-    assert fit(train, workers=1, callbacks=[recorder]).return_value == "trained"
-    assert [row[0] for row in recorder.reports] == [{"step": 0}, {"step": 1}, {"step": 2}]
-    assert [checkpoint is None for checkpoint in recorder.checkpoints] == [True, True, False]
 
 
 def test_after_a_failure_the_exceptions_are_handed_over_and_then_it_goes_on(any_fit: Fit) -> None:

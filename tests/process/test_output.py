@@ -139,22 +139,3 @@ def test_a_flood_does_not_fill_the_memory_of_a_slow_reader(fit: Fit, tmp_path: P
     assert shown.count(b"[rank 0]") + missed == 1_000_000
     print("RES", resident >> 20)
     assert resident < 160 << 20
-
-
-def test_a_console_that_is_gone_ends_no_training(fit: Fit, tmp_path: Path) -> None:
-    script = tmp_path / "head.py"
-    script.write_text(
-        "import sys, distrain\n"
-        "def train():\n"
-        "    for number in range(20_000):\n"
-        "        print('line', number)\n"
-        "    open(sys.argv[2], 'w').close()\n"
-        "run = distrain.RunConfig(storage_path=sys.argv[1], name='run')\n"
-        "distrain.DataParallelTrainer(train, run_config=run).fit()\n"
-    )
-    done = tmp_path / "done"
-    command = f"{sys.executable} {script} {fit.storage} {done} | head -n 3"
-    head = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=30)
-    assert head.stdout.splitlines() == [f"[rank 0] line {number}" for number in range(3)]
-    assert done.exists()
-    assert log_of(fit.storage / "run", 0).splitlines()[-1] == "line 19999"

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import distrain
-from distrain import Checkpoint, FailureConfig, LaunchError, WorkerGroupError
+from distrain import Checkpoint, FailureConfig, WorkerGroupError
 from distrain.coordinator import observers
 from distrain.system.remote_path import locate
 from distrain.trackers import Mlflow, Report, TensorBoard, TrackedRun, Tracker, Wandb, export
@@ -177,15 +177,6 @@ def test_ctrl_c_ends_the_wait_for_a_tracker_and_fit_returns(
     with when_shown("waiting for the tracker", lambda: signal.raise_signal(signal.SIGINT)):
         result = fit(train, config, trackers=[Hanging()], failure_config=TWICE)
     assert result.metrics == {"loss": 1 / STEPS, "eval": {"even": True}}
-
-
-def test_a_missing_package_is_an_error_before_the_run_starts(fit: Fit, storage: Path) -> None:
-    class Elsewhere(Tracker):
-        package = "no_such_package"
-
-    with pytest.raises(LaunchError, match="pip install no_such_package"):
-        fit(train, trackers=[Elsewhere()])
-    assert not storage.exists()
 
 
 # -- the death of fit() ----------------------------------------------------------------------------------------------

@@ -130,10 +130,6 @@ def test_ranks_with_too_little_memory_and_bad_gpus_are_marked_until_that_is_over
     assert "ranks ◆●●●  rank 0 GPU  3 at work" in shown(status)
 
 
-def test_ranks_that_wait_together_are_not_silent() -> None:
-    assert "ranks ●●●●  4 at work" in shown(running(), 1000.0)
-
-
 def test_a_progress_bar_of_the_user_is_shown() -> None:
     assert "rank 1: 1%|█   | 1/100" in shown(running(), bar=(1, "1%|█   | 1/100"))
 

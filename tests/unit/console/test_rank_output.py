@@ -28,7 +28,7 @@ from distrain.decisions.run_status import RunStatus
 from distrain.storage.runs.logs import read_lines
 from distrain.system import consoles
 from distrain.system.background import Background
-from distrain.system.consoles import console_threads, write_to
+from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
 from distrain.system.text import without_controls
 
@@ -223,15 +223,6 @@ def test_a_line_that_never_ends_does_not_fill_the_memory(capsys: Console, output
     assert sum(line.count("x") for line in lines) == 1_000_000
 
 
-def test_a_console_that_lacks_a_character_does_not_end_the_run(
-    output: RankOutput, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    output.feed(1, "100% █████\n".encode())
-    assert raw.getvalue().startswith(b"[rank 3] 100% ")
-
-
 @given(
     lines=st.lists(
         st.text(st.characters(exclude_categories=["Cc"], exclude_characters="\u2028\u2029", codec="utf-8"), max_size=20)
@@ -331,20 +322,6 @@ def test_a_blocked_console_that_misses_lines_says_how_many(blocked: Blocked, mon
     assert last == f"distrain: {missed} lines are not shown, as this console was too slow; the logs have them"
 
 
-def test_two_streams_to_one_console_stay_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        (tmp_path / "console").open("a") as out,
-        (tmp_path / "console").open("a") as err,
-        console_threads(),
-    ):
-        monkeypatch.setattr(sys, "stderr", err)
-        for number in range(100):
-            write_to(out, f"out {number}\n")
-            say(f"err {number}")
-    lines = (tmp_path / "console").read_text().splitlines()
-    assert lines == [line for n in range(100) for line in (f"out {n}", f"distrain: err {n}")]
-
-
 def test_consoles_are_unblocked_until_the_last_run_ends(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of several threads may end in any order."""
     with contextlib.ExitStack() as second:
@@ -392,11 +369,6 @@ def test_what_comes_after_the_end_is_added_to_the_file(output: RankOutput, log: 
     output.note("two\n")
     output.close()
     assert log.read_bytes() == b"one\ntwo\n"
-
-
-def test_a_rank_that_writes_nothing_has_no_file(log: Path) -> None:
-    RankOutput(log, observers_of()).close()
-    assert not log.exists()
 
 
 def test_the_last_lines_are_kept_for_the_failure_screen(output: RankOutput) -> None:
@@ -526,16 +498,6 @@ def test_a_level_hides_what_is_below_it(capsys: Console, level: str, shown: list
     assert capsys.readouterr() == ("", "".join(f"distrain: {text}\n" for text in shown))
 
 
-def test_a_level_lasts_as_long_as_its_run(capsys: Console) -> None:
-    with contextlib.suppress(ValueError), log_level("ERROR"):
-        with log_level("INFO"):
-            say("inner")
-        say("outer")
-        raise ValueError
-    say("after")
-    assert capsys.readouterr().err == "distrain: inner\ndistrain: after\n"
-
-
 def test_levels_of_runs_in_threads_may_end_in_any_order(capsys: Console) -> None:
     first, second = log_level("ERROR"), log_level("WARNING")
     first.__enter__()
@@ -554,14 +516,3 @@ def test_lines_are_records_of_logging(caplog: pytest.LogCaptureFixture, monkeypa
     monkeypatch.setattr(logger, "handlers", [*logger.handlers, caplog.handler])
     warn("50 % done, {really}")
     assert ("distrain", logging.WARNING, "50 % done, {really}") in caplog.record_tuples
-
-
-def test_lines_of_ours_are_not_shown_twice_when_the_user_logs_too(capsys: Console) -> None:
-    root = logging.getLogger()
-    handler = logging.StreamHandler(sys.stderr)
-    root.addHandler(handler)
-    try:
-        warn("notice")
-    finally:
-        root.removeHandler(handler)
-    assert capsys.readouterr().err == "distrain: notice\n"
