@@ -199,13 +199,6 @@ class Stopping(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class TerminalLent(Fact):
-    """A debugger has begun to use the terminal of fit(), or no longer does."""
-
-    is_lent: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Ended(Fact):
     """The call of fit() ends.
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.errors import LaunchError
-from distrain.system.ray_names import did_you_mean
+from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from distrain.api.observer import AttemptBegan, AttemptEnded, Ended, Printed, Reported, TerminalLent
+from distrain.api.observer import AttemptBegan, AttemptEnded, Ended, Printed, Reported
 from distrain.console.status_lines import StatusLines
 from distrain.console.summary import summary
 from distrain.decisions.output_lines import LineCutter, readable
@@ -27,7 +27,7 @@ class RunConsole:
     retention: says which metric of a checkpoint is its score.
     """
 
-    hears = (Printed, Reported, AttemptBegan, AttemptEnded, TerminalLent, Ended)
+    hears = (Printed, Reported, AttemptBegan, AttemptEnded, Ended)
     has_footer = False
 
     def __init__(
@@ -62,8 +62,6 @@ class RunConsole:
             case AttemptEnded():
                 self._end_streams()
                 self.flush(time.monotonic())
-            case TerminalLent(is_lent=is_lent):
-                self._lend_terminal(is_lent)
             case Ended():
                 self.close()
                 if fact.result is not None:
@@ -71,9 +69,6 @@ class RunConsole:
 
     def _begin(self, ranks: int) -> None:
         """Begin an attempt with so many ranks."""
-
-    def _lend_terminal(self, is_lent: bool) -> None:
-        """Show no footer, and leave lines out, while another program uses the terminal."""
 
     def _show_summary(self, text: str) -> None:
         say(text)

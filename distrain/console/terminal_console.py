@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -24,35 +23,18 @@ class TerminalConsole(LiveConsole):
     def __init__(self, status: RunStatus, pinned: Footer, **options: Any) -> None:
         super().__init__(status, **options)
         self._footer = pinned
-        self._is_lent = False
-        self._left_out = 0
-        """Lines that came while another program used the terminal."""
         self._painter = Console(
             file=io.StringIO(), force_terminal=True, highlight=False, legacy_windows=False, soft_wrap=True
         )
-
-    def _lend_terminal(self, is_lent: bool) -> None:
-        self.flush(time.monotonic())
-        self._is_lent = is_lent
-        if not is_lent and self._left_out:
-            self._print_lines([f"distrain: {self._left_out} lines are not shown; the logs have them"])
-            self._left_out = 0
-        self._draw_at(time.monotonic())
 
     def close(self) -> None:
         super().close()
         self._footer.close()
 
     def _print_lines(self, lines: Sequence[str]) -> None:
-        if self._is_lent:
-            self._left_out += len(lines)
-        else:
-            self._footer.print_above("".join(f"{line}\n" for line in lines).encode())
+        self._footer.print_above("".join(f"{line}\n" for line in lines).encode())
 
     def _draw(self, now: float) -> None:
-        if self._is_lent:
-            self._footer.show("")
-            return
         self._painter.file = text = io.StringIO()
         for line in footer(self.status, now, width=self._footer.width(), interrupt="Ctrl-C", bar=self._bar):
             self._painter.print(line)

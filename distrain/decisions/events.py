@@ -57,6 +57,8 @@ class RunRequest:
     checkpoint: path or URL of the checkpoint that the first attempt starts from.
     filesystem, metadata: see :class:`~distrain.hosts.world.WorkerFacts`.
     debug_rank: see :class:`~distrain.RunConfig`.
+    checks_hosts: the run ends before its ranks start, see :mod:`distrain.coordinator.host_check`. empties_caches: and
+        deletes what distrain stores on the hosts.
     """
 
     run_id: str
@@ -79,6 +81,8 @@ class RunRequest:
     peer_failure_grace_s: float = 0.0
     is_script: bool = False
     stop_signals: Sequence[str] | None = None
+    checks_hosts: bool = False
+    empties_caches: bool = False
 
     def worker_facts(self, plan: WorldPlan, rank: RankPlan, attempt: int) -> WorkerFacts:
         """Return the facts that the worker of this rank gets."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.context import TrainContext
+from distrain.coordinator.launched.handshake import HandshakeError
 from distrain.coordinator.launched.rank_channel import RankChannel, connect
 from distrain.coordinator.launched.rank_process import current_session, environment, module_path, only_one, signals
 from distrain.coordinator.stop_signals import STOP_SIGNALS, note_stop, preempted
@@ -32,7 +33,6 @@ from distrain.hosts.network import interface_variables, interfaces
 from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.system import process
 from distrain.system.pickling import pickled
-from distrain.transfer.streams.streams import StreamEndedError
 from distrain.worker.job.job import Work, unpickle_return_value
 from distrain.worker.session import Session
 from distrain.worker.user_code import RankResult, run_rank
@@ -307,7 +307,7 @@ class RankGroup:
             if problem is None:
                 try:
                     connection = stack.enter_context(connect(address, offer.port, offer.secret, self.launcher.rank))
-                except (OSError, StreamEndedError) as error:
+                except (OSError, HandshakeError) as error:
                     problem = f"cannot connect to rank 0 on {address}, port {offer.port}: {error}"
             self.agree(problem)
             assert connection is not None

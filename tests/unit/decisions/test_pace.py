@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.decisions.pace import WINDOW_S, Pace
+from distrain.decisions.pace import VITALS_S, Pace
 
 if TYPE_CHECKING:
     from distrain.api.observer import BecameSlow
@@ -30,17 +30,17 @@ class Run:
 
     def window(self, own: list[float], reports: list[int] | None = None) -> list[BecameSlow]:
         """Let a window pass. ``own``: the share of its time for which each rank works and does not wait."""
-        self.now += WINDOW_S
+        self.now += VITALS_S
         slow: list[BecameSlow] = []
         for rank, state in enumerate(self.ranks):
             state.reports += reports[rank] if reports else 10
-            own_s = own[rank] * WINDOW_S
+            own_s = own[rank] * VITALS_S
             now = self.now if rank == len(self.ranks) - 1 else self.now - 1
             vitals = wire.Vitals(
                 attempt=0,
                 rank=rank,
                 own_s=own_s,
-                waiting_s=WINDOW_S - own_s,
+                waiting_s=VITALS_S - own_s,
                 place="load_batch (train.py:31)",
                 place_s=own_s * 0.62,
             )
