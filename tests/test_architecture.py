@@ -48,15 +48,17 @@ FOR_USERS = {
 }  # fmt: skip
 """Names at the top level that users import, or start: they are no rooms."""
 NAMED_ABOVE = {
+    "api.tracker": {"trackers"},
     "cli.run.slurm_job": {"launch"},
+    "coordinator.observers": {"console.choice", "page.at_end", "trackers.observer"},
     "data.frameworks": {"torch.batches", "tensorflow.data"},
     "storage.runs.comparison": {"launch"},
     "system.process": {
-        "agent.forkserver", "agent.main", "cli.debugging", "trackers.main", "transfer.mover",
+        "agent.forkserver", "agent.main", "cli.debugging", "transfer.mover",
         "transfer.stream_server", "transfer.uploader", "worker.main", "worker.validator",
     },
 }  # fmt: skip
-"""Strings that may name modules above: a table of frameworks, a command that is run or shown, programs to start."""
+"""Strings that may name modules above: tables of frameworks and observers, a command that is run or shown, programs."""
 
 
 # -- reading the source ----------------------------------------------------------------------------------------------

@@ -29,10 +29,10 @@ from distrain.coordinator.debuggers import Debuggers
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
-from distrain.coordinator.rank_logs import RankLogs
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.requests import DEBUG, STACKS, STOP, Requests
 from distrain.coordinator.stop_signals import note_stop, stop_signals
+from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.decisions import events
 from distrain.decisions.failures import culprit_first

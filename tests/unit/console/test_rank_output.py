@@ -22,7 +22,7 @@ from distrain.api.observer import AttemptBegan, AttemptEnded, Printed, Reported
 from distrain.console.run_console import RunConsole
 from distrain.console.status_lines import INTERVAL_S
 from distrain.coordinator.observers import Observers
-from distrain.coordinator.rank_logs import RankLogs
+from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.decisions.output_lines import LineCutter, with_one_bar
 from distrain.decisions.run_status import RunStatus
 from distrain.storage.runs.logs import read_lines

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.coordinator.rank_logs import RankLogs
 from distrain.coordinator.requests import STOP, ask
 from distrain.coordinator.store.local_store import LocalStore
+from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.errors import StorageError
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths
