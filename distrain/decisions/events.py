@@ -58,7 +58,6 @@ class RunRequest:
     filesystem, metadata: see :class:`~distrain.hosts.world.WorkerFacts`.
     debug_rank: see :class:`~distrain.RunConfig`.
     resume_from: the checkpoint that a new run starts from.
-    trackers: pickled, by name.
     sys_path: the module search path of the user's process.
     checks_hosts: the run ends before its ranks start, see :mod:`distrain.coordinator.host_check`. empties_caches: and
         deletes what distrain stores on the hosts.
@@ -85,7 +84,6 @@ class RunRequest:
     is_script: bool = False
     stop_signals: Sequence[str] | None = None
     resume_from: Checkpoint | None = None
-    trackers: Mapping[str, bytes] = field(default_factory=dict)
     sys_path: list[str] = field(default_factory=list)
     checks_hosts: bool = False
     empties_caches: bool = False

@@ -6,10 +6,11 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.observer import AttemptEnded
 from distrain.coordinator.launched.rank_channel import Entrance, RankChannel
 from distrain.coordinator.launched.rank_group import Offer
 from distrain.coordinator.launched.rank_server import RankServer
-from distrain.decisions.blame import RunSummary
+from distrain.decisions.blame import RunSummary, culprit_first
 from distrain.decisions.states import RunState
 from distrain.worker.job.job import original
 
@@ -17,10 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain.api.config import CheckpointConfig
-    from distrain.console.run_console import RunConsole
-    from distrain.coordinator.callbacks import Callbacks
     from distrain.coordinator.launched.rank_group import RankGroup
     from distrain.coordinator.manifest import RunManifest
+    from distrain.coordinator.observers import Observers
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
 
@@ -33,10 +33,9 @@ class LaunchedRun:
         request: RunRequest,
         store: RunStore,
         checkpoint_config: CheckpointConfig,
-        console: RunConsole,
+        observers: Observers,
         *,
         manifest: RunManifest,
-        callbacks: Callbacks,
         group: RankGroup,
     ) -> None:
         self.end = RunSummary(state=RunState.CONNECTING, attempt=request.first_attempt - 1)
@@ -45,9 +44,8 @@ class LaunchedRun:
         self._request = request
         self._store = store
         self._checkpoint_config = checkpoint_config
-        self._console = console
         self._manifest = manifest
-        self._callbacks = callbacks
+        self._observers = observers
         self._group = group
 
     def last_lines(self) -> dict[int, Sequence[str]]:
@@ -70,8 +68,7 @@ class LaunchedRun:
             self._request,
             self._store,
             self._checkpoint_config,
-            self._console,
-            callbacks=self._callbacks,
+            self._observers,
             hosts=self._group.hosts,
             connections={0: servers, **connections},
         )
@@ -117,7 +114,8 @@ class LaunchedRun:
     def _conclude(self, end: RunSummary) -> None:
         self.end = end
         failures = list(end.failures)
-        if failures and end.stop_reason is None:
-            own = end.errors
-            self._callbacks.after_exception(lambda: {f.rank: own.get(f.rank) or original(f) for f in failures})
+        told, own = culprit_first(failures) if end.stop_reason is None else [], end.errors
+        self._observers.tell(
+            AttemptEnded(end.attempt, told, end.problem, lambda: {f.rank: own.get(f.rank) or original(f) for f in told})
+        )
         self._manifest.attempt_ended(failures, end.problem or (end.stop_reason and f"stopped by {end.stop_reason}"))

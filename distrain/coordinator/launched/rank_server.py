@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.api.observer import AttemptBegan
 from distrain.coordinator.launched.rank_channel import SocketChannel
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.validations import WAITING, Validations
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from distrain.api.config import CheckpointConfig
-    from distrain.console.run_console import RunConsole
-    from distrain.coordinator.callbacks import Callbacks
+    from distrain.coordinator.observers import Observers
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
     from distrain.decisions.stop_consensus import StopOrder
@@ -55,9 +55,8 @@ class RankServer:
         request: RunRequest,
         store: RunStore,
         checkpoint_config: CheckpointConfig,
-        console: RunConsole,
+        observers: Observers,
         *,
-        callbacks: Callbacks,
         hosts: Sequence[str],
         connections: Mapping[int, socket.socket],
     ) -> None:
@@ -65,22 +64,20 @@ class RankServer:
         """The failures of ranks, as they arrived."""
         self._request = request
         self._store = store
-        self._callbacks = callbacks
+        self._observers = observers
         self._hosts = hosts
         self._loop = Loop()
         self._files = Background(self._loop, "files")
-        self._user_code = Background(self._loop, "callbacks")
         self._channels = {rank: SocketChannel(connection) for rank, connection in connections.items()}
         self._stops = StopConsensus()
         self._validations = Validations(request, store)
         self._report_handler = ReportHandler(
             store,
             checkpoint_config,
-            console,
+            observers,
             send=self._send,
             upload=lambda order: self._channels[order.rank].queue(order),
             on_commit=lambda path: None,
-            callbacks=callbacks,
             validations=self._validations,
         )
         self._outcomes: dict[int, wire.Outcome] = {}
@@ -103,8 +100,6 @@ class RankServer:
     def start(self) -> None:
         """Serve the ranks in a thread."""
         self._store.on_failure = self._storage_failed
-        if self._callbacks:
-            self._callbacks.begin(self._user_code)
         self._thread.start()
 
     def join(self) -> None:
@@ -126,10 +121,8 @@ class RankServer:
         if self._thread.is_alive():
             self.abandon()
             self._thread.join()
-        self._callbacks.end()
         self._store.detach()
         self._files.close()
-        self._user_code.close()
         for channel in self._channels.values():
             channel.detach()
         self._loop.close()
@@ -194,7 +187,8 @@ class RankServer:
     def _run(self) -> None:
         try:
             self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
-            self._report_handler.begin(self._request.first_attempt, self._hosts)
+            self._observers.tell(AttemptBegan(self._request.first_attempt, self._hosts, time.monotonic()))
+            self._report_handler.begin(self._request.first_attempt, len(self._hosts))
             self._validations.start(self._loop)
             for rank, channel in self._channels.items():
                 channel.attach(self._loop, partial(self._on_frames, rank))
@@ -234,7 +228,7 @@ class RankServer:
             self._await_validations()
         self._validations.abort()
         self._report_handler.close()
-        self._wait_until(lambda: self._store.is_idle and not self._user_code.pending)
+        self._wait_until(lambda: self._store.is_idle)
         if not self._store.is_idle:
             self._store.abandon_pending_work()
         if not self.failures:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.context import TrainContext
+from distrain.api.observer import AttemptBegan, AttemptEnded
 from distrain.coordinator.launched.local_channel import InProcessChannel
 from distrain.coordinator.launched.rank_process import (
     current_session,
@@ -49,9 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from distrain.api.config import CheckpointConfig
-    from distrain.console.run_console import RunConsole
-    from distrain.coordinator.callbacks import Callbacks
     from distrain.coordinator.manifest import RunManifest
+    from distrain.coordinator.observers import Observers
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
     from distrain.hosts.world import WorldPlan
@@ -67,10 +67,9 @@ class InProcessRun:
         work: Work,
         store: RunStore,
         checkpoint_config: CheckpointConfig,
-        console: RunConsole,
+        observers: Observers,
         *,
         manifest: RunManifest,
-        callbacks: Callbacks,
     ) -> None:
         self.end = RunSummary(state=RunState.CONNECTING, attempt=request.first_attempt - 1)
         self._request = request
@@ -85,14 +84,13 @@ class InProcessRun:
         self._report_handler = ReportHandler(
             store,
             checkpoint_config,
-            console,
+            observers,
             send=self._channel.answer,
             upload=self._upload,
             on_commit=self._on_commit,
-            callbacks=callbacks,
             validations=self._validations,
         )
-        self._callbacks = callbacks
+        self._observers = observers
         self._channel.handle = self._handle
         self._channel.idle = self._idle
 
@@ -152,7 +150,8 @@ class InProcessRun:
             )
 
     def _attempt(self, attempt: int) -> RunState:
-        self._report_handler.begin(attempt, ["localhost"])
+        self._observers.tell(AttemptBegan(attempt, ["localhost"], time.monotonic()))
+        self._report_handler.begin(attempt, 1)
         with _rank(self._request, attempt) as (context, plan):
             self._manifest.attempt_begins(attempt, plan)
             self._manifest.attempt_trains()
@@ -163,9 +162,9 @@ class InProcessRun:
         with contextlib.suppress(StorageError):  # noted by _storage_failed()
             self._report_handler.handle(outcome)
             self._report_handler.end()
-        if error is not None and not stop_reason(error):
-            self._callbacks.after_exception(lambda: {0: error})
         failure = failure_of(0, "localhost", 1, outcome=outcome, exited=None)
+        told = [failure] if failure is not None and error is not None and not stop_reason(error) else []
+        self._observers.tell(AttemptEnded(attempt, told, None, lambda: {0: error} if error is not None else {}))
         stopped = stop_reason(error) or (self._channel.stop_reason if outcome.stopped else None)
         why = self._storage_problem or (f"stopped by {stopped}" if stopped else None)
         self._manifest.attempt_ended([failure] if failure else [], why)
