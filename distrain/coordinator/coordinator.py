@@ -24,7 +24,6 @@ from distrain import wire
 from distrain.console.rank_output import WorkerOutput
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
-from distrain.coordinator.connection.connections import Connections
 from distrain.coordinator.debuggers import Debuggers
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
@@ -44,14 +43,14 @@ from distrain.system.stacks import last_words, native_reason
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from distrain.api.config import CheckpointConfig
     from distrain.console.run_console import RunConsole
     from distrain.coordinator.callbacks import Callbacks
-    from distrain.coordinator.connection.transport import Transport
     from distrain.coordinator.manifest import RunManifest
+    from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
 
@@ -72,12 +71,11 @@ class Coordinator:
         self,
         request: RunRequest,
         store: RunStore,
-        transports: Sequence[Transport],
+        ranks: Ranks,
         checkpoint_config: CheckpointConfig,
         console: RunConsole,
         *,
         log_dir: Path | None = None,
-        stale_run_ids: Sequence[str] = (),
         manifest: RunManifest,
         callbacks: Callbacks | None = None,
         console_ranks: Collection[int] | None = None,
@@ -90,7 +88,6 @@ class Coordinator:
         self._store = store
         self._console = console
         self._log_dir = log_dir
-        self._stale_run_ids = stale_run_ids
         self._manifest = manifest
         self._attempt = -1
         self._is_over = False
@@ -112,13 +109,8 @@ class Coordinator:
         self._start_without_own = start_without_own
         self._foreign_checkpoint = None if store.latest else request.checkpoint
         """The checkpoint of another run that this run has started from, before it had one itself."""
-        self._hosts = Connections(
-            self._loop,
-            transports,
-            request,
-            on_message=self._receive,
-            on_lost=self._handle_or_hold,
-        )
+        self._hosts = ranks
+        ranks.begin(self._loop, on_message=self._receive, on_lost=self._handle_or_hold)
         self._host_files = HostFiles(
             self._loop,
             self._files,
@@ -187,6 +179,7 @@ class Coordinator:
     def end(self) -> events.RunSummary:
         """The state of the run, and how it ended if it has."""
         return self.machine.summary(
+            errors=self._hosts.errors,
             metrics=self._report_handler.metrics,
             last_lines={rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()},
             where=self._hang_monitor.locations(self.machine.stopped_ranks),
@@ -221,12 +214,10 @@ class Coordinator:
 
     def _run(self) -> None:
         try:
-            for run_id in self._stale_run_ids:  # it was killed, perhaps with its agents
-                self._hosts.sweep(run_id)
+            self._hosts.open()
             self._requests.open()
             self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
             self._do(self.machine.start(time.monotonic()))
-            self._hosts.ping()
             self._verify()
             while not self.machine.state.is_terminal:
                 self._arm_timers()
@@ -556,7 +547,7 @@ class Coordinator:
         if attempt > self._request.first_attempt:
             self._host_files.refresh(plan.hosts)
         self._attempt, self._uploads_awaited_since = attempt, None
-        self._manifest.agents = self._hosts.inherited_ids
+        self._manifest.agents = list(self._hosts.inherited_ids)
         self._manifest.attempt_begins(attempt, plan)
         self._store.make_parent(self._log(attempt, 0))
         self._report_handler.begin(attempt, [rank.host for rank in plan.ranks])
@@ -572,8 +563,8 @@ class Coordinator:
         self._outputs.close()
         self._manifest.attempt_ended(ended.failures, ended.why)
         if self._callbacks and ended.failures and self.machine.stop_reason is None:
-            failures = ended.failures
-            self._callbacks.after_exception(lambda: {failure.rank: original(failure) for failure in failures})
+            failures, own = ended.failures, dict(self._hosts.errors)
+            self._callbacks.after_exception(lambda: {f.rank: own.get(f.rank) or original(f) for f in failures})
 
     def _log(self, attempt: int, rank: int) -> Path:
         return self._store.paths.log(attempt, rank, self._log_dir)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import os
@@ -27,17 +26,18 @@ from distrain.console.summary import summary
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.connection import resting_agents
 from distrain.coordinator.connection.choice import advice_on_slots, hosts_of, transports_for
+from distrain.coordinator.connection.connections import Connections
 from distrain.coordinator.connection.slurm import run_name
 from distrain.coordinator.connection.transport import LocalTransport, Transport
 from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.host_files import Shipping
-from distrain.coordinator.launched.ignored_settings import describe_ignored_settings
-from distrain.coordinator.launched.launched import LaunchedRun
-from distrain.coordinator.launched.outer_launcher import OuterLauncher, check_launcher
-from distrain.coordinator.launched.rank_group import RankGroup, join
-from distrain.coordinator.launched.runner import InProcessRun
 from distrain.coordinator.manifest import RunManifest
+from distrain.coordinator.ranks.adopted import request_for_adopted
+from distrain.coordinator.ranks.ignored_settings import describe_ignored_settings
+from distrain.coordinator.ranks.in_process import InProcessRank
+from distrain.coordinator.ranks.joined import RankGroup, join
+from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launcher
 from distrain.coordinator.run_errors import RunErrors, exit_code_of
 from distrain.coordinator.run_facts import RunFacts, plain
 from distrain.coordinator.stop_signals import refuse_after_stop
@@ -80,6 +80,7 @@ from distrain.worker.job.origin import script_of, stem_of
 if TYPE_CHECKING:
     from distrain.console.detached import DetachedConsole
     from distrain.console.run_console import RunConsole
+    from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
     from distrain.data.datasets import RunDatasets
     from distrain.hosts.host import HostSettings
@@ -345,7 +346,7 @@ def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = 
     try:
         if request.detached is not None:
             request.detached.move_to(store.paths, str(store.location))
-        with console_threads() if request.starts_workers else contextlib.nullcontext():
+        with console_threads():
             return _Run(store, request, shipping, group).train()
     finally:
         store.close()
@@ -581,8 +582,6 @@ class _Run:
 
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""
-        if not self._request.starts_workers:  # else the coordinator does it, while the hosts connect
-            self._store.verify()
         latest = self._store.latest
         run_request = self._request.for_coordinator(
             self._run_id,
@@ -596,24 +595,28 @@ class _Run:
         self._facts.begin()
         started, concluded = time.monotonic(), False
         console = self._console(started)
-        runner = self._runner(run_request, console)
         trackers = self._start_trackers(run_request)
+        end = RunSummary(state=RunState.CONNECTING, attempt=run_request.first_attempt - 1)
         try:
             self._callbacks.before_run()
             with console:
-                runner.run()
+                ranks, run_request = self._ranks(run_request)
+                coordinator = self._coordinator(run_request, ranks, console)
+                try:
+                    ranks.drive(coordinator.run)
+                finally:
+                    end = coordinator.end
             complaint = "the last reports could not be written"
             self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
-            result, failure = self._conclude(runner.end, console.status)
+            result, failure = self._conclude(end, console.status)
             self._manifest.exit_code = exit_code_of(failure)
-            console.show_summary(self._summary(runner.end, console.status, time.monotonic() - started))
+            console.show_summary(self._summary(end, console.status, time.monotonic() - started))
             concluded = True
         except BaseException as error:
             self._manifest.exit_code = exit_code_of(error)
             raise
         finally:
             # Written last: when the manifest says that the run has finished, all its files are there.
-            end = runner.end
             self._facts.end()
             ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
             status = end.state.value if ended else "failed"
@@ -651,7 +654,7 @@ class _Run:
                 run_id=self._run_id,
                 flags=request.python_flags,
                 log=self._store.paths.tracker_log(self._log_dir),
-                listens=self._request.starts_workers or self._group is not None,
+                listens=True,
             )
         except OSError as error:
             warn(f"the trackers {', '.join(self._request.trackers)} cannot be started: {error}; the run goes on")
@@ -726,39 +729,27 @@ class _Run:
         logs = self._store.display_path(self._store.paths.log(0, 0, self._log_dir).parent.parent)
         return open_console(progress, status, logs)
 
-    def _runner(self, request: RunRequest, console: RunConsole) -> Coordinator | InProcessRun | LaunchedRun:
-        checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
+    def _ranks(self, request: RunRequest) -> tuple[Ranks, RunRequest]:
+        """Return where the ranks live, and what is asked of them. Ranks of another launcher meet here."""
         if self._group is not None:
-            return LaunchedRun(
-                request,
-                self._store,
-                checkpoints,
-                console,
-                manifest=self._manifest,
-                callbacks=callbacks,
-                group=self._group,
-            )
+            joined = self._group.join_up(self._store, self._run_id)
+            return joined, request_for_adopted(request, self._group.plan)
         if not self._request.starts_workers:
-            return InProcessRun(
-                request,
-                self._request.work,
-                self._store,
-                checkpoints,
-                console,
-                manifest=self._manifest,
-                callbacks=callbacks,
-            )
+            request = request_for_adopted(request)
+            return InProcessRank(request, self._request.work), request
+        return Connections(self._request.transports, request, stale_run_ids=self._manifest.stale_ids), request
+
+    def _coordinator(self, request: RunRequest, ranks: Ranks, console: RunConsole) -> Coordinator:
         return Coordinator(
             request,
             self._store,
-            self._request.transports,
-            checkpoints,
+            ranks,
+            self._config.checkpoint_config,
             console,
             log_dir=self._log_dir,
             manifest=self._manifest,
-            callbacks=callbacks,
+            callbacks=self._callbacks,
             console_ranks=self._config.logging_config.ranks,
-            stale_run_ids=self._manifest.stale_ids,
             start_without_own=self._start_without_own,
             shipping=self._shipping.for_run(self._store, self._run_id),
         )

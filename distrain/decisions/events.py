@@ -57,6 +57,8 @@ class RunRequest:
     checkpoint: path or URL of the checkpoint that the first attempt starts from.
     filesystem, metadata: see :class:`~distrain.hosts.world.WorkerFacts`.
     debug_rank: see :class:`~distrain.RunConfig`.
+    plan: where the ranks are, if another launcher has placed them.
+    keeps_logs: the run gets what the ranks print, and has a log of each.
     """
 
     run_id: str
@@ -79,6 +81,8 @@ class RunRequest:
     peer_failure_grace_s: float = 0.0
     is_script: bool = False
     stop_signals: Sequence[str] | None = None
+    plan: WorldPlan | None = None
+    keeps_logs: bool = True
 
     def worker_facts(self, plan: WorldPlan, rank: RankPlan, attempt: int) -> WorkerFacts:
         """Return the facts that the worker of this rank gets."""

@@ -135,6 +135,7 @@ class RunStateMachine:
     def summary(
         self,
         *,
+        errors: Mapping[int, BaseException] | None = None,
         metrics: dict[str, Any] | None = None,
         last_lines: Mapping[int, Sequence[str]] | None = None,
         where: Sequence[str] = (),
@@ -146,6 +147,7 @@ class RunStateMachine:
             metrics=metrics,
             value=self.outcomes[0].body if self.is_done else None,
             failures=self.failures,
+            errors=errors or {},
             stopped_ranks=self.stopped_ranks,
             last_lines=last_lines or {},
             stop_reason=self.stop_reason,
@@ -354,7 +356,7 @@ class RunStateMachine:
     def _plan_attempt(self, now: float) -> list[Action]:
         before = self.plan
         try:
-            self.plan = make_plan(self._host_pool.connected, self.request.scaling)
+            self.plan = self.request.plan or make_plan(self._host_pool.connected, self.request.scaling)
         except ResourcesError as error:
             self.resources_missing = True
             self._forget_attempt()
@@ -729,6 +731,8 @@ class RunStateMachine:
             signal=signal,
             last_grace_s=last_grace_s,
             culprit_known=culprit_known,
+            problem=self.problem or "",
+            reason=self.stop_reason or "",
         )
         return [SendMessage(host, stop) for host in hosts]
 
@@ -800,8 +804,8 @@ class RunStateMachine:
         if not culprit.lost:
             place = raised_at(culprit.traceback)
             how = f"failed: {culprit.summary}" if culprit.kind == "exception" else culprit.summary
-            log = f"its log: attempt_{self.attempt}/rank_{culprit.rank}.log"
-            return f"rank {culprit.rank}{on_host(culprit.host)} {how}{f' ({place})' if place else ''}; {log}"
+            log = f"; its log: attempt_{self.attempt}/rank_{culprit.rank}.log" if self.request.keeps_logs else ""
+            return f"rank {culprit.rank}{on_host(culprit.host)} {how}{f' ({place})' if place else ''}{log}"
         losses: dict[str, list[RankFailure]] = {}
         for failure in self.failures:
             if failure.lost:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 15
+WIRE_VERSION = 16
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -209,7 +209,10 @@ class HostFailed(Message):
 
 @message
 class HostSignalled(Message):
-    """A scheduler has sent a signal to the agent, such as SIGUSR1: the job will end soon. Agent -> coordinator."""
+    """A signal asks the run to stop, such as SIGUSR1 of a scheduler: the job will end soon.
+
+    Agent, or a rank that distrain has not started -> coordinator.
+    """
 
     signal: str
 
@@ -334,6 +337,8 @@ class Exited(Message):
 class Stop(Message):
     """End the attempt: a signal, a grace, stacks, SIGTERM, a last grace, SIGKILL.
 
+    problem, reason: why the run cannot go on, and the signal by which the user has asked it to stop; empty if neither.
+
     With a grace of 0, the agent begins with the stacks; with a last grace of 0, SIGKILL follows on the stacks. Ranks
     that do not handle ``signal`` get SIGTERM instead of it. Without ``culprit_known``, the agent uses up the whole time
     for taking stacks, so that a rank that is failing at that moment can still report its exception.
@@ -346,6 +351,8 @@ class Stop(Message):
     signal: str = ""
     last_grace_s: float = 0.0
     culprit_known: bool = True
+    problem: str = ""
+    reason: str = ""
 
 
 @message
@@ -1206,16 +1213,6 @@ class StopAtReport(ToWorker):
 
 
 # -- ranks that another launcher has started -------------------------------------------------------------------------
-
-
-@message
-class StopWanted(FromWorker):
-    """A signal of this name asks the run to stop.
-
-    Rank -> rank 0; answered by :class:`AnnounceStop` for the ranks that call should_stop().
-    """
-
-    reason: str
 
 
 @message

@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import runpy
+import signal
 import sys
 import threading
 import traceback
@@ -72,11 +73,6 @@ class RankResult:
     outcome: wire.Outcome
     work: Work | None
     error: BaseException | None = None
-
-
-def run_rank(load: Callable[[], Work], session: Session, channel: WorkerChannel) -> RankResult:
-    """Load the work, set up its framework, run it, and make the outcome. Raises nothing."""
-    return make_rank_result(run_user_code(load, session, channel), session)
 
 
 def run_user_code(
@@ -259,6 +255,8 @@ def _pickled_exception(error: BaseException) -> bytes:
 
 
 def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT  # as of the interpreter
     if not isinstance(error, SystemExit):
         return 1
     if error.code is None:

@@ -305,8 +305,8 @@ def test_nobody_waits_for_a_killed_rank(start: Callable[..., Started], tmp_path:
 
 REFUSES = """
 if RANK == int(sys.argv[2]):
-    from distrain.coordinator.launched import rank_group
-    rank_group.storage_problem = lambda *asked: "cannot be opened: No such file or directory"
+    from distrain.coordinator.ranks import joined
+    joined.storage_problem = lambda *asked: "cannot be opened: No such file or directory"
 if RANK == 0 and sys.argv[2] == "0":
     (FOLDER / "runs").write_text("no directory")
 said["outcome"] = outcome(lambda: write(), "run")
