@@ -15,6 +15,7 @@ from collections import deque
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from distrain import wire
@@ -25,7 +26,7 @@ from distrain.hosts.ports import reserve_port
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distrain.coordinator.ranks.this_process import OwnRank
     from distrain.decisions.events import HostLost, RunRequest
@@ -77,14 +78,15 @@ class AdoptedRanks:
         """The ranks that have not ended their work."""
         self._alive: set[int] = set()
         """The ranks that may still send something, as far as the run knows."""
-        self._silent: dict[str, set[int]] = {}
-        """By host: the ranks that were asked for their stacks and have not answered."""
+        self._asked: dict[str, None] = {}
+        """The hosts that have to say which of their ranks are silent."""
+        self._silent: set[int] = set()
+        """The ranks that were asked for their stacks and have not answered."""
         self._stop: wire.Stop | None = None
         self._is_ending = False
         """True while the last stacks are taken."""
-        self._failure: tuple[int, str] | None = None
-        """The rank that has failed first, as far as is known, and how."""
-        self._is_culprit_known = False
+        self._failures: list[tuple[bool, int, str]] = []
+        """The ranks that have failed: whether another one may be to blame, the rank, and how."""
 
     @property
     def errors(self) -> Mapping[int, BaseException]:
@@ -173,9 +175,7 @@ class AdoptedRanks:
             case wire.Start():
                 self._start(name, message)
             case wire.TakeStacks() if not self._is_ending:
-                self._ask_for_stacks([rank for rank in self._working if self._hosts[rank] == name])
-                self._loop.call_in("rank_stacks", _STACKS_S, self._end_stacks)
-                self._note_stacks(name)
+                self._take_stacks([name], _STACKS_S)
             case wire.Stop():
                 self._stop_ranks(name, message)
             case wire.BreakIn(attempt=attempt, rank=rank):
@@ -199,8 +199,7 @@ class AdoptedRanks:
     def _start(self, host: str, start: wire.Start) -> None:
         if start.attempt != self._attempt:
             self._attempt, self._stop, self._is_ending = start.attempt, None, False
-            self._failure, self._is_culprit_known = None, False
-            self._hosts, self._working, self._alive, self._silent = {}, set(), set(), {}
+            self._hosts, self._working, self._alive, self._failures = {}, set(), set(), []
         for fields in start.ranks:
             spec = wire.WorkerSpec(**{**fields, "environment": {**self._prepared, **fields["environment"]}})
             rank = spec.rank
@@ -226,39 +225,37 @@ class AdoptedRanks:
     def _lose(self, rank: int) -> None:
         self._end_work(rank)
         self._exit(rank, lost=_LOST)
-        self._note_failure(rank, f"was lost: {_LOST}", is_culprit=True)
+        self._note_failure(rank, f"was lost: {_LOST}", is_consequence=False)
 
     def _on_rank(self, rank: int, message: wire.Message) -> None:
         host = self._hosts[rank]
         match message:
             case wire.StackDump():
                 self._say(host, message)
-                self._silent.get(host, set()).discard(rank)
-                self._note_stacks(host)
+                self._note_stacks(rank)
             case wire.Outcome():
                 self._say(host, message)
                 self._end_work(rank)
                 if not message.ok:
-                    self._note_failure(rank, f"has failed: {message.error}", is_culprit=not message.blames_peer)
+                    self._note_failure(rank, f"has failed: {message.error}", is_consequence=message.blames_peer)
                     self._exit(rank, exit_code=message.exit_code)
                 elif self._stop is not None:
                     self._exit(rank, exit_code=0)
             case _:
                 self._say(host, message)
 
-    def _note_failure(self, rank: int, how: str, *, is_culprit: bool) -> None:
-        if self._failure is None or (is_culprit and not self._is_culprit_known):
-            self._failure = rank, f"rank {rank} on {self._hosts[rank]} {how}"
-        self._is_culprit_known |= is_culprit
-        if is_culprit and self._stop is not None and not self._stop.grace_s and not self._is_ending:
+    def _note_failure(self, rank: int, how: str, *, is_consequence: bool) -> None:
+        self._failures.append((is_consequence, rank, f"rank {rank} on {self._hosts[rank]} {how}"))
+        if not is_consequence and self._stop is not None and not (self._stop.grace_s or self._is_ending):
             self._take_last_stacks()
 
+    @property
+    def _is_culprit_known(self) -> bool:
+        return not all(is_consequence for is_consequence, _, _ in self._failures)
+
     def _end_work(self, rank: int) -> None:
-        host = self._hosts[rank]
         self._working.discard(rank)
-        if rank in self._silent.get(host, ()):
-            self._silent[host].discard(rank)
-            self._note_stacks(host)
+        self._note_stacks(rank)
 
     def _exit(self, rank: int, *, exit_code: int | None = None, lost: str | None = None, by_us: bool = False) -> None:
         """Tell the run that a rank has ended, and with the last one that its host is idle."""
@@ -272,24 +269,26 @@ class AdoptedRanks:
 
     # -- stacks ---------------------------------------------------------------------------------------------------
 
-    def _ask_for_stacks(self, ranks: Sequence[int]) -> None:
-        for rank in ranks:
-            self._silent.setdefault(self._hosts[rank], set()).add(rank)
+    def _take_stacks(self, hosts: Iterable[str], timeout_s: float) -> None:
+        self._asked |= dict.fromkeys(hosts)
+        for rank in [rank for rank in sorted(self._working) if self._hosts[rank] in self._asked]:
+            self._silent.add(rank)
             self._queue(rank, wire.TakeStacks(attempt=self._attempt))
+        self._loop.call_in("rank_stacks", timeout_s if self._silent else 0.0, self._end_stacks)
 
-    def _note_stacks(self, host: str) -> None:
-        """Say that a host is done with its stacks, once all its ranks have answered."""
-        if not self._silent.get(host):
-            if not self._is_ending:
-                self._silent.pop(host, None)
-                self._say(host, wire.StacksDone(attempt=self._attempt, silent=[]))
-            elif not any(self._silent.values()):
-                self._end_ranks()
+    def _note_stacks(self, rank: int) -> None:
+        self._silent.discard(rank)
+        if self._asked and not self._silent:
+            self._end_stacks()
 
     def _end_stacks(self) -> None:
-        for host, ranks in self._silent.items():
-            self._say(host, wire.StacksDone(attempt=self._attempt, silent=sorted(ranks)))
-        self._silent = {}
+        self._loop.cancel("rank_stacks")
+        for host in self._asked:
+            silent = sorted(rank for rank in self._silent if self._hosts[rank] == host)
+            self._say(host, wire.StacksDone(attempt=self._attempt, silent=silent))
+        self._asked, self._silent = {}, set()
+        if self._is_ending:
+            self._end_ranks()
 
     # -- stopping -------------------------------------------------------------------------------------------------
 
@@ -317,33 +316,25 @@ class AdoptedRanks:
             self._loop.call_in("rank_ends", _CULPRIT_S, self._take_last_stacks)
 
     def _take_last_stacks(self) -> None:
-        self._end_stacks()
+        self._loop.cancel("rank_ends")
         self._is_ending = True
-        self._ask_for_stacks(sorted(self._working))
-        self._loop.call_in("rank_ends", _LAST_STACKS_S, self._end_ranks)
-        if not self._working:
-            self._end_ranks()
+        self._take_stacks(self._hosts.values(), _LAST_STACKS_S)
 
     def _end_ranks(self) -> None:
         """Tell the ranks that are still at work that the run has failed. To the run, they have ended by that."""
-        assert self._stop is not None
-        self._loop.cancel("rank_ends")
-        for host in dict.fromkeys(self._hosts.values()):
-            silent = sorted(self._silent.get(host, ()))
-            self._say(host, wire.StacksDone(attempt=self._attempt, silent=silent))
-        self._silent, self._is_ending = {}, False
+        self._is_ending = False
         culprit, text = self._why()
         for rank in sorted(self._working):
             self._queue(rank, wire.RunFailed(attempt=self._attempt, rank=rank, text=text, culprit=culprit))
-            self._working.discard(rank)
             self._exit(rank, by_us=True)
+        self._working.clear()
 
     def _why(self) -> tuple[int | None, str]:
         """Return what the other ranks hear: which rank is to blame, if any, and the text."""
         assert self._stop is not None
         if self._stop.problem:
             return None, self._stop.problem
-        culprit, text = self._failure or (0, "the run has ended")
+        _, culprit, text = min(self._failures, key=itemgetter(0), default=(False, 0, "the run has ended"))
         return culprit, f"the run was stopped by {self._stop.reason}" if self._stop.reason else text
 
 
