@@ -33,7 +33,7 @@ class InProcessRank(AdoptedRanks):
     def __init__(self, request: RunRequest, work: Work) -> None:
         theirs, ours = socket.socketpair()
         channel = RankChannel(ours, on_stop=lambda name: signals.order(name))
-        signals = Signals(stop_signals(request.stop_signals), channel, relay=SignalRelay())
+        signals = Signals(stop_signals(request.stop_signals), channel, relay=SignalRelay(), is_alone=True)
         own = OwnRank(channel, signals, fresh=work.fresh, around=_as_rank, leave=_leave(work))
         super().__init__({0: theirs}, own, with_gpus=request.scaling.use_gpu)
 

@@ -92,17 +92,24 @@ class Signals:
 
     While train_func runs, the first one asks the whole run to stop. Unless train_func calls should_stop(), it ends it
     by an exception, too; and so does a later one. When rank 0 does not train, the run gets them (``relay``).
+
+    is_alone: there are no other ranks that have to know at once. So train_func, or pdb, may catch a KeyboardInterrupt.
     """
 
-    def __init__(self, numbers: Sequence[int], channel: RankChannel, *, relay: SignalRelay | None) -> None:
+    def __init__(
+        self, numbers: Sequence[int], channel: RankChannel, *, relay: SignalRelay | None, is_alone: bool = False
+    ) -> None:
         self._numbers = numbers
         self._channel = channel
         self._relay = relay
+        self._is_alone = is_alone
         self._replaced: dict[int, Any] = {}
         self._stack = contextlib.ExitStack()
         self._is_training = False
         self._asked_at: float | None = None
-        """When a signal first asked the run to stop (time.monotonic)."""
+        """When the first signal came (time.monotonic)."""
+        self._has_told = False
+        """True once the run knows of it."""
         self._ordered: int | None = None
         """The signal by which the run ends train_func."""
         self._has_raised = False
@@ -149,7 +156,7 @@ class Signals:
     def note_stop(self, error: BaseException | None) -> None:
         """Ask the run to stop if train_func was ended by the exception of a signal, whoever has raised it."""
         reason = stop_reason(error)
-        if reason is not None and not self._has_raised:
+        if reason is not None and not self._has_told:
             self._tell(signal.Signals[reason])
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -168,11 +175,13 @@ class Signals:
         note_stop(number)
         if self._asked_at is not None:
             return time.monotonic() < self._asked_at + _ONE_REQUEST_S
-        self._tell(number)
+        self._asked_at = time.monotonic()
+        if self._channel.uses_should_stop or not self._is_alone:
+            self._tell(number)
         return self._channel.uses_should_stop
 
     def _tell(self, number: int) -> None:
-        self._asked_at = time.monotonic()
+        self._has_told = True
         with contextlib.suppress(DistrainError):
             self._channel.send(wire.HostSignalled(signal=signal.Signals(number).name))
 
