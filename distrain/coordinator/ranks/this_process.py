@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from distrain.worker.user_code import RankResult
 
 _ONE_REQUEST_S = 1.0
-"""Seconds in which several signals are one request: a terminal and a launcher may both pass a Ctrl-C on."""
+"""Seconds in which several signals are one request: a terminal and another launcher may both pass a Ctrl-C on."""
 _training_here = threading.RLock()
 
 
@@ -174,7 +174,7 @@ class Signals:
         """Return whether train_func goes on after this signal."""
         note_stop(number)
         if self._asked_at is not None:
-            return time.monotonic() < self._asked_at + _ONE_REQUEST_S
+            return not self._is_alone and time.monotonic() < self._asked_at + _ONE_REQUEST_S
         self._asked_at = time.monotonic()
         if self._channel.uses_should_stop or not self._is_alone:
             self._tell(number)
