@@ -6,9 +6,11 @@ when they are first used: ``import distrain`` takes milliseconds and never impor
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from distrain.system.imports import import_as_ray, lazy_names
+from distrain.api.ray_names import explain, is_asked_for_as_ray
+from distrain.system.imports import lazy_names
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imported on first use
     from distrain.api.backend import BackendConfig as BackendConfig
@@ -106,6 +108,8 @@ __getattr__, __dir__, __all__ = lazy_names(
     modules=(
         "collective", "data", "huggingface", "jax", "lightning", "page", "session", "tensorflow", "torch", "trackers",
     ),
+    explain=explain,
 )  # fmt: skip
 
-import_as_ray()
+if is_asked_for_as_ray():  # then ``import ray`` finds the stand-in
+    import_module("distrain.as_ray")

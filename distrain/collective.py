@@ -10,12 +10,9 @@ from typing import TypeVar
 
 from distrain.session import get_context
 from distrain.system.pickling import pickled
-from distrain.system.ray_names import explain_absent_names
 from distrain.worker.session import session_of
 
 __all__ = ["barrier", "broadcast_from_rank_zero"]
-
-explain_absent_names(__name__)
 
 _LARGEST = 16 << 20
 """Bytes of pickled data that broadcast_from_rank_zero() accepts."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from distrain.api import current
 from distrain.session import get_context, report
 from distrain.storage.checkpoint import Checkpoint
-from distrain.system.ray_names import explain_absent_names
 from distrain.system.scratch import kept_for_peer, temporary_directory
 from distrain.torch.device import get_device
 
@@ -38,8 +37,6 @@ __all__ = [
     "TrainReportCallback",
     "prepare_trainer",
 ]
-
-explain_absent_names(__name__)
 
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")

@@ -8,13 +8,11 @@ from distrain.api.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, TrainContext
 from distrain.api.store_options import StoreOptions
 from distrain.system.arguments import check_seconds
-from distrain.system.ray_names import explain_absent_names
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distrain.api.context import TrialResources
     from distrain.data.iterator import DataIterator
     from distrain.storage.checkpoint import Checkpoint
 
@@ -36,8 +34,6 @@ __all__ = [
     "report",
     "should_stop",
 ]
-
-explain_absent_names(__name__)
 
 SYNC, ASYNC, NO_UPLOAD = CheckpointUploadMode
 
@@ -286,7 +282,7 @@ def get_trial_dir() -> str:
     return get_context().get_trial_dir()
 
 
-def get_trial_resources() -> TrialResources:
+def get_trial_resources() -> dict[str, float]:
     """Return ``get_context().get_trial_resources()``, under Ray AIR's name.
 
     ::

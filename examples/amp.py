@@ -3,9 +3,8 @@
     python examples/amp.py
     python examples/amp.py --use-gpu
 
-Three calls are needed: `accelerate(amp=True)` at the top of the training function, `prepare_optimizer` around the
-optimizer, and `backward(loss)` instead of `loss.backward()`. `backward` scales the loss so that small gradients do not
-become zero.
+`accelerate(amp=True)` at the top of the training function does it: models that `prepare_model` gets afterwards compute
+in bfloat16. `prepare_optimizer` and `backward` are calls of Ray Train, which scripts may leave out.
 """
 
 import argparse

@@ -22,31 +22,23 @@ SOURCE = Path(distrain.__file__).parent
 ROOT = SOURCE.parent
 PAGE = ROOT / "docs" / "troubleshooting.md"
 MESSAGES = ROOT / "docs" / "messages.md"
-NO_ERRORS = ROOT / "tests" / "no_errors.txt"
 
-SCREENS = (
-    *("page/", "console/", "cli/run/config_options.py", "cli/run/options.py", "system/ray_names.py"),
-    *("as_ray/sentences.py", "decisions/run_status.py"),
-)
-"""Where strings that are not raised are screens, helps, or sentences about names of Ray, which one entry explains."""
 ARGUMENTS = frozenset({
     "ValueError", "TypeError", "ArgumentTypeError", "WrongArgument", "NoSuchRun", "AttributeError", "KeyError",
     "ImportError", "ModuleNotFoundError", "usage",
 })  # fmt: skip
 """Errors about an argument, an option or a name. Their texts say all; docs/messages.md lists them. ``usage``: those of
 argparse."""
-INTERNAL = frozenset(["AssertionError", "NotImplementedError"])
+INTERNAL = frozenset(["AssertionError", "NotImplementedError", "StreamEndedError"])
 _NOT_SHOWN = frozenset({
     "add_argument", "add_argument_group", "ArgumentParser", "compile", "fullmatch", "match", "search", "sub",
 })  # fmt: skip
 """Calls whose arguments are help texts and patterns."""
-_PROGRESS = "say"
-"""The function that prints lines about the progress, which are no errors."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of the source. ``kind``: the class of the exception that has it, ``say``, or empty."""
+    """A text of the source. ``kind``: the class of the exception that has it, or empty."""
 
     place: str
     text: str
@@ -59,14 +51,8 @@ class Text:
 
     @property
     def needs_entry(self) -> bool:
-        """True if docs/troubleshooting.md must have it, unless tests/no_errors.txt says that it is no error.
-
-        The text of an exception counts if it is more than a name; any other if it is the beginning of a sentence.
-        """
-        if self.kind:
-            return self.kind not in ARGUMENTS | INTERNAL | {_PROGRESS} and self._words >= 2
-        is_sentence = self._words >= 3 and re.match(r"[^;,.:(<].*?[a-z]{2,} [a-z]", self.text)
-        return bool(is_sentence) and not (self.place.startswith(SCREENS) or re.match(r"cli/\w+\.py", self.place))
+        """True if docs/troubleshooting.md must have it: the text of an exception, if it is more than a name."""
+        return bool(self.kind) and self.kind not in ARGUMENTS | INTERNAL and self._words >= 3
 
     @property
     def beginning(self) -> str:
@@ -111,7 +97,7 @@ def _walk(node: ast.AST, kind: str, name: str) -> Iterator[Text]:
         called = _name_of(node.func)
         if called in _NOT_SHOWN:
             return
-        if called == _PROGRESS or _is_exception(called):
+        if _is_exception(called):
             kind = called
         elif called == "error":
             kind = "usage"
@@ -191,15 +177,8 @@ def fixed_parts(key: str) -> tuple[str, ...]:
 
 def missing(keys: Iterable[str], found: Iterable[Text]) -> list[Text]:
     """Return the texts that need an entry and have none."""
-    known, no_errors = tuple(keys), set(texts_that_are_no_errors())
-    wanted = (text for text in found if text.needs_entry and text.beginning not in no_errors)
-    return [text for text in wanted if not any(covers(key, text.text) for key in known)]
-
-
-def texts_that_are_no_errors() -> list[str]:
-    """Return the lines of tests/no_errors.txt."""
-    lines = NO_ERRORS.read_text().splitlines()
-    return [line for line in lines if line and not line.startswith("## ")]
+    known = tuple(keys)
+    return [text for text in found if text.needs_entry and not any(covers(key, text.text) for key in known)]
 
 
 # -- the page of messages --------------------------------------------------------------------------------------------
@@ -230,10 +209,9 @@ Many begin with the class and the argument: `ScalingConfig.num_workers must be a
 
 def messages_page() -> str:
     """Return the text of docs/messages.md: errors about arguments by area."""
-    no_errors = set(texts_that_are_no_errors())
     rows: dict[str, set[str]] = {area: set() for area in _AREAS}
     for text in texts():
-        if text.is_about_an_argument and text.beginning not in no_errors:
+        if text.is_about_an_argument:
             rows.setdefault(_area(text.place), set()).add(f"- {_code(text.text)} ({text.kind})")
     return "\n".join(
         [_BEGINNING, *(f"## {area}\n\n" + "\n".join(sorted(found)) + "\n" for area, found in rows.items())]

@@ -144,7 +144,6 @@ def test_a_checkpoint_of_all_temporary_files_is_refused_and_the_fix_that_the_err
     source = migrated("temporary_files")
     stopped = run_source(source, tmp_path)
     assert stopped.exit_code != 0
-    assert stopped.results == [], "before anything is trained"
     told = re.sub(r"[\s│]+", " ", stopped.errors.split("shared directory")[-1])
     fix = re.search(r"checkpoint_dir = (tempfile\.\w+\(\))", told)
     assert fix, stopped.errors

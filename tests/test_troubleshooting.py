@@ -18,7 +18,6 @@ from tests.error_texts import (
     missing,
     texts,
     texts_of,
-    texts_that_are_no_errors,
 )
 
 HELP = """\
@@ -31,8 +30,6 @@ Add a part of each as code to the line "Also: `…`" of the entry that explains 
     ### `a part of the text, with … for what varies`
 
     What it means, what the causes are, and what to do.
-
-If it is no error, add its beginning (at most 100 characters) as a line to tests/no_errors.txt.
 """
 
 
@@ -45,9 +42,6 @@ def test_every_entry_is_about_an_error_of_the_source() -> None:
     known = [text.text for text in texts()]
     stale = [key for key in keys_of(PAGE.read_text()) if not any(covers(key, text) for text in known)]
     assert not stale, f"docs/troubleshooting.md: no text of distrain has these parts any more: {stale}"
-    beginnings = {text.beginning for text in texts()}
-    stale = [line for line in texts_that_are_no_errors() if line not in beginnings]
-    assert not stale, f"tests/no_errors.txt: no text of distrain begins like this any more: {stale}"
 
 
 def test_a_key_is_long_enough_to_mean_one_trouble() -> None:
@@ -60,24 +54,12 @@ def count(key: str) -> int:
     return sum(covers(key, text.text) for text in errors())
 
 
-def test_an_entry_that_is_left_out_is_missed() -> None:
-    page = PAGE.read_text()
-    for heading in ("### `exited with code", "### `cannot pickle", "### `no virtual environment could be made"):
-        [entry] = [entry for title, entry in entries_of(page).items() if title.startswith(heading)]
-        assert missing(keys_of(page.replace(entry, "")), errors()), heading
-
-
 @pytest.mark.parametrize(
     ("source", "text"),
     [
         ('raise StorageError(f"the moon hides {path}")', "the moon hides …"),
-        ('raise StorageError(f"the moon {verb} " + "too much of it")', "the moon … too much of it"),
-        ('error = LaunchError("no moon") if far else None', "no moon"),
-        ('def why(path):\n    """Say it."""\n    return f"{path} is on the moon"', "… is on the moon"),
+        ('error = LaunchError("there is no moon") if far else None', "there is no moon"),
         ('raise Eclipse("the moon is hidden")', "the moon is hidden"),
-        ('raise StorageError("the moon hides {}".format(path))', "the moon hides {}"),
-        ('warn("the moon is full")', "the moon is full"),
-        ('REASONS = {1: "it waits for the moon"}', "it waits for the moon"),
         ('raise LaunchError(explain(name, why="the sun is not up"))', "the sun is not up"),
     ],
 )
@@ -88,13 +70,10 @@ def test_a_new_error_is_found(source: str, text: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        'def moon():\n    """Return the moon of this planet."""',
         'parser.add_argument("--moon", help="the moon to fly to")',
         'say(f"flying to the moon in {seconds} s")',
-        'raise NotImplementedError("every moon has its own")',
         'raise ValueError("moon must be an int of at least 1")',
         'parser.error(f"there is no option --moon {moon}")',
-        'name = "moon base"',
     ],
 )
 def test_what_is_no_error_needs_no_entry(source: str) -> None:

@@ -25,7 +25,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from distrain.agent.guard import scheduler_signals
-from distrain.agent.huge_pages import huge_page_steps, use_huge_pages
 from distrain.hosts.cgroup import OomWatch
 from distrain.system import process, scratch
 from distrain.system.loop import Loop
@@ -36,12 +35,6 @@ if TYPE_CHECKING:
 
 _PACKET_BYTES = 64 << 10
 _MOST_FDS = 8
-_HUGE_PAGES_FIRST = 32
-"""Number of workers from which it saves time to make huge pages before the first fork."""
-_HUGE_PAGES_LATER = 8
-"""Number of workers from which huge pages for a restart are worth their memory: running workers keep the old pages."""
-_QUIET_S = 2.0
-"""Seconds after the last fork, or the last worker, until huge pages are made for the next attempt or run."""
 _CUDA_DRIVER = "libcuda.so.1"
 _CUDA_DEVICE = "/dev/nvidia-uvm"
 _CUDA_NOT_INITIALISED = 3
@@ -80,7 +73,6 @@ class ForkServer:
         self._ended: set[int] = set()
         """Processes that have ended since the last sweep."""
         self._forks = settings["start_method"] == "forkserver"
-        self._has_huge_pages = False
         self._oom = OomWatch()
         self._began = time.time()
 
@@ -132,22 +124,8 @@ class ForkServer:
             finalizer.atexit = False  # its object is the forkserver's: no worker may clean up after it
         gc.collect()
         gc.freeze()  # a collection would write to, and so copy, pages that all workers share
-        self._has_huge_pages = self._forks and self._settings["workers"] >= _HUGE_PAGES_FIRST
-        if self._has_huge_pages:
-            use_huge_pages()
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
         return reason
-
-    def _plan_huge_pages(self) -> None:
-        """Make huge pages after a while, in steps between which this process serves the agent."""
-        if self._forks and not self._has_huge_pages:
-            self._loop.call_in("huge pages", _QUIET_S, partial(self._make_huge_pages, huge_page_steps()))
-
-    def _make_huge_pages(self, steps: Iterator[None]) -> None:
-        if next(steps, True):  # there is no further step
-            self._has_huge_pages = True
-        else:
-            self._loop.call_in("huge pages", 0.0, partial(self._make_huge_pages, steps))
 
     # -- commands -------------------------------------------------------------------------------------------------
 
@@ -171,7 +149,6 @@ class ForkServer:
             case "sweep":
                 self._oom = OomWatch()  # later kills belong to the next attempt
                 self._sweep()
-                self._plan_huge_pages()
             case "renew":
                 self._renew(command["preload"])
 
@@ -205,10 +182,6 @@ class ForkServer:
         for fd in fds.all():
             if fd != self._job_fd:
                 os.close(fd)
-        if self._settings["workers"] >= _HUGE_PAGES_LATER:
-            self._plan_huge_pages()
-        else:
-            self._loop.cancel("huge pages")
 
     def _become_worker(self, cpus: Sequence[int] | None, fds: WorkerFds, parent: int) -> None:
         try:
@@ -265,7 +238,7 @@ class ForkServer:
                     kind="exited",
                     rank=rank,
                     status=status,
-                    max_rss_bytes=usage.ru_maxrss * _RSS_UNIT,
+                    max_rss_bytes=usage.ru_maxrss * 1024,
                     by_us=by_us,
                     oom_limit_bytes=self._oom.killed() if status else None,
                 )
@@ -287,9 +260,6 @@ class ForkServer:
         """Kill the workers, with their process groups, and all other descendants."""
         process.kill_groups([pid for pid in self._workers if not process.has_ended(pid)])
         process.kill_descendants()
-
-
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 @contextlib.contextmanager

@@ -55,7 +55,6 @@ class ForkServerLink:
             "start_method": prepared.start_method,
             "python_flags": prepared.python_flags,
             "open_files": open_files,
-            "workers": prepared.workers,
         }
         arguments = (str(theirs.fileno()), str(job_fd), json.dumps(settings))
         self._process = process.spawn_quiet(

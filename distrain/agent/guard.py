@@ -36,7 +36,7 @@ def scheduler_signals() -> tuple[signal.Signals, ...]:
 def stand_guard(parent_fd: int, scratch_path: str | None) -> int:
     """Fork: the child returns and is the agent. This process becomes the guard and never returns.
 
-    Return the descriptor for :func:`beat`, or -1 where there are no pidfds (macOS, Linux before 5.3): there is no guard
+    Return the descriptor for :func:`beat`, or -1 where there are no pidfds (Linux before 5.3): there is no guard
     then.
 
     parent_fd: pidfd of the process that has started this one: the coordinator, or the server of ssh.

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.hosts.troubles import gpu_troubles, memory_troubles
+from distrain.hosts.troubles import troubles
 from distrain.system.background import Background
 
 if TYPE_CHECKING:
@@ -21,16 +21,13 @@ if TYPE_CHECKING:
 class HealthWatch:
     """Tell the coordinator of troubles with ``send``, when there are others than before.
 
-    Memory and GPUs have a thread each, as a GPU that has failed may not answer.
+    A thread looks, as a GPU that has failed may not answer.
     """
 
     def __init__(self, loop: Loop, send: Callable[[wire.Message], None]) -> None:
         self._loop = loop
         self._send = send
-        self._threads = {kind: Background(loop, kind) for kind in ("memory", "GPU")}
-        self._every_s = 0.0
-        self._processes: Callable[[], dict[int, int]] = dict
-        self._gpus: Mapping[int, Sequence[Gpu]] = {}
+        self._thread = Background(loop, "health")
         self.end()
 
     def begin(
@@ -41,42 +38,33 @@ class HealthWatch:
         processes: returns the process of each rank. gpus: those of each rank; of none if there are none.
         """
         self.end()
-        self._attempt, self._every_s, self._processes, self._gpus = attempt, every_s, processes, gpus
-        self._loop.call_in("health", every_s, self._look)
+        self._attempt = attempt
+
+        def look() -> None:
+            self._loop.call_in("health", every_s, look)
+            if not self._thread.pending:
+                find = partial(_try, partial(troubles, processes(), gpus, self._found), self._found)
+                self._thread.do(find, partial(self._on_found, attempt))
+
+        self._loop.call_in("health", every_s, look)
 
     def end(self) -> None:
-        """Look no more. What threads find later is ignored."""
+        """Look no more. What the thread finds later is ignored."""
         self._loop.cancel("health")
         self._attempt = -1
-        self._found: dict[str, Sequence[Trouble]] = {}
-        self._told: set[tuple[int, str, str]] = set()
+        self._found: list[Trouble] = []
 
-    def _look(self) -> None:
-        self._loop.call_in("health", self._every_s, self._look)
-        before = self._found.get("memory", [])
-        self._do("memory", partial(memory_troubles, self._processes(), before))
-        if any(self._gpus.values()):
-            self._do("GPU", partial(gpu_troubles, self._gpus))
-
-    def _do(self, kind: str, look: Callable[[], list[Trouble]]) -> None:
-        thread = self._threads[kind]
-        if not thread.pending:
-            thread.do(partial(_try, look), partial(self._on_found, self._attempt, kind), lambda error: None)
-
-    def _on_found(self, attempt: int, kind: str, found: Sequence[Trouble] | None) -> None:
-        if attempt != self._attempt or found is None:
+    def _on_found(self, attempt: int, found: list[Trouble]) -> None:
+        if attempt != self._attempt:
             return
-        self._found[kind] = found
-        troubles = [trouble for those in self._found.values() for trouble in those]
-        keys = {trouble.key for trouble in troubles}
-        if keys != self._told:
-            self._told = keys
-            self._send(wire.Troubles(attempt=attempt, troubles=[asdict(trouble) for trouble in troubles]))
+        if {one.key for one in found} != {one.key for one in self._found}:
+            self._send(wire.Troubles(attempt=attempt, troubles=[asdict(one) for one in found]))
+        self._found = found
 
 
-def _try(look: Callable[[], list[Trouble]]) -> list[Trouble] | None:
-    """Return what was found, None if the look failed: no oddity of a driver or of /proc may end a host."""
+def _try(look: Callable[[], list[Trouble]], before: list[Trouble]) -> list[Trouble]:
+    """Return what was found before if the look fails: no oddity of a driver or of /proc may end a host."""
     try:
         return look()
     except Exception:
-        return None
+        return before

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from distrain import wire
-from distrain.hosts.inspection import inspect
+from distrain.hosts.inspection import disk_free_bytes, memory_free_bytes, package_versions
 from distrain.hosts.network import address_toward
 from distrain.hosts.ports import reserve_port
-from distrain.hosts.reachability import ReachabilityProbe
+from distrain.hosts.reachability import ProbePort, failed_peers, own_place
 from distrain.system.background import Background
 from distrain.system.process import own_package
+from distrain.system.text import size
 
 if TYPE_CHECKING:
     import socket
@@ -38,31 +39,23 @@ class HostQueries:
         """Those that CUDA shows here, as far as the agent was asked to look for them."""
         self._reserved: list[socket.socket] = []
         self._resolver = Background(loop, "resolver")
-        self._probe = ReachabilityProbe(loop, self._resolver, send)
+        self._port = ProbePort(loop)
 
-    def answer(self, question: wire.Message) -> None:
-        """Answer a question, now or later."""
-        match question:
-            case wire.ReservePorts():
-                self._reserve(question)
-            case wire.InspectHost():
-                self._in_thread(partial(_inspect, question, self.gpus))
-            case wire.EmptyCache():
-                self._in_thread(_empty_cache)
-            case wire.OpenProbePort():
-                self._probe.open_port(question)
-            case wire.ProbePeers():
-                self._probe.probe_peers(question)
+    def probe(self, question: wire.ProbeHost) -> None:
+        """Answer a question. It gets a thread of its own, as an earlier one may hang."""
+        background = Background(self._loop, "probe")
 
-    def _in_thread(self, find: Callable[[], wire.Message]) -> None:
-        """Send what a function returns. It gets a thread of its own, as an earlier one may hang."""
-        background = Background(self._loop, "inspection")
-
-        def done(result: wire.Message) -> None:
+        def done(answer: wire.HostProbed) -> None:
             background.close()
-            self._send(result)
+            self._send(self._with_port(answer) if answer.address else answer)
 
-        background.do(find, done)
+        background.do(lambda: _probed(question, self.gpus), done)
+
+    def _with_port(self, answer: wire.HostProbed) -> wire.HostProbed:
+        try:
+            return replace(answer, port=self._port.open(answer.address, answer.nonce))
+        except OSError as error:
+            return replace(answer, failed=str(error))
 
     def look_up(self, find: Callable[[str], _T], peer: str, then: Callable[[_T | None], None]) -> None:
         """Call ``then`` with what ``find`` returns for a peer, or at once with None if ``peer`` is empty."""
@@ -75,7 +68,8 @@ class HostQueries:
         else:
             then(None)
 
-    def _reserve(self, asked: wire.ReservePorts) -> None:
+    def reserve(self, asked: wire.ReservePorts) -> None:
+        """Keep ports for an attempt, and send their numbers."""
         self.release_ports()
         try:
             self._reserved = [reserve_port() for _ in range(asked.ports)]
@@ -96,39 +90,51 @@ class HostQueries:
         self._reserved = []
 
 
-def _inspect(asked: wire.InspectHost, gpus: Sequence[Gpu]) -> wire.InspectionResult:
-    result = inspect(asked)
-    return _with_details(result, asked, gpus) if asked.is_thorough else result
+def _probed(asked: wire.ProbeHost, gpus: Sequence[Gpu]) -> wire.HostProbed:
+    received, address, interface, failed = time.time(), "", "", None
+    if asked.is_reached:
+        try:
+            address, interface = own_place(asked.address, asked.peer)
+        except OSError as error:
+            failed = str(error)
+    answer = wire.HostProbed(
+        nonce=asked.nonce,
+        versions=package_versions(asked.packages, asked.sys_path),
+        executable=asked.executable or sys.executable,
+        address=address,
+        interface=interface,
+        failed=failed,
+        failed_peers=failed_peers(asked.peers, asked.nonce),
+    )
+    if asked.is_thorough:
+        answer = _with_details(answer, asked, gpus)
+    return replace(answer, received=received, sent=time.time())  # the clocks of the two machines are compared by these
 
 
-def _with_details(result: wire.InspectionResult, asked: wire.InspectHost, gpus: Sequence[Gpu]) -> wire.InspectionResult:
-    from distrain.agent.rank_cpus import rank_cpus
+def _with_details(answer: wire.HostProbed, asked: wire.ProbeHost, gpus: Sequence[Gpu]) -> wire.HostProbed:
     from distrain.hosts.gpu_health import gpu_health
-    from distrain.transfer.host_side.cache_cleaning import size_by_kind
-    from distrain.transfer.host_side.host_cache import existing_cache
 
-    cache, cpu_problem = existing_cache(), None
-    try:
-        rank_cpus(asked.numa_binding, asked.workers, asked.gpus_per_worker, gpus)
-    except ValueError as error:
-        cpu_problem = str(error)
     return replace(
-        result,
-        cache_bytes=sum(size_by_kind(cache).values()) if cache is not None else 0,
+        answer,
+        memory_free_bytes=memory_free_bytes(),
+        disk_free_bytes=disk_free_bytes(asked.folder),
         gpus=[asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})] if gpus else [],
-        cpu_problem=cpu_problem,
-        sent=time.time(),  # after all that takes long: the clocks of the two machines are compared by it
+        cache=_cache(empties=asked.empties_cache),
     )
 
 
-def _empty_cache() -> wire.CacheEmptied:
-    from distrain.transfer.host_side.cache_cleaning import empty
+def _cache(*, empties: bool) -> str:
+    """Return the size of distrain's cache on this host in words; or delete what no run uses, and return the rest."""
+    from distrain.transfer.host_side.cache_cleaning import size_of, trim
     from distrain.transfer.host_side.host_cache import existing_cache
 
     try:
         cache = existing_cache()
-        freed_bytes, in_use = empty(cache) if cache is not None else (0, [])
+        if cache is None or not empties:
+            return size(size_of(cache) if cache is not None else 0)
+        freed_bytes, in_use = trim(cache, 0, wait=True)
     except OSError as error:
-        return wire.CacheEmptied(freed_bytes=0, in_use=[], failed=str(error))
+        return str(error)
     own = f"programs/{own_package().parent.name}"  # that of this process
-    return wire.CacheEmptied(freed_bytes=freed_bytes, in_use=[name for name in in_use if name != own])
+    used = ", ".join(name for name in in_use if name != own)
+    return f"{size(freed_bytes)} freed" + f"; in use: {used}" * bool(used)

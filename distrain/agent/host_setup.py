@@ -7,6 +7,7 @@ there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -20,7 +21,7 @@ from distrain.hosts.host import MIRROR
 from distrain.hosts.inspection import storage_problem
 from distrain.system import process
 from distrain.system.background import Background
-from distrain.wire.shipped_file import ShippedFile
+from distrain.wire.shipped_file import ShippedFile, project_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -52,47 +53,44 @@ class HostSetup:
     # -- setting up -----------------------------------------------------------------------------------------------
 
     def begin(self, asked: wire.SetUpHost) -> None:
-        """Look at the host, and send how far it is set up."""
+        """Set up the host, and send the answer."""
         self._asked = asked
-        self.go_on()
-
-    def go_on(self) -> None:
-        """Continue after missing files have come."""
-        assert self._asked is not None
-        asked = self._asked
 
         def failed(error: OSError) -> None:
-            self._send(wire.HostSetUp(missing=[], failed=str(error)))
+            self._send(wire.HostSetUp(failed=str(error)))
 
         def done(answer: wire.HostSetUp) -> None:
             self._send(answer)
-            if not (answer.missing or answer.needs_digests):  # else the next files would wait for it
+            if not answer.wanted:  # else the next question would wait for it
                 self._thread.do(lambda: self._trim(asked))
 
         self._thread.do(lambda: self._set_up(asked), done, failed)
 
     def _set_up(self, asked: wire.SetUpHost) -> wire.HostSetUp:
-        """Do what can be done without the files that are missing."""
+        """Do what can be done, and return what is missing."""
         files = [ShippedFile(*fields) for fields in asked.files]
         self._storage_problem = _problem_within_limit(asked) if asked.storage else None
         self._is_mirrored = self._is_mirrored or not _has(files, asked.folders)
-        if self._is_mirrored and not all(file.digest for file in files):
-            return wire.HostSetUp(missing=[], needs_digests=True)
-        if self._is_mirrored or self._storage_problem is not None or asked.requirements:
-            cache, mirror = self._claim(asked.place)
-            if self._is_mirrored and (missing := cache.missing(files)):
-                return self._answer(missing)
-            if self._is_mirrored:
-                mirror.place(files, asked.folders)
-            if asked.requirements:
-                self._make_environment(cache, asked)
-        return self._answer([])
+        if not (self._is_mirrored or self._storage_problem is not None or asked.requirements):
+            return wire.HostSetUp()
+        cache, mirror = self._claim(asked.place)
+        wanted = ""
+        if self._is_mirrored:
+            digest = project_digest(files)
+            if cache.has_project(digest, files):
+                mirror.place(cache.projects / digest, asked.folders)
+            else:
+                wanted = str(cache.projects / digest)
+        if asked.requirements and not wanted and not self._python:
+            self._make_environment(cache, asked)
+        return wire.HostSetUp(wanted=wanted, checkpoints=str(mirror.checkpoints), storage_problem=self._storage_problem)
 
     def _trim(self, asked: wire.SetUpHost) -> None:
         if self._cache is not None:
             from distrain.transfer.host_side.cache_cleaning import trim
 
-            trim(self._cache, asked.cache_bytes)
+            with contextlib.suppress(OSError):
+                trim(self._cache, asked.cache_bytes)
 
     def _claim(self, place: str) -> tuple[HostCache, RunMirror]:
         """Open the cache, and the run's directory in it."""
@@ -109,24 +107,14 @@ class HostSetup:
         def show(text: str) -> None:
             self._thread.report(lambda: self._send(wire.Notice(text=text)))
 
-        folder = cache.environments
-        python = environments.make_environment(folder, asked.requirements, python=asked.python, show=show)
-        if str(python) != self._python:
-            environments.hold(folder, python)
-        self._python = str(python)
-
-    def _answer(self, missing: Sequence[str]) -> wire.HostSetUp:
-        return wire.HostSetUp(
-            missing=list(missing),
-            blobs="" if self._cache is None else str(self._cache.blobs),
-            checkpoints="" if self._mirror is None else str(self._mirror.checkpoints),
-            storage_problem=self._storage_problem,
+        self._python = str(
+            environments.make_environment(cache.environments, asked.requirements, python=asked.python, show=show)
         )
 
     def drop_checkpoint(self, folder: str) -> None:
-        """Delete a checkpoint that was brought here. One that a worker reads stays until the end of the run.
+        """Delete a checkpoint that was copied here. One that a worker reads stays until the end of the run.
 
-        Nobody tries again: by then, the same checkpoint may have been brought again.
+        Nobody tries again: by then, the same checkpoint may have been copied again.
         """
 
         def delete() -> None:
@@ -140,7 +128,7 @@ class HostSetup:
 
     @property
     def has_files(self) -> bool:
-        """True if files were brought to this host, perhaps by processes that still run."""
+        """True if files were copied to this host, perhaps by processes that still run."""
         return self._mirror is not None
 
     def end(self) -> None:
@@ -179,14 +167,14 @@ class HostSetup:
             sys_path=self._sys_path(spec.sys_path),
         )
 
-    def inspection(self, asked: wire.InspectHost) -> wire.InspectHost:
+    def probe(self, asked: wire.ProbeHost) -> wire.ProbeHost:
         """Return the question with the paths of this host."""
         path = self._sys_path(asked.sys_path)
         if self._python and self._asked is not None:  # the agent does not have the packages of that environment
             packages = os.path.join(os.path.dirname(self._python), f"../lib/python{self._asked.python}/site-packages")
             brought = os.path.dirname(process.own_package())
             path = [*(os.path.normpath(packages) if entry is None else entry for entry in path), brought]
-        return replace(asked, directory=self._here(asked.directory), sys_path=path, executable=self._python)
+        return replace(asked, sys_path=path, executable=self._python)
 
     @property
     def _has_other_interpreter(self) -> bool:
@@ -207,7 +195,7 @@ class HostSetup:
             return list(path)
 
         def here(entry: str | None) -> str | None:
-            if entry in asked.interpreter_path:  # also if it lies in a folder that was brought
+            if entry in asked.interpreter_path:  # also if it lies in a folder that was copied
                 return None if self._has_other_interpreter else entry
             return None if entry is None else self._here(entry)
 

@@ -1,6 +1,6 @@
 """The agent of a host: starts workers, relays their messages, and leaves nothing behind at the end. Runs in: agent.
 
-It imports the standard library and distrain only, and psutil to find processes; never the user's code, never torch.
+It imports the standard library, distrain and psutil (for network interfaces) only; never the user's code, never torch.
 It ends when its stdin ends, its parent dies, or the coordinator's lease expires.
 """
 
@@ -12,7 +12,6 @@ import platform
 import resource
 import signal
 import sys
-import tempfile
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -51,6 +50,7 @@ FORKSERVER_TIMEOUT_S = 1.0
 _FIRST_LEASE_S = 60.0
 """Seconds that the coordinator may be silent before it has sent its lease."""
 _LEASE_MARGIN_S = 0.01
+_STOPS_BY_SIGNAL = wire.DebuggerInput.__name__
 _READ_BYTES = 64 << 10
 
 
@@ -227,16 +227,14 @@ class Agent:
                 self._beat()
             case wire.SetUpHost():
                 self._setup.begin(message)
-            case wire.FilesDelivered():
-                self._setup.go_on()
             case wire.DropCheckpoint(folder=folder):
                 self._setup.drop_checkpoint(folder)
             case wire.Prepare():
                 self._prepare(self._setup.prepare(message))
-            case wire.InspectHost():
-                self._queries.answer(self._setup.inspection(message))
-            case wire.ReservePorts() | wire.OpenProbePort() | wire.ProbePeers() | wire.EmptyCache():
-                self._queries.answer(message)
+            case wire.ProbeHost():
+                self._queries.probe(self._setup.probe(message))
+            case wire.ReservePorts():
+                self._queries.reserve(message)
             case wire.Start():
                 self._queries.look_up(interface_variables, message.rendezvous, partial(self._try_to_start, message))
             case wire.Stop():
@@ -244,8 +242,6 @@ class Agent:
             case wire.TakeStacks() if message.attempt == self._attempt and not self._stopping:
                 self._ask_for_stacks()
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
-            case wire.BreakIn(rank=rank) if message.attempt == self._attempt:
-                self._signal(process.DEBUG_SIGNAL, [w for w in self._living() if w.rank == rank])
             case wire.OpenStorage():
                 self._order(message)
             case wire.Upload() if message.attempt == self._attempt:
@@ -293,7 +289,11 @@ class Agent:
 
     def _pass_down(self, frame: wire.Frame) -> None:
         worker = self._workers.get(frame.header["rank"])
-        if worker is not None and frame.header["attempt"] == self._attempt and not worker.exited:
+        if worker is None or frame.header["attempt"] != self._attempt or worker.exited:
+            return
+        if frame.kind == _STOPS_BY_SIGNAL and frame.header["line"] is None:
+            self._signal(process.DEBUG_SIGNAL, [worker])
+        else:
             worker.channel.queue(frame.raw)
 
     # -- the forkserver -------------------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ class Agent:
             self._start_forkserver()
         self._spawn_waiting()
         gpus = {fields["rank"]: self._gpus_of(fields["context"]["devices"]) for fields in message.ranks}
-        self._watch.begin(message.attempt, message.health_s, self._processes, gpus)
+        self._watch.begin(message.attempt, message.ranks[0]["vitals_s"], self._processes, gpus)
 
     def _gpus_of(self, devices: Sequence[int]) -> list[Gpu]:
         """Return the GPUs of a rank, none on a host with MIG instances. ``devices``: their numbers for CUDA."""
@@ -491,7 +491,7 @@ class Agent:
     def _end_worker(self, worker: WorkerPipes, **fields: Any) -> None:
         worker.exited = True
         self._relay.remove(worker)
-        self._up.queue(wire.Exited(attempt=self._attempt, rank=worker.rank, program=worker.program, **fields))
+        self._up.queue(wire.Exited(attempt=self._attempt, rank=worker.rank, **fields))
         if all(other.exited for other in self._workers.values()):
             self._empty_host()
 
@@ -572,14 +572,8 @@ class Agent:
         for worker in living:
             if worker.stacks:
                 self._up.queue(wire.StackDump(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
-        silent = [worker for worker in living if not worker.stacks]
-        self._up.queue(
-            wire.StacksDone(
-                attempt=self._attempt,
-                silent=[worker.rank for worker in silent],
-                programs=[(worker.rank, worker.program) for worker in silent if worker.program],
-            )
-        )
+        silent = [worker.rank for worker in living if not worker.stacks]
+        self._up.queue(wire.StacksDone(attempt=self._attempt, silent=silent))
 
     def _read_stacks(self, worker: WorkerPipes) -> None:
         try:
@@ -653,10 +647,7 @@ def _why_no_forkserver(error: OSError, directory: str) -> str:
 
 def _anonymous_file() -> int:
     """Return the descriptor of a file that all workers can read."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("distrain-job")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+    return os.memfd_create("distrain-job")
 
 
 def _overwrite(fd: int, data: bytes) -> None:

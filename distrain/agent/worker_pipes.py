@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.system.process import STACKS_SIGNAL, catches, command_line
 from distrain.wire.channel import Channel, read_pipe
 
 if TYPE_CHECKING:
@@ -19,15 +18,10 @@ if TYPE_CHECKING:
 _PAUSE_AT_BYTES = 4 << 20
 """Bytes that wait for the coordinator before the workers have to wait, too."""
 _RESUME_AT_BYTES = 1 << 20
-_AFTER_OUTPUT = {wire.Outcome.__name__, wire.DebuggerPrompt.__name__}
+_AFTER_OUTPUT = {wire.Outcome.__name__, wire.DebuggerSays.__name__}
 """Messages that must not overtake what the worker has printed before."""
 GATHER_S = 0.01
 """Seconds from one look for output to the next. Output that comes meanwhile travels in few large pieces."""
-
-
-_EXEC_S = 0.05
-"""Seconds after the end of a worker's pipe until a program that it has become can surely be seen."""
-_LONGEST_PROGRAM = 100
 
 
 class WorkerPipes:
@@ -52,15 +46,8 @@ class WorkerPipes:
         """0 until it is known."""
         self.spawned = False
         self.exited = False
-        self.program = ""
-        """The command line of the other program that the process has become, if it has."""
         for fd in (out_read, err_read, stacks_read):
             os.set_blocking(fd, False)
-
-    def look_for_program(self) -> None:
-        """Note which program the process has become (``execv``), which has closed its pipe and lost its handlers."""
-        if not self.exited and self.pid and not catches(self.pid, STACKS_SIGNAL):
-            self.program = b" ".join(command_line(self.pid)).decode(errors="replace")[:_LONGEST_PROGRAM]
 
     def close_child_fds(self) -> None:
         """Close the worker's ends, which the worker has inherited."""
@@ -135,8 +122,6 @@ class WorkerRelay:
         self._pause_if_flooded()
         if worker.channel.broken is not None and not worker.exited:
             self._on_broken(worker)
-        elif not frames:  # it is dying, or has become another program
-            self._loop.call_in(f"program of rank {worker.rank}", _EXEC_S, worker.look_for_program)
 
     def _queue(self, frames: list[wire.Frame]) -> None:
         if frames:

@@ -105,7 +105,7 @@ def config_argument(
 ) -> _Config:
     """Return a trainer's argument ``{name}_config`` or ``{name}_backend``, its old name, or else the default.
 
-    Must be called by a constructor that :func:`~distrain.system.ray_names.without` decorates, for the place that the
+    Must be called by a constructor that :func:`~distrain.api.ray_names.without` decorates, for the place that the
     DeprecationWarning names. Raises TypeError for a value of another type, or for both arguments.
     """
     new, old = f"{name}_config", f"{name}_backend"

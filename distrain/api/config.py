@@ -12,13 +12,12 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from distrain.api.ray_names import without
 from distrain.api.tracker import Tracker
 from distrain.hosts.hostfile import check_transport, parse_hosts, split_ssh_args
 from distrain.system.arguments import check_choice, check_fields, check_int, check_ranks, check_seconds, check_type
-from distrain.system.ray_names import explaining, without
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -55,19 +54,19 @@ _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _LONGEST_NAME = 240
 """Longest name of a run in bytes. File systems take 255, and distrain may append a number or a suffix."""
-_OTHER_ENVIRONMENT = frozenset(
-    {
-        "_validate", "conda", "config", "container", "excludes", "image_uri", "java_jars", "nsight", "pip",
-        "py_executable", "py_modules", "uv", "worker_process_setup_hook", "working_dir",
-    }
-)  # fmt: skip
-"""Keys of Ray's runtime environment that have no effect here."""
 
 
 # -- scaling ---------------------------------------------------------------------------------------------------------
 
 
-@without("elastic_resize_monitor_interval_s", "label_selector", "topology", "use_tpu")
+@without(
+    "elastic_resize_monitor_interval_s",
+    "label_selector",
+    "placement_strategy",
+    "topology",
+    "trainer_resources",
+    "use_tpu",
+)
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
     """The number of workers, and what each of them needs.
@@ -98,7 +97,6 @@ class ScalingConfig:
         DISTRAIN_TRANSPORT if it is set; else srun for the nodes of a Slurm job, and ssh for hosts that are named.
     ssh_args: further arguments for ssh, a list or one string.
     accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``; the GPUs of every host must be of this product.
-    trainer_resources, placement_strategy: settings of Ray without effect here; a value causes a warning.
 
     >>> ScalingConfig(num_workers=4, use_gpu=True, hosts="alpha:2,beta:2").total_resources
     {'GPU': 4}
@@ -115,8 +113,6 @@ class ScalingConfig:
     ssh_args: str | Sequence[str] = ()
     numa_binding: NumaBinding | None = None
     interface: str | None = None
-    trainer_resources: dict[str, float] | None = None
-    placement_strategy: str = "PACK"
 
     def __post_init__(self) -> None:
         self._check_workers()
@@ -128,12 +124,6 @@ class ScalingConfig:
         self._check_resources()
         self._check_gpus()
         self._check_hosts()
-        check_fields(self, check_type, "trainer_resources", kind=dict, optional=True)
-        check_fields(self, check_type, "placement_strategy", kind=str)
-        if self.trainer_resources:
-            _warn("ScalingConfig.trainer_resources has no effect: the coordinator takes no slot of a worker")
-        if self.placement_strategy != "PACK":
-            _warn("ScalingConfig.placement_strategy has no effect: hosts are filled in order, up to their slots")
 
     def _check_workers(self) -> None:
         label, value = "ScalingConfig.num_workers", self.num_workers
@@ -272,8 +262,6 @@ class DataConfig:
         worker gets all rows.
     on_change: what to do if a dataset is not the one that the checkpoint knows: "error"; "restart" begins the epoch
         again; "ignore" goes on at the same place.
-    skip_streams: in a stream that has no ``state_dict()``, a run that resumes reads and drops the rows before the
-        checkpoint. False: it raises DataError instead.
     resume: False: a run that starts from the checkpoint of another run begins with the first row of epoch 0.
 
     Raises TypeError or ValueError for bad values.
@@ -285,7 +273,6 @@ class DataConfig:
 
     datasets_to_split: Literal["all"] | Sequence[str] = "all"
     on_change: Literal["error", "restart", "ignore"] = "error"
-    skip_streams: bool = True
     resume: bool = True
 
     def __init_subclass__(cls) -> None:
@@ -521,7 +508,7 @@ class ValidationConfig:
 # -- the run ---------------------------------------------------------------------------------------------------------
 
 
-@without("local_dir", "log_to_file", "progress_reporter", "stop", "sync_config")
+@without("local_dir", "log_to_file", "progress_reporter", "stop", "sync_config", "verbose")
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Name, storage and policies of a run; its directory is ``{storage_path}/{name}``.
@@ -554,8 +541,7 @@ class RunConfig:
         in a notebook: a block that is updated; ``"plain"``: a line every 30 seconds; ``"off"``: nothing; ``"auto"``,
         the default: live on a terminal and in a notebook, else plain.
     debug_rank: rank on which breakpoint() and an exception of train_func open pdb; on other ranks breakpoint() does
-        nothing. It opens on the terminal of fit(), else it waits for ``distrain debug``. See docs/debugging.md.
-    verbose: Ray Tune's setting; 0 means log level WARNING.
+        nothing. The rank waits for ``distrain debug`` in another terminal. See docs/debugging.md.
 
     >>> config = RunConfig(name="mnist", storage_path="~/runs", failure_config=FailureConfig(max_failures=2))
     >>> config.env_vars
@@ -574,7 +560,6 @@ class RunConfig:
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
     shipping_config: ShippingConfig = field(default_factory=ShippingConfig)
     progress: ProgressDisplay = "auto"
-    verbose: int | None = None
     callbacks: Sequence[UserCallback] | None = ()
     trackers: Sequence[Tracker | str] | None = None
     debug_rank: int | None = None
@@ -599,9 +584,9 @@ class RunConfig:
         self._check_runtime_env()
         self._check_callbacks()
         check_fields(self, check_choice, "progress", choices=get_args(ProgressDisplay))
-        if self.trackers is not None:
-            import_module("distrain.trackers.choice").trackers_of(self.trackers, {})
-        check_fields(self, check_int, "verbose", "debug_rank", minimum=0, optional=True)
+        allowed = "a list of names and of objects of distrain.trackers.Tracker"
+        check_fields(self, check_type, "trackers", kind=(list, tuple), allowed=allowed, optional=True)
+        check_fields(self, check_int, "debug_rank", minimum=0, optional=True)
 
     def _check_name(self) -> None:
         check_fields(self, check_type, "name", kind=str, optional=True)
@@ -632,9 +617,7 @@ class RunConfig:
     def _check_runtime_env(self) -> None:
         check_fields(self, check_type, "worker_runtime_env", kind=dict, optional=True)
         runtime_env = self.worker_runtime_env or {}
-        if unknown := sorted(map(str, runtime_env.keys() - _OTHER_ENVIRONMENT - {"env_vars"})):
-            raise ValueError(f"RunConfig.worker_runtime_env: there is no {', '.join(unknown)}; use 'env_vars'")
-        if others := sorted(name for name in runtime_env if name != "env_vars" and runtime_env[name]):
+        if others := sorted(str(name) for name in runtime_env if name != "env_vars" and runtime_env[name]):
             _warn(
                 f"RunConfig.worker_runtime_env: {', '.join(others)} without effect: workers have the interpreter, the "
                 "packages, the directory and the files of this process, or of their host",
@@ -670,8 +653,7 @@ class RunConfig:
     @property
     def log_level(self) -> str:
         """The lowest level of distrain's own lines that is shown."""
-        level = self.logging_config.log_level
-        return "WARNING" if self.verbose == 0 and level == "INFO" else level
+        return self.logging_config.log_level
 
 
 def _is_filesystem(value: object) -> bool:
@@ -697,7 +679,6 @@ def _warn(text: str, *, deeper: int = 0) -> None:
 # -- callbacks -------------------------------------------------------------------------------------------------------
 
 
-@explaining("RunContext")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
     """The run that a callback is called for.

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from distrain.api.current import session_of
 from distrain.hosts.world import WorkerFacts
 from distrain.storage.checkpoint import Checkpoint
-from distrain.system.ray_names import explaining
 from distrain.system.remote_path import RemotePath, decode_filesystem, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from fsspec import AbstractFileSystem
@@ -72,7 +70,6 @@ class StorageContext:
         return time.strftime(f"checkpoint_%Y-%m-%d_%H-%M-%S.{time.time_ns() // 1000 % 1_000_000:06d}")
 
 
-@explaining("TrainContext")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainContext(WorkerFacts):
     """The identity of this worker and the facts of its run. Ranks count from 0.
@@ -171,25 +168,9 @@ class TrainContext(WorkerFacts):
         """Return the run directory."""
         return self.get_storage().experiment_fs_path
 
-    def get_trial_resources(self) -> TrialResources:
+    def get_trial_resources(self) -> dict[str, float]:
         """Return what each worker has: ``{"CPU": 1}`` or ``{"GPU": 1}``, or the ``resources_per_worker``."""
-        return TrialResources(self.resources, self.world_size)
-
-
-class TrialResources(dict[str, float]):
-    """The resources of a worker, by name.
-
-    bundles: those of each worker. required_resources: their sum.
-
-    ::
-
-        cpus = distrain.get_context().get_trial_resources().bundles[0].get("CPU", 0)
-    """
-
-    def __init__(self, of_worker: Mapping[str, float], workers: int) -> None:
-        super().__init__(of_worker)
-        self.bundles = [dict(of_worker) for _ in range(workers)]
-        self.required_resources = {name: amount * workers for name, amount in of_worker.items()}
+        return dict(self.resources)
 
 
 class CheckpointConsistencyMode(enum.Enum):

@@ -11,14 +11,15 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.ray_names import explaining
 from distrain.errors import ControllerError, StorageError, TrainingFailedError
-from distrain.storage.checkpoint import MANIFEST_FILE, Checkpoint
-from distrain.storage.paths import RunPaths, is_copy, read_manifest
-from distrain.storage.records import CommittedCheckpoint, committed_at, last_metrics, read_metrics
+from distrain.storage.checkpoint import Checkpoint
+from distrain.storage.paths import RunPaths, read_manifest
+from distrain.storage.records import CommittedCheckpoint, last_metrics, read_metrics
 from distrain.storage.retention import Retention, StoredRetention, best_first, flatten, score
-from distrain.storage.run_lock import is_in_use
+from distrain.storage.runs.details import checkpoints_of
+from distrain.storage.runs.listing import KILLED, run_at
 from distrain.system.pickling import pickled
-from distrain.system.ray_names import explaining
 from distrain.system.remote_path import RemotePath, locate
 
 if TYPE_CHECKING:
@@ -91,10 +92,10 @@ class Result:
                 raise StorageError(f"{run} is not a run directory: it has no {RunPaths(Path()).manifest.name}")
             return make_result(
                 run,
-                _checkpoints(run),
+                checkpoints_of(run),
                 _retention(run, manifest),
                 metrics=last_metrics(run / _METRICS),
-                error=_stored_error(run) or _killed_error(run, manifest),
+                error=_stored_error(run) or _killed_error(run),
                 return_value=_unpickle(run, _RETURN_VALUE),
             )
         except OSError as error:
@@ -149,51 +150,9 @@ class Result:
         return f"<table>{''.join(cells)}</table>"
 
 
-_MOST_READS = 10
-"""How often to list the checkpoints of a run that deletes some meanwhile."""
 _NAMES = RunPaths(Path())
 _METRICS, _RETURN_VALUE = _NAMES.metrics.name, _NAMES.return_value.name
 _MANIFEST, _ERROR_TEXT, _ERROR_PICKLE = _NAMES.manifest.name, _NAMES.error_text.name, _NAMES.error_pickle.name
-
-
-def _checkpoints(run: Path | RemotePath) -> list[CommittedCheckpoint]:
-    """Return the checkpoints of a run, oldest first. Warn of damaged ones."""
-    if isinstance(run, RemotePath):
-        return _remote_checkpoints(run)
-    for _ in range(_MOST_READS):
-        found, some_deleted = _local_checkpoints(run)
-        if not some_deleted:  # otherwise the run is still training, and has replaced them by others
-            break
-    return found
-
-
-def _local_checkpoints(run: Path) -> tuple[list[CommittedCheckpoint], bool]:
-    """Return the checkpoints, and whether some were deleted while they were read."""
-    found, some_deleted = [], False
-    for folder in RunPaths(run).checkpoints():
-        try:
-            found.append(committed_at(folder))
-        except StorageError as error:
-            if folder.exists():
-                warnings.warn(f"skipped a checkpoint: {error}", stacklevel=4)
-            else:
-                some_deleted = True
-    return found, some_deleted
-
-
-def _remote_checkpoints(run: RemotePath) -> list[CommittedCheckpoint]:
-    found = []
-    for name in run.names():
-        try:
-            manifest = json.loads((run / name / MANIFEST_FILE).read_bytes())
-            if not is_copy(name, manifest):
-                found.append((manifest["index"], committed_at(run / name, manifest)))
-        except (FileNotFoundError, NotADirectoryError):  # not a checkpoint
-            continue
-        except (ValueError, KeyError, TypeError, AttributeError, StorageError) as error:
-            text = f"skipped a checkpoint: {run / name} is damaged, its manifest cannot be read ({error})"
-            warnings.warn(text, stacklevel=4)
-    return [checkpoint for _, checkpoint in sorted(found, key=lambda pair: pair[0])]
 
 
 def make_result(
@@ -238,9 +197,8 @@ def _retention(run: Path | RemotePath, manifest: Mapping[str, Any]) -> StoredRet
         raise StorageError(f"{run / _MANIFEST} is damaged: {error}") from error
 
 
-def _killed_error(run: Path | RemotePath, manifest: Mapping[str, Any]) -> ControllerError | None:
-    """Return an error if the manifest says that the run is running, but no process holds its lock."""
-    if manifest["status"] != "running" or is_in_use(run) or read_manifest(run).get("status") != "running":
+def _killed_error(run: Path | RemotePath) -> ControllerError | None:
+    if run_at(run).state != KILLED:
         return None
     return ControllerError(
         f"the process that called fit() was killed, or its machine crashed: {run / _MANIFEST} says that the run is "

@@ -11,9 +11,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.ray_names import AS_RAY
 from distrain.as_ray.sentences import why
 from distrain.as_ray.table import MODULES
-from distrain.system.imports import AS_RAY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

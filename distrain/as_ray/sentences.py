@@ -1,11 +1,11 @@
 """Names of Ray that the stand-in lacks, each with a sentence on what to do instead. Runs in: anywhere.
 
-Names that distrain itself lacks, too, are in :mod:`distrain.system.ray_names`.
+Names that distrain itself lacks, too, are in :mod:`distrain.api.ray_names`.
 """
 
 from __future__ import annotations
 
-from distrain.system.ray_names import MISSING
+from distrain.api.ray_names import MISSING
 
 _CHECKPOINT = "use Checkpoint, whose files are those that you report; load them with the framework's own functions"
 _CLUSTER = "there is no cluster: the hosts are those of --hosts, --hostfile or the Slurm job"
@@ -31,6 +31,7 @@ BELOW = {
         "read or compute the data with pandas, Polars, DuckDB, pyarrow or datasets, and pass it to "
         "ray.data.from_pandas(), from_arrow() or from_huggingface()"
     ),
+    "ray.data.datasource": "add the columns in map_batches(); read_images(include_paths=True) has the path of each row",
     "ray.data.aggregate": "use groupby() and mean(), sum() and the like, or to_pandas() and pandas' groupby()",
     "ray.data.expressions": "write filter(lambda row: row['x'] > 0), and map_batches() for new columns",
     "ray.data.preprocessors": (
@@ -71,20 +72,24 @@ BELOW = {
 """Sentences for all names at and below a module of Ray."""
 
 NAMES = {
+    "ActorPool": "call the methods of the actors in turn: each call is done when it returns",
     "ClientBuilder": _CLUSTER,
     "Experiment": _TUNER,
     "ExperimentAnalysis": _TUNER,
     "ResumeConfig": "Tuner.restore(path, trainable, resume_errored=True) has these settings as arguments",
     "Stopper": MISSING["stop"],
     "client": _CLUSTER,
+    "as_completed": "call ray.get() with the list of references: all tasks have ended",
     "cpp_function": "tasks are functions of Python",
     "create_scheduler": _SEARCH,
     "create_searcher": _SEARCH,
+    "exit_actor": "call ray.kill() with the handle of the actor",
     "get_placement_group": _PLACEMENT,
     "inspect_serializability": "the error of a value that cannot be pickled names it",
-    "java_actor_class": "tasks are functions of Python",
     "java_function": "tasks are functions of Python",
+    "list_named_actors": "keep the handles of your actors in a list",
     "log_once": "use logging",
+    "map_unordered": "call .remote() for each item, and ray.get() with the list of references",
     "placement_group": _PLACEMENT,
     "placement_group_table": _PLACEMENT,
     "register_env": MISSING["rllib"],
@@ -97,25 +102,21 @@ NAMES = {
     "BaseTrainer": "derive from DataParallelTrainer, or give it a train_func",
     "DatasetConfig": "use DataConfig",
     "GenDataset": "leave the annotation out",
-    "HuggingFaceCheckpoint": _CHECKPOINT,
-    "HuggingFacePredictor": _INFERENCE,
-    "LegacyLightningCheckpoint": _CHECKPOINT,
-    "LegacyTensorflowCheckpoint": _CHECKPOINT,
-    "LegacyTorchCheckpoint": _CHECKPOINT,
-    "LegacyTransformersCheckpoint": _CHECKPOINT,
-    "LightningCheckpoint": _CHECKPOINT,
-    "LightningPredictor": _INFERENCE,
+    "PlacementGroupFactory": "pass a dict to tune.with_resources(), as {'cpu': 2, 'gpu': 1}",
     "RayTrainCallback": "derive from UserCallback",
+    "Trainable": "write a function that takes the config, and calls tune.report() in its loop",
     "TrainingIterator": _PRIVATE,
-    "TransformersCheckpoint": _CHECKPOINT,
-    "TransformersPredictor": _INFERENCE,
-    "batch_predictor": _INFERENCE,
-    "lightning_trainer": MISSING["LightningTrainer"],
-    "mosaic": MISSING["MosaicTrainer"],
     "predictor": _INFERENCE,
-    "preemption": MISSING["PreemptionInfo"],
 }
 """Sentences for names wherever they are in Ray."""
+
+ENDS = {
+    "Checkpoint": _CHECKPOINT,
+    "Predictor": _INFERENCE,
+    "Trainer": "use TorchTrainer or DataParallelTrainer, and call the library in train_func",
+    "predictor": _INFERENCE,
+}
+"""Sentences for names by their ends."""
 
 
 def why(module: str, name: str) -> str:
@@ -127,4 +128,5 @@ def _sentence(path: str) -> str:
     words = path.split(".")
     above = (".".join(words[:count]) for count in range(len(words), 1, -1))
     found = next((BELOW[name] for name in above if name in BELOW), None) or {**MISSING, **NAMES}.get(words[-1])
+    found = found or next((ENDS[end] for end in ENDS if words[-1].endswith(end)), None)
     return found or (_PRIVATE if any(word.startswith("_") for word in words) else GENERAL)

@@ -15,10 +15,10 @@ _CONTEXT = ("CheckpointConsistencyMode", "ReportedCheckpoint", "ReportedCheckpoi
 _ERRORS = ("ControllerError", "NCCLHangError=HangError", "PreemptionError", "TrainingFailedError", "WorkerGroupError")
 _IN_WORKER = ("get_all_reported_checkpoints", "get_checkpoint", "get_context", "get_dataset_shard", "report")
 _READERS = (
-    *("ActorPoolStrategy", "DataContext", "DatasetContext=DataContext", "ExecutionOptions", "ExecutionResources"),
-    *("TaskPoolStrategy", "from_arrow", "from_huggingface", "from_items", "from_numpy", "from_pandas", "from_torch"),
-    *("range", "range_tensor", "read_binary_files", "read_csv", "read_images", "read_json", "read_numpy"),
-    *("read_parquet", "read_text"),
+    *("ActorPoolStrategy=WithoutEffect", "DataContext", "DatasetContext=DataContext"),
+    *("ExecutionOptions=WithoutEffect", "ExecutionResources=WithoutEffect", "TaskPoolStrategy=WithoutEffect"),
+    *("from_arrow", "from_huggingface", "from_items", "from_numpy", "from_pandas", "from_torch", "range"),
+    *("read_csv", "read_images", "read_json", "read_parquet", "read_text"),
 )
 
 _AIR_CONFIG: Names = {
@@ -33,7 +33,6 @@ _KERAS: Names = {
     "distrain.tensorflow.keras": ("ReportCheckpointCallback", "RayReportCallback=ReportCheckpointCallback")
 }
 _MLFLOW: Names = {"distrain.as_ray.integrations": ("MLflowLoggerCallback=mlflow_callback", "setup_mlflow")}
-_PARTITIONING: Names = {"distrain.as_ray.data.readers": ("Partitioning",)}
 _RESULT: Names = {"distrain.api.result": ("Result",)}
 _TENSORFLOW_TRAINER: Names = {"distrain.tensorflow": ("TensorflowTrainer",)}
 _TORCH_TRAINER: Names = {"distrain.torch": ("TorchTrainer",)}
@@ -44,9 +43,10 @@ _NEVER_RAISED = (
     *("ObjectFreedError", "ObjectLostError", "ObjectReconstructionFailedError", "ObjectStoreFullError"),
     *("OutOfDiskError", "OutOfMemoryError", "OwnerDiedError", "PendingCallsLimitExceeded", "RayChannelError"),
     *("RaySystemError", "RpcError", "RuntimeEnvSetupError", "TaskCancelledError", "TaskUnschedulableError"),
+    *("ActorAlreadyExistsError", "WorkerCrashedError"),
 )
 _EXCEPTIONS = (
-    *("ActorAlreadyExistsError", "ActorDiedError", "RayActorError", "RayError", "RayTaskError", "WorkerCrashedError"),
+    *("ActorDiedError", "RayActorError", "RayError", "RayTaskError"),
     *(f"{name}=NeverRaisedError" for name in _NEVER_RAISED),
 )
 _SPACE = (
@@ -64,18 +64,13 @@ _CORE: dict[str, Home] = {
         ),
         "distrain.as_ray.core.tasks": ("ObjectRef", "cancel", "get", "put", "wait"),
     },
-    "ray.actor": {"distrain.as_ray.core.actors": ("ActorClass", "ActorHandle", "exit_actor")},
+    "ray.actor": {"distrain.as_ray.core.actors": ("ActorClass", "ActorHandle")},
     "ray.cloudpickle": "cloudpickle",
     "ray.exceptions": {"distrain.as_ray.core.exceptions": _EXCEPTIONS},
     "ray.remote_function": {"distrain.as_ray.core.tasks": ("RemoteFunction",)},
     "ray.runtime_context": {"distrain.as_ray.core.cluster": ("RuntimeContext", "get_runtime_context")},
     "ray.runtime_env": {"distrain.as_ray.core.cluster": ("RuntimeEnv",)},
-    "ray.util": {
-        "distrain.as_ray.core.actors": ("ActorPool", "list_named_actors"),
-        "distrain.as_ray.core.tasks": ("as_completed", "map_unordered"),
-        "distrain.hosts.network": ("get_node_ip_address=own_address",),
-    },
-    "ray.util.actor_pool": {"distrain.as_ray.core.actors": ("ActorPool",)},
+    "ray.util": {"distrain.hosts.network": ("get_node_ip_address=own_address",)},
 }
 _DATA: dict[str, Home] = {
     "ray.data": {
@@ -90,18 +85,13 @@ _DATA: dict[str, Home] = {
             *("ArrowBatchCollateFn", "CollateFn", "DefaultCollateFn", "NumpyBatchCollateFn", "PandasBatchCollateFn"),
         )
     },
-    "ray.data.context": {"distrain.as_ray.data.readers": ("DataContext", "ExecutionOptions", "ExecutionResources")},
+    "ray.data.context": {"distrain.as_ray.data.readers": ("DataContext",)},
     "ray.data.dataset": {**_DATASET, "distrain.data": ("Schema",)},
-    "ray.data.datasource": _PARTITIONING,
-    "ray.data.datasource.partitioning": _PARTITIONING,
     "ray.data.grouped_data": {"distrain.as_ray.data.groups": ("GroupedData",)},
     "ray.data.iterator": {"distrain.data": ("DataIterator",)},
     "ray.data.preprocessor": {"distrain.as_ray.data.preprocessors": ("Preprocessor", "PreprocessorNotFittedException")},
     "ray.data.preprocessors": {
-        "distrain.as_ray.data.preprocessors": (
-            *("BatchMapper", "Chain", "Concatenator", "LabelEncoder", "MinMaxScaler", "OneHotEncoder"),
-            *("OrdinalEncoder", "SimpleImputer", "StandardScaler"),
-        )
+        "distrain.as_ray.data.preprocessors": ("Chain", "Concatenator", "MinMaxScaler", "StandardScaler")
     },
 }
 _TRAIN: dict[str, Home] = {
@@ -206,8 +196,7 @@ _TUNE: dict[str, Home] = {
             *("TuneConfig", "Tuner"),
         ),
         "distrain.as_ray.tune.trainables": (
-            *("PlacementGroupFactory", "RunConfig=TuneRunConfig", "Trainable", "report", "with_parameters"),
-            "with_resources",
+            *("RunConfig=TuneRunConfig", "report", "with_parameters", "with_resources"),
         ),
         "distrain.api.config": ("CheckpointConfig", "FailureConfig"),
         "distrain.api.context": ("TuneContext=TrainContext",),
@@ -220,7 +209,7 @@ _TUNE: dict[str, Home] = {
     "ray.tune.search": {"distrain.as_ray.tune.tuner": ("BasicVariantGenerator",)},
     "ray.tune.search.basic_variant": {"distrain.as_ray.tune.tuner": ("BasicVariantGenerator",)},
     "ray.tune.search.sample": {"distrain.as_ray.tune.search_space": ("Domain", *_SPACE)},
-    "ray.tune.trainable": {"distrain.as_ray.tune.trainables": ("Trainable", "with_parameters", "with_resources")},
+    "ray.tune.trainable": {"distrain.as_ray.tune.trainables": ("with_parameters", "with_resources")},
     "ray.tune.tune_config": {"distrain.as_ray.tune.tuner": ("TuneConfig",)},
     "ray.tune.tuner": {"distrain.as_ray.tune.tuner": ("TuneConfig", "Tuner")},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,15 +103,15 @@ def _show_end(run: Run, *, has_lines: bool) -> int:
     """Show how a run has ended, and return the exit code of `distrain run`. ``has_lines``: its last lines are shown."""
     from distrain import errors
     from distrain.cli.attached_console import is_detached
-    from distrain.cli.showing import verdict
     from distrain.console.error_screen import show_error
-    from distrain.storage.runs.details import error_with_type, reports_of
+    from distrain.storage.runs.details import error_of, reports_of, verdict
 
     if run.state == KILLED or not (has_lines and is_detached(run)):  # else its last lines say it
-        echo(f"distrain: {run.name}: {verdict(run, list(reports_of(run)))}", sys.stderr)
-    kind, text = error_with_type(run)
-    if text and run.state in (FAILED, ABORTED):
-        show_error(getattr(errors, kind, errors.DistrainError), text)
+        last = deque(reports_of(run), maxlen=1)
+        echo(f"distrain: {run.name}: {verdict(run, last[0] if last else None)}", sys.stderr)
+    error = error_of(run.location)
+    if error and run.state in (FAILED, ABORTED):
+        show_error(getattr(errors, str(error.get("type")), errors.DistrainError), str(error.get("message")))
     code = run.manifest.get("exit_code")
     if run.state == KILLED:
         return _KILLED_EXIT

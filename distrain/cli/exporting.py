@@ -1,40 +1,18 @@
-"""``distrain export``, ``plot`` and ``page``: runs for other programs, as pictures, and as a page.
-
-Runs in: coordinator.
-"""
+"""``distrain export`` and ``distrain page``: runs for other programs, and as a page. Runs in: coordinator."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
-from distrain.cli.text import echo, screen
-from distrain.storage.retention import flatten
-from distrain.storage.runs.details import reports_of
+from distrain.cli.text import echo
 from distrain.storage.runs.export import FORMATS
 from distrain.storage.runs.listing import Run, WrongArgument
-from distrain.system.imports import require
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
-
-_COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "white")
-_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
-"""Those of :data:`distrain.trackers.choice.KINDS`, which takes long to import."""
-_SCREEN = (80, 24)
-_BESIDE_PLOT = (24, 8)
-"""Columns and lines that the axes take."""
-
-
-class _Suggestions(list[str]):
-    """Choices that completion offers. Other values are allowed, too."""
-
-    def __contains__(self, value: object) -> bool:
-        return True
 
 
 def export_parser() -> argparse.ArgumentParser:
@@ -48,13 +26,7 @@ def export_parser() -> argparse.ArgumentParser:
     )
     parsers.add_run(parser)
     add = parser.add_argument
-    add(
-        "--to",
-        required=True,
-        choices=_Suggestions([*sorted(FORMATS), *_TRACKERS]),
-        metavar="FORMAT",
-        help=f"{', '.join(sorted(FORMATS))}, or a tracker: {', '.join(_TRACKERS)}",
-    )
+    add("--to", required=True, metavar="FORMAT", help=f"{', '.join(sorted(FORMATS))}, or a tracker such as wandb")
     add("-o", "--output", metavar="FILE", help="the file to write (default: stdout); not for trackers")
     return parser
 
@@ -86,28 +58,22 @@ def _log_to_tracker(run: Run, tracker: str, output: str | None) -> int:
     from distrain.trackers import export
     from distrain.trackers.choice import parse_tracker
 
+    if output is not None:
+        raise WrongArgument(f"-o {output}: a tracker has its own place; see the option directory of a tracker")
     try:
-        if tracker.partition(":")[0] not in _TRACKERS:
-            known = ", ".join([*sorted(FORMATS), *_TRACKERS])
-            raise WrongArgument(f"--to {tracker}: there is no such format or tracker; there are {known}")
-        if output is not None:
-            raise WrongArgument(f"-o {output}: a tracker has its own place; see the option directory of a tracker")
         url = export(run.path, parse_tracker(tracker, "--to"))
     except ValueError as error:
-        raise WrongArgument(str(error)) from None
+        raise WrongArgument(f"{error}; the formats are {', '.join(sorted(FORMATS))}") from None
     echo(f"logged {run.name} to {tracker.partition(':')[0]}" + (f": {url}" if url else ""))
     return 0
-
-
-# -- page ------------------------------------------------------------------------------------------------------------
 
 
 def page_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain page``."""
     parser = parsers.make_parser(
         "page",
-        "Write the page of a run: one HTML file that needs no network, with what became of the run, where the time "
-        "went, attempts, failures, curves, slow ranks and checkpoints.",
+        "Write the page of a run: one HTML file that needs no network, with what became of the run, failures, curves, "
+        "ranks, attempts, checkpoints, the use of the time, logs and settings.",
         "  distrain page last\n  distrain page last --watch\n  distrain page s3://bucket/runs/train-1 -o train-1.html",
     )
     parsers.add_run(parser)
@@ -123,105 +89,6 @@ def run_page(options: argparse.Namespace) -> int:
 
     run = parsers.run_of(options)
     if options.watch:
-        target = options.output or run.location / "page.html"
-        echo(f"writing {target} until the run has ended; Ctrl-C ends that")
+        echo(f"writing {options.output or run.location / 'page.html'} until the run has ended; Ctrl-C ends that")
     echo(f"wrote {(watch_page if options.watch else write_page)(run.location, options.output)}")
     return 0
-
-
-# -- plot ------------------------------------------------------------------------------------------------------------
-
-
-def plot_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain plot``."""
-    parser = parsers.make_parser(
-        "plot",
-        "Draw metrics of rank 0 over the steps: in the terminal, or into a file (png, svg, pdf). It needs "
-        "pip install 'distrain[plot]'.",
-        "  distrain plot last -m loss\n  distrain plot train-2026-11-23 last -m loss -m eval/loss -o loss.png",
-    )
-    parsers.add_run(parser, nargs="+")
-    add = parser.add_argument
-    add("-m", "--metric", action="append", required=True, metavar="NAME", help="a metric, such as loss or eval/loss")
-    add("-o", "--output", metavar="FILE", help="draw into this file")
-    return parser
-
-
-def run_plot(options: argparse.Namespace) -> int:
-    """Draw metrics."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    runs = parsers.runs_of(options)
-    for run in runs:
-        reports = list(reports_of(run))
-        for metric in options.metric:
-            label = metric if len(runs) == 1 else f"{run.name} {metric}"
-            curves[label] = _curve(run, reports, metric)
-    if options.output is None:
-        echo(_drawing(curves))
-    else:
-        _draw_into(options.output, curves)
-        print(f"wrote {options.output}")
-    return 0
-
-
-def _curve(run: Run, reports: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
-    """Return the values by step. Of a step that a restart has repeated, the later value counts."""
-    values: dict[int, float] = {}
-    known: set[str] = set()
-    for report in reports:
-        metrics = flatten(report["metrics"])
-        known |= metrics.keys()
-        item = metrics.get(metric)
-        if isinstance(item, (int, float)) and not isinstance(item, bool) and abs(item) < float("inf"):
-            values[report["step"]] = item
-    if not values:
-        raise WrongArgument(
-            f"{run.name} has no numbers of {metric!r}; its metrics: {', '.join(sorted(known)) or 'none'}"
-        )
-    return sorted(values.items())
-
-
-def _drawing(curves: dict[str, list[tuple[int, float]]]) -> str:
-    plotille = require("plotille")
-    columns, lines = screen() or _SCREEN
-    figure = plotille.Figure()
-    figure.width = max(columns - _BESIDE_PLOT[0], 20)
-    figure.height = max(lines - _BESIDE_PLOT[1] - len(curves), 5)
-    figure.color_mode = "names"
-    figure.with_colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    steps = [step for points in curves.values() for step, _ in points]
-    values = [item for points in curves.values() for _, item in points]
-    figure.set_x_limits(min(steps), max(max(steps), min(steps) + 1))
-    if min(values) < max(values):
-        figure.set_y_limits(min(values), max(values))
-    figure.x_label, figure.y_label = "step", "value"
-    for kind in (int, float):
-        figure.register_label_formatter(kind, _label)
-    for index, (label, points) in enumerate(curves.items()):
-        draw = figure.plot if len(points) > 1 else figure.scatter
-        draw(*zip(*points, strict=True), label=label, lc=_COLOURS[index % len(_COLOURS)])
-    text: str = figure.show(legend=True)
-    return "\n".join(line.rstrip() for line in text.splitlines())
-
-
-def _label(item: float, chars: int, delta: float, left: bool = False) -> str:
-    text = f"{item:.4g}"
-    return text.ljust(chars) if left else text.rjust(chars)
-
-
-def _draw_into(file: str, curves: dict[str, list[tuple[int, float]]]) -> None:
-    require("matplotlib").use("Agg")
-    pyplot = require("matplotlib.pyplot")
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for label, points in curves.items():
-        steps, values = zip(*points, strict=True)
-        axes.plot(steps, values, label=label, marker="." if len(points) == 1 else "")
-    axes.set_xlabel("step")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize="small")
-    try:
-        figure.savefig(file, dpi=150)
-    except ValueError as error:  # a file name with an unknown ending
-        raise WrongArgument(f"{file}: {error}") from None
-    finally:
-        pyplot.close(figure)

@@ -16,11 +16,8 @@ from distrain.system.text import duration
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable
 
 _POLL_S = 0.1
-_NOTICE_S = 5.0
-"""Seconds between two lines that say that a run still has not ended."""
 
 
 # -- logs ------------------------------------------------------------------------------------------------------------
@@ -139,8 +136,8 @@ def run_stop(options: argparse.Namespace) -> int:
     began = time.monotonic()
     echo(f"{run.name}: {request(run, STOP)}; waiting for its end")
     try:
-        for waited_s in _while_running(run):
-            print(f"still stopping after {duration(waited_s)}", flush=True)
+        while current(run).state in (RUNNING, STARTING):
+            time.sleep(_POLL_S)
     except KeyboardInterrupt:
         print("\nthe run goes on stopping; `distrain ls` shows when it has ended")
         return 130
@@ -150,20 +147,10 @@ def run_stop(options: argparse.Namespace) -> int:
     return 0 if run.state in (FINISHED, ABORTED) else 1
 
 
-def _while_running(run: Run) -> Iterable[float]:
-    """Wait for the end of a run. Yield the seconds every now and then."""
-    began = noticed = time.monotonic()
-    while current(run).state in (RUNNING, STARTING):
-        time.sleep(_POLL_S)
-        if time.monotonic() >= noticed + _NOTICE_S:
-            noticed = time.monotonic()
-            yield noticed - began
-
-
 def _where_it_stands(run: Run) -> str:
     from distrain.storage.runs.details import checkpoints_of
 
-    saved = checkpoints_of(run)
+    saved = checkpoints_of(run.location)
     if not saved:
         return "; it has no checkpoint"
-    return f"; the latest checkpoint is {saved[-1].name}, at step {saved[-1].step}"
+    return f"; the latest checkpoint is {saved[-1].path.name}, at step {saved[-1].step}"

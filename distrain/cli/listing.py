@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import sys
 import time
 import warnings
@@ -20,12 +21,9 @@ if TYPE_CHECKING:
 
     from distrain.system.remote_path import RemotePath
 
-_MOST_SIZED = 100
-"""Runs up to which sizes are shown without ``--size``. Each file of a run has to be looked at."""
-_LEAST_METRICS = 24
-"""Columns that the last metrics need. Columns of less importance are left out before."""
-_UNIMPORTANT = ("SCRIPT", "HOSTS", "SIZE", "RANKS")
-"""Columns that a narrow terminal does without, the first one first."""
+_WIDE = 100
+"""Columns of a terminal from which on the script and the hosts are shown."""
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def ls_parser() -> argparse.ArgumentParser:
@@ -40,8 +38,6 @@ def ls_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("-n", type=parsers.number, metavar="N", help="show the newest N")
     add("--all", action="store_true", help="show all, also on a terminal")
-    add("--size", action="store_true", help=f"show the sizes also of more than {_MOST_SIZED} runs")
-    add("--names", action="store_true", help="show the names of the runs only")
     add("--json", action="store_true", help="write a list of JSON objects")
     return parser
 
@@ -50,22 +46,18 @@ def run_ls(options: argparse.Namespace) -> int:
     """List runs."""
     warnings.simplefilter("ignore")  # damaged lines of metrics
     gc.disable()  # it would look for circles in thousands of dicts, again and again
-    storage = storage_at(options.path)
-    runs = _listed(storage, is_default=options.path is None)
-    shown = runs[: _limit(options)]
-    sized = options.size or len(shown) <= _MOST_SIZED
-    if options.names:
-        for run in shown:
-            if run.is_run:
-                echo(run.name)
-    elif options.json:
-        import json
-
-        print(json.dumps([_as_json(run, sized) for run in shown], indent=1))
+    runs = _listed(storage_at(options.path), is_default=options.path is None)
+    found = screen()
+    limit = options.n
+    if limit is None and found is not None and not (options.all or options.json):
+        limit = max(found[1] - 3, 5)
+    shown = runs[:limit]
+    if options.json:
+        print(json.dumps([_as_json(run) for run in shown], indent=1))
     elif not runs:
-        print(f"there are no runs in {storage}", file=sys.stderr)
+        print(f"there are no runs in {storage_at(options.path)}", file=sys.stderr)
     else:
-        _print_table(shown, sized)
+        _print_table(shown, found and found[0])
         if len(runs) > len(shown):
             print(paint(f"... and {count(len(runs) - len(shown), 'older one')}; --all lists them", "2"))
     return 0
@@ -80,15 +72,7 @@ def _listed(storage: Path | RemotePath, *, is_default: bool) -> list[Run]:
         raise
 
 
-def _limit(options: argparse.Namespace) -> int | None:
-    """Return how many runs to show, None for all."""
-    if options.n is not None:
-        return int(options.n)
-    found = screen()
-    return None if options.all or options.json or options.names or found is None else max(found[1] - 3, 5)
-
-
-def _as_json(run: Run, sized: bool) -> dict[str, Any]:
+def _as_json(run: Run) -> dict[str, Any]:
     record = run.last_report()
     return {
         "name": run.name,
@@ -103,49 +87,27 @@ def _as_json(run: Run, sized: bool) -> dict[str, Any]:
         "ranks": run.ranks,
         "step": None if record is None else run.step_of(record),
         "metrics": None if record is None else record["metrics"],
-        "bytes": run.bytes() if sized else None,
     }
 
 
-def _print_table(runs: Sequence[Run], sized: bool) -> None:
-    heads = ["NAME", "STATE", "AGE", "SCRIPT", "HOSTS", "RANKS", *(["SIZE"] if sized else []), "LAST METRICS"]
-    now = time.time()
-    rows = [_row(run, now, sized) for run in runs]
-    found = screen()
-    columns = None if found is None else found[0]
-    for name in _UNIMPORTANT:
-        if columns is None or name not in heads:
-            continue
-        widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
-        if sum(widths[:-1]) + 2 * len(widths[:-1]) + min(_LEAST_METRICS, widths[-1]) > columns:
-            place = heads.index(name)
-            heads, rows = _without(heads, place), [_without(row, place) for row in rows]
-    right = [heads.index(name) for name in ("AGE", "RANKS", "SIZE") if name in heads]
-    head, *cells = table([heads, *rows], columns, right)
-    lines = ["  ".join(head)]
-    for run, row in zip(runs, cells, strict=True):
-        row[1] = coloured(run.state, row[1])
-        lines.append("  ".join(row).rstrip())
-    echo("\n".join(lines))
+def _print_table(runs: Sequence[Run], columns: int | None) -> None:
+    heads = ["NAME", "STATE", "AGE", "RANKS", "SCRIPT", "HOSTS", "LAST METRICS"]
+    rows = [heads, *(_row(run, time.time()) for run in runs)]
+    if columns is not None and columns < _WIDE:
+        rows = [row[:4] + row[6:] for row in rows]
+    echo("\n".join(table(rows, columns, right=(2, 3))))
 
 
-def _without(row: list[str], place: int) -> list[str]:
-    return row[:place] + row[place + 1 :]
-
-
-def _row(run: Run, now: float, sized: bool) -> list[str]:
+def _row(run: Run, now: float) -> list[str]:
     record = None if run.problem else run.last_report()
-    last = run.problem if record is None else metrics_line(record["metrics"])
-    hosts = list(run.hosts)
     return [
         run.name,
-        run.state,
+        coloured(run.state),
         age(now - run.began) if run.began else "",
-        run.script,
-        ",".join(hosts) if len(hosts) <= 2 else f"{len(hosts)} hosts",
         str(run.ranks or ""),
-        *([size(run.bytes()) if run.is_run else ""] if sized else []),
-        last,
+        run.script,
+        ",".join(run.hosts) if len(run.hosts) <= 2 else f"{len(run.hosts)} hosts",
+        run.problem if record is None else metrics_line(record["metrics"]),
     ]
 
 
@@ -157,7 +119,7 @@ def clean_parser() -> argparse.ArgumentParser:
     parser = parsers.make_parser(
         "clean",
         "Delete runs that have ended, with their checkpoints and logs. Running ones are never deleted, and neither is "
-        "anything that is no run. Without states, all that have ended are meant.",
+        "anything that is not a run. Without states, all that have ended are meant.",
         "  distrain clean --older-than 30d --dry-run\n  distrain clean --failed --aborted --older-than 7d\n"
         "  distrain clean ~/runs --killed --yes",
     )
@@ -174,38 +136,28 @@ def clean_parser() -> argparse.ArgumentParser:
 def _seconds(text: str) -> float:
     import argparse
 
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
     number, unit = text[:-1], text[-1:]
-    if unit not in units or not number.replace(".", "", 1).isdigit():
+    if unit not in _UNITS or not number.replace(".", "", 1).isdigit():
         raise argparse.ArgumentTypeError(f"must be an age such as 12h, 7d or 4w, got {text!r}")
-    return float(number) * units[unit]
+    return float(number) * _UNITS[unit]
 
 
 def run_clean(options: argparse.Namespace) -> int:
     """Delete runs."""
     from distrain.errors import StorageError
-    from distrain.storage.runs.deletion import delete_rests, delete_run
 
     if options.older_than is None and not options.states:
         raise StorageError("name what to delete: --older-than 30d, --failed, --finished, --aborted or --killed")
-    storage = storage_at(options.path)
-    before = time.time() - (options.older_than or 0)
-    states = tuple(options.states or ENDED)
-    chosen = [
-        run
-        for run in _listed(storage, is_default=options.path is None)
-        if run.state in states and run.ended <= before and run.path != str(storage)
-    ]
-    rests = delete_rests(storage, dry_run=options.dry_run)
-    if rests:
-        verb = "would be deleted" if options.dry_run else "deleted"
-        print(f"{verb}: what an earlier clean has left of {count(rests, 'run')}")
+    storage, now = storage_at(options.path), time.time()
+    before, states = now - (options.older_than or 0), options.states or ENDED
+    listed = _listed(storage, is_default=options.path is None)
+    chosen = [run for run in listed if run.state in states and run.ended <= before and run.path != str(storage)]
     if not chosen:
         print(f"no run in {storage} is to be deleted")
         return 0
     sizes = {run.path: run.bytes() for run in chosen}
-    rows = [[run.name, run.state, age(time.time() - run.ended), size(sizes[run.path])] for run in chosen]
-    echo("\n".join("  ".join(row) for row in table(rows, None, right=(2, 3))))
+    rows = [[run.name, run.state, age(now - run.ended), size(sizes[run.path])] for run in chosen]
+    echo("\n".join(table(rows, right=(2, 3))))
     total = f"{count(len(chosen), 'run')}, {size(sum(sizes.values()))}"
     if options.dry_run:
         print(f"{total} would be deleted")
@@ -213,17 +165,22 @@ def run_clean(options: argparse.Namespace) -> int:
     if not options.yes and not _agrees(f"delete {total}, with all checkpoints? [y/N] "):
         print("nothing was deleted")
         return 1
-    code, freed, deleted = 0, 0, 0
-    for run in chosen:
+    return _delete(chosen, sizes, before)
+
+
+def _delete(runs: Sequence[Run], sizes: dict[str, int], before: float) -> int:
+    from distrain.errors import StorageError
+    from distrain.storage.runs.deletion import delete_run
+
+    deleted = []
+    for run in runs:
         try:
             delete_run(run, before)
+            deleted.append(sizes[run.path])
         except (StorageError, OSError) as error:
             echo(f"distrain clean: {run.name} is left: {error}", sys.stderr)
-            code = 1
-        else:
-            deleted, freed = deleted + 1, freed + sizes[run.path]
-    print(f"deleted {count(deleted, 'run')}, {size(freed)}")
-    return code
+    print(f"deleted {count(len(deleted), 'run')}, {size(sum(deleted))}")
+    return 0 if len(deleted) == len(runs) else 1
 
 
 def _agrees(question: str) -> bool:

@@ -26,11 +26,9 @@ COMMANDS = {
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "debug": ("debugging", "open pdb on a rank of a running run"),
     "compare": ("showing", "show how runs differ: settings, code, versions, metrics"),
-    "plot": ("exporting", "draw metrics in the terminal, or into a file"),
     "export": ("exporting", "write all reports as csv or parquet, or log them to a tracker"),
     "page": ("exporting", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
-    "completion": ("completion", "print the completion of this command for a shell"),
 }
 """The module of each command in this package, and what the command does."""
 
@@ -47,7 +45,6 @@ look at runs
   logs       {logs}
   attach     {attach}
   compare    {compare}
-  plot       {plot}
   page       {page}
   export     {export}
 
@@ -56,8 +53,6 @@ act on runs
   stop       {stop}
   debug      {debug}
   clean      {clean}
-
-  completion {completion}
 
 A RUN is a path, a URL, a name, the beginning of a name, or `last`, the newest.
 Names are looked up in --storage-path, by default ~/distrain_results.
@@ -86,7 +81,7 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
 
         return run_command(["--check", *rest] if command == "check" else rest, user_path, prog=f"distrain {command}")
     if command not in COMMANDS:
-        from distrain.system.ray_names import did_you_mean
+        from distrain.system.text import did_you_mean
 
         hint = did_you_mean(command, (*LAUNCHING, *COMMANDS)) or "; `distrain --help` lists them"
         print(f"distrain: error: there is no command {command!r}{hint}", file=sys.stderr)
@@ -97,9 +92,7 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
 def command_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
     """Return the parser and the function of one of the :data:`COMMANDS`."""
     module = import_module(f"distrain.cli.{COMMANDS[name][0]}")
-    parser: argparse.ArgumentParser = getattr(module, f"{name}_parser")()
-    function: Callable[[argparse.Namespace], int] = getattr(module, f"run_{name}")
-    return parser, function
+    return getattr(module, f"{name}_parser")(), getattr(module, f"run_{name}")
 
 
 def _run(name: str, arguments: list[str]) -> int:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from typing import TYPE_CHECKING, NoReturn
 
 from distrain.storage.runs.listing import LAST, find_run, storage_at
 
 if TYPE_CHECKING:
     from distrain.storage.runs.listing import Run
-
-RUN = "RUN"
-"""The metavar of arguments that name a run. The completion of shells offers the names of runs for it."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,21 +18,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
-    def format_help(self) -> str:
-        """Return the help. argparse would break the description at hyphens of options, or not at all."""
-        import shutil  # these two take milliseconds
-        import textwrap
-
-        width = min(shutil.get_terminal_size().columns, 100) - 2
-        self.description = textwrap.fill(self.description or "", width, break_on_hyphens=False)
-        return super().format_help()
-
 
 def make_parser(name: str, what: str, examples: str) -> Parser:
     """Make the parser of a command. ``examples``: command lines that the help ends with."""
     return Parser(
         prog=f"distrain {name}",
-        description=what,
+        description=textwrap.fill(what, 98, break_on_hyphens=False),
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -52,7 +41,7 @@ def add_run(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     """Add the argument that names a run, or several, and the option that says where to look."""
     kind = {} if nargs is None else {"nargs": nargs}
     help_text = "path, URL, name, beginning of a name, or `last`"
-    parser.add_argument("run" if nargs is None else "runs", metavar=RUN, help=help_text, **kind)  # type: ignore[arg-type]
+    parser.add_argument("run" if nargs is None else "runs", metavar="RUN", help=help_text, **kind)  # type: ignore[arg-type]
     parser.add_argument("--storage-path", metavar="DIR", help="where the runs are (default: ~/distrain_results)")
 
 

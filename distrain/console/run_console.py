@@ -67,9 +67,6 @@ class RunConsole:
         if rank == 0 and self._lines is not None:
             self._lines.reported(now)
 
-    def lend_terminal(self, is_lent: bool) -> None:
-        """Show no footer, and keep lines back, while another program uses the terminal."""
-
     def deadline(self) -> float | None:
         """Return when to call :meth:`tick` (time.monotonic), or None."""
         return self._lines.deadline() if self._lines else None

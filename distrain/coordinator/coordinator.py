@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
+    from distrain.decisions.host_checks import Finding
 
 _NOTICE_AFTER_S = 5.0
 """Seconds to wait for the storage or for callbacks before a line on the console says so."""
@@ -121,7 +122,7 @@ class Coordinator:
             receive=self._receive,
             refuse=self._refuse,
         )
-        self._copies = CheckpointCopies(self._host_files, self._verification, addresses=self._host_addresses)
+        self._copies = CheckpointCopies(self._host_files, self._verification)
         self._validations = Validations(request, store, log_dir=log_dir)
         self._clock = PausableClock()
         self._report_handler = ReportHandler(
@@ -145,7 +146,7 @@ class Coordinator:
             request,
             self._files,
             send=self._hosts.send,
-            refuse=self._refuse,
+            report=self._report,
             imports=self._host_files.imports,
         )
         self._hang_monitor = HangMonitor(
@@ -160,7 +161,7 @@ class Coordinator:
         self._debuggers = Debuggers(
             self._loop,
             store,
-            console,
+            console.status,
             debug_rank=request.debug_rank,
             send=self._send_to_debugger,
             on_change=self._pause_or_resume,
@@ -219,13 +220,16 @@ class Coordinator:
             self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
             self._do(self.machine.start(time.monotonic()))
             self._verify()
-            while not self.machine.state.is_terminal:
+            while not self._is_finished():
                 self._arm_timers()
                 self._loop.step()
                 self._handle_held()
                 self._flush()
         finally:
             self._close()
+
+    def _is_finished(self) -> bool:
+        return self.machine.state.is_terminal
 
     def _arm_timers(self) -> None:
         """Set one timer for each part that has a deadline."""
@@ -394,7 +398,7 @@ class Coordinator:
             case wire.Output():
                 self._hang_monitor.progress()
                 self._outputs.of(message.rank).feed(message.stream, message.body)
-            case wire.DebuggerOutput() | wire.DebuggerPrompt() | wire.DebuggerClosed():
+            case wire.DebuggerSays():
                 self._debuggers.handle(message)
             case wire.StackDump():
                 self._hang_monitor.add_stacks(message.rank, message.body)
@@ -438,7 +442,7 @@ class Coordinator:
                 if self.machine.plan is not None and self._is_training:
                     self._host_files.announce(self.machine.plan.hosts)
                     self._launch_checks.begin(self.machine.plan)
-            case wire.InspectionResult() | wire.ProbeAddress() | wire.ProbeResult():
+            case wire.HostProbed():
                 self._launch_checks.handle(host, message)
                 self._hang_monitor.handle(host, message)
             case _:
@@ -571,13 +575,9 @@ class Coordinator:
 
     # -- debugging ------------------------------------------------------------------------------------------------
 
-    def _send_to_debugger(self, message: wire.BreakIn | wire.DebuggerInput) -> None:
-        if not self._is_training:
-            return
-        if isinstance(message, wire.DebuggerInput):
+    def _send_to_debugger(self, message: wire.DebuggerInput) -> None:
+        if self._is_training:
             self._send_to_rank(message)
-        else:
-            self._hosts.send(self._host_of(message.rank), message)
 
     def _pause_or_resume(self) -> None:
         """Stop the timers of the training while a rank waits for a person: other ranks wait for it."""
@@ -633,10 +633,12 @@ class Coordinator:
         """End the run, as a host cannot train."""
         self._happened(events.MessageReceived(host, wire.HostFailed(text=why)))
 
-    def _host_addresses(self) -> Mapping[str, str]:
-        """Return where other hosts reach each host of the attempt."""
-        plan = self.machine.plan
-        return {} if plan is None else dict(zip(plan.hosts, plan.addresses, strict=True))
+    def _report(self, finding: Finding) -> None:
+        """End the run because of a problem of a host, or only warn of it."""
+        if finding.is_fatal:
+            self._refuse(finding.host, finding.text)
+        else:
+            warn(f"{finding.host}: {finding.text}")
 
     # -- the end --------------------------------------------------------------------------------------------------
 

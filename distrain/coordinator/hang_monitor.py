@@ -10,7 +10,7 @@ from distrain.decisions.events import HangDetected
 from distrain.decisions.host_checks import Finding, HostChecks, Question
 from distrain.hosts.reachability import CONNECT_TIMEOUT_S
 from distrain.system.log import warn
-from distrain.system.stacks import mismatched_collectives, summarize_stacks, suspects
+from distrain.system.stacks import summarize_stacks, suspects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,15 +24,6 @@ STACKS_TIMEOUT_S = 3.0
 """Seconds to wait for the stacks of all hosts before those that have arrived are shown."""
 _CONNECTIONS_TIMEOUT_S = CONNECT_TIMEOUT_S + STACKS_TIMEOUT_S
 """Seconds to wait for the stacks if hosts also try to connect to each other."""
-MISMATCH_CHECKS_S = (60.0, 90.0, 120.0)
-"""Seconds without progress after which to look for ranks that wait for each other in different collectives.
-
-They are reported if every check finds the same. The first that does not is the last.
-"""
-_ADVICE = (
-    "every rank must call the same collectives in the same order, and from one thread: what calls some in a thread of "
-    "its own, such as torch.distributed.checkpoint.async_save(), needs a process group of its own"
-)
 
 
 class HangMonitor:
@@ -70,12 +61,10 @@ class HangMonitor:
         self._attempt = attempt
         self._stacks: dict[int, str] = {}
         self._silent: set[int] = set()
-        self._programs: dict[int, str] = {}
         self._finished: Collection[int] = ()
         self._awaited_hosts: set[str] = set()
         self._connections = HostChecks({}, {}, nonce="")
         self._callbacks: list[Callable[[tuple[str, ...]], None]] = []
-        self._is_mismatch_check = False
         self._progress_at = time.monotonic()
         self._hung_since: float | None = None
         """Since when there is no progress (seconds since 1970), once that was reported."""
@@ -98,29 +87,19 @@ class HangMonitor:
         """Begin to wait for the end of all limits."""
         self._has_acted = False
         self._due = {purpose for purpose, limit_s in self._limits.items() if limit_s is not None}
-        self._mismatch_checks: tuple[float, ...] = MISMATCH_CHECKS_S
-        self._mismatch: list[str] = []
 
     def locations(self, ranks: Collection[int]) -> tuple[str, ...]:
         """Return lines that show where these ranks were, as far as their stacks are known."""
         chosen = set(ranks)
         known = {rank: text for rank, text in self._stacks.items() if rank in chosen}
-        return tuple(summarize_stacks(known, silent=self._silent & chosen, programs=self._programs))
+        return tuple(summarize_stacks(known, silent=self._silent & chosen))
 
     # -- no progress ----------------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
         """Return when to call :meth:`tick` while ranks are at work (time.monotonic), or None."""
-        limits = (*(self._limits[purpose] for purpose in self._due), self._next_mismatch_check_s())
+        limits = (self._limits[purpose] for purpose in self._due)
         return min((self._progress_at + limit_s for limit_s in limits if limit_s is not None), default=None)
-
-    def _next_mismatch_check_s(self) -> float | None:
-        """Return the seconds without progress at which to check next, or None."""
-        return (
-            self._mismatch_checks[0]
-            if self._mismatch_checks and "report" in self._due and not self._callbacks
-            else None
-        )
 
     def tick(self) -> None:
         """Take stacks if a limit has been exceeded."""
@@ -133,20 +112,6 @@ class HangMonitor:
                 self._take_stacks(
                     self._unless_progress(self._warn_of_hang if purpose == "report" else self._time_out, limit_s)
                 )
-        check_s = self._next_mismatch_check_s()
-        if check_s is not None and now >= self._progress_at + check_s:
-            self._take_stacks(self._unless_progress(self._check_mismatch, check_s), is_mismatch_check=True)
-
-    def _check_mismatch(self, after_s: float, lines: tuple[str, ...]) -> None:
-        """Report ranks that wait for each other in vain, without waiting for the limit of the user."""
-        is_first, before = self._mismatch_checks == MISMATCH_CHECKS_S, self._mismatch
-        self._mismatch = [] if self._silent else mismatched_collectives(self._stacks)
-        is_stuck = bool(self._mismatch) and (is_first or self._mismatch == before)
-        self._mismatch_checks = self._mismatch_checks[1:] if is_stuck else ()
-        if is_stuck and not self._mismatch_checks:
-            self._due.discard("report")
-            self._keep_all()
-            self._warn_of_hang(after_s, (*self._mismatch, _ADVICE))
 
     def _unless_progress(
         self, then: Callable[[float, tuple[str, ...]], None], after_s: float
@@ -173,21 +138,14 @@ class HangMonitor:
 
     # -- taking stacks --------------------------------------------------------------------------------------------
 
-    def _take_stacks(self, then: Callable[[tuple[str, ...]], None], *, is_mismatch_check: bool = False) -> None:
-        """Call ``then`` with lines for the user, once all hosts have answered or are late.
-
-        is_mismatch_check: keep no files, and try no connections.
-        """
+    def _take_stacks(self, then: Callable[[tuple[str, ...]], None]) -> None:
+        """Call ``then`` with lines for the user, once all hosts have answered or are late."""
         self._callbacks.append(then)
         if len(self._callbacks) > 1:
-            if self._is_mismatch_check and not is_mismatch_check:
-                self._is_mismatch_check = False
-                self._keep_all()
             return
-        self._is_mismatch_check = is_mismatch_check
         self._stacks, self._silent = {}, set()
         self._awaited_hosts = set(self._ask_for_stacks())
-        addresses = self._addresses() if self._awaited_hosts and not is_mismatch_check else {}
+        addresses = self._addresses() if self._awaited_hosts else {}
         self._connections = HostChecks({}, addresses, nonce=uuid.uuid4().hex)
         timeout_s = STACKS_TIMEOUT_S if self._connections.is_done else _CONNECTIONS_TIMEOUT_S
         self._ask(self._connections.begin())
@@ -197,14 +155,6 @@ class HangMonitor:
         """Take the stacks of a rank, whether asked for or taken before it was killed."""
         self._stacks[rank] = body.decode(errors="replace")
         self._silent.discard(rank)
-        if not self._is_mismatch_check:
-            self._keep(rank, body)
-
-    def _keep_all(self) -> None:
-        for rank, text in self._stacks.items():
-            self._keep(rank, text.encode())
-
-    def _keep(self, rank: int, body: bytes) -> None:
         path = self._paths.stacks(self._attempt, rank)
         self._store.write_optional_file(path, body, f"the stacks of rank {rank} could not be written")
 
@@ -214,12 +164,11 @@ class HangMonitor:
         finished: the ranks that have finished so far; more may be added later.
         """
         self._silent |= set(done.silent) - self._stacks.keys()
-        self._programs.update(done.programs)
         self._finished = finished
         self._awaited_hosts.discard(host)
         self._complete_if_all_answered()
 
-    def handle(self, host: str, answer: wire.Message) -> None:
+    def handle(self, host: str, answer: wire.HostProbed) -> None:
         """Take the answer of a host to a question about its connections."""
         if not self._connections.is_done:
             self._ask(self._connections.handle(host, answer))
@@ -236,14 +185,12 @@ class HangMonitor:
 
     def _complete(self) -> None:
         self._loop.cancel("stacks")
-        self._awaited_hosts, self._is_mismatch_check = set(), False
+        self._awaited_hosts = set()
         callbacks, self._callbacks = self._callbacks, []
         any_known = self._stacks or self._silent
         lines: Sequence[str] = ()
         if any_known:
-            lines = summarize_stacks(
-                self._stacks, silent=self._silent, programs=self._programs, finished=self._finished
-            )
+            lines = summarize_stacks(self._stacks, silent=self._silent, finished=self._finished)
         blocked = [f"{finding.host}: {finding.text}" for finding in self._connections.connection_findings()]
         self._connections = HostChecks({}, {}, nonce="")
         for callback in callbacks:

@@ -1,9 +1,8 @@
 """Files for hosts that do not share them, and files from there. Runs in: coordinator.
 
-Every other machine is asked if it sees the user's files and the storage. What it lacks is brought to it, and its
-checkpoints are fetched from it, by a mover (:mod:`distrain.transfer.mover`): one process for each such host, with
-connections of its own. So no message waits for data. It starts when the host says that it does not see the user's
-files, else with the first order.
+Every other machine is asked if it sees the user's files and the storage. What it lacks is copied to it, and its
+checkpoints are fetched from it, by a mover (:mod:`distrain.transfer.mover`): one process for each such host, with a
+connection of its own. So no message waits for data.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from distrain.system.naming import name_hosts
 from distrain.system.text import count, size
 from distrain.transfer.order_link import OrderLink
 from distrain.transfer.project.imports import third_party_imports
+from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from distrain.transfer.project.project import Project
 
 _MOST_TRIES = 3
-"""Deliveries of the project's files that may fail before the host does."""
+"""Deliveries of the project that may fail before the host does."""
 _RETRY_S = 0.5
 _SLOW_S = 20.0
 _PATIENCE_S = 300.0
@@ -71,20 +71,18 @@ class Shipping:
 class _Host:
     """The state of one host.
 
-    then: called once it is set up.
+    then: called once it is set up. question: the latest one. deliveries: callbacks for the answers that its mover owes.
     """
 
     then: list[Callable[[], None]] = field(default_factory=list)
-    is_set_up: bool = False
+    question: wire.SetUpHost | None = None
     open_questions: int = 0
+    is_set_up: bool = False
     storage_problem: str | None = None
     checkpoints: str = ""
     tries: int = 0
     mover: OrderLink | None = None
-    deliveries: deque[Callable[[wire.Delivered | wire.Serving], None]] = field(default_factory=deque)
-    """Callbacks for the answers that its mover owes."""
-    serving: dict[str, wire.Serving] = field(default_factory=dict)
-    """By directory: where its mover lets other hosts copy it."""
+    deliveries: deque[Callable[[str | None], None]] = field(default_factory=deque)
 
 
 class HostFiles:
@@ -116,48 +114,58 @@ class HostFiles:
         self._receive = receive
         self._refuse = refuse
         self._hosts: dict[str, _Host] = {}
-        self._is_searching = False
-        """True while a thread finds the project as it is now."""
-        self._needs_digests = False
-        """True once a host does not see the user's files."""
+        self._is_read = False
+        """True once the digests of the project are known."""
+        self._searches = 0
+        """The number of threads' tasks that read the project, or find it as it is now."""
+        self._waiting: set[str] = set()
+        """Hosts that are asked when the project was read."""
         self._announced: set[str] = set()
-        self._unsteady: set[str] = set()
-        """Files that are left out, as they change all the time."""
 
     # -- setting up hosts -----------------------------------------------------------------------------------------
 
     def set_up(self, host: str, then: Callable[[], None]) -> None:
-        """Ask a host what it lacks, and bring it there. Call ``then`` when its workers can start."""
+        """Ask a host what it lacks, and copy that to it. Call ``then`` when its workers can start."""
         self._hosts.setdefault(host, _Host()).then.append(then)
-        self._ask(host)
+        if self._is_read or host not in self._shipping.takes_project:
+            self._ask(host)
+        elif self._waiting:
+            self._waiting.add(host)
+        else:
+            self._search({host}, lambda: self._shipping.project)
 
     def refresh(self, hosts: Iterable[str]) -> None:
-        """Bring what has changed in the project since the last attempt."""
-        known = [host for host in hosts if host in self._hosts and host in self._shipping.takes_project]
-        if not known:
-            return
+        """Copy what has changed in the project since the last attempt."""
+        known = {host for host in hosts if host in self._hosts and host in self._shipping.takes_project}
         for host in known:
             self._hosts[host].is_set_up = False
-        self._is_searching = True
-        self._background.do(_find(self._shipping, self._needs_digests), partial(self._on_found, known))
+        if known:
+            self._search(known, self._shipping.find_project)
 
-    def _on_found(self, hosts: Iterable[str], found: Project | str | None) -> None:
-        self._is_searching = False
-        if isinstance(found, str):
+    def _search(self, hosts: Iterable[str], find: Callable[[], Project | None]) -> None:
+        """Have a thread find and read the project, then ask hosts."""
+        self._searches += 1
+        self._waiting.update(hosts)
+        self._background.do(partial(_read, find), self._on_found)
+
+    def _on_found(self, found: Project | str | None) -> None:
+        self._searches -= 1
+        if not isinstance(found, str):
+            self._project, self._is_read = found, True
+        elif self._is_read:
             warn(f"the hosts keep the code of the last attempt: {found}")
-        else:
-            self._project = found
-        for host in hosts:
-            if host in self._hosts:
+        waiting, self._waiting = self._waiting, set()
+        for host in sorted(waiting & self._hosts.keys()):
+            if self._is_read:
                 self._ask(host)
+            else:
+                self._refuse(host, str(found))
 
     def _ask(self, host: str) -> None:
-        self._hosts[host].is_set_up = False
-        self._send_question(host, self.question_for(host))
-
-    def _send_question(self, host: str, question: wire.SetUpHost | wire.FilesDelivered) -> None:
-        self._hosts[host].open_questions += 1
-        self._send(host, question)
+        state = self._hosts[host]
+        state.is_set_up, state.question = False, self.question_for(host)
+        state.open_questions += 1
+        self._send(host, state.question)
         if not self._shipping.question.requirements:  # else it says itself how far it is with the environment
             self._loop.call_in(f"set up {host}", _SLOW_S, partial(self._on_slow, host))
 
@@ -175,9 +183,7 @@ class HostFiles:
             return question
         run = f"{question.storage}/"  # its files change
         files: list[tuple[str, int, int, int, str]] = [
-            file
-            for file in self._project.files
-            if file.path not in self._unsteady and not (question.storage and file.path.startswith(run))
+            file for file in self._project.files if not (question.storage and file.path.startswith(run))
         ]
         return replace(question, files=files, folders=[*self._project.folders])
 
@@ -187,7 +193,7 @@ class HostFiles:
 
     def is_busy(self, hosts: Iterable[str]) -> bool:
         """Return whether workers of these hosts have to wait for files."""
-        return self._is_searching or any(host in self._hosts and not self._hosts[host].is_set_up for host in hosts)
+        return self._searches > 0 or any(host in self._hosts and not self._hosts[host].is_set_up for host in hosts)
 
     def on_set_up(self, host: str, answer: wire.HostSetUp) -> None:
         """Handle the answer of a host."""
@@ -196,85 +202,44 @@ class HostFiles:
         if not state.open_questions:
             self._loop.cancel(f"set up {host}")
         if answer.failed is not None:
-            self._refuse(host, answer.failed)
+            self._refuse(host, answer.failed + full_cache_hint(answer.failed))
         elif state.open_questions:  # only the last answer counts: the host was asked again meanwhile
             return
-        elif answer.needs_digests:
-            self._add_digests(host, state)
-        elif answer.missing:
-            self._bring(host, answer)
+        elif answer.wanted:
+            self._bring(host, state, answer)
         else:
             state.is_set_up, state.tries = True, 0
             state.storage_problem, state.checkpoints = answer.storage_problem, answer.checkpoints
+            if answer.storage_problem is not None:
+                self._mover(host).start()  # it connects while the workers start
             waiting, state.then = state.then, []
             for then in waiting:
                 then()
 
-    def _add_digests(self, host: str, state: _Host) -> None:
-        """Read all files, whose digests only hosts need that do not see them, and ask the host again."""
-
-        def found(project: Project | str | None) -> None:
-            if isinstance(project, str):
-                self._refuse(host, project)
-                return
-            self._project = project
-            if self._hosts.get(host) is state:
-                self._ask(host)
-
-        self._needs_digests = True
-        self._mover(host).start()  # it connects while this machine reads the files
-        self._background.do(_find(self._shipping, with_digests=True), found)
-
-    def _bring(self, host: str, answer: wire.HostSetUp) -> None:
-        """Bring the files that the host lacks."""
-        missing = set(answer.missing)
-        own = self._project.files if self._project else ()
-        by_digest = {file.digest: file for file in own if file.digest in missing}
-        state = self._hosts[host]
-        if missing - by_digest.keys():  # the project was found again since the host was asked
-            self._ask(host)
-            return
+    def _bring(self, host: str, state: _Host, answer: wire.HostSetUp) -> None:
+        """Copy the project to the host."""
+        assert state.question is not None
+        files = state.question.files
         state.tries += 1
         if state.tries > _MOST_TRIES:
-            self._refuse(host, f"files of your code that were brought to {answer.blobs} are not there")
+            self._refuse(host, f"files of your code that were copied to {answer.wanted} have vanished")
             return
         if state.tries == 1:
-            total = size(sum(file.size for file in by_digest.values()))
-            say(f"bringing {count(len(by_digest), 'file')} ({total}) of your code to {host}")
+            total = size(sum(ShippedFile(*fields).size for fields in files))
+            say(f"copying {count(len(files), 'file')} ({total}) of your code to {host}")
             for note in self._project.notes if self._project else ():
                 warn_once(note)
-        files = [(file.path, f"{digest[:2]}/{digest}", file.size, digest) for digest, file in by_digest.items()]
-        order = wire.Deliver(folder=answer.blobs, files=files, staging=answer.checkpoints)
+        order = wire.Deliver(folder=answer.wanted, root="/", files=files, staging=answer.checkpoints)
         self.deliver(host, order, partial(self._on_brought, host, state))
 
     def _on_brought(self, host: str, state: _Host, failed: str | None) -> None:
-        if self._hosts.get(host) is not state:
-            return
         if failed is None:
-            self._send_question(host, wire.FilesDelivered())
+            self._ask(host)
         elif is_full_disk(failed) or state.tries >= _MOST_TRIES:
-            self._refuse(host, f"your code cannot be brought there: {failed}{full_cache_hint(failed)}")
+            self._refuse(host, f"your code cannot be copied there: {failed}{full_cache_hint(failed)}")
         else:  # a file has changed meanwhile, or the connection was turned away
-            self._loop.call_in(f"bring {host}", _RETRY_S * state.tries, partial(self._try_again, host, state))
-
-    def _try_again(self, host: str, state: _Host) -> None:
-        def found(project: Project | str | None) -> None:
-            if not isinstance(project, str):
-                self._leave_out_unsteady(self._project, project)
-                self._project = project
-            if self._hosts.get(host) is state:
-                self._ask(host)
-
-        self._background.do(_find(self._shipping, with_digests=True), found)
-
-    def _leave_out_unsteady(self, before: Project | None, now: Project | None) -> None:
-        """Leave out files that change all the time, such as a log, but not code, which the user may be editing."""
-        digests = {file.path: file.digest for file in (before.files if before else ())}
-        for file in now.files if now else ():
-            changed = digests.get(file.path, file.digest) != file.digest
-            if changed and not file.path.endswith(".py") and file.path not in self._unsteady:
-                self._unsteady.add(file.path)
-                warn(f"{file.path} is left out, as it changes while your code is brought; git can ignore it")
+            again = partial(self._search, {host}, self._shipping.find_project)
+            self._loop.call_in(f"bring {host}", _RETRY_S * state.tries, again)
 
     # -- the storage ----------------------------------------------------------------------------------------------
 
@@ -297,7 +262,7 @@ class HostFiles:
         return host in self._hosts and self._hosts[host].storage_problem is not None
 
     def checkpoints_on(self, host: str) -> str:
-        """Return the directory of a host for checkpoints that are brought there."""
+        """Return the directory of a host for checkpoints that are copied there."""
         return self._hosts[host].checkpoints
 
     # -- the movers -----------------------------------------------------------------------------------------------
@@ -307,37 +272,12 @@ class HostFiles:
         self._mover(host).order(order)
 
     def deliver(self, host: str, order: wire.Deliver, then: Callable[[str | None], None]) -> None:
-        """Bring files to a host. Call ``then`` with None, or with the reason why they could not be brought."""
-        self._order(host, order, lambda answer: then(answer.failed))
-
-    def serve(self, host: str, folder: str, address: str, then: Callable[[wire.Serving], None]) -> None:
-        """Let other hosts copy a directory of this one. Call ``then`` with where it is served."""
-        state = self._hosts[host]
-
-        def listening(answer: wire.Delivered | wire.Serving) -> None:
-            assert isinstance(answer, wire.Serving)
-            if answer.failed is None:
-                state.serving[folder] = answer
-            then(answer)
-
-        if folder in state.serving:
-            then(state.serving[folder])
-        else:
-            self._order(host, wire.Serve(folder=folder, address=address), listening)
-
-    def forget_serving(self, host: str, folder: str) -> None:
-        """Have a host listen anew the next time that others want to copy a directory."""
-        if host in self._hosts:
-            self._hosts[host].serving.pop(folder, None)
-
-    def _order(
-        self, host: str, order: wire.Deliver | wire.Serve, then: Callable[[wire.Delivered | wire.Serving], None]
-    ) -> None:
+        """Copy files to a host. Call ``then`` with None, or with the reason why they could not be copied."""
         self._hosts[host].deliveries.append(then)
         self._mover(host).order(order)
 
     def drop_checkpoint(self, host: str, folder: str) -> None:
-        """Have a host delete a checkpoint that was brought there."""
+        """Have a host delete a checkpoint that was copied there."""
         self._send(host, wire.DropCheckpoint(folder=folder))
 
     def _mover(self, host: str) -> OrderLink:
@@ -350,8 +290,8 @@ class HostFiles:
     def _on_answer(self, host: str, state: _Host, answer: wire.Message) -> None:
         if self._hosts.get(host) is not state:
             return
-        if isinstance(answer, (wire.Delivered, wire.Serving)):
-            state.deliveries.popleft()(answer)
+        if isinstance(answer, wire.Delivered):
+            state.deliveries.popleft()(answer.failed)
         else:
             self._receive(host, answer)
 
@@ -368,7 +308,7 @@ class HostFiles:
         for state in self._hosts.values():
             if state.mover is not None and not state.mover.is_idle and not state.deliveries:
                 state.mover.close()
-                state.mover, state.serving = None, {}
+                state.mover = None
 
     def close(self) -> None:
         """End all movers."""
@@ -376,17 +316,13 @@ class HostFiles:
             self.lost(host)
 
 
-def _find(shipping: Shipping, with_digests: bool) -> Callable[[], Project | str | None]:
-    """Return a function that finds the project. Its result is a text if that is not possible."""
-
-    def find() -> Project | str | None:
-        try:
-            project = shipping.find_project()
-            return project.with_digests() if project is not None and with_digests else project
-        except LaunchError as error:
-            return str(error)
-
-    return find
+def _read(find: Callable[[], Project | None]) -> Project | str | None:
+    """Find the project, and read its files. The result is a text if that is not possible."""
+    try:
+        project = find()
+        return project.with_digests() if project is not None else None
+    except LaunchError as error:
+        return str(error)
 
 
 def full_cache_hint(text: str) -> str:

@@ -1,22 +1,23 @@
-"""Checks of the other machines while the workers of a launch start. Runs in: coordinator."""
+"""Checks of hosts: of the other machines while workers start, or of all hosts instead of that. Runs in: coordinator."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 import uuid
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import packages_distributions
 from typing import TYPE_CHECKING
 
-from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding, HostChecks, Question, inspection, must_connect
+from distrain import wire
+from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding, HostChecks, Question, must_connect
 from distrain.hosts.inspection import package_versions
-from distrain.system.log import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from distrain import wire
     from distrain.decisions.events import RunRequest
     from distrain.hosts.world import WorldPlan
     from distrain.system.background import Background
@@ -29,7 +30,7 @@ class LaunchChecks:
     Hosts that join later, or again, are checked when they join.
 
     send: sends a question to a host.
-    refuse: is called with a host that cannot train, and why.
+    report: gets the problems of hosts.
     imports: returns the top-level modules that the user's code imports; called in a thread.
     """
 
@@ -40,25 +41,27 @@ class LaunchChecks:
         background: Background,
         *,
         send: Callable[[str, wire.Message], None],
-        refuse: Callable[[str, str], None],
+        report: Callable[[Finding], None],
         imports: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._loop = loop
         self._request = request
         self._background = background
         self._send = send
-        self._refuse = refuse
+        self._report = report
         self._imports = imports
         self._checks = HostChecks({}, {}, nonce="")
         self._checked: set[str] = set()
-        self._timed_out = False
+        self.own_versions: Mapping[str, str | None] = {}
+        self.asked_at = 0.0
+        """When the hosts were asked, in seconds since the epoch."""
         self._preparing: WorldPlan | None = None
         """The plan to check, while a thread looks up the versions of this machine."""
 
     def begin(self, plan: WorldPlan) -> None:
         """Check the hosts of a plan whose workers are starting. This machine alone needs no checks."""
         is_local = all(self._request.hosts[host].is_local for host in plan.hosts)
-        if is_local or self._checked.issuperset(plan.hosts):
+        if (is_local and not self._request.checks_hosts) or self._checked.issuperset(plan.hosts):
             return
         self._checked.update(plan.hosts)
         self._preparing = plan
@@ -86,13 +89,9 @@ class LaunchChecks:
         if plan is not self._preparing:  # a host was lost meanwhile
             return
         self._preparing = None
-        self._timed_out = False
-        question = partial(
-            inspection,
-            own_versions=own_versions,
-        )
+        self.own_versions, self.asked_at = own_versions, time.time()
         self._checks = HostChecks(
-            {host: question(self._request.hosts[host]) for host in plan.hosts},
+            {host: self._question(host) for host in plan.hosts},
             {} if plan.shares_network else dict(zip(plan.hosts, plan.addresses, strict=True)),
             own_versions=own_versions,
             imported=own_versions.keys() - {*self._needed},
@@ -102,35 +101,44 @@ class LaunchChecks:
         self._carry_out(self._checks.begin())
         self._loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
 
+    def _question(self, host: str) -> wire.ProbeHost:
+        return wire.ProbeHost(
+            nonce="",
+            packages=list(self.own_versions),
+            sys_path=list(self._request.hosts[host].sys_path),
+            is_thorough=self._request.checks_hosts,
+            folder=self._request.storage_path,
+            empties_cache=self._request.empties_caches,
+        )
+
     @property
     def is_under_way(self) -> bool:
-        """True while answers are missing, until the time for them is over."""
-        return not self._checks.is_done and not self._timed_out
+        """True while answers are missing."""
+        return not self._checks.is_done or self._preparing is not None
 
-    def handle(self, host: str, answer: wire.Message) -> None:
+    def handle(self, host: str, answer: wire.HostProbed) -> None:
         """Take the answer of a host."""
-        if self.is_under_way:
-            self._carry_out(self._checks.handle(host, answer))
+        self._carry_out(self._checks.handle(host, answer))
 
     def lost(self, host: str) -> None:
         """Stop waiting for a lost host. It is checked again when it is back; all are, if any check was still open."""
-        if self.is_under_way or self._preparing is not None:
+        if self.is_under_way:
             self._checked.clear()
             self._preparing = None
         self._checked.discard(host)
-        if self.is_under_way:
-            self._carry_out(self._checks.remove(host))
+        self._carry_out(self._checks.remove(host))
 
     def _time_out(self) -> None:
-        self._timed_out = True
+        """Report the hosts that have not answered, and continue without them: the others can still connect."""
         for finding in self._checks.overdue(ANSWER_TIMEOUT_S):
-            warn(f"{finding.host}: {finding.text}")
+            self._report(replace(finding, is_fatal=self._request.checks_hosts))
+            self._carry_out(self._checks.remove(finding.host))
+        if not self._checks.is_done:
+            self._loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
 
     def _carry_out(self, steps: Iterable[Question | Finding]) -> None:
         for step in steps:
             if isinstance(step, Question):
                 self._send(step.host, step.message)
-            elif step.is_fatal:
-                self._refuse(step.host, step.text)
             else:
-                warn(f"{step.host}: {step.text}")
+                self._report(step)

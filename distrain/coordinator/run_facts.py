@@ -12,7 +12,7 @@ import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from distrain.system import process
@@ -25,8 +25,8 @@ _PACKAGES = {
     "torch", "numpy", "tensorflow", "jax", "lightning", "transformers", "accelerate", "datasets", "xgboost", "lightgbm",
 }  # fmt: skip
 """Packages whose versions are noted."""
-_DIRTY_CHECK = ("git", "--no-optional-locks", "diff", "--quiet", "--no-ext-diff", "HEAD")
-"""It exits with 1 if a tracked file differs from the last commit, else with 0. It writes nothing."""
+_DESCRIBE = ("git", "--no-optional-locks", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+"""It writes the commit, with ``-dirty`` if a tracked file differs from it. It changes nothing."""
 _PATIENCE_S = 0.3
 """Seconds that the end of a short run waits for that command."""
 _MOST_ITEMS = 100
@@ -62,7 +62,7 @@ class RunFacts:
     """
 
     def __init__(self, script: str, config: Any, *, detached: bool = False) -> None:
-        self._facts = {
+        self._facts: dict[str, Any] = {
             "script": script,
             "train_loop_config": plain(config),
             "directory": os.getcwd(),
@@ -75,32 +75,27 @@ class RunFacts:
             "argv": without_secrets(sys.argv),
             "detached": detached,
         }
-        self._folder = os.getcwd()
-        self._git: dict[str, Any] | None = None
-        self._check: process.SilentProgram | None = None
+        self._git: process.SilentProgram | None = None
 
     def begin(self) -> None:
-        """Note the commit of the working directory, and start to look for changed files."""
-        found = _git_folder(Path(self._folder))
-        commit = found and _commit(found)
-        if commit:
-            self._git = {"commit": commit}
-            with contextlib.suppress(OSError):  # there is no git
-                self._check = process.SilentProgram(_DIRTY_CHECK, directory=self._folder)
+        """Start to look for the commit of the working directory, and for changed files."""
+        with contextlib.suppress(OSError):  # there is no git
+            self._git = process.SilentProgram(_DESCRIBE, directory=os.getcwd())
 
     def end(self) -> None:
-        """Wait a moment for the end of the look for changed files."""
-        if self._check is not None:
-            self._check.end(_PATIENCE_S)
+        """Wait a moment for git."""
+        if self._git is not None:
+            self._git.end(_PATIENCE_S)
             self.known()
 
     def known(self) -> dict[str, Any]:
-        """Return what is known now. ``git`` is absent without a commit, its ``dirty`` while it is unknown."""
-        if self._git is not None and self._check is not None and (code := self._check.exit_code()) is not None:
-            self._check = None
-            if code in (0, 1):
-                self._git["dirty"] = bool(code)
-        return {**self._facts, **({"git": dict(self._git)} if self._git else {})}
+        """Return what is known now. ``git`` is absent without a commit, and until git has answered."""
+        if self._git is not None and (found := self._git.output()) is not None:
+            self._git = None
+            commit, _, dirty = found.strip().partition("-")
+            if commit:
+                self._facts["git"] = {"commit": commit, "dirty": bool(dirty)}
+        return dict(self._facts)
 
 
 def _user() -> str:
@@ -123,36 +118,6 @@ def _versions(path: Iterable[str]) -> dict[str, str]:
             if dash and name.endswith(".dist-info") and package in _PACKAGES:
                 found.setdefault(package, version)
     return dict(sorted(found.items()))
-
-
-def _git_folder(directory: Path) -> Path | None:
-    """Return the git directory of the working tree that ``directory`` is in, or None."""
-    for parent in (directory, *directory.parents):
-        place = parent / ".git"
-        if place.is_dir():
-            return place
-        if (text := _read(place)).startswith("gitdir: "):  # a worktree, or a submodule
-            return parent / text.removeprefix("gitdir: ")
-    return None
-
-
-def _commit(git: Path) -> str:
-    """Return the commit that is checked out, or "" if there is none."""
-    head = _read(git / "HEAD")
-    if not head.startswith("ref: "):
-        return head
-    name, common = head.removeprefix("ref: "), git / (_read(git / "commondir") or ".")
-    if commit := _read(git / name) or _read(common / name):
-        return commit
-    lines = (line.split() for line in _read(common / "packed-refs").splitlines())
-    return next((line[0] for line in lines if line[1:] == [name]), "")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, ValueError):
-        return ""
 
 
 # -- settings without secrets ----------------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,9 @@ from distrain import wire
 from distrain.api.backend import BackendConfig
 from distrain.api.config import DataConfig, RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
 from distrain.api.job import Job
+from distrain.api.ray_names import explaining, without
 from distrain.api.result import Result, make_result, pickle_or_none
+from distrain.api.trainer_options import check_options, showing_options
 from distrain.console.choice import open_console
 from distrain.console.summary import summary
 from distrain.coordinator.callbacks import Callbacks
@@ -31,6 +33,7 @@ from distrain.coordinator.connection.slurm import run_name
 from distrain.coordinator.connection.transport import LocalTransport, Transport
 from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
 from distrain.coordinator.coordinator import Coordinator
+from distrain.coordinator.host_check import HostCheck, lacking
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.manifest import RunManifest
 from distrain.coordinator.ranks.adopted import request_for_adopted
@@ -68,8 +71,7 @@ from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
 from distrain.system.naming import stopped_by
 from distrain.system.notebook import hide_own_lines
-from distrain.system.ray_names import explaining, without
-from distrain.system.remote_path import locate
+from distrain.system.remote_path import RemotePath, locate
 from distrain.system.text import duration
 from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
 from distrain.trackers.link import TrackerLink
@@ -78,14 +80,20 @@ from distrain.worker.job.functions import check_plain, check_signature
 from distrain.worker.job.origin import script_of, stem_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from typing_extensions import Unpack
+
+    from distrain.api.trainer_options import TrainerOptions
     from distrain.console.detached import DetachedConsole
     from distrain.console.run_console import RunConsole
+    from distrain.coordinator.host_check import HostFacts
     from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
     from distrain.data.datasets import RunDatasets
+    from distrain.decisions.host_checks import Finding
     from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
-    from distrain.system.remote_path import RemotePath
 
 __all__ = ["DataParallelTrainer", "run_work"]
 
@@ -132,44 +140,33 @@ class DataParallelTrainer:
         result = DataParallelTrainer(train_func, train_loop_config={"lr": 0.1}, scaling_config=scaling).fit()
     """
 
+    @showing_options
     def __init__(
         self,
         train_loop_per_worker: Callable[..., Any],
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
         backend_config: BackendConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-        datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | None = None,
-        resume_from_checkpoint: Checkpoint | str | Path | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        validation_config: ValidationConfig | None = None,
+        **options: Unpack[TrainerOptions],
     ) -> None:
-        if isinstance(resume_from_checkpoint, (str, Path)):
-            resume_from_checkpoint = Checkpoint(resume_from_checkpoint)
-        check_type("train_loop_config", train_loop_config, Mapping, optional=True)
+        resume_from = options.get("resume_from_checkpoint")
+        if isinstance(resume_from, (str, Path)):
+            resume_from = options["resume_from_checkpoint"] = Checkpoint(resume_from)
         check_type("backend_config", backend_config, BackendConfig, optional=True)
-        check_type("scaling_config", scaling_config, ScalingConfig, optional=True)
-        check_type("run_config", run_config, RunConfig, optional=True)
-        check_type("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, optional=True)
-        check_type("validation_config", validation_config, ValidationConfig, optional=True)
-        check_type("metadata", metadata, Mapping, optional=True)
-        check_type("datasets", datasets, Mapping, optional=True)
-        check_type("dataset_config", dataset_config, DataConfig, optional=True)
-        if validation_config is not None:
-            check_plain("ValidationConfig.fn", validation_config.fn)
+        check_options(options)
+        datasets, validation = options.get("datasets"), options.get("validation_config")
+        if validation is not None:
+            check_plain("ValidationConfig.fn", validation.fn)
         self._work = job.FunctionWork(
             function=check_signature(train_loop_per_worker),
-            config=dict(train_loop_config or {}),
+            config=dict(options.get("train_loop_config") or {}),
             backend=backend_config or BackendConfig(),
-            run_datasets=_datasets(datasets, dataset_config or DataConfig()) if datasets else None,
+            run_datasets=_datasets(datasets, options.get("dataset_config") or DataConfig()) if datasets else None,
         )
-        self._scaling = scaling_config or ScalingConfig()
-        self._run = run_config or RunConfig()
-        self._resume_from = resume_from_checkpoint
-        self._validation = validation_config
-        self._metadata = _json("metadata", metadata or {})
+        self._scaling = options.get("scaling_config") or ScalingConfig()
+        self._run = options.get("run_config") or RunConfig()
+        self._resume_from = resume_from
+        self._validation = validation
+        self._metadata = _json("metadata", options.get("metadata") or {})
 
     @classmethod
     def restore(cls, path: str | os.PathLike[str], *args: Any, **options: Any) -> NoReturn:
@@ -252,7 +249,6 @@ def _datasets(datasets: Mapping[str, Any], config: DataConfig) -> RunDatasets:
         datasets,
         config.datasets_to_split,
         on_change=config.on_change,
-        skip_streams=config.skip_streams,
         resume=config.resume,
     )
 
@@ -289,7 +285,8 @@ def run_work(
     starts_workers = launcher is None and scaling.num_workers != 0
     if run.debug_rank is not None:
         work = _for_debugging(work, scaling, run.debug_rank, starts_workers=starts_workers)
-    transports = transports or (_transports(scaling, run) if starts_workers else [LocalTransport()])
+    if transports is None:
+        transports = _transports(_hosts(scaling), scaling, run) if starts_workers else [LocalTransport()]
     shares = _shares([transport.host for transport in transports], scaling)
     trackers = trackers_of(run.trackers, os.environ) if launcher is None or launcher.rank == 0 else []
     check_packages(trackers)
@@ -309,10 +306,7 @@ def run_work(
     )
     _check_working_directory()
     shipping = request.shipping()
-    if scaling.use_gpu or scaling.numa_binding:
-        for name, settings in request.host_settings().items():
-            if problem := hidden_gpus_problem(settings):
-                raise LaunchError(f"{name}: {problem}")
+    _check_gpus_are_counted(scaling, request)
     with log_level(run.log_level):
         if request.job.warning is not None:
             warn(request.job.warning)
@@ -322,6 +316,60 @@ def run_work(
             if launcher.rank:
                 return group.follow()
             return group.lead(partial(_train, request, shipping, group))
+
+
+def check_hosts(
+    work: job.Work,
+    scaling: ScalingConfig,
+    run: RunConfig,
+    *,
+    sys_path: Sequence[str],
+    empties_caches: bool = False,
+) -> tuple[list[Finding], dict[str, HostFacts]]:
+    """Begin a run on all hosts, also on spare ones, and end it before its ranks start.
+
+    Return the problems, and what each host has. empties_caches: also delete what distrain stores on the hosts.
+
+    Raises DistrainError for problems of the storage or the settings, and KeyboardInterrupt.
+    """
+    hosts = _hosts(scaling)
+    spare = {host.name: host.slots or 1 for host in hosts}
+    shares = {name: share or spare[name] for name, share in _shares(hosts, scaling).items()}
+    one_each = replace(
+        scaling, num_workers=(1, len(hosts)), use_gpu=False, resources_per_worker=None, accelerator_type=None
+    )
+    request = _UserRequest(
+        work=work,
+        job=Job(blob=b""),
+        scaling=one_each,
+        launcher=None,
+        run=run,
+        resume_from=None,
+        metadata={},
+        validation=None,
+        trackers={},
+        transports=_transports([replace(host, slots=1) for host in hosts], scaling, run),
+        sys_path=_clean_path(sys_path),
+        detached=None,
+    )
+    _check_gpus_are_counted(scaling, request)
+    shipping = request.shipping()
+    store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
+    try:
+        found, facts = _Run(store, request, shipping, None).check(empties_caches=empties_caches)
+    finally:
+        store.close()
+        location = store.location
+        location.remove() if isinstance(location, RemotePath) else shutil.rmtree(location)
+    return [*found, *lacking(facts, scaling, shares)], facts
+
+
+def _check_gpus_are_counted(scaling: ScalingConfig, request: _UserRequest) -> None:
+    """Raise LaunchError if workers would see other GPUs than the agents."""
+    if scaling.use_gpu or scaling.numa_binding:
+        for name, settings in request.host_settings().items():
+            if problem := hidden_gpus_problem(settings):
+                raise LaunchError(f"{name}: {problem}")
 
 
 def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_workers: bool) -> job.Work:
@@ -379,8 +427,8 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser().absolute()
 
 
-def _transports(scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
-    """Return the connections to all hosts, including spare hosts that get ranks only if others are lost.
+def _hosts(scaling: ScalingConfig) -> tuple[HostSpec, ...]:
+    """Return all hosts, including spare ones that get ranks only if others are lost.
 
     Raises HostfileError, and ResourcesError if the hosts have too few slots.
     """
@@ -389,6 +437,11 @@ def _transports(scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
         _shares(hosts, scaling)
     except ResourcesError as error:
         raise ResourcesError(f"{error} {advice_on_slots(scaling, os.environ)}".rstrip()) from None
+    return hosts
+
+
+def _transports(hosts: Sequence[HostSpec], scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
+    """Return the connections to the hosts. Raises HostfileError."""
     return transports_for(
         hosts,
         scaling,
@@ -636,6 +689,22 @@ class _Run:
         if failure is not None:
             raise failure
         return result
+
+    def check(self, *, empties_caches: bool) -> tuple[list[Finding], dict[str, HostFacts]]:
+        """Look at the hosts, and start no rank."""
+        self._write_start()
+        request = self._request.for_coordinator(self._run_id, self._store)
+        request = replace(request, checks_hosts=True, empties_caches=empties_caches)
+        status = RunStatus(str(self._store.location), time.monotonic(), 0.0)
+        return HostCheck(
+            request,
+            self._store,
+            Connections(self._request.transports, request),
+            self._config.checkpoint_config,
+            open_console("off", status, ""),
+            manifest=self._manifest,
+            shipping=self._shipping.for_run(self._store, self._run_id),
+        ).look()
 
     def _can_write_page(self, end: RunSummary) -> bool:
         return not (end.storage_failed or self._store.is_stalled)

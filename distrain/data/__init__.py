@@ -1,5 +1,10 @@
 """Datasets for training: read, divided among the workers, and resumed where a checkpoint was taken.
 
+A trainer pickles descriptions of datasets with the job; a worker opens them. ``order`` computes the order of the rows
+and which of them a rank has, as a pure function of the seed, the epoch and the position. ``prefetch`` reads and
+converts batches in a thread, and ``loops`` counts a batch when train_func gets it. ``report()`` with a checkpoint takes
+the positions along.
+
 Names are loaded when they are first used. Runs in: anywhere.
 """
 

@@ -20,7 +20,7 @@ from distrain.data.transforms import Batched, Constructed, for_batches, for_list
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -32,25 +32,6 @@ _SHUFFLE_BYTES = 64 << 20
 _ROWS_TO_TRY = 128
 """Rows that tell if a function of the user's changes their number."""
 _LEAST_SHUFFLED, _MOST_SHUFFLED = 1 << 10, 1 << 18
-_ELSEWHERE = (
-    "use pyarrow, pandas, Polars or DuckDB before training, and pass the result to distrain: joins, groups and "
-    "shuffles of all data among hosts are not a part of it"
-)
-_OF_RAY = frozenset(
-    (
-        "aggregate",
-        "drop_columns",
-        "groupby",
-        "join",
-        "repartition",
-        "select_columns",
-        "sort",
-        "union",
-        "zip",
-    )
-)
-_IGNORED = frozenset(("compute", "concurrency", "memory", "num_cpus", "num_gpus", "zero_copy_batch"))
-"""Options of Ray's ``map_batches()`` that say where the function runs. Here it runs on the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +86,6 @@ class Dataset:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_opened": []}
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in _OF_RAY:
-            raise AttributeError(f"distrain.data.Dataset has no {name}(): {_ELSEWHERE}")
-        raise AttributeError(f"distrain.data.Dataset has no attribute {name!r}")
-
     # -- operations -----------------------------------------------------------------------------------------------
 
     def map_batches(
@@ -118,12 +94,7 @@ class Dataset:
         *,
         batch_size: int | None = None,
         batch_format: str | None = "default",
-        fn_args: Sequence[Any] = (),
-        fn_kwargs: Mapping[str, Any] | None = None,
-        fn_constructor_args: Sequence[Any] = (),
-        fn_constructor_kwargs: Mapping[str, Any] | None = None,
         keeps_rows: bool | None = True,
-        **options: Any,
     ) -> Self:
         """Apply a function to batches of rows, on the worker.
 
@@ -133,29 +104,22 @@ class Dataset:
         batch_format: ``"numpy"`` (the default), ``"pandas"`` or ``"pyarrow"``.
         keeps_rows: False: ``fn`` may return more or fewer rows than it gets, see :meth:`flat_map`; None: so it may if
             it does for the first rows.
-        options: ``compute``, ``concurrency``, ``memory``, ``num_cpus``, ``num_gpus`` and ``zero_copy_batch`` of Ray
-            are ignored, because the function runs on the worker.
 
         ::
 
             rows.map_batches(lambda batch: {"x": batch["x"] / 255})
         """
-        if unknown := options.keys() - _IGNORED:
-            raise TypeError(f"map_batches() has no option {min(unknown)!r}")
         if isinstance(fn, type):
-            fn = Constructed(fn, fn_constructor_args, fn_constructor_kwargs or {})
-        arguments = batch_size, batch_format, fn_args, fn_kwargs or {}
-        return self._then(for_batches(fn, *arguments, keeps_rows=keeps_rows))
+            fn = Constructed(fn, (), {})
+        return self._then(for_batches(fn, batch_size, batch_format, keeps_rows=keeps_rows))
 
-    def map(self, fn: Callable[[Any], Any], **options: Any) -> Self:
+    def map(self, fn: Callable[[Any], Any]) -> Self:
         """Apply a function to each row, on the worker. It takes and returns a dict.
 
         ::
 
             rows.map(lambda row: {"x": row["x"] / 255})
         """
-        if unknown := options.keys() - _IGNORED:
-            raise TypeError(f"map() has no option {min(unknown)!r}")
         return self._then(for_rows(fn))
 
     def flat_map(self, fn: Callable[[Any], Iterable[Any]]) -> Self:

@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 class RunDatasets:
     """The ``datasets=`` of a trainer, and its ``dataset_config=``.
 
-    split: the names of those that are divided among the workers. on_change, skip_streams, resume: see ``DataConfig``.
+    split: the names of those that are divided among the workers. on_change, resume: see ``DataConfig``.
     """
 
     by_name: dict[str, Dataset]
     split: frozenset[str]
     on_change: str
-    skip_streams: bool
     resume: bool
 
     @property
@@ -53,14 +52,13 @@ class RunDatasets:
             rank=rank,
             start=start,
             on_change=self.on_change,
-            skip_streams=self.skip_streams,
             is_stopping=is_stopping,
             others=others,
         )
 
 
 def run_datasets(
-    datasets: Mapping[str, Any], split: Collection[str] | str, *, on_change: str, skip_streams: bool, resume: bool
+    datasets: Mapping[str, Any], split: Collection[str] | str, *, on_change: str, resume: bool
 ) -> RunDatasets:
     """Return the datasets of a run. Raises TypeError for what is no dataset, ValueError for an unknown name."""
     found = {name: as_dataset(value, name) for name, value in datasets.items()}
@@ -75,4 +73,4 @@ def run_datasets(
         raise ValueError(
             f"DataConfig(datasets_to_split=...) names {min(unknown)!r}, but datasets= has {sorted(found) or 'no names'}"
         )
-    return RunDatasets(found, frozenset(names), on_change, skip_streams, resume)
+    return RunDatasets(found, frozenset(names), on_change, resume)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from distrain.data.blocks import formatter, joined, to_columns, to_rows
 from distrain.data.dataset import Dataset, check_count
+from distrain.data.frameworks import batches_of
 from distrain.data.loops import Loops
 from distrain.data.passes import UNEVEN, PassOptions, Worker, make_pass
 from distrain.data.sources import ROWS_AT_ONCE, MemorySource
 from distrain.data.streams import Stream
-from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from distrain.data.sources import Schema
 
 _ROWS_PER_READ = 256
-_FRAMEWORKS = {"torch": "distrain.torch.batches", "tensorflow": "distrain.tensorflow.data"}
-"""The modules that make batches for a framework. They are above this package, so they are imported when needed."""
 
 
 class DataIterator:
@@ -55,7 +52,6 @@ class DataIterator:
         rank: int = 0,
         start: Mapping[int, dict[str, Any]] | None = None,
         on_change: str = "error",
-        skip_streams: bool = True,
         is_stopping: Callable[[], bool] = lambda: False,
         others: Callable[[], Iterable[DataLoop]] = tuple,
     ) -> None:
@@ -63,7 +59,6 @@ class DataIterator:
         self._dataset = dataset
         self._name = name
         self._worker = worker
-        self._skip_streams = skip_streams
         self._loops = Loops(
             dataset,
             name,
@@ -135,7 +130,7 @@ class DataIterator:
             for batch in shard.iter_torch_batches(batch_size=32, dtypes=torch.float32):
                 loss = batch["x"].mean()
         """
-        torch = _framework("torch")
+        torch = batches_of("torch")
         options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
         convert = torch.converter(dtypes, collate_fn, pin_memory=pin_memory)
         after = torch.mover(device)
@@ -162,7 +157,7 @@ class DataIterator:
                 model.train_on_batch(batch["x"], batch["y"])
         """
         options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
-        convert = _framework("tensorflow").converter(dtypes)
+        convert = batches_of("tensorflow").converter(dtypes)
         return Epochs(partial(self._loops.run, options, convert, _count(prefetch_batches)))
 
     def to_tf(
@@ -193,7 +188,7 @@ class DataIterator:
             model.fit(shard.to_tf("x", "y", batch_size=32))
         """
         self._loops.is_read_ahead = True
-        tensorflow = _framework("tensorflow")
+        tensorflow = batches_of("tensorflow")
         batches = self.iter_batches(
             prefetch_batches=prefetch_batches,
             batch_size=batch_size,
@@ -309,9 +304,7 @@ class DataIterator:
         if window is not None:
             check_count("local_shuffle_buffer_size", window)
             order = replace(order, window=window, seed=order.seed if seed is None else seed)
-        return PassOptions(
-            batch_size=batch_size, drop_last=drop_last, order=order, uneven=uneven, skip_streams=self._skip_streams
-        )
+        return PassOptions(batch_size=batch_size, drop_last=drop_last, order=order, uneven=uneven)
 
 
 class Epochs:
@@ -325,13 +318,7 @@ class Epochs:
 
     def as_loader(self) -> Any:
         """Return a DataLoader of torch that passes the batches on, for libraries that take nothing else."""
-        return _framework("torch").loader(self)
-
-
-def _framework(name: str) -> Any:
-    """Return the module that makes batches for a framework. Raises ImportError if the framework is not installed."""
-    require(name)
-    return import_module(_FRAMEWORKS[name])
+        return batches_of("torch").loader(self)
 
 
 def _count(prefetch_batches: int) -> int:

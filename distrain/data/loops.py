@@ -32,14 +32,12 @@ _NOTICE_AFTER_S = 20.0
 
 @dataclass(slots=True)
 class Times:
-    """Seconds that passes took. ``waited``: train_func waited for a batch. ``read``, ``made``: see :meth:`text`."""
+    """Seconds that passes took. ``waited``: train_func waited for a batch."""
 
     rows: int = 0
     batches: int = 0
     passed: float = 0.0
     waited: float = 0.0
-    read: float = 0.0
-    made: float = 0.0
 
     def count(self, rows: int, waited: float) -> None:
         """Count a batch."""
@@ -49,13 +47,11 @@ class Times:
         self.passed += waited
 
     def text(self, name: str) -> str:
-        """Return the figures in three lines."""
+        """Return the figures in words."""
         share = self.waited / self.passed if self.passed else 0.0
         return (
-            f"dataset {name!r}: {self.rows:,} rows in {self.batches:,} batches in {self.passed:.1f} s\n"
-            f"  {self.waited:.1f} s ({share:.0%}) train_func waited for a batch\n"
-            f"  {self.read:.1f} s reading, {self.made:.1f} s in functions and conversions (while train_func computed, "
-            "with prefetch_batches)"
+            f"dataset {name!r}: {self.rows:,} rows in {self.batches:,} batches in {self.passed:.1f} s, of which "
+            f"train_func waited {self.waited:.1f} s ({share:.0%}) for a batch"
         )
 
 
@@ -215,10 +211,7 @@ class Loops:
                 last = time.monotonic()
                 self.times.passed += last - now
                 if last - began > _NOTICE_AFTER_S and waited > (last - began) / 2:
-                    share = waited / (last - began)
-                    self._say_once(
-                        "waits", f"train_func waits for data {share:.0%} of the time\n{self.times.text(self._name)}"
-                    )
+                    self._say_once("waits", f"train_func mostly waits for data: {self.times.text(self._name)}")
         except GeneratorExit:
             loop.leave()
             raise
@@ -253,15 +246,8 @@ class Loops:
     ) -> Iterator[tuple[Any, int, Any]]:
         """Yield the converted batches. It runs in the thread that reads ahead."""
         with self.naming_errors():
-            last = time.monotonic()
             for block, rows, note in own.blocks():
-                now = time.monotonic()
-                self.times.read += now - last
-                batch = convert(opened.finished(block))
-                last = time.monotonic()
-                self.times.made += last - now
-                yield batch, rows, note
-                last = time.monotonic()
+                yield convert(opened.finished(block)), rows, note
 
     @contextlib.contextmanager
     def naming_errors(self) -> Iterator[None]:

@@ -36,14 +36,12 @@ class PassOptions:
     drop_last: leave out the last batch if it has fewer rows.
     order: the order of the rows.
     uneven: what happens to rows that do not divide evenly among the ranks; one of :data:`UNEVEN`.
-    skip_streams: streams without states may be read again from the beginning.
     """
 
     batch_size: int | None
     drop_last: bool
     order: RowOrder
     uneven: str
-    skip_streams: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +159,6 @@ class StreamPass:
         self._mark = Mark.from_json(position["mark"]) if position and position.get("mark") else None
         self.place = f"after {self._rows:,} rows"
         if self._rows and self._mark is None:
-            if not options.skip_streams:
-                raise DataError(
-                    f"the stream has no state_dict(), so the {self._rows:,} rows before the checkpoint would have to "
-                    "be read again, which DataConfig(skip_streams=False) forbids"
-                )
             reason = "has no state_dict()" if stream.trusts_states else "shuffles rows that are not in its state_dict()"
             self.place += f", which are read again because the stream {reason}"
 

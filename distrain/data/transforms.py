@@ -391,19 +391,13 @@ class Constructed:
 
 
 def for_batches(
-    function: Callable[..., Any],
-    batch_size: int | None,
-    batch_format: str | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    keeps_rows: bool | None = True,
+    function: Callable[[Any], Any], batch_size: int | None, batch_format: str | None, *, keeps_rows: bool | None = True
 ) -> Batched:
     """Return the function of ``map_batches()``."""
     to_format = formatter(batch_format)
 
     def mapped(block: Block) -> Any:
-        return function(writable(to_format(block)), *args, **kwargs)
+        return function(writable(to_format(block)))
 
     return Batched(mapped, "map_batches()", batch_size, keeps_rows=keeps_rows)
 

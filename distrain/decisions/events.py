@@ -59,6 +59,8 @@ class RunRequest:
     debug_rank: see :class:`~distrain.RunConfig`.
     plan: where the ranks are, if another launcher has placed them.
     keeps_logs: the run gets what the ranks print, and has a log of each.
+    checks_hosts: the run ends before its ranks start, see :mod:`distrain.coordinator.host_check`. empties_caches: and
+        deletes what distrain stores on the hosts.
     """
 
     run_id: str
@@ -83,6 +85,8 @@ class RunRequest:
     stop_signals: Sequence[str] | None = None
     plan: WorldPlan | None = None
     keeps_logs: bool = True
+    checks_hosts: bool = False
+    empties_caches: bool = False
 
     def worker_facts(self, plan: WorldPlan, rank: RankPlan, attempt: int) -> WorkerFacts:
         """Return the facts that the worker of this rank gets."""

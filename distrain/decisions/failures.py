@@ -14,32 +14,13 @@ from typing import TYPE_CHECKING
 
 from distrain.errors import RankFailure
 from distrain.system.naming import count_ranks, name_hosts, name_ranks, signal_in_words
+from distrain.system.peer_errors import CONNECTION_GONE, blames_peer
 from distrain.system.text import LIBRARY_FILE, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from distrain import wire
-
-# The errors of ranks whose peer is gone, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15), TensorFlow (2.21)
-# and JAX (0.10), whose collectives are gloo's and NCCL's.
-_PEER_GONE = re.compile(
-    r"collective operation timeout|failed to pass monitoredbarrier|ncclremoteerror|dump signal from another rank|"
-    r"which runs it first on this host, failed|"
-    r"collective ops is aborted by|tasks are unhealthy \(stopped sending heartbeats\)|"
-    r"the jax distributed service detected fatal errors",
-    re.IGNORECASE,
-)
-"""Only communication between ranks fails with these words."""
-_CONNECTION_GONE = re.compile(
-    r"connection (was )?(likely )?(closed|reset|aborted)|closed by (remote )?peer|broken pipe|socket closed|"
-    r"timed out|timeouterror|wait timeout|socket timeout|failed to recv|recvvalue failed|sendbytes failed|"
-    r"remote process exited|remote error detected",
-    re.IGNORECASE,
-)
-"""Any connection may fail with these words: to another rank, to a storage, to a child process."""
-_BETWEEN_RANKS = re.compile(r"\bgloo\b|\bnccl\b|c10d|tcpstore|remote target /job:|coordination ?service", re.IGNORECASE)
-"""Names of what connects ranks."""
 
 _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "often the kernel does it, when the host is out of memory",
@@ -143,18 +124,8 @@ def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
     return sorted(judged, key=lambda failure: (failure.consequence, failure.order))
 
 
-def blames_peer(text: str, *, between_ranks: bool = False) -> bool:
-    """Tell if the text of an error means that another rank is gone.
-
-    between_ranks: the error is known to come from the communication between ranks.
-    """
-    if _PEER_GONE.search(text):
-        return True
-    return bool(_CONNECTION_GONE.search(text) and (between_ranks or _BETWEEN_RANKS.search(text)))
-
-
 def _is_about_connection(failure: RankFailure) -> bool:
-    return failure.kind == "exception" and bool(_CONNECTION_GONE.search(failure.summary))
+    return failure.kind == "exception" and bool(CONNECTION_GONE.search(failure.summary))
 
 
 def _summary(outcome: wire.Outcome, exited: wire.Exited | None) -> str:
@@ -182,12 +153,6 @@ def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
         return f"lost: {exited.lost}"
     if _kind(exited) == "memory":
         return f"was killed by the kernel for lack of memory {when}: {_limit(exited)}{memory}"
-    if exited.program:
-        became = f"became another program {when} ({exited.program})"
-        cure = "start it with subprocess.run() instead of os.exec*(), so that the rank remains a worker of distrain"
-        if exited.signal is not None:
-            return f"{became}, which was killed by {signal_in_words(exited.signal)}: {cure}{memory}"
-        return f"{became}, which exited with code {exited.exit_code}: {cure}{memory}"
     if exited.signal is not None:
         hint = (exited.signal == signal.SIGABRT and reason) or _SIGNAL_HINTS.get(exited.signal)
         if exited.signal == signal.SIGKILL and exited.oom_limit_bytes is not None:
@@ -196,7 +161,7 @@ def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
         return f"{killed}{f': {hint}' if hint else ''}{memory}"
     if reason.startswith("libgomp: "):
         return f"exited with code {exited.exit_code} {when}: {reason}; raise ulimit -u or pids.max{memory}"
-    return f"exited with code {exited.exit_code} {when}, without an exception: os._exit()?{memory}"
+    return f"exited with code {exited.exit_code} {when}, without an exception: os._exit() or os.exec*()?{memory}"
 
 
 def _limit(exited: wire.Exited) -> str:

@@ -1,7 +1,7 @@
 """Questions to hosts before they train together, and findings from their answers. Runs in: coordinator.
 
-No I/O and no clock: the caller sends the questions and passes the answers on. Three callers do so: a launch while its
-workers start, ``--check``, and the hang monitor, which only asks hosts to connect to each other.
+No I/O and no clock: the caller sends the questions and passes the answers on. Two callers do so: the checks of a launch
+or of ``--check``, and the hang monitor, which only asks hosts to connect to each other.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.hosts.host import Gpu, gpu_problem, hidden_gpus_problem
 from distrain.system.naming import name_hosts
+from distrain.system.text import size
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from distrain.decisions.events import RunRequest
     from distrain.hosts.gpu_health import GpuHealth
-    from distrain.hosts.host import HostSettings
 
 ANSWER_TIMEOUT_S = 15.0
 """Seconds to wait for the answers of a host before it counts as silent."""
@@ -45,12 +44,10 @@ class Question:
 class Finding:
     """A problem of a host, with its cure.
 
-    about: the column of the ``--check`` table that the problem concerns.
     is_fatal: False if training is possible in spite of it.
     """
 
     host: str
-    about: str
     text: str
     is_fatal: bool = True
 
@@ -61,19 +58,19 @@ class Finding:
 class HostChecks:
     """One round of questions to hosts.
 
-    Each host of ``inspections`` answers its question. The hosts of ``addresses``, if there are at least two, open a
-    port each; once all have, each connects to the others (see :func:`peers_of`).
+    The hosts of ``inspections`` are asked these questions, and those of ``addresses``, if there are at least two, to
+    open a port. Once all have answered, each connects to the ports of others (see :func:`peers_of`).
 
     addresses: by host, the address under which the others reach it; empty if unknown.
     own_versions: versions of packages on this machine.
     imported: those of them that the user's code may do without.
-    nonce: identifies this round. Answers about connections that carry another one are ignored.
+    nonce: identifies this round. Answers that carry another one are ignored.
     must_connect: False makes a failed connection a warning.
     """
 
     def __init__(
         self,
-        inspections: Mapping[str, wire.InspectHost],
+        inspections: Mapping[str, wire.ProbeHost],
         addresses: Mapping[str, str],
         *,
         nonce: str,
@@ -82,14 +79,12 @@ class HostChecks:
         must_connect: bool = True,
     ) -> None:
         self._inspections = inspections
-        self._not_inspected = dict.fromkeys(inspections)
         self._addresses = dict(addresses) if len(addresses) > 1 else {}
-        self._waiting = dict.fromkeys(self._addresses)
-        """Hosts that have not opened their port, or, once all have, that have not connected to the others."""
-        self._ports: dict[str, wire.ProbeAddress] = {}
+        self._waiting = dict.fromkeys([*inspections, *self._addresses])
+        """Hosts that have not answered, or, once all have, that have not connected to the others."""
+        self._ports: dict[str, wire.HostProbed] = {}
         self._failed_peers: dict[str, dict[str, str]] = {}
-        self.is_connecting = False
-        """True once the hosts have been told to connect to each other."""
+        self._is_connecting = False
         self._nonce = nonce
         self._own_versions = own_versions or {}
         self._imported = imported
@@ -98,41 +93,36 @@ class HostChecks:
     @property
     def is_done(self) -> bool:
         """True when no answer is missing."""
-        return not self._not_inspected and not self._waiting
+        return not self._waiting
 
     def begin(self) -> list[Question]:
         """Return the first questions."""
-        ports = [
-            Question(host, wire.OpenProbePort(address=address, nonce=self._nonce, peer="" if address else self._peer()))
-            for host, address in self._addresses.items()
-        ]
-        return [*ports, *(Question(host, inspection) for host, inspection in self._inspections.items())]
+        return [Question(host, self._first_question(host)) for host in self._waiting]
 
-    def _peer(self) -> str:
-        """Return any known address: a host that does not know its own finds it on the route there."""
-        return next(filter(None, self._addresses.values()), "")
+    def _first_question(self, host: str) -> wire.ProbeHost:
+        question = replace(self._inspections.get(host, wire.ProbeHost(nonce="")), nonce=self._nonce)
+        if host not in self._addresses:
+            return question
+        address = self._addresses[host]
+        known = next(filter(None, self._addresses.values()), "")  # a host finds its own address on the route there
+        return replace(question, is_reached=True, address=address, peer="" if address else known)
 
-    def handle(self, host: str, answer: wire.Message) -> list[Question | Finding]:
+    def handle(self, host: str, answer: wire.HostProbed) -> list[Question | Finding]:
         """Take the answer of a host. Return the next questions, and what the answer shows."""
-        match answer:
-            case wire.InspectionResult() if host in self._not_inspected:
-                del self._not_inspected[host]
-                storage = self._inspections[host].storage
-                versions = version_findings(
-                    host, answer.versions, self._own_versions, self._imported, python=answer.executable
-                )
-                return [*versions, *storage_findings(host, answer, storage)]
-            case wire.ProbeAddress(nonce=self._nonce) if host in self._waiting:
-                self._ports[host] = answer
-            case wire.ProbeResult(nonce=self._nonce) if host in self._waiting:
-                self._failed_peers[host] = answer.failed
-            case _:
-                return []
-        return self._stop_waiting_for(host)
+        if answer.nonce != self._nonce or host not in self._waiting:
+            return []
+        found: list[Finding] = []
+        if self._is_connecting:
+            self._failed_peers[host] = answer.failed_peers
+        elif host in self._addresses:
+            self._ports[host] = answer
+        if host in self._inspections and not self._is_connecting:
+            own, imported = self._own_versions, self._imported
+            found = version_findings(host, answer.versions, own, imported, python=answer.executable)
+        return [*found, *self._stop_waiting_for(host)]
 
     def remove(self, host: str) -> list[Question | Finding]:
         """Forget a lost host: the others neither wait for it nor blame it."""
-        self._not_inspected.pop(host, None)
         self._ports.pop(host, None)
         self._failed_peers.pop(host, None)
         return self._stop_waiting_for(host) if host in self._waiting else []
@@ -141,9 +131,9 @@ class HostChecks:
         del self._waiting[host]
         if self._waiting:
             return []
-        if self.is_connecting:
+        if self._is_connecting:
             return [*self.connection_findings()]
-        self.is_connecting = True
+        self._is_connecting = True
         self._waiting = dict.fromkeys(self._ports)
         return [*self._connections()]
 
@@ -152,23 +142,17 @@ class HostChecks:
         ports = {host: (opened.address, opened.port) for host, opened in self._ports.items() if opened.port}
         chosen = peers_of([host for host in self._addresses if host in self._ports], self._nonce)
         peers = {host: {name: ports[name] for name in names if name in ports} for host, names in chosen.items()}
-        return [Question(host, wire.ProbePeers(peers=peers[host], nonce=self._nonce)) for host in peers]
+        return [Question(host, wire.ProbeHost(nonce=self._nonce, peers=peers[host])) for host in peers]
 
     def overdue(self, after_s: float) -> list[Finding]:
         """Return one finding for each host that still owes an answer, ``after_s`` seconds after the questions."""
-        found = []
-        for host in self._not_inspected:
-            where = self._inspections[host].storage or self._inspections[host].directory
-            what = "file system or the GPU driver" if self._inspections[host].is_thorough else "file system"
-            text = f"it could not look at {where} within {after_s:g} s: does the {what} hang there?"
-            found.append(Finding(host, "storage", text))
-        silent = f"it has not answered within {after_s:g} s: is it frozen?"
-        return [*found, *(Finding(host, "peers", silent) for host in self._waiting if host not in self._not_inspected)]
+        text = f"it has not answered within {after_s:g} s: does a file system or a driver hang there, or is it frozen?"
+        return [Finding(host, text) for host in self._waiting]
 
     def connection_findings(self) -> list[Finding]:
         """Return one finding for each host that others cannot connect to, as far as the hosts have answered."""
         found = [
-            Finding(host, "peers", f"it has no address for the other hosts: {opened.failed}; name it by such a one")
+            Finding(host, f"it has no address for the other hosts: {opened.failed}; name it by such a one")
             for host, opened in self._ports.items()
             if opened.failed is not None
         ]
@@ -187,7 +171,7 @@ class HostChecks:
             "through between the hosts, on all ports, or take a network where it is: name the hosts by its addresses, "
             "or choose an --interface"
         )
-        return Finding(host, "peers", text)
+        return Finding(host, text)
 
 
 def peers_of(hosts: Sequence[str], seed: str) -> dict[str, list[str]]:
@@ -211,30 +195,6 @@ def peers_of(hosts: Sequence[str], seed: str) -> dict[str, list[str]]:
     return peers
 
 
-def inspection(
-    settings: HostSettings,
-    own_versions: Mapping[str, str | None],
-    *,
-    storage: str = "",
-    probe_file: str = "",
-    content: str = "",
-) -> wire.InspectHost:
-    """Return the question about what workers with these settings find on their host.
-
-    own_versions: names the packages whose versions matter.
-    storage: the directory that the host must be able to write; empty if there is none to try.
-    probe_file, content: a file below ``storage`` that this machine has written, and a text in it.
-    """
-    return wire.InspectHost(
-        directory=settings.directory,
-        sys_path=list(settings.sys_path),
-        packages=list(own_versions),
-        storage=storage,
-        probe_file=probe_file,
-        nonce=content,
-    )
-
-
 def must_connect(request: RunRequest) -> bool:
     """Tell if the ranks are known to connect to each other over the addresses that the checks try.
 
@@ -247,20 +207,20 @@ def must_connect(request: RunRequest) -> bool:
 # -- versions --------------------------------------------------------------------------------------------------------
 
 
-def refusal(hello: Mapping[str, Any], python: str | None) -> tuple[str, str] | None:
-    """Return why this coordinator cannot work with an agent, as column and text, or None if it can.
+def refusal(hello: Mapping[str, Any], python: str | None) -> str | None:
+    """Return why this coordinator cannot work with an agent, or None if it can.
 
     hello: the fields of its HELLO, which another version of distrain may send with other names.
     python: the version of Python on this machine; None if the agent may have any.
     """
     theirs, their_python = hello.get("distrain"), str(hello.get("python"))
     if (hello.get("wire"), theirs) != (wire.WIRE_VERSION, wire.DISTRAIN_VERSION):
-        return "distrain", (
+        return (
             f"it has distrain {theirs}, this machine {wire.DISTRAIN_VERSION}; "
             f"run there: pip install distrain=={wire.DISTRAIN_VERSION}"
         )
     if python is not None and _release(their_python, 2) != _release(python, 2):
-        return "python", (
+        return (
             f"it has Python {their_python}, this machine {python}: pickles do not travel between them; "
             f"name a Python {'.'.join(_release(python, 2))} with python= in the hostfile, or let uv bring one with "
             "--env-from freeze"
@@ -293,7 +253,7 @@ def version_findings(
             breaks = package == "cloudpickle" and _release(own, 1) != _release(version, 1)
             what = ": pickles may not travel between them" if breaks else ""
             text = f"it has {package} {version}, this machine {own}{what}; install {package}=={own} there"
-            found.append(Finding(host, package, text, is_fatal=breaks))
+            found.append(Finding(host, text, is_fatal=breaks))
     return found
 
 
@@ -304,7 +264,7 @@ def _missing_finding(host: str, missing: Mapping[str, str], python: str, *, is_f
         f"its {python or 'interpreter'} has no {names}; install there: {wanted}; or name another interpreter with "
         "python= in the hostfile, or make an environment on each host with --env-from freeze"
     )
-    return Finding(host, next(iter(missing)), text, is_fatal=is_fatal)
+    return Finding(host, text, is_fatal=is_fatal)
 
 
 def _release(version: str, parts: int) -> list[str]:
@@ -314,34 +274,12 @@ def _release(version: str, parts: int) -> list[str]:
 # -- one host --------------------------------------------------------------------------------------------------------
 
 
-def directory_findings(host: str, result: wire.InspectionResult, directory: str) -> list[Finding]:
-    """Return a finding if no worker can run in the directory."""
-    if result.directory_problem is None:
+def disk_findings(host: str, free_bytes: int) -> list[Finding]:
+    """Return a warning if the disk is nearly full. ``free_bytes``: 0 if unknown."""
+    if not 0 < free_bytes < MIN_FREE_DISK_BYTES:
         return []
-    text = f"no worker can run in {directory}: {result.directory_problem}; create it, or set cwd= in the hostfile"
-    return [Finding(host, "cwd", text)]
-
-
-def storage_findings(host: str, result: wire.InspectionResult, storage: str) -> list[Finding]:
-    """Return a note if the host does not see the storage, or has another one under that name."""
-    if result.storage_problem is None:
-        return []
-    text = f"the storage {storage} {result.storage_problem}: its checkpoints go over the connection"
-    return [Finding(host, "storage", text, is_fatal=False)]
-
-
-def disk_findings(host: str, result: wire.InspectionResult, storage: str) -> list[Finding]:
-    """Return a warning if the disk is nearly full. The host sends 0 if it does not know."""
-    free = result.disk_free_bytes
-    if not 0 < free < MIN_FREE_DISK_BYTES:
-        return []
-    text = f"only {free / 2**20:.0f} MiB are free in {storage}, where checkpoints go; make room"
-    return [Finding(host, "disk", text, is_fatal=False)]
-
-
-def cpu_findings(host: str, result: wire.InspectionResult) -> list[Finding]:
-    """Return a finding if the workers cannot be bound to CPUs as the user wants."""
-    return [] if result.cpu_problem is None else [Finding(host, "CPUs", result.cpu_problem)]
+    text = f"only {size(free_bytes)} are free where checkpoints go; make room"
+    return [Finding(host, text, is_fatal=False)]
 
 
 def clock_findings(host: str, ahead_s: float, uncertain_s: float) -> list[Finding]:
@@ -353,43 +291,16 @@ def clock_findings(host: str, ahead_s: float, uncertain_s: float) -> list[Findin
         return []
     where = "ahead of" if ahead_s > 0 else "behind"
     text = f"its clock is {abs(ahead_s):.1f} s {where} this machine's, so times in logs do not compare; run NTP there"
-    return [Finding(host, "clock", text, is_fatal=False)]
+    return [Finding(host, text, is_fatal=False)]
 
 
-def gpu_findings(
-    host: str,
-    hello: wire.Hello,
-    settings: HostSettings,
-    *,
-    named: Sequence[str],
-    workers: int,
-    use_gpu: bool,
-    is_bound: bool = False,
-) -> list[Finding]:
-    """Return a finding if the host lacks GPUs that the hostfile names or that its workers need.
-
-    named: entries of ``gpus=`` in the hostfile. is_bound: workers are bound to CPUs near GPUs.
-    """
-    gpus = [Gpu(**gpu) for gpu in hello.gpus or ()]
-    problem = gpu_problem(named, gpus)
-    if (use_gpu or is_bound) and not problem:
-        problem = hidden_gpus_problem(settings)
-    if use_gpu and len(gpus) < workers and not problem:
-        cure = "ask for fewer (--num-workers, or slots= in the hostfile), or look at its driver"
-        problem = f"it has {len(gpus)} usable GPUs for {workers} workers; {cure}"
-    if not problem and not hello.driver_problem:
-        return []
-    text = ". ".join(filter(None, (problem, hello.driver_problem)))
-    return [Finding(host, "GPUs", text, is_fatal=bool(problem) and (bool(gpus) or use_gpu))]
-
-
-def gpu_health_findings(host: str, gpus: Sequence[GpuHealth]) -> list[Finding]:
+def gpu_findings(host: str, gpus: Sequence[GpuHealth]) -> list[Finding]:
     """Return a warning for each problem of GPUs that slows a run down or may end it."""
     numbers: dict[str, list[str]] = {}
     for gpu in gpus:
         for text in _problems_of(gpu):
             numbers.setdefault(text, []).append(str(gpu.index))
-    return [Finding(host, "GPUs", f"GPU {', '.join(those)}: {text}", is_fatal=False) for text, those in numbers.items()]
+    return [Finding(host, f"GPU {', '.join(those)}: {text}", is_fatal=False) for text, those in numbers.items()]
 
 
 def _problems_of(gpu: GpuHealth) -> Iterator[str]:

@@ -6,8 +6,7 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from operator import itemgetter
+from dataclasses import dataclass
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
 
     from distrain import wire
 
-VITALS_S = 10.0
-"""Seconds between two :class:`~distrain.wire.Vitals` of a rank."""
-WINDOW_S = 20.0
-_WINDOWS = 2
-"""Windows in a row after which a rank is slow. Less may be an evaluation or a checkpoint."""
+VITALS_S = 20.0
+"""Seconds between two :class:`~distrain.wire.Vitals` of a rank, between two comparisons of them, and between two looks
+at the memory and the GPUs of a host."""
+_COMPARISONS = 2
+"""Comparisons in a row after which a rank is slow. Less may be an evaluation or a checkpoint."""
 _LONGER = 1.2
 """A rank is slow if it takes so many times as long as the median rank from one collective to the next."""
 _LEAST_SHARE = 0.1
@@ -74,68 +73,52 @@ class SlowRank:
         return f"rank {self.rank}{on_host(self.host)} {how}{where}"
 
 
-@dataclass(slots=True)
-class _Window:
-    """The window of a rank that is open now. It began with ``reports`` and ``since``."""
-
-    reports: int = 0
-    since: str | None = None
-    own_s: float = 0.0
-    waiting_s: float = 0.0
-    places: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def is_sampled(self) -> bool:
-        return self.own_s + self.waiting_s > 0
-
-    @property
-    def own_share(self) -> float:
-        return self.own_s / (self.own_s + self.waiting_s)
-
-
 class Pace:
-    """The pace of the ranks of one attempt, in windows.
+    """The pace of the ranks of one attempt, compared every :data:`VITALS_S`.
 
     now: time.monotonic.
     """
 
     def __init__(self, ranks: int = 0, now: float = 0.0) -> None:
-        self._began = now
-        self._windows = [_Window() for _ in range(ranks)]
+        self._compared_at = now
+        self._vitals: dict[int, wire.Vitals] = {}
+        """By rank: the last ones since the last comparison."""
+        self._reports = [0] * ranks
+        self._progress: list[str | None] = [None] * ranks
+        """By rank: its number of reports, and how far it was, at the last comparison."""
         self._since: dict[int, list[str | None]] = {}
-        """By rank that has been slow in the last windows: the beginning of each of these."""
+        """By rank that was slow in the last comparisons: how far it was before each of them."""
 
     @property
     def slow(self) -> set[int]:
         """The ranks that are slow now."""
-        return {rank for rank, windows in self._since.items() if len(windows) >= _WINDOWS}
+        return {rank for rank, since in self._since.items() if len(since) >= _COMPARISONS}
 
     def heard(self, vitals: wire.Vitals, ranks: Sequence[Progress], now: float) -> list[SlowRank]:
         """Take the samples of a rank. Return the ranks that become slow now, the slowest first."""
-        window = self._windows[vitals.rank]
-        window.own_s += vitals.own_s
-        window.waiting_s += vitals.waiting_s
-        if vitals.place:
-            window.places[vitals.place] = window.places.get(vitals.place, 0.0) + vitals.place_s
-        return self._next_window(ranks, now) if now >= self._began + WINDOW_S else []
-
-    def _next_window(self, ranks: Sequence[Progress], now: float) -> list[SlowRank]:
-        closed = dict(enumerate(self._windows))
-        at_work = {rank: window for rank, window in closed.items() if not ranks[rank].ended}
+        self._vitals[vitals.rank] = vitals
+        if now < self._compared_at + VITALS_S:
+            return []
+        at_work = [rank for rank, state in enumerate(ranks) if not state.ended]
         slower = {
-            **_by_reports({rank: ranks[rank].reports - window.reports for rank, window in at_work.items()}),
-            **_by_samples({rank: window.own_share for rank, window in at_work.items() if window.is_sampled}),
+            **_by_reports({rank: ranks[rank].reports - self._reports[rank] for rank in at_work}),
+            **_by_samples({rank: _own_share(self._vitals[rank]) for rank in at_work if rank in self._vitals}),
         }
-        self._since = {rank: [*self._since.get(rank, ()), closed[rank].since] for rank in slower}
-        self._began, self._windows = now, [_Window(rank.reports, _now_at(rank)) for rank in ranks]
-        new = [rank for rank, windows in self._since.items() if len(windows) == _WINDOWS]
-        found = [self._slow_rank(rank, ranks[rank].host, closed[rank], *slower[rank]) for rank in new]
+        self._since = {rank: [*self._since.get(rank, ()), self._progress[rank]] for rank in slower}
+        new = [rank for rank, since in self._since.items() if len(since) == _COMPARISONS]
+        found = [self._slow_rank(rank, ranks[rank].host, *slower[rank]) for rank in new]
+        self._compared_at, self._vitals = now, {}
+        self._reports, self._progress = [rank.reports for rank in ranks], [_now_at(rank) for rank in ranks]
         return sorted(found, key=lambda slow: -slow.factor)
 
-    def _slow_rank(self, rank: int, host: str, window: _Window, factor: float, between: str) -> SlowRank:
-        place, seconds = max(window.places.items(), key=itemgetter(1), default=("", 0.0))
-        share = seconds / window.own_s if window.own_s else 0.0
+    def _slow_rank(self, rank: int, host: str, factor: float, between: str) -> SlowRank:
+        vitals = self._vitals.get(rank)
+        place, share = ("", 0.0) if vitals is None else (vitals.place, vitals.place_s / (vitals.own_s or 1.0))
         return SlowRank(rank, host, round(factor, 2), between, self._since[rank][0], place, round(share, 2))
+
+
+def _own_share(vitals: wire.Vitals) -> float:
+    return vitals.own_s / ((vitals.own_s + vitals.waiting_s) or 1.0)
 
 
 def _by_samples(shares: Mapping[int, float]) -> dict[int, tuple[float, str]]:

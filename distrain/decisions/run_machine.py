@@ -73,8 +73,6 @@ CHECKPOINT_GRACE_S = 30.0
 """Seconds to wait, after a failure, for other ranks to store a checkpoint before they are stopped."""
 EXPECTED_REPORT_S = 5.0
 """Seconds of CHECKPOINT_GRACE_S to wait while no rank stores anything, but some are expected to report."""
-HEALTH_S = 15.0
-"""Seconds between two looks of an agent at memory and GPUs."""
 _STORY_LENGTH = 200
 """Number of moves that InvalidTransition shows."""
 _EARLIER_KEPT = 5
@@ -473,7 +471,7 @@ class RunStateMachine:
         ]
         address = "" if plan.shares_network else rendezvous.address
         ranks = [fields_of(spec) for spec in specs]
-        return wire.Start(attempt=self.attempt, ranks=ranks, rendezvous=address, health_s=HEALTH_S)
+        return wire.Start(attempt=self.attempt, ranks=ranks, rendezvous=address)
 
     def _describe_restart(self) -> list[Action]:
         if not self.retries.used:

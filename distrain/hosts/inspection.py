@@ -1,4 +1,4 @@
-"""Versions of packages, the working directory and the storage, as the workers of this host would find them.
+"""Versions of packages, the storage, and free memory and disk space, as the workers of this host would find them.
 
 No package is imported for it. Runs in: agent, coordinator.
 """
@@ -9,35 +9,15 @@ import contextlib
 import os
 import shutil
 import sys
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from distrain import wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from importlib.metadata import Distribution
 
 _MEMINFO = Path("/proc/meminfo")
-
-
-def inspect(asked: wire.InspectHost) -> wire.InspectionResult:
-    """Inspect this host. It takes as long as the storage needs to answer."""
-    received = time.time()
-    directory_problem = _directory_problem(asked.directory)
-    problem = storage_problem(asked.storage, asked.probe_file, asked.nonce) if asked.storage else None
-    return wire.InspectionResult(
-        received=received,
-        versions=package_versions(asked.packages, asked.sys_path),
-        directory_problem=directory_problem,
-        storage_problem=problem,
-        disk_free_bytes=_disk_free_bytes(asked.storage or asked.directory),
-        memory_free_bytes=_memory_free_bytes(),
-        executable=asked.executable or sys.executable,
-        sent=time.time(),
-    )
 
 
 def package_versions(packages: Iterable[str], sys_path: Sequence[str | None]) -> dict[str, str | None]:
@@ -65,14 +45,6 @@ def _version_of(installed: Distribution) -> str:
         return str(installed.version or "")
     except Exception:  # a half-removed package; the exception depends on the version of Python
         return ""
-
-
-def _directory_problem(directory: str) -> str | None:
-    try:
-        os.listdir(directory)
-    except OSError as error:
-        return _why(error)
-    return None
 
 
 def storage_problem(storage: str, probe_file: str, nonce: str) -> str | None:
@@ -114,13 +86,15 @@ def _why(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _disk_free_bytes(directory: str) -> int:
+def disk_free_bytes(directory: str) -> int:
+    """Return the free bytes of the disk that holds a directory; 0 if unknown."""
     with contextlib.suppress(OSError):
         return shutil.disk_usage(directory).free
     return 0
 
 
-def _memory_free_bytes() -> int:
+def memory_free_bytes() -> int:
+    """Return the free memory in bytes; 0 if unknown."""
     with contextlib.suppress(OSError):
         for line in _MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -46,13 +46,23 @@ class Trouble:
         return self.rank, self.kind, self.problem
 
 
-def memory_troubles(processes: Mapping[int, int], before: Sequence[Trouble]) -> list[Trouble]:
+def troubles(
+    processes: Mapping[int, int], gpus: Mapping[int, Sequence[Gpu]], before: Sequence[Trouble]
+) -> list[Trouble]:
+    """Return what is wrong with the memory and the GPUs of this host.
+
+    processes: the process of each rank. gpus: those of each rank, as they were when the run began; none if they are MIG
+    instances. before: the result of the last call.
+    """
+    memory = _memory_troubles(processes, [one for one in before if one.kind == "memory"])
+    return [*memory, *(_gpu_troubles(gpus) if any(gpus.values()) else [])]
+
+
+def _memory_troubles(processes: Mapping[int, int], before: list[Trouble]) -> list[Trouble]:
     """Return a trouble of the rank that uses most memory if this host, or its control group, has nearly none left.
 
-    It finds none on systems other than Linux.
-
-    processes: the process of each rank.
-    before: the result of the last call. It is returned as long as memory is short and the rank is there.
+    It finds none on systems other than Linux. The trouble of ``before`` is returned as long as memory is short and the
+    rank is there.
     """
     uses = [(*use, "the host's memory") for use in _memory_of_host()]
     if (limited := memory_use()) is not None:
@@ -61,7 +71,7 @@ def memory_troubles(processes: Mapping[int, int], before: Sequence[Trouble]) -> 
     if not processes or 1 - used / limit > (_ENOUGH_FREE if before else _LEAST_FREE):
         return []
     if before and before[0].rank in processes:
-        return list(before)
+        return before
     rank, most = max(_memory_of(processes).items(), key=itemgetter(1))
     text = f"{used / limit:.0%} of {what} is used, {size(most)} by this rank"
     return [Trouble(rank=rank, kind="memory", problem="full", text=text)]
@@ -100,11 +110,7 @@ def _kilobytes(file: Path, name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def gpu_troubles(gpus: Mapping[int, Sequence[Gpu]]) -> list[Trouble]:
-    """Return the troubles of GPUs.
-
-    gpus: those of each rank, as they were when the run began. They are no MIG instances.
-    """
+def _gpu_troubles(gpus: Mapping[int, Sequence[Gpu]]) -> list[Trouble]:
     boards = {gpu.board for own in gpus.values() for gpu in own}
     health = {found.board: found for found in gpu_health(boards, with_processes=False)}
     return [

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from distrain.data.iterator import Epochs
 from distrain.session import get_context, report
 from distrain.storage.checkpoint import Checkpoint
-from distrain.system.ray_names import explain_absent_names
 from distrain.system.scratch import temporary_directory
 
 try:
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     Trainer = TypeVar("Trainer", bound=transformers.Trainer)
 
 __all__ = ["RayTrainReportCallback", "TrainReportCallback", "prepare_trainer"]
-
-explain_absent_names(__name__)
 
 
 class TrainReportCallback(transformers.TrainerCallback):  # type: ignore[misc]

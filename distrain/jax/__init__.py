@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distrain.api.ray_names import explain
 from distrain.system.imports import lazy_names
 
 if TYPE_CHECKING:
@@ -12,4 +13,4 @@ if TYPE_CHECKING:
 
 _HOMES = {"config": ("JaxConfig",), "trainer": ("JaxTrainer",)}
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, explain=explain)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from distrain.api.backend import BackendConfig
+from distrain.api.ray_names import without
 from distrain.system.arguments import check_fields, check_seconds
-from distrain.system.ray_names import without
 from distrain.worker.addresses import bypass_proxies
 from distrain.worker.session import session_of
 

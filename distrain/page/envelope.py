@@ -7,8 +7,6 @@ there are too many bins, two become one. So what is drawn goes through every pea
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,49 +20,39 @@ MOST_BINS = 1024
 _MOST_MARKS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A value that is no finite number: ``nan``, ``inf`` or ``-inf``."""
-
-    step: int
-    value: str
-
-
 class Envelope:
     """The points of one curve, added in the order of their steps.
 
-    Attributes: ``count`` of all values, ``nonfinite`` the number of those that are not finite, ``marks`` of these (of
-    many, some, always the first), ``first``, ``last``: finite points, None if there is none.
+    Attributes: ``count`` of all values, ``nonfinite`` the number of those that are not finite, ``marks``: the first of
+    these, each with its step, as ``nan``, ``inf`` or ``-inf``; ``first``, ``last``: finite points, None if there is
+    none.
     """
 
     def __init__(self, most_bins: int = MOST_BINS) -> None:
         self.count = 0
         self.nonfinite = 0
-        self.marks: list[Mark] = []
+        self.marks: list[tuple[int, str]] = []
         self.first: Point | None = None
         self.last: Point | None = None
         self._most_bins = most_bins
         self._bins: list[_Bin] = []
         self._width, self._filled = 1, 0
-        self._mark_every = 1
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
         """Add points, at least one."""
-        try:
-            is_finite = all(map(math.isfinite, (sum(values), min(values), max(values))))
-        except OverflowError:  # an integer beyond the floats
-            is_finite = False
         self.count += len(values)
-        if is_finite:
-            self._add_finite(steps, values)
-            return
-        pairs = []
-        for step, value in zip(steps, values, strict=True):
-            if _is_finite(value):
-                pairs.append((step, value))
-            else:
-                self._add_mark(step, value)
-        self._add_finite([step for step, _ in pairs], [value for _, value in pairs])
+        try:
+            if all(map(math.isfinite, (sum(values), min(values), max(values)))):
+                self._add_finite(steps, values)
+                return
+        except OverflowError:  # an integer beyond the floats
+            pass
+        pairs = [(step, _as_float(value)) for step, value in zip(steps, values, strict=True)]
+        others = [(step, str(value)) for step, value in pairs if not math.isfinite(value)]
+        self.nonfinite += len(others)
+        self.marks += others[: _MOST_MARKS - len(self.marks)]
+        finite = [(step, value) for step, value in pairs if math.isfinite(value)]
+        self._add_finite([step for step, _ in finite], [value for _, value in finite])
 
     def points(self, most: int) -> list[Point]:
         """Return at most about ``most`` points, in the order of their steps."""
@@ -103,23 +91,12 @@ class Envelope:
             self._filled = (self._filled + len(part)) % self._width
             start = end
 
-    def _add_mark(self, step: int, value: float) -> None:
-        if self.nonfinite % self._mark_every == 0:
-            self.marks.append(Mark(step, _name(value)))
-        self.nonfinite += 1
-        if len(self.marks) > _MOST_MARKS:
-            self.marks, self._mark_every = list(islice(self.marks, 0, None, 2)), self._mark_every * 2
 
-
-def _is_finite(value: float) -> bool:
+def _as_float(value: float) -> float:
     try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond the floats
-        return False
-
-
-def _name(value: float) -> str:
-    return str(value) if isinstance(value, float) else "inf" if value > 0 else "-inf"
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _join(first: _Bin, second: _Bin) -> _Bin:

@@ -1,8 +1,39 @@
 "use strict";
-// Draws the curves of the metrics with uPlot, from the data in #plots.
+// Draws the page from the object in #data. Texts are only set as text, so nothing in them becomes an element.
 (() => {
   const HEIGHT = 210;
-  const plots = JSON.parse(document.getElementById("plots").textContent);
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const el = (tag, attributes, ...children) => {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes ?? {})) made.setAttribute(name, value);
+    made.append(...children.filter((child) => child != null));
+    return made;
+  };
+
+  // -- what sections are made of
+
+  const note = (text) => el("p", { class: "note" }, text);
+  const lines = (texts) => el("pre", { tabindex: "0" }, texts.join("\n"));
+  const fold = (title, ...children) => el("details", null, el("summary", null, title), ...children);
+  const table = (caption, found) => {
+    if (!found) return null;
+    const kind = (n) => (found.numbers.includes(n) ? { class: "number" } : null);
+    const row = (cells) => el("tr", null, ...cells.map((cell, n) => el(n ? "td" : "th", kind(n) ?? (n ? {} : { scope: "row" }), cell)));
+    const head = el("tr", null, ...found.head.map((text, n) => el("th", { scope: "col", ...kind(n) }, text)));
+    const whole = el("table", null, el("caption", null, caption), el("thead", null, head), el("tbody", null, ...found.rows.map(row)));
+    const more = found.more > 0 ? note(`${found.more} more are in the files of the run.`) : null;
+    return el("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" }, whole, more);
+  };
+  const section = (id, title, ...children) => {
+    const content = children.filter((child) => child != null);
+    if (!content.length) return;
+    const heading = el("h2", { id: `${id}-heading` }, title);
+    document.querySelector("main").append(el("section", { id, "aria-labelledby": `${id}-heading` }, heading, ...content));
+    document.querySelector("nav ul").append(el("li", null, el("a", { href: `#${id}` }, title)));
+  };
+
+  // -- the curves
+
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const digits = (value) => (value == null ? "–" : String(Number(value.toPrecision(6))));
   const short = (value) => {
@@ -10,27 +41,24 @@
     if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(1).replace("e+", "e").replace(".0e", "e");
     return value.toLocaleString("en", { maximumSignificantDigits: 5 });
   };
-
-  // Dashed lines where attempts began, and red marks at the edge for values that are no finite numbers.
-  const marks = (plot) => (u) => {
-    const { ctx, bbox } = u, ratio = devicePixelRatio;
+  // Dashed lines where attempts began, and red marks at the edge for values that are not finite numbers.
+  const marks = (curve) => (u) => {
+    const { ctx, bbox } = u, ratio = devicePixelRatio, bottom = bbox.top + bbox.height;
     ctx.save();
-    ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-    ctx.clip();
     ctx.strokeStyle = color("soft");
     ctx.lineWidth = ratio;
     ctx.setLineDash([4 * ratio, 4 * ratio]);
-    for (const step of plot.starts) {
+    ctx.beginPath();
+    for (const step of data.starts) {
       const x = u.valToPos(step, "x", true);
-      ctx.beginPath();
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
       ctx.moveTo(x, bbox.top);
-      ctx.lineTo(x, bbox.top + bbox.height);
-      ctx.stroke();
+      ctx.lineTo(x, bottom);
     }
+    ctx.stroke();
     ctx.fillStyle = color("mark");
-    for (const [step, value] of plot.marks) {
-      const top = value === "inf", y = top ? bbox.top : bbox.top + bbox.height, x = u.valToPos(step, "x", true);
+    for (const [step, value] of curve.marks) {
+      const top = value === "inf", y = top ? bbox.top : bottom, x = u.valToPos(step, "x", true);
       ctx.beginPath();
       ctx.moveTo(x, y + (top ? 9 : -9) * ratio);
       ctx.lineTo(x - 5 * ratio, y);
@@ -39,17 +67,8 @@
     }
     ctx.restore();
   };
-
-  const make = (plot, place, isLog) => {
+  const draw = (curve, place, isLog) => {
     const axis = { stroke: () => color("soft"), grid: { stroke: () => color("line"), width: 1 }, ticks: { show: false } };
-    const series = plot.parts.map((part) => ({
-      label: "value",
-      class: part.kept ? "kept" : "repeated",
-      stroke: () => color(part.kept ? "curve" : "repeated-curve"),
-      width: 1.5,
-      points: { show: part.x.length < 3, size: 6 },
-      value: (u, value) => digits(value),
-    }));
     const options = {
       width: Math.max(200, place.clientWidth),
       height: HEIGHT,
@@ -58,29 +77,68 @@
         { ...axis, size: 28, gap: 2, values: (u, values) => values.map((v) => (Number.isInteger(v) ? short(v) : "")) },
         { ...axis, size: 56, values: (u, values) => values.map((v) => (v == null ? "" : short(v))) },
       ],
-      series: [{ label: "step", value: (u, value) => digits(value) }, ...series],
-      legend: { live: true },
+      series: [
+        { label: "step", value: (u, value) => digits(value) },
+        { label: "value", stroke: () => color("curve"), width: 1.5, points: { show: curve.x.length < 3, size: 6 }, value: (u, value) => digits(value) },
+      ],
       cursor: { drag: { x: true, y: false }, y: false },
-      hooks: { draw: [marks(plot)] },
+      hooks: { draw: [marks(curve)] },
     };
-    return new uPlot(options, uPlot.join(plot.parts.map((part) => [part.x, part.y])), place);
+    return new uPlot(options, [curve.x, curve.y], place);
+  };
+  const plots = [];
+  const figure = (curve) => {
+    const place = el("div", { class: "plot", role: "img", "aria-label": `Curve of ${curve.name}. ${curve.summary}` });
+    const plot = { curve, place };
+    plots.push(plot);
+    const button = curve.is_positive ? el("button", { type: "button", "aria-pressed": "false" }, "log scale") : null;
+    button?.addEventListener("click", () => {
+      const isLog = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", String(isLog));
+      plot.drawn.destroy();
+      plot.drawn = draw(curve, place, isLog);
+    });
+    const head = el("div", { class: "plot-head" }, el("h3", null, curve.name), button);
+    return el("figure", { "aria-label": curve.name }, head, place, el("figcaption", null, curve.summary));
   };
 
-  const drawn = plots.map((plot, n) => make(plot, document.getElementById(`canvas-${n}`), false));
-  for (const button of document.querySelectorAll("button[data-log]")) {
-    button.addEventListener("click", () => {
-      const n = Number(button.dataset.log), isLog = button.getAttribute("aria-pressed") !== "true";
-      button.setAttribute("aria-pressed", String(isLog));
-      drawn[n].destroy();
-      drawn[n] = make(plots[n], document.getElementById(`canvas-${n}`), isLog);
-    });
+  // -- the page
+
+  const failed = data.failures.flatMap((one) => [
+    el("h3", null, one.rank, one.role ? ` (${one.role})` : null),
+    el("p", null, one.why),
+    one.traceback ? lines([one.traceback.trimEnd()]) : null,
+    one.lines.length ? fold("Last lines of its output", lines(one.lines)) : null,
+  ]);
+  const message = data.message ? lines([data.message]) : null;
+  const bar = el("div", { class: "bar", "aria-hidden": "true" });
+  for (const [kind, share] of data.time?.parts ?? []) {
+    const part = el("span", { class: `part-${kind}`, title: kind });
+    part.style.flexGrow = share;
+    bar.append(part);
   }
-  const fit = () => {
-    for (const plot of drawn) {
-      const width = Math.max(200, plot.root.parentElement.clientWidth);
-      if (width !== plot.width) plot.setSize({ width, height: HEIGHT });
-    }
-  };
-  addEventListener("resize", fit);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach((plot) => plot.redraw(false)));
+
+  document.querySelector(".verdict").prepend(el("strong", { class: `state ${data.state}` }, data.state), " ");
+  document.querySelector("header").append(el("p", { class: "location" }, data.location));
+  document.querySelector("main").append(...data.notes.map((text) => el("p", { class: "warning" }, `Note: ${text}`)));
+  section("failure", "Failure", ...failed, message && failed.length ? fold("The whole message", message) : message,
+    ...(data.where.length ? [el("h3", null, "Where the other ranks were"), lines(data.where)] : []));
+  section("metrics", "Metrics of rank 0",
+    data.curves.length ? el("div", { class: "plots" }, ...data.curves.map(figure)) : note("Rank 0 has reported no numbers."),
+    data.starts.length ? note("Dashed lines mark the steps at which later attempts began.") : null,
+    data.more_metrics ? note(`${data.more_metrics} more metrics are in metrics.jsonl.`) : null);
+  section("ranks", "Ranks", table("Ranks, those first that are behind", data.ranks));
+  section("attempts", "Attempts", table("Attempts, the last one first", data.attempts));
+  section("events", "Hangs, slow ranks and other events", table("Events, the last one first", data.events));
+  section("checkpoints", "Checkpoints", table("Checkpoints, the last one first", data.checkpoints));
+  if (data.time) section("time", "Where the time went", el("p", null, `Goodput: ${data.time.goodput}`), bar, table("Where the time went", data.time.table));
+  section("logs", "Last lines of the logs", ...data.logs.map(([title, texts]) => fold(title, lines(texts))));
+  section("settings", "Settings and versions", ...data.settings.map(([title, found]) => fold(title, table(title, found))));
+  document.querySelector("footer").append(`Written ${data.made} by distrain ${data.version}. The curves are drawn by uPlot (MIT licence, in the source of this page).`);
+
+  for (const plot of plots) plot.drawn = draw(plot.curve, plot.place, false);
+  addEventListener("resize", () => {
+    for (const { drawn, place } of plots) drawn.setSize({ width: Math.max(200, place.clientWidth), height: HEIGHT });
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach(({ drawn }) => drawn.redraw(false)));
 })();

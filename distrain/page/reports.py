@@ -1,4 +1,4 @@
-"""One pass over metrics.jsonl: curves, paces and waiting times, in bounded memory. Runs in: anywhere."""
+"""One pass over metrics.jsonl: curves, ranks and waiting times, in bounded memory. Runs in: anywhere."""
 
 from __future__ import annotations
 
@@ -15,34 +15,26 @@ from operator import itemgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.page.contents import items, mapping, number, whole
 from distrain.page.envelope import Envelope
-from distrain.page.pace import SLOTS, Pace
 from distrain.storage.lines import with_nonfinite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from distrain.page.clock import Clock
-    from distrain.page.contents import Attempt
     from distrain.system.remote_path import RemotePath
 
 MOST_METRICS = 100
-MOST_REPEATED = 8
-"""Repeated parts of this many attempts are drawn, the earliest of them."""
-_MOST_RANKS = 10_000
 _BLOCK = 2 << 20
+_KEYS = ("time", "attempt", "rank", "index", "progress", "waits", "metrics", "nonfinite")
 _LINE = re.compile(
     rb'^\{"time":([\d.]+),"attempt":(\d+),"rank":(\d+),"index":(\d+)(?:,"progress":(\[[^\]]*\]))?'
     rb'(?:,"waits":\{(?:"data":([\d.e-]+))?,?(?:"checkpoint":([\d.e-]+))?\})?,"metrics":(\{.*\})\}$',
     re.MULTILINE,
 )
-"""A line as a run writes it. Others are read as JSON."""
+"""A line as a run writes it. Others are written so first."""
 _Fields = tuple[bytes, ...]
 """Time, attempt, rank, index, progress, two waits and metrics, as they are in the line; empty if they are missing."""
 _NUMBERS = {int, float}
-KEPT = -1
-"""Key of the part of a curve that was not repeated."""
 
 
 @dataclass(slots=True)
@@ -58,8 +50,7 @@ class AttemptReports:
     first_step: int
     lost_after: int | None = None
     kept_until: float | None = None
-    last_time: float | None = None
-    last_step: int = 0
+    last_time: float = 0.0
     waits: dict[int, list[float]] = field(default_factory=dict)
 
     @property
@@ -68,24 +59,39 @@ class AttemptReports:
         return math.inf if self.lost_after is None else self.lost_after - self.first_step
 
 
-class Reports:
-    """The reports of a run.
+@dataclass(slots=True)
+class RankReports:
+    """The reports of one rank in its last attempt: the first and the last time, their number, and the last step."""
 
-    Attributes: ``attempts`` by number, ``curves``: for each metric of rank 0 its parts, :data:`KEPT` and, by attempt,
-    those that were repeated; ``more_metrics``: their names beyond :data:`MOST_METRICS`, ``damaged``: lines that cannot
-    be understood, ``progress``: the last ``(step, total)`` of rank 0.
+    attempt: int
+    began: float
+    last: float = 0.0
+    count: int = 0
+    step: int = 0
+
+    @property
+    def interval(self) -> float:
+        """The mean time between two reports."""
+        return (self.last - self.began) / (self.count - 1) if self.count > 1 else 0.0
+
+
+class Reports:
+    """The reports of a run. Of those that were repeated after a restart, the later ones are drawn.
+
+    attempts: for each, its number, its first step (None: unknown), and if its ranks have trained.
+
+    Attributes: ``attempts`` and ``ranks`` by number, ``curves`` of rank 0's metrics, ``more_metrics``: their names
+    beyond :data:`MOST_METRICS`, ``damaged``: lines that cannot be understood, ``last``: rank 0's last report.
     """
 
-    def __init__(self, attempts: Sequence[Attempt], clock: Clock) -> None:
-        self.pace = Pace([clock.time(slot / SLOTS) for slot in range(SLOTS + 1)])
+    def __init__(self, attempts: Sequence[tuple[int, int | None, bool]]) -> None:
         self.attempts: dict[int, AttemptReports] = {}
-        self.curves: dict[str, dict[int, Envelope]] = {}
+        self.ranks: dict[int, RankReports] = {}
+        self.curves: dict[str, Envelope] = {}
         self.more_metrics: set[str] = set()
         self.damaged = 0
-        self.reports = 0
-        self.progress: tuple[float, float | None] | None = None
-        self._known = list(attempts)
-        self._repeated: list[int] = []
+        self.last: dict[str, Any] | None = None
+        self._known = attempts
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -101,91 +107,51 @@ class Reports:
     def _add_block(self, block: bytes) -> None:
         lines: list[_Fields] = _LINE.findall(block)
         if len(lines) != block.count(b"\n") + 1:
-            lines = [fields for line in block.split(b"\n") if (fields := self._fields_in(line)) is not None]
+            found = [_LINE.fullmatch(line) or _rewritten(line) for line in block.split(b"\n")]
+            lines = [match.groups(b"") for match in found if match is not None]
+            self.damaged += len(found) - len(lines)
         for attempt, part in groupby(lines, key=itemgetter(1)):
             self._add_lines(int(attempt), list(part))
-
-    def _fields_in(self, line: bytes) -> _Fields | None:
-        """Return the fields of a line that was perhaps written otherwise, None if it is damaged."""
-        if matched := _LINE.fullmatch(line):
-            return matched.groups(b"")
-        try:
-            record = json.loads(line.decode())
-            moment, *head = number(record["time"]), *(whole(record[name]) for name in ("attempt", "rank", "index"))
-            if None in (moment, *head):
-                raise ValueError("not a report")
-            body = json.dumps(mapping(record["metrics"]))
-            if record.get("nonfinite"):
-                body += f',"nonfinite":{json.dumps(mapping(record["nonfinite"]))}'
-            progress = json.dumps(record["progress"]) if record.get("progress") else ""
-            waits = [number(mapping(record.get("waits")).get(kind)) for kind in ("data", "checkpoint")]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            self.damaged += 1
-            return None
-        fields = (*map(str, (moment, *head)), progress, *("" if wait is None else str(wait) for wait in waits), body)
-        return tuple(field.encode() for field in fields)
 
     def _add_lines(self, attempt: int, lines: list[_Fields]) -> None:
         """Add lines of one attempt. It goes through them in few steps, as there may be millions."""
         there = self.attempts.get(attempt) or self._begin(attempt)
         raw_times, _, raw_ranks, raw_indices, progress, data, checkpoint, metrics = zip(*lines, strict=True)
         times, indices = list(map(float, raw_times)), list(map(int, raw_indices))
-        there.last_time = max(times if there.last_time is None else (there.last_time, *times))
-        self.reports += len(lines)
+        there.last_time = max(there.last_time, *times)
         has_waits = any(data) or any(checkpoint)
         places: dict[bytes, list[int]] = {}
-        for place, rank in enumerate(raw_ranks):
-            if (mine := places.get(rank)) is None:
-                mine = places[rank] = []
+        for place, raw in enumerate(raw_ranks):
+            if (mine := places.get(raw)) is None:
+                mine = places[raw] = []
             mine.append(place)
-        for raw_rank, mine in places.items():
-            rank = int(raw_rank)
-            if rank < _MOST_RANKS:
-                self.pace.extend(attempt, rank, list(map(times.__getitem__, mine)))
-            lost = bisect_right(mine, there.last_kept_index, key=indices.__getitem__)
-            kept = mine[:lost]
+        for raw, mine in places.items():
+            rank, first, last = int(raw), mine[0], mine[-1]
+            seen = self.ranks.get(rank)
+            if seen is None or seen.attempt != attempt:
+                seen = self.ranks[rank] = RankReports(attempt, times[first])
+            seen.last, seen.count, seen.step = times[last], seen.count + len(mine), there.first_step + indices[last]
+            kept = mine[: bisect_right(mine, there.last_kept_index, key=indices.__getitem__)]
             if has_waits:
                 sums = there.waits.setdefault(rank, [0.0, 0.0])
-                sums[0] += sum(map(float, filter(None, map(data.__getitem__, kept))))
-                sums[1] += sum(map(float, filter(None, map(checkpoint.__getitem__, kept))))
+                for n, waits in enumerate((data, checkpoint)):
+                    sums[n] += sum(map(float, filter(None, map(waits.__getitem__, kept))))
             if rank == 0:
-                if kept:
-                    there.kept_until = times[kept[-1]]
-                if progress[mine[-1]]:
-                    self._note_progress(progress[mine[-1]])
-                for part, chosen in ((KEPT, kept), (attempt, mine[lost:])):
-                    if chosen:
-                        self._add_rank_0(part, there, [indices[n] for n in chosen], [metrics[n] for n in chosen])
+                self.last = {"time": seen.last, "step": seen.step, "progress": _progress_in(progress[last])}
+            if rank == 0 and kept:
+                there.kept_until = times[kept[-1]]
+                steps = [there.first_step + indices[n] for n in kept]
+                self._add_curves("", steps, self._metrics_in([metrics[n] for n in kept]))
 
     def _begin(self, attempt: int) -> AttemptReports:
         """Begin an attempt. Without a known first step, its steps follow those of the attempts before."""
-        known = [one.first_step for one in self._known if one.number == attempt]
-        later = [one.first_step for one in self._known if one.number > attempt and one.training is not None]
-        first_step = known[0] if known and known[0] is not None else None
-        if first_step is None:
-            first_step = max((one.last_step for one in self.attempts.values()), default=0)
-        lost_after = min((step for step in later if step is not None), default=None)
-        begun = self.attempts[attempt] = AttemptReports(first_step, lost_after)
+        known = [first for number, first, _ in self._known if number == attempt]
+        later = [first for number, first, trained in self._known if number > attempt and trained and first is not None]
+        first_step = known[0] if known and known[0] is not None else (self.last or {}).get("step", 0)
+        begun = self.attempts[attempt] = AttemptReports(first_step, min(later, default=None))
         return begun
 
     # -- rank 0 ---------------------------------------------------------------------------------------------------
-
-    def _add_rank_0(self, part: int, there: AttemptReports, indices: list[int], texts: list[bytes]) -> None:
-        steps = [there.first_step + index for index in indices]
-        there.last_step = max(there.last_step, steps[-1])
-        if part != KEPT and part not in self._repeated:
-            if len(self._repeated) == MOST_REPEATED:
-                return
-            self._repeated.append(part)
-        self._add_curves("", part, steps, self._metrics_in(texts))
-
-    def _note_progress(self, text: bytes) -> None:
-        try:
-            step, *total = map(number, items(json.loads(text)))
-        except ValueError:
-            return
-        if step is not None:
-            self.progress = step, total[0] if total else None
 
     def _metrics_in(self, texts: list[bytes]) -> list[Mapping[str, Any]]:
         try:
@@ -199,35 +165,48 @@ class Reports:
     def _metrics_of(self, text: bytes) -> Mapping[str, Any]:
         try:
             record = json.loads(b'{"metrics":' + text + b"}")
-            return with_nonfinite(record["metrics"], mapping(record.get("nonfinite")))
+            return with_nonfinite(record["metrics"], record.get("nonfinite", {}))
         except (ValueError, TypeError, AttributeError, RecursionError):
             self.damaged += 1
             return {}
 
-    def _add_curves(self, prefix: str, part: int, steps: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> None:
+    def _add_curves(self, prefix: str, steps: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> None:
         """Add the columns of a table of metrics. Nested metrics are tables in it."""
         for key, values in _columns(rows):
             name, kinds = prefix + key, set(map(type, values))
             if kinds <= _NUMBERS:
-                self._extend(name, part, steps, values)
+                self._extend(name, steps, values)
                 continue
-            if kinds == {dict}:
-                self._add_nested(name, part, steps, values)
-                continue
-            for wanted, add in (({dict}, self._add_nested), (_NUMBERS, self._extend)):
-                if kinds & wanted:
-                    pairs = [(step, value) for step, value in zip(steps, values, strict=True) if type(value) in wanted]
-                    add(name, part, [step for step, _ in pairs], [value for _, value in pairs])
+            numbers = [(step, value) for step, value in zip(steps, values, strict=True) if type(value) in _NUMBERS]
+            nested = [(step, value) for step, value in zip(steps, values, strict=True) if type(value) is dict]
+            if numbers:
+                self._extend(name, [step for step, _ in numbers], [value for _, value in numbers])
+            if nested:
+                self._add_curves(f"{name}/", [step for step, _ in nested], [value for _, value in nested])
 
-    def _add_nested(self, name: str, part: int, steps: Sequence[int], values: Sequence[Any]) -> None:
-        self._add_curves(f"{name}/", part, steps, values)
+    def _extend(self, name: str, steps: Sequence[int], values: Sequence[Any]) -> None:
+        if name in self.curves or len(self.curves) < MOST_METRICS:
+            self.curves.setdefault(name, Envelope()).extend(steps, values)
+        elif len(self.more_metrics) < 10 * MOST_METRICS:
+            self.more_metrics.add(name)
 
-    def _extend(self, name: str, part: int, steps: Sequence[int], values: Sequence[Any]) -> None:
-        if name not in self.curves and len(self.curves) == MOST_METRICS:
-            if len(self.more_metrics) < 10 * MOST_METRICS:
-                self.more_metrics.add(name)
-            return
-        self.curves.setdefault(name, {}).setdefault(part, Envelope()).extend(steps, values)
+
+def _rewritten(line: bytes) -> re.Match[bytes] | None:
+    """Return a match of a line that another program has written, None if it is damaged."""
+    try:
+        record = json.loads(line.decode())
+        ordered = {key: record[key] for key in _KEYS if record.get(key) is not None}
+        if waits := ordered.get("waits"):
+            ordered["waits"] = {kind: waits[kind] for kind in ("data", "checkpoint") if kind in waits}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    return _LINE.fullmatch(json.dumps(ordered, separators=(",", ":")).encode())
+
+
+def _progress_in(text: bytes) -> Any:
+    with suppress(ValueError):
+        return json.loads(text)
+    return None
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Sequence[Any]]]:
@@ -237,15 +216,6 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Sequence[
         with suppress(KeyError):
             return list(zip(keys, zip(*map(itemgetter(*keys), rows), strict=True), strict=True))
     return [(key, [row.get(key) for row in rows]) for key in dict.fromkeys(chain.from_iterable(rows))]
-
-
-@contextmanager
-def _opened(path: Path | RemotePath) -> Iterator[IO[bytes]]:
-    if isinstance(path, Path):
-        with path.open("rb") as file:
-            yield file
-    else:
-        yield io.BytesIO(path.read_bytes())
 
 
 @contextmanager
@@ -260,11 +230,14 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def read_reports(path: Path | RemotePath, attempts: Sequence[Attempt], clock: Clock, notes: list[str]) -> Reports:
+def read_reports(
+    path: Path | RemotePath, attempts: Sequence[tuple[int, int | None, bool]], notes: list[str]
+) -> Reports:
     """Read all reports of a run. A note says what could not be read."""
-    reports = Reports(attempts, clock)
+    reports = Reports(attempts)
     try:
-        with _opened(path) as file, _without_collections():
+        opened = path.open("rb") if isinstance(path, Path) else io.BytesIO(path.read_bytes())
+        with opened as file, _without_collections():
             reports.read(file)
     except FileNotFoundError:
         pass
@@ -273,37 +246,3 @@ def read_reports(path: Path | RemotePath, attempts: Sequence[Attempt], clock: Cl
     if reports.damaged:
         notes.append(f"{reports.damaged:,} damaged lines of {path.name} were passed over")
     return reports
-
-
-_HEAD = re.compile(rb'\{"time": ?([\d.]+), ?"attempt": ?(\d+),.*\n$')
-
-
-def last_report_time(path: Path | RemotePath, attempt: int) -> float | None:
-    """Return the time of the last report of an attempt, or of the attempts before. None without one, or if remote.
-
-    The lines of attempts follow each other, so a few lines of a long file tell.
-    """
-    if not isinstance(path, Path):
-        return None
-    try:
-        with path.open("rb") as file:
-            before, after = 0, file.seek(0, 2)
-            found = _report_at(file, 0, attempt)
-            while found is not None and after - before > 1:
-                middle = (before + after) // 2
-                if (later := _report_at(file, middle, attempt)) is None:
-                    after = middle
-                else:
-                    before, found = middle, later
-    except OSError:
-        return None
-    return found
-
-
-def _report_at(file: IO[bytes], offset: int, attempt: int) -> float | None:
-    """Return the time in the first line that begins at an offset or after it, None if it is of a later attempt."""
-    file.seek(max(0, offset - 1))
-    if offset:
-        file.readline()
-    match = _HEAD.match(file.readline())
-    return float(match[1]) if match and int(match[2]) <= attempt else None

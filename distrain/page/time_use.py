@@ -98,9 +98,3 @@ def _overlap(spans: Sequence[tuple[float, float]], begin: float, end: float) -> 
     """Return how much of a time some of the spans cover. Spans may overlap."""
     cuts = sorted({begin, end, *(cut for span in spans for cut in span if begin < cut < end)})
     return sum(b - a for a, b in pairwise(cuts) if any(since <= a and b <= until for since, until in spans))
-
-
-def goodput(parts: Sequence[Part]) -> float | None:
-    """Return the part of the time in which the run trained and made lasting progress; None for no time at all."""
-    total = sum(part.seconds for part in parts)
-    return next(part.seconds for part in parts if part.kind == "training") / total if total > 0 else None

@@ -6,35 +6,24 @@ import base64
 import hashlib
 import json
 import time
+from html import escape
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
-from distrain.page import sections
-from distrain.page.clock import Clock
-from distrain.page.contents import read_facts
-from distrain.page.drawings import Span
-from distrain.page.markup import Html, el, join, moment
-from distrain.page.reports import last_report_time, read_reports
-from distrain.page.time_use import AttemptTimes, where_time_went
-from distrain.page.verdict import STATES, UNKNOWN, verdict
+from distrain.page.data import page_data
+from distrain.storage import names
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths
-from distrain.storage.runs.listing import KILLED, RUNNING
+from distrain.storage.runs.listing import RUNNING
 from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath, locate
-from distrain.system.version import __version__
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
 
-    from distrain.page.contents import RunFacts
-    from distrain.page.reports import Reports
-    from distrain.page.time_use import Part
-
-_NAMES = RunPaths(Path())
 _PAUSE_FACTOR = 4
 """While a run is watched, this many times as long is paused as a page takes."""
 _SECONDS_PER_BYTE = 30e-9
@@ -85,7 +74,7 @@ def write_page_at_end(root: Path | RemotePath, seconds: float) -> None:
     """
     if isinstance(root, RemotePath):
         return
-    metrics = root / _NAMES.metrics.name
+    metrics = root / names.METRICS
     try:
         size = metrics.stat().st_size if metrics.exists() else 0
         if size * _SECONDS_PER_BYTE <= min(_MOST_S, _FREE_S + _SHARE_OF_RUN * seconds):
@@ -102,144 +91,33 @@ def _write(
         root = run if isinstance(run, RemotePath) else locate(run)
         if output is None and isinstance(root, RemotePath):
             raise StorageError(f"{root} is on remote storage: name the file for its page (output=, -o)")
-        path = root / _NAMES.page.name if output is None else Path(output).expanduser()
-        assert isinstance(path, Path)
-        facts = read_facts(root)
-        page = _page(root, facts, refresh_s if facts.is_live else 0)
-        write_atomically(path, page.encode("utf-8", "replace"), sync=False)
+        path = RunPaths(Path(str(root))).page if output is None else Path(output).expanduser()
+        data = page_data(root)
+        is_live = data["state"] == RUNNING
+        write_atomically(path, _document(data, refresh_s if is_live else 0).encode("utf-8", "replace"), sync=False)
     except OSError as error:
         raise StorageError(f"cannot write the page of {run}: {error}") from error
-    return path, facts.is_live
+    return path, is_live
 
 
-# -- the page --------------------------------------------------------------------------------------------------------
-
-
-def _page(root: Path | RemotePath, facts: RunFacts, refresh_s: float) -> str:
-    metrics = root / _NAMES.metrics.name
-    spans = _spans(facts, metrics)
-    clock = Clock((span.attempt.started, span.until) for span in spans)
-    reports = read_reports(metrics, facts.attempts, clock, facts.notes)
-    seconds, parts = _times(facts, spans, reports)
-    progress = reports.progress or _last_step(reports)
-    sentence = verdict(facts, seconds=seconds, progress=progress)
-    curves, plots = sections.curves(facts, reports)
-    found = [
-        sections.failure(facts),
-        sections.time_use(parts),
-        sections.attempts(facts, spans, clock),
-        curves,
-        sections.pace(reports),
-        sections.checkpoints(facts),
-        sections.settings(facts),
-    ]
-    body = join(_body(facts, sentence, [section for section in found if section is not None]))
-    return _document(facts.name, body, plots, refresh_s)
-
-
-def _last_step(reports: Reports) -> tuple[float, float | None] | None:
-    last = max((there.last_step for there in reports.attempts.values()), default=0)
-    return (float(last), None) if last else None
-
-
-def _spans(facts: RunFacts, metrics: Path | RemotePath) -> list[Span]:
-    """Return the attempts with their ends. An end that nobody recorded is the last report before it, or the start."""
-    spans = []
-    for n, attempt in enumerate(facts.attempts):
-        is_last = n == len(facts.attempts) - 1
-        until = attempt.ended
-        is_running = until is None and is_last and facts.is_live
-        if is_running:
-            until = facts.made
-        elif until is None:
-            known = [attempt.started, attempt.training, last_report_time(metrics, attempt.number)]
-            until = max([time for time in known if time is not None])
-            if is_last and facts.updated is not None and facts.state not in (RUNNING, KILLED):
-                until = max(until, facts.updated)
-        spans.append(Span(attempt, max(until, attempt.started), is_running))
-    return spans
-
-
-def _times(facts: RunFacts, spans: Sequence[Span], reports: Reports) -> tuple[float | None, list[Part] | None]:
-    """Return the seconds of the run and their parts, as far as they are known."""
-    starts = [one for one in (facts.started, *(span.attempt.started for span in spans)) if one is not None]
-    if not starts:
-        return None, None
-    started, ended = min(starts), max([*(span.until for span in spans), *starts])
-    if facts.is_live:
-        ended = facts.made
-    elif facts.state != KILLED and facts.updated is not None:
-        ended = max(ended, facts.updated)
-    if not spans or any(span.attempt.first_step is None for span in spans):
-        return ended - started, None  # a run of an early version
-    times = [_attempt_times(span, spans[n + 1 :], reports) for n, span in enumerate(spans)]
-    hangs = [(hang.since, hang.until) for hang in facts.hangs]
-    return ended - started, where_time_went(times, started=started, ended=ended, hangs=hangs)
-
-
-def _attempt_times(span: Span, later: Sequence[Span], reports: Reports) -> AttemptTimes:
-    attempt, there = span.attempt, reports.attempts.get(span.attempt.number)
-    kept_until = None
-    if any(other.attempt.training is not None for other in later):
-        kept_until = there.kept_until if there is not None and there.kept_until is not None else attempt.training
-    waits = there.waits.values() if there is not None else ()
-    data, checkpoint = max(waits, key=sum, default=[0.0, 0.0])
-    return AttemptTimes(
-        started=attempt.started,
-        training=attempt.training,
-        ended=span.until,
-        kept_until=kept_until,
-        data=data,
-        checkpoint=checkpoint,
+def _document(data: dict[str, Any], refresh_s: float) -> str:
+    own = files("distrain.page")
+    parts = {
+        "library_style": (own / "uplot" / "uPlot.min.css").read_text(),
+        "style": (own / "page.css").read_text(),
+        "library": (own / "uplot" / "uPlot.iife.min.js").read_text(),
+        "script": (own / "page.js").read_text(),
+    }
+    return Template((own / "page.html").read_text()).substitute(
+        parts,
+        styles=" ".join(_hash(parts[name]) for name in ("library_style", "style")),
+        scripts=" ".join(_hash(parts[name]) for name in ("library", "script")),
+        licence=(own / "uplot" / "LICENSE").read_text(),
+        refresh=f'<meta http-equiv="refresh" content="{refresh_s:g}">' if refresh_s else "",
+        title=escape(data["name"]),
+        verdict=escape(data["verdict"]),
+        data=json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     )
-
-
-def _body(facts: RunFacts, sentence: str, shown: Sequence[sections.Section]) -> list[Html]:
-    word, look = STATES.get(facts.state, UNKNOWN)
-    lead = el("p", el("strong", word, class_=f"state {look}"), " ", sentence, class_="verdict")
-    where = el("p", facts.location, class_="location")
-    header = el("header", el("p", "A run of distrain", class_="kind"), el("h1", facts.name), lead, where)
-    links = (el("li", el("a", section.heading, href=f"#{section.name}")) for section in shown)
-    nav = el("nav", el("ul", *links), aria_label="Sections of this page")
-    notes = [el("p", "Note: ", note, class_="note warning") for note in facts.notes[:20]]
-    main = el("main", *notes, *(section.html() for section in shown))
-    made = el("p", "Written ", moment(facts.made), f" by distrain {__version__}. Times are in UTC. ")
-    plotting = el("p", "The curves are drawn by uPlot (MIT licence, in the source of this page).")
-    return [header, nav, main, el("footer", made, plotting)]
-
-
-def _document(title: str, body: Html, plots: list[dict[str, Any]], refresh_s: float) -> str:
-    own, library = files("distrain.page"), files("distrain.page") / "uplot"
-    styles = [(library / "uPlot.min.css").read_text(), (own / "page.css").read_text()]
-    scripts = [(library / "uPlot.iife.min.js").read_text(), (own / "page.js").read_text()] if plots else []
-    licence = (library / "LICENSE").read_text()
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"style-src {' '.join(map(_hash, styles))}",
-            f"script-src {' '.join(map(_hash, scripts)) or chr(39) + 'none' + chr(39)}",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
-    )
-    head = [
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=policy),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("meta", name="referrer", content="no-referrer"),
-        el("meta", http_equiv="refresh", content=f"{refresh_s:g}") if refresh_s else None,
-        el("title", f"{title} - distrain"),
-        *(el("style", Html(style)) for style in styles),
-    ]
-    data = json.dumps(plots, separators=(",", ":")).replace("<", "\\u003c")
-    tail = [
-        Html(f"<!-- uPlot:\n{licence}-->") if scripts else None,
-        el("script", Html(data), type="application/json", id="plots"),
-        *(el("script", Html(script)) for script in scripts),
-    ]
-    page = el("html", el("head", *head), el("body", body, *tail), lang="en")
-    return f"<!DOCTYPE html>\n{page}\n"
 
 
 def _hash(text: str) -> str:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import CheckpointError
 from distrain.system.pickling import pickled
-from distrain.system.ray_names import ExplainedClass, explaining
 from distrain.system.remote_path import RemotePath, locate, own_temporary_directory
 from distrain.system.scratch import scratch_directory, temporary_directory
 
@@ -42,8 +41,7 @@ _RETRY_S = 0.02
 """Seconds to wait, at most, before trying again to lock a shared download."""
 
 
-@explaining("Checkpoint")
-class Checkpoint(metaclass=ExplainedClass):
+class Checkpoint:
     """A reference to a directory, not its data; pickling copies the reference only.
 
     Make one with :meth:`from_directory` or :meth:`from_dict`, hand it to ``distrain.report()``, and get it back from

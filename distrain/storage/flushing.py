@@ -23,8 +23,7 @@ def begin_flush(fd: int, start: int, count: int) -> None:
 
     count: their number, 0 for all up to the end.
     """
-    with contextlib.suppress(AttributeError):  # only Linux has the function
-        _libc().sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(count), _SYNC_FILE_RANGE_WRITE)
+    _libc().sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(count), _SYNC_FILE_RANGE_WRITE)
 
 
 @cache

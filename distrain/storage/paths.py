@@ -133,10 +133,6 @@ class RunPaths:
     def answer(self, token: str) -> Path:
         return self.root / names.STACKS / f"answer_{token}.txt"
 
-    def debugger(self, token: str) -> Path:
-        """Return the socket of a ``distrain debug`` that wants to be connected to a rank."""
-        return self.root / names.STACKS / f"debugger_{token}.sock"
-
     @property
     def reserve(self) -> Path:
         return self.root / ".reserve"

@@ -18,7 +18,7 @@ from distrain.storage.lines import without_nonfinite as without_nonfinite
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from distrain.storage.file_transfer import Files
@@ -47,6 +47,10 @@ class CommittedCheckpoint:
     """The ranks that have brought its files."""
     silent: tuple[int, ...] = field(default=(), compare=False)
     """The ranks whose files it may lack: they had just not reported in time."""
+    bytes: int = field(default=0, compare=False)
+    """The size of its files."""
+    time: float = field(default=0.0, compare=False)
+    """The time of the commit, in seconds since 1970; 0 if that is unknown."""
 
     @property
     def is_pending(self) -> bool:
@@ -71,6 +75,8 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
         index, validation = int(manifest.get("index", -1)), manifest.get("validation")
         step, world_size = int(manifest.get("step", 0)), int(manifest.get("world_size", 0))
         ranks, silent = (tuple(map(int, manifest.get(name, ()))) for name in ("ranks", "silent"))
+        size = sum(int(fact["size"]) for fact in manifest.get("files", {}).values())
+        time = float(manifest.get("time", 0))
         if validation is not None:
             str(validation["status"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -79,7 +85,7 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
         ) from error
     if lacks := _describe_lack(manifest):
         raise StorageError(f"{path}: {lacks}")
-    return CommittedCheckpoint(path, metrics, validation, index, step, world_size, ranks, silent)
+    return CommittedCheckpoint(path, metrics, validation, index, step, world_size, ranks, silent, size, time)
 
 
 def _describe_lack(manifest: Mapping[str, Any]) -> str | None:
@@ -145,7 +151,7 @@ def damage_of(
 ) -> str | None:
     """Return how a checkpoint differs from its manifest, or None. Metadata may differ, as users may change it.
 
-    read_files: compare the bytes of local files, too. Of remote files, only those with another version are read.
+    read_files: compare the bytes of local files, too.
     needs_manifest: False for a directory that a user may have made.
     is_needed: once it returns False, local files are read no further.
     Raise OSError if the checkpoint cannot be read, or is not read to its end.
@@ -157,7 +163,7 @@ def damage_of(
             return "it was never finished, or is being deleted"
         return f"{MANIFEST_FILE} is missing" if needs_manifest else None
     if isinstance(checkpoint, RemotePath):
-        return remote_damage(checkpoint, manifest, checkpoint.files())
+        return remote_damage(manifest, checkpoint.files())
 
     def size_of(name: str) -> int | None:
         try:
@@ -165,37 +171,24 @@ def damage_of(
         except FileNotFoundError:
             return None
 
-    def hash_all(files: Mapping[str, Mapping[str, Any]]) -> Files:
-        return hash_files(checkpoint, list(files), threads=_THREADS, is_needed=is_needed) if read_files else []
+    def hash_all(names: Sequence[str]) -> Files:
+        return hash_files(checkpoint, names, threads=_THREADS, is_needed=is_needed) if read_files else []
 
     return _difference(manifest, size_of, hash_all)
 
 
-def remote_damage(checkpoint: RemotePath, manifest: bytes, present: Mapping[str, tuple[int, str]]) -> str | None:
-    """Return how a remote checkpoint differs from its manifest, or None.
+def remote_damage(manifest: bytes, present: Mapping[str, int]) -> str | None:
+    """Return how a remote checkpoint differs from its manifest in the names and sizes of its files, or None.
 
-    ``present``: its files, as :meth:`RemotePath.files` returns them. A file with another version is read, as a run that
-    was copied to another bucket has new versions of the same bytes. Raise OSError.
+    The storage answers for their bytes. ``present``: its files, as :meth:`RemotePath.files` returns them.
     """
-
-    def size_of(name: str) -> int | None:
-        return present[name][0] if name in present else None
-
-    def hash_others(files: Mapping[str, Mapping[str, Any]]) -> Files:
-        versions = {name: fact.get("version") for name, fact in files.items()}
-        return checkpoint.hash_all(
-            [name for name, version in versions.items() if version not in (None, "", present[name][1])]
-        )
-
-    return _difference(manifest, size_of, hash_others)
+    return _difference(manifest, present.get, lambda names: [])
 
 
 def _difference(
-    manifest: bytes,
-    size_of: Callable[[str], int | None],
-    hash_some: Callable[[Mapping[str, Mapping[str, Any]]], Files],
+    manifest: bytes, size_of: Callable[[str], int | None], hash_all: Callable[[Sequence[str]], Files]
 ) -> str | None:
-    """Compare the sizes of all files, and the hashes of those that ``hash_some`` reads, with the manifest."""
+    """Compare the sizes of all files, and the hashes that ``hash_all`` returns, with the manifest."""
     try:
         fields = json.loads(manifest)
         fields["metrics"].items(), int(fields.get("index", -1))
@@ -209,5 +202,5 @@ def _difference(
     for name, size in sizes.items():
         if (found := size_of(name)) != size:
             return f"{name} is missing" if found is None else f"{name} has {found} bytes instead of {size}"
-    changed = (name for name, _, crc32 in hash_some(files) if crc32 != hashes[name])
+    changed = (name for name, _, crc32 in hash_all(list(sizes)) if crc32 != hashes[name])
     return next((f"{name} has changed since it was committed" for name in changed), None)

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from distrain.system.text import flatten as flatten
+
 
 class Retention(Protocol):
     """The number of checkpoints to keep, and the metric that compares them; CheckpointConfig is one."""
@@ -61,14 +63,6 @@ def _look_up(metrics: Any, attribute: str) -> Any:
         if found is not None:
             return found
     return None
-
-
-def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested metrics as one dict, with ``/`` between the names, as a CheckpointConfig writes them."""
-    flat: dict[str, Any] = {}
-    for name, value in metrics.items():
-        flat |= flatten(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
 
 
 def has_metric(metrics: Mapping[str, Any], attribute: str) -> bool:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from distrain.system.ray_names import explain
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-AS_RAY = "DISTRAIN_AS_RAY"
-"""The variable that asks for the stand-in for Ray, distrain.as_ray."""
-_EXTRAS = {"numpy": "data", "pyarrow": "data", "matplotlib": "plot", "plotille": "plot", "torch": "torch"}
+_EXTRAS = {"numpy": "data", "pyarrow": "data", "torch": "torch"}
 """The extra of distrain that brings a package."""
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, Collection[str]], modules: Collection[str] = ()
+    package: str,
+    homes: Mapping[str, Collection[str]],
+    modules: Collection[str] = (),
+    explain: Callable[[str, str], str] = "module {!r} has no attribute {!r}".format,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports its names on first use (PEP 562).
 
     homes: the public names of each module, by the module's name within the package, or in full.
     modules: public modules that can be used without importing them.
+    explain: returns the text of the AttributeError for a name that the package lacks.
     """
     home_of = {name: module for module, names in homes.items() for name in names}
     public = sorted(home_of)
@@ -48,18 +47,7 @@ def require(module: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        if package == "distrain":  # a mistake of ours: no installation helps
+        if package == "distrain":  # a bug in distrain; installing something won't help
             raise
         wanted = f"'distrain[{_EXTRAS[package]}]'" if package in _EXTRAS else package
         raise ModuleNotFoundError(f"{error}; install it with: pip install {wanted}", name=error.name) from error
-
-
-def is_asked_for_as_ray() -> bool:
-    """Tell if the environment asks for the stand-in for Ray."""
-    return os.environ.get(AS_RAY, "0") not in ("", "0")
-
-
-def import_as_ray() -> None:
-    """Import the stand-in for Ray if the environment asks for it, so that ``import ray`` finds it."""
-    if is_asked_for_as_ray():
-        import_module("distrain.as_ray")

@@ -34,13 +34,13 @@ RUN_IDS = "DISTRAIN_RUN_IDS"
 WITHIN_RUN = "DISTRAIN_WITHIN_RUN"
 """Environment variable with the id of the run, in ranks of another launcher while they train."""
 
-STACKS_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (7 if hasattr(signal, "SIGRTMIN") else 0)
+STACKS_SIGNAL = signal.SIGRTMIN + 7
 """Signal that makes a worker write the stacks of its threads. NCCL, submitit and Lightning use SIGUSR1 and SIGUSR2."""
-DEBUG_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGURG) + (8 if hasattr(signal, "SIGRTMIN") else 0)
+DEBUG_SIGNAL = signal.SIGRTMIN + 8
 """Signal that makes a worker open its debugger."""
-UNWIND_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGTERM) + (9 if hasattr(signal, "SIGRTMIN") else 0)
+UNWIND_SIGNAL = signal.SIGRTMIN + 9
 """Signal that unwinds a worker, so that its ``finally`` blocks run, even if it has no handler for SIGTERM."""
-WAKE_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGWINCH) + (10 if hasattr(signal, "SIGRTMIN") else 0)
+WAKE_SIGNAL = signal.SIGRTMIN + 10
 """Signal that makes a worker notice an earlier one. Python runs no handler for a signal that came just before a sleep
 until that ends, and while the main thread waits for another one to take the GIL, such a moment is not short."""
 WORKER_SIGNALS = (STACKS_SIGNAL, DEBUG_SIGNAL, UNWIND_SIGNAL, WAKE_SIGNAL)
@@ -55,7 +55,6 @@ _REAP_S = 1.0
 """Seconds to wait for the end of a child that was killed: the waiting thread has a lease to keep."""
 _KILL_ROUNDS = 50
 _PROC = Path("/proc")
-_HAS_PROC = (_PROC / "self" / "stat").exists()
 _TRACKER_CODE = re.compile(rb"from [\w.]+\.resource_tracker import main; ?main\(")
 """The code that ``python -c`` runs as a resource tracker: the one of multiprocessing, or that of loky (joblib)."""
 _TORCH_TRACKER = b"torch_shm_manager"
@@ -88,10 +87,9 @@ BROUGHT = ".brought"
 """File next to a distrain that was brought to this host by :mod:`distrain.transfer.program`."""
 _PROGRAMS = {
     "agent": "distrain.agent.main",
-    "debug": "distrain.cli.debugging",
     "forkserver": "distrain.agent.forkserver",
     "mover": "distrain.transfer.mover",
-    "stream-server": "distrain.transfer.streams.stream_server",
+    "stream-server": "distrain.transfer.stream_server",
     "tracker": "distrain.trackers.main",
     "uploader": "distrain.transfer.uploader",
     "validator": "distrain.worker.validator",
@@ -177,27 +175,6 @@ def spawn_quiet(
     )
 
 
-def spawn_in_terminal(argv: Sequence[str]) -> Process:
-    """Start a process that calls :func:`leave_group` and :func:`take_terminal`. Raises OSError."""
-    return subprocess.Popen(list(argv))  # noqa: S603
-
-
-def leave_group() -> None:
-    """Get a process group of its own for this process, which no shell knows. So Ctrl-Z must not stop it."""
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-
-
-def take_terminal() -> None:
-    """Let the process group of this process read from its terminal, and be the one that Ctrl-C interrupts."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
-    try:
-        with contextlib.suppress(OSError):  # the terminal is closed
-            os.tcsetpgrp(0, os.getpgrp())
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
 def private_stdio() -> tuple[int, int]:
     """Move the wire away from descriptors 0 and 1, where a stray print could corrupt it. Return the new descriptors."""
     read_fd, write_fd = os.dup(0), os.dup(1)
@@ -260,7 +237,7 @@ def many_open_files(needed: int, wanted: int) -> Iterator[None]:
 
 
 def _keep_usual_open_files(child: int) -> None:
-    """Give a child the limits that this process usually has (Linux). User code may depend on them: select() does."""
+    """Give a child the limits that this process usually has. User code may depend on them: select() does."""
     if _usual_open_files is not None and hasattr(resource, "prlimit"):
         with contextlib.suppress(OSError):  # it has ended
             resource.prlimit(child, resource.RLIMIT_NOFILE, _usual_open_files)
@@ -268,7 +245,7 @@ def _keep_usual_open_files(child: int) -> None:
 
 # -- the table of processes ------------------------------------------------------------------------------------------
 
-# It is read from /proc, which takes a fraction of the time that psutil needs: after a kill of its siblings, a process
+# It is read from /proc, and not with psutil, which takes several times as long: after a kill of its siblings, a process
 # may have only milliseconds to kill the rest.
 
 
@@ -289,19 +266,12 @@ class ProcessEntry:
 
 def process_table() -> dict[int, ProcessEntry]:
     """Return all processes that this one can see, by pid."""
-    if _HAS_PROC:
-        pids = [int(name) for name in os.listdir(_PROC) if name.isdigit()]
-    else:
-        import psutil
-
-        pids = psutil.pids()
+    pids = [int(name) for name in os.listdir(_PROC) if name.isdigit()]
     return {pid: entry for pid in pids if (entry := find_process(pid)) is not None}
 
 
 def find_process(pid: int) -> ProcessEntry | None:
     """Return a process, or None if there is none with this pid."""
-    if not _HAS_PROC:
-        return _find_with_psutil(pid)
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -315,19 +285,6 @@ def find_process(pid: int) -> ProcessEntry | None:
         began=int(fields[19]),
         is_dead=state in (b"Z", b"X") and threads <= 1,  # other threads may outlive the first one
     )
-
-
-def _find_with_psutil(pid: int) -> ProcessEntry | None:
-    import psutil
-
-    try:
-        found = psutil.Process(pid)
-        is_dead = found.status() == psutil.STATUS_ZOMBIE
-        return ProcessEntry(
-            pid=pid, parent=found.ppid(), group=os.getpgid(pid), began=found.create_time(), is_dead=is_dead
-        )
-    except (psutil.Error, OSError):
-        return None
 
 
 def is_alive(entry: ProcessEntry) -> bool:
@@ -363,29 +320,14 @@ def _ancestors(table: Mapping[int, ProcessEntry], pid: int) -> set[int]:
 
 def command_line(pid: int) -> list[bytes]:
     """Return the command line of a process; empty for one that is dead, belongs to the kernel or cannot be seen."""
-    if _HAS_PROC:
-        try:
-            return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
-        except OSError:
-            return []
-    import psutil
-
     try:
-        return [os.fsencode(word) for word in psutil.Process(pid).cmdline()]
-    except psutil.Error:
+        return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
         return []
 
 
 def environment_of(pid: int, name: str) -> str:
     """Return a variable of the environment with which a process was started; empty if it cannot be seen."""
-    if not _HAS_PROC:
-        import psutil
-
-        try:
-            value: str = psutil.Process(pid).environ().get(name, "")
-        except (psutil.Error, OSError):
-            return ""
-        return value
     prefix = f"{name}=".encode()
     try:
         variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
@@ -417,12 +359,11 @@ def catches(pid: int, number: int) -> bool:
 
 
 def _prctl(option: int, value: int | bytes) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
-    """Make the kernel SIGKILL this process when ``parent``, which must be its parent, dies (Linux).
+    """Make the kernel SIGKILL this process when ``parent``, which must be its parent, dies.
 
     The process exits at once if the parent is dead already. The signal fires when the parent's *thread* that started
     this process ends, so start it from the main thread.
@@ -438,12 +379,12 @@ def live_without_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies (Linux), so that none can escape."""
+    """Become the parent of every descendant whose own parent dies, so that none can escape."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def show_command(*words: str) -> None:
-    """Set the command line of this process, and of those that it forks, that ``ps`` shows (Linux).
+    """Set the command line of this process, and of those that it forks, that ``ps`` shows.
 
     It replaces the real one, as far as there is room. A last byte that is not NUL tells the kernel to end it at the
     first one; else psutil would show an empty word for each of the others.
@@ -465,7 +406,7 @@ def show_program(*words: str, arguments: Sequence[str] = ()) -> None:
 
 
 def show_as(name: str) -> None:
-    """Set the name under which ``ps`` lists this process, at most 15 characters (Linux)."""
+    """Set the name under which ``ps`` lists this process, at most 15 characters."""
     _prctl(_PR_SET_NAME, name.encode())
 
 
@@ -493,15 +434,15 @@ def has_pidfds() -> bool:
 
 
 def sees_pids() -> bool:
-    """Tell if /proc, and so psutil, uses the process ids of this process's PID namespace.
+    """Tell if /proc uses the process ids of this process's PID namespace.
 
     In a PID namespace with the /proc of another one (``unshare --pid`` without ``--mount-proc``) it does not, and its
     process ids must not be killed.
     """
     try:
         return os.readlink("/proc/self") == str(os.getpid())
-    except OSError:  # other systems have no /proc, and psutil needs none there
-        return sys.platform != "linux"
+    except OSError:
+        return False
 
 
 def began_at(pid: int) -> float | None:
@@ -603,7 +544,7 @@ def has_ended(child: int) -> bool:
 
 
 def handled_signals(pid: int) -> tuple[Collection[int], Collection[int]] | None:
-    """Return the signals that a process catches, and those that it ignores; None if that cannot be known (macOS)."""
+    """Return the signals that a process catches, and those that it ignores; None if that cannot be known."""
     if not sees_pids():
         return None
     try:
@@ -772,7 +713,7 @@ def _mapped_libraries(part: str) -> set[str]:
 _TIED = """\
 import ctypes, os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-if sys.platform == "linux": ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
 if os.getppid() != int(sys.argv[1]): sys.exit(1)
 code = subprocess.call(sys.argv[3:], stdin=subprocess.DEVNULL, cwd=sys.argv[2])
 sys.exit(code if code >= 0 else 128 - code)
@@ -782,7 +723,7 @@ sys.exit(code if code >= 0 else 128 - code)
 def run_tied(
     argv: Sequence[str], on_line: Callable[[str], None], *, directory: str, tick_s: float, pass_fds: Iterable[int] = ()
 ) -> int:
-    """Run a command that dies with this process (Linux), and return its exit code: 128 + the number of a signal.
+    """Run a command that dies with this process, and return its exit code: 128 + the number of a signal.
 
     on_line: called with each line of its output, and with an empty one after ``tick_s`` seconds without any. If it
     raises, the command is killed. pass_fds: descriptors, such as a lock, that stay open until the command is dead.
@@ -820,17 +761,21 @@ def run_with_input(argv: Sequence[str], text: str) -> subprocess.CompletedProces
 
 
 class SilentProgram:
-    """A program that runs without input and output, in a session of its own. Raises OSError if there is none."""
+    """A program that runs without a terminal, in a session of its own. Raises OSError if there is none."""
 
     def __init__(self, argv: Sequence[str], *, directory: str) -> None:
         nothing = subprocess.DEVNULL
         self._child = subprocess.Popen(  # noqa: S603
-            list(argv), stdin=nothing, stdout=nothing, stderr=nothing, cwd=directory, start_new_session=True
+            list(argv), stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, cwd=directory, start_new_session=True
         )
 
-    def exit_code(self) -> int | None:
-        """Return its exit code, None if it still runs."""
-        return self._child.poll()
+    def output(self) -> str | None:
+        """Return the few bytes that it has written once it has ended, None while it runs."""
+        if self._child.poll() is None:
+            return None
+        assert self._child.stdout is not None
+        with self._child.stdout as pipe:
+            return pipe.read().decode()
 
     def end(self, patience_s: float) -> None:
         """Wait for the end of the program, and kill it after some seconds."""

@@ -26,7 +26,7 @@ from distrain.system.pickling import pickled
 from distrain.system.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fsspec import AbstractFileSystem
 
@@ -38,6 +38,7 @@ OPENING_PATIENCE_S = 5.0
 _QUIET_S = 3.0
 """Seconds to retry an operation before the user is warned."""
 _HASHING_THREADS = 16
+_READ_BYTES = 4 << 20
 _CONNECTIONS = 32
 """Connections to S3 at the same time. botocore's default is 10, with which files wait for each other."""
 _SMALL_BYTES = 4 << 20
@@ -71,8 +72,6 @@ _SPECIAL = ("::", "*", "?", "[")
 """Parts of a name that fsspec does not take literally: chains, patterns (rm() deletes all matches), versions on S3."""
 _WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "http", "https", "memory"})
 """Protocols of filesystems that have no real directories."""
-_VERSION_KEYS = ("ETag", "etag", "md5Hash", "content_settings.content_md5", "mtime", "created")
-"""Fields of fsspec's file info that change when a file is written again, the best first. Filesystems differ in them."""
 
 
 def _patience_s() -> float:
@@ -332,19 +331,15 @@ class RemotePath:
 
         return sorted(name for name in self._try("list", ls) if name)
 
-    def files(self) -> dict[str, tuple[int, str]]:
-        """Return the size in bytes and the version of every file below, by relative path.
+    def files(self) -> dict[str, int]:
+        """Return the size in bytes of every file below, by relative path."""
 
-        The version changes when the file is written again. It is empty where the filesystem has none.
-        """
-
-        def find(fs: AbstractFileSystem, path: str) -> dict[str, tuple[int, str]]:
+        def find(fs: AbstractFileSystem, path: str) -> dict[str, int]:
             found = fs.find(path, detail=True)
             start = len(path.rstrip("/")) + 1
-            facts = {name[start:]: (int(info["size"] or 0), _version(info)) for name, info in found.items()}
-            return {name: fact for name, fact in facts.items() if name}
+            return {name[start:]: int(info["size"] or 0) for name, info in found.items() if name[start:]}
 
-        files: dict[str, tuple[int, str]] = self._try("list", find)
+        files: dict[str, int] = self._try("list", find)
         return files
 
     def get(self, name: str, target: Path) -> None:
@@ -372,17 +367,12 @@ class RemotePath:
 
         return self._try("read", read)
 
-    def chunks(self, size: int = 4 << 20) -> Iterable[bytes]:
-        """Yield the content in parts of ``size`` bytes."""
-        with self._try("read", lambda fs, path: fs.open(path, "rb", block_size=size)) as file:
-            while data := file.read(size):
-                yield data
-
     def crc32(self) -> tuple[int, int]:
         """Read the whole file, and return its size in bytes and its crc32."""
         size = crc = 0
-        for data in self.chunks():
-            size, crc = size + len(data), zlib.crc32(data, crc)
+        with self._try("read", lambda fs, path: fs.open(path, "rb", block_size=_READ_BYTES)) as file:
+            while data := file.read(_READ_BYTES):
+                size, crc = size + len(data), zlib.crc32(data, crc)
         return size, crc
 
     def hash_all(self, names: Sequence[str]) -> list[tuple[str, int, int]]:
@@ -492,7 +482,3 @@ def _is_final(error: Exception) -> bool:
         or type(error).__name__ in _FINAL_NAMES
         or (isinstance(error, OSError) and error.errno in _FINAL_NUMBERS)
     )
-
-
-def _version(info: dict[str, Any]) -> str:
-    return next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")

@@ -19,7 +19,6 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 _RAISED = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
 _BOOTSTRAP = re.compile(r"^<|/runpy\.py$")
 _WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
-_COLLECTIVES = re.compile(r"/torch/distributed/distributed_c10d\.py$")
 _BOTTOM = {"run_worker": "/worker", "_be_rank": "/coordinator/ranks"}
 """The outermost function of distrain in a worker, and in a process of the user that is a rank, with its package."""
 PHASES = {
@@ -30,6 +29,7 @@ PHASES = {
     "exit_process": "running exit handlers",
 }
 """By function of distrain: the phase of a worker that runs no line of the user's code."""
+WHY_SILENT = "stopped (SIGSTOP), waiting in the kernel, very busy, or another program (os.exec*())"
 _CRASH = "Fatal Python error: "
 _LINES_QUOTED = 10
 _NATIVE_REASONS = [
@@ -69,23 +69,17 @@ def summarize_stacks(
     stacks: Mapping[int, str],
     *,
     silent: Collection[int] = (),
-    programs: Mapping[int, str] | None = None,
     finished: Iterable[int] = (),
 ) -> list[str]:
     """Return a line for each location with its ranks, most ranks first; then silent ranks, and finished ones.
 
     stacks: for each rank the text of faulthandler, with all threads.
     silent: ranks that did not answer when asked for their stacks.
-    programs: command lines of the other programs that some silent ranks have become.
     """
     locations = sorted(_ranks_by_location(stacks).items(), key=lambda item: -len(item[1]))
     lines = [f"{count_ranks(ranks)} {where}" for where, ranks in locations]
-    programs = {rank: program for rank, program in (programs or {}).items() if rank in silent}
-    for program in sorted(set(programs.values())):
-        ranks = sorted(rank for rank in programs if programs[rank] == program)
-        lines.append(f"{count_ranks(ranks)} became another program, which has no Python stacks: {program}")
-    if silent := sorted(set(silent) - programs.keys()):
-        lines.append(f"{count_ranks(silent)} did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy")
+    if silent := sorted(silent):
+        lines.append(f"{count_ranks(silent)} did not answer: {WHY_SILENT}")
     if finished := sorted(finished):
         lines.append(f"{count_ranks(finished)} finished train_func")
     return lines
@@ -100,32 +94,6 @@ def suspects(stacks: Mapping[int, str], *, silent: Iterable[int] = ()) -> list[i
     most = max(map(len, locations.values()), default=0)
     apart = [rank for ranks in locations.values() if len(ranks) < most for rank in ranks]
     return sorted({*silent, *apart}) or sorted(stacks)
-
-
-def mismatched_collectives(stacks: Mapping[int, str]) -> list[str]:
-    """Return a line for each group of ranks if all wait in collectives that do not match, else an empty list.
-
-    Collectives of ``torch.distributed`` do not match if ranks have called different ones, or if a rank has called two
-    at a time, from two threads.
-    """
-    waiting = {rank: _collectives(text) for rank, text in sorted(stacks.items())}
-    if not all(waiting.values()) or (len({*waiting.values()}) == 1 and all(len(w) == 2 for w in waiting.values())):
-        return []
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for rank, found in waiting.items():
-        groups.setdefault(found, []).append(rank)
-    return [
-        f"{count_ranks(ranks)} {where}: {' and, in another thread, '.join(names)}"
-        for (where, *names), ranks in groups.items()
-    ]
-
-
-def _collectives(text: str) -> tuple[str, ...]:
-    """Return the location of the main thread, its collective and those of other threads; () if it is in none."""
-    main = _main_thread(text)
-    others = [frames for frames in _threads(text) if frames != main]
-    names = [frames[0].function for frames in (main, *others) if frames and _COLLECTIVES.search(frames[0].file)]
-    return (location(text), *names) if main and _COLLECTIVES.search(main[0].file) else ()
 
 
 def _ranks_by_location(stacks: Mapping[int, str]) -> dict[str, list[int]]:

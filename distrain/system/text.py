@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 """It matches paths of files that are not the user's own."""
@@ -113,3 +118,26 @@ def count(number: int, noun: str) -> str:
     ('1 run', '2 runs')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested metrics as one dict, with ``/`` between the names, as a CheckpointConfig writes them.
+
+    >>> flatten({"loss": 0.5, "eval": {"accuracy": 1}})
+    {'loss': 0.5, 'eval/accuracy': 1}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in metrics.items():
+        flat |= flatten(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return a suggestion for a misspelt word, for the end of an error message; empty if no known word is similar.
+
+    prefix: what the suggested word begins with in addition, such as dashes, which would make all words similar.
+    """
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distrain.api.ray_names import explain
 from distrain.system.imports import lazy_names
 
 if TYPE_CHECKING:
@@ -22,4 +23,4 @@ _HOMES = {
     "trainer": ("TensorflowTrainer",),
 }
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, explain=explain)

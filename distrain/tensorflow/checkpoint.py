@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorflowCheckpoint"]
 
-_SAVED_MODEL = "saved_model.pb"
-_METADATA_OF_KERAS = "keras_metadata.pb"
-"""File of Keras 2 next to the SavedModel."""
-
 
 class TensorflowCheckpoint(Checkpoint):
-    """A checkpoint that holds one Keras model: as ``model.keras``, an ``.h5`` file, or a SavedModel.
+    """A checkpoint that holds one Keras model: as ``model.keras``, or an ``.h5`` file.
 
     To read one that was reported: ``TensorflowCheckpoint(result.checkpoint.path).get_model()``.
 
@@ -71,19 +67,6 @@ class TensorflowCheckpoint(Checkpoint):
         checkpoint.set_metadata({cls.MODEL_FILENAME_KEY: file.name})
         return checkpoint
 
-    @classmethod
-    def from_saved_model(cls, dir_path: str | os.PathLike[str], *, preprocessor: None = None) -> Self:
-        """Make a checkpoint of a model that Keras 2 has saved as a directory (a SavedModel), which is copied.
-
-        Raises ValueError if the directory holds no SavedModel.
-        """
-        folder = Path(dir_path).expanduser()
-        if not (folder / _SAVED_MODEL).is_file():
-            raise ValueError(f"TensorflowCheckpoint.from_saved_model: {folder} has no {_SAVED_MODEL}")
-        checkpoint = cls._temporary()
-        shutil.copytree(folder, checkpoint.path, dirs_exist_ok=True)
-        return checkpoint
-
     def get_model(self) -> Any:
         """Load the model with the Keras that has saved it (2 or 3), which may differ from ``tf.keras``.
 
@@ -99,10 +82,8 @@ class TensorflowCheckpoint(Checkpoint):
             name = self.get_metadata().get(self.MODEL_FILENAME_KEY, self.MODEL_FILENAME)
             model = Path(folder) / name
             if not model.is_file():
-                if not (Path(folder) / _SAVED_MODEL).is_file():
-                    raise CheckpointError(f"{self.path or self} has neither {name} nor a SavedModel")
-                model = Path(folder)
-            return _load(model, os.path.join(self.path or str(self), _SAVED_MODEL if model.is_dir() else name))
+                raise CheckpointError(f"{self.path or self} has no {name}, so no TensorflowCheckpoint was saved there")
+            return _load(model, os.path.join(self.path or str(self), name))
 
     @classmethod
     def _temporary(cls) -> Self:
@@ -115,30 +96,14 @@ def _load(model: Path, shown: str) -> Any:
     shown: the model's path for error messages.
     """
     try:
-        keras = _keras_of(model, shown)
-        loaded = keras.models.load_model(str(model))
+        return _keras_of(model, shown).models.load_model(str(model))
     except (zipfile.BadZipFile, OSError) as error:
         raise CheckpointError(_damaged(shown, error)) from error
-    except ValueError as error:
-        if model.is_file() or (model / _METADATA_OF_KERAS).is_file():
-            raise
-        raise CheckpointError(_no_model_of_keras(shown)) from error
-    if not isinstance(loaded, keras.Model):
-        raise CheckpointError(_no_model_of_keras(shown))
-    return loaded
 
 
 def _damaged(shown: str, error: Exception) -> str:
     why = str(error).rstrip(".")
     return f"{shown} cannot be read: {why}. If it is damaged, take another checkpoint, or save the model once more"
-
-
-def _no_model_of_keras(shown: str) -> str:
-    return (
-        f"{shown} is a SavedModel without a Keras model in it, such as Keras 3's model.export() and "
-        "tf.saved_model.save() write: tf.saved_model.load() reads it. For get_model(), save the model with "
-        "TensorflowCheckpoint.from_model() or as a .keras file"
-    )
 
 
 def _keras_of(model: Path, shown: str) -> Any:
@@ -153,12 +118,8 @@ def _keras_of(model: Path, shown: str) -> Any:
 
 def _major_version(model: Path, shown: str) -> int:
     """Return the major version of the model's Keras. Raises CheckpointError, BadZipFile or OSError without a model."""
-    version = "2"  # SavedModels of Keras 3 cannot be loaded as models
-    if model.suffix == ".keras":
-        version = _version_in_zip(model, shown)
-    elif model.is_file():
-        version = _version_in_h5(model, shown)
-    return int(version.partition(".")[0])
+    version = _version_in_zip if model.suffix == ".keras" else _version_in_h5
+    return int(version(model, shown).partition(".")[0])
 
 
 def _version_in_zip(model: Path, shown: str) -> str:

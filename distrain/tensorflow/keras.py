@@ -5,16 +5,13 @@ The callback is one of whichever Keras ``tf.keras`` is in the process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from distrain.session import get_context, report
-from distrain.system.ray_names import explain_absent_names
 from distrain.tensorflow.checkpoint import TensorflowCheckpoint
 
 __all__ = ["ReportCheckpointCallback"]
-
-explain_absent_names(__name__)
 
 _PHASES = ("epoch", "train", "test", "predict", "train_batch", "test_batch", "predict_batch")
 _EVENTS = tuple(f"{phase}_{moment}" for phase in _PHASES for moment in ("begin", "end"))
@@ -49,7 +46,7 @@ class ReportCheckpointCallback(_callback_of_keras()):  # type: ignore[misc]
     ranks, so rank 0's is kept. ``TensorflowCheckpoint(checkpoint.path).get_model()`` reads it, and
     ``checkpoint.get_metadata()["epoch"]`` is the epoch, from 0, in which it was saved.
 
-    Raises ValueError for unknown events, TypeError for anything but names.
+    Raises ValueError for unknown events.
     """
 
     def __init__(
@@ -102,27 +99,13 @@ class ReportCheckpointCallback(_callback_of_keras()):  # type: ignore[misc]
 
 
 def _events(argument: str, given: str | Sequence[str]) -> frozenset[str]:
-    names = [given] if isinstance(given, str) else given
-    if not _are_names(names):
-        _refuse(argument, "one of Keras' events, such as 'epoch_end', or a list of them", given)
-    if unknown := sorted(set(names) - set(_EVENTS)):
+    names = frozenset([given] if isinstance(given, str) else given)
+    if unknown := sorted(map(str, names - set(_EVENTS))):
         raise ValueError(f"ReportCheckpointCallback({argument}=...): there is no {unknown}; there are {_EVENTS}")
-    return frozenset(names)
+    return names
 
 
 def _by_reported_name(metrics: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    names = [metrics] if isinstance(metrics, str) else metrics
-    if isinstance(names, Mapping) and _are_names([*names, *names.values()]):
-        return dict(names)
-    if not _are_names(names):
-        takes = "None for all of Keras' logs, the name of one, a list of names, or {reported name: name in the logs}"
-        _refuse("metrics", takes, metrics)
-    return {name: name for name in names}
-
-
-def _are_names(given: object) -> bool:
-    return isinstance(given, (Sequence, Set)) and all(isinstance(name, str) for name in given)
-
-
-def _refuse(argument: str, takes: str, given: object) -> NoReturn:
-    raise TypeError(f"ReportCheckpointCallback({argument}=...) takes {takes}, got {given!r}")
+    if isinstance(metrics, Mapping):
+        return dict(metrics)
+    return {name: name for name in ([metrics] if isinstance(metrics, str) else metrics)}

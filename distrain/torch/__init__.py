@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distrain.api.ray_names import explain
 from distrain.system.imports import lazy_names
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from distrain.torch.data import prepare_data_loader as prepare_data_loader
     from distrain.torch.device import get_device as get_device
     from distrain.torch.device import get_devices as get_devices
-    from distrain.torch.device import local_rank_zero_first as local_rank_zero_first
     from distrain.torch.model import prepare_model as prepare_model
     from distrain.torch.reproducibility import enable_reproducibility as enable_reproducibility
     from distrain.torch.trainer import TorchTrainer as TorchTrainer
@@ -29,14 +29,10 @@ _HOMES = {
     "checkpoint": ("TorchCheckpoint",),
     "config": ("TorchConfig",),
     "data": ("prepare_data_loader",),
-    "device": (
-        "get_device",
-        "get_devices",
-        "local_rank_zero_first",
-    ),
+    "device": ("get_device", "get_devices"),
     "model": ("prepare_model",),
     "reproducibility": ("enable_reproducibility",),
     "trainer": ("TorchTrainer",),
 }
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, explain=explain)

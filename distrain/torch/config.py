@@ -16,9 +16,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.api.backend import BackendConfig
+from distrain.api.ray_names import without
 from distrain.system.arguments import check_choice, check_fields, check_seconds, check_type
 from distrain.system.imports import require
-from distrain.system.ray_names import without
 
 if TYPE_CHECKING:
     from distrain.api.context import TrainContext

@@ -89,36 +89,23 @@ def _data_parallel(model: nn.Module, kwargs: dict[str, Any]) -> nn.Module:
 
 # -- FSDP2 -------------------------------------------------------------------------------------------------------------
 
-_FSDP1_OPTIONS = {
-    "auto_wrap_policy": "call fully_shard() on the submodules of your choice before prepare_model()",
-    "backward_prefetch": "FSDP2 prefetches by itself; see FSDPModule.set_modules_to_backward_prefetch()",
-    "cpu_offload": "offload_policy=torch.distributed.fsdp.CPUOffloadPolicy()",
-    "device_id": "prepare_model(move_to_device=...)",
-    "device_mesh": "mesh=...",
-    "forward_prefetch": "see FSDPModule.set_modules_to_forward_prefetch()",
-    "ignored_modules": "ignored_params={...}",
-    "ignored_states": "ignored_params={...}",
-    "limit_all_gathers": "FSDP2 always limits them",
-    "mixed_precision": "mp_policy=torch.distributed.fsdp.MixedPrecisionPolicy(...)",
-    "param_init_fn": "initialise the model before, or shard it on the meta device yourself",
-    "process_group": "mesh=torch.distributed.device_mesh.init_device_mesh(...)",
-    "sharding_strategy": "reshard_after_forward=True for FULL_SHARD, False for SHARD_GRAD_OP; a mesh of two dimensions "
-    "for HYBRID_SHARD",
-    "sync_module_states": "prepare_model() always starts from the weights of rank 0",
-    "use_orig_params": "FSDP2 always does",
-}
-
-
+_FSDP1_OPTIONS = frozenset(
+    {
+        "auto_wrap_policy", "backward_prefetch", "cpu_offload", "device_id", "device_mesh", "forward_prefetch",
+        "ignored_modules", "ignored_states", "limit_all_gathers", "mixed_precision", "param_init_fn", "process_group",
+        "sharding_strategy", "sync_module_states", "use_orig_params",
+    }
+)  # fmt: skip
 _BROADCAST_BYTES = 250 * 2**20
 """Most bytes to broadcast at a time, as in DDP."""
 
 
 def _check_fsdp_options(kwargs: Mapping[str, Any]) -> None:
-    unknown = [f"{name}: {_FSDP1_OPTIONS[name]}" for name in kwargs if name in _FSDP1_OPTIONS]
-    if unknown:
+    if former := sorted(_FSDP1_OPTIONS & kwargs.keys()):
         raise TypeError(
-            "prepare_model: these options belong to FSDP1 (FullyShardedDataParallel), while distrain uses FSDP2 "
-            "(torch.distributed.fsdp.fully_shard). Instead of " + "; ".join(unknown)
+            f"prepare_model: {', '.join(former)} belong to FSDP1 (FullyShardedDataParallel), but distrain uses FSDP2: "
+            "give the options of torch.distributed.fsdp.fully_shard(), which are mesh, reshard_after_forward, "
+            "mp_policy, offload_policy and ignored_params"
         )
 
 

@@ -10,12 +10,12 @@ import contextlib
 import math
 import random
 import sys
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from itertools import cycle, islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, Sampler
+from torch.utils.data import BatchSampler, DistributedSampler
 
 __all__ = ["ResumableSampler", "is_distributed", "is_plain", "shared"]
 
@@ -33,7 +33,7 @@ def shared(sampler: Any, world_size: int, rank: int, seed: int = 0) -> Any:
     For a plain order, shuffled or not, that is a :class:`ResumableSampler`. A DistributedSampler is wrapped in an
     :class:`OwnSampler`. A plain BatchSampler becomes one over a shared sampler, with the same batch size. A sampler
     that already gives each rank a share is returned as it is. Any other sampler is wrapped in a :class:`ShareSampler`,
-    or in a :class:`WholeSampler` if it has no length and there is one worker. The seed must be the same on all ranks.
+    unless it has no length and there is one worker. The seed must be the same on all ranks.
 
     Raises ValueError for a sampler without a length, which cannot be divided evenly.
     """
@@ -50,7 +50,7 @@ def shared(sampler: Any, world_size: int, rank: int, seed: int = 0) -> Any:
     if isinstance(sampler, Sized):
         return ShareSampler(sampler, world_size, rank, seed)
     if world_size == 1:
-        return sampler if hasattr(sampler, "set_epoch") else WholeSampler(sampler)
+        return sampler
     raise ValueError(
         f"prepare_data_loader: the loader's sampler ({type(sampler).__name__}) has no len(), so it cannot be divided "
         "evenly; give each rank its share yourself, and pass add_dist_sampler=False"
@@ -82,22 +82,6 @@ def _is_loaders_own(sampler: Any) -> bool:
     if is_plain(sampler, "RandomSampler"):
         return not sampler.replacement and len(sampler) == len(sampler.data_source)
     return is_plain(sampler, "SequentialSampler")
-
-
-class WholeSampler(Sampler[Any]):
-    """All of another sampler, with a ``set_epoch()``, so that scripts work the same with any number of workers."""
-
-    def __init__(self, sampler: Iterable[Any]) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        return _attribute_of_inner(self, name)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Do nothing: the sampler of a single worker draws another order for every epoch by itself."""
 
 
 class ResumableSampler(DistributedSampler[Any]):

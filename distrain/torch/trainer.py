@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.backend import config_argument
+from distrain.api.ray_names import without
+from distrain.api.trainer_options import showing_options
 from distrain.coordinator.trainer import DataParallelTrainer
-from distrain.system.ray_names import without
 from distrain.torch.config import TorchConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from distrain.api.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
-    from distrain.storage.checkpoint import Checkpoint
+    from typing_extensions import Unpack
+
+    from distrain.api.trainer_options import TrainerOptions
 
 __all__ = ["TorchTrainer"]
 
@@ -37,30 +38,14 @@ class TorchTrainer(DataParallelTrainer):
         result = trainer.fit()
     """
 
+    @showing_options
     def __init__(
         self,
         train_loop_per_worker: Callable[..., Any],
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
         torch_config: TorchConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-        datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | None = None,
-        resume_from_checkpoint: Checkpoint | str | Path | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        validation_config: ValidationConfig | None = None,
         torch_backend: TorchConfig | None = None,
+        **options: Unpack[TrainerOptions],
     ) -> None:
-        super().__init__(
-            train_loop_per_worker,
-            train_loop_config=train_loop_config,
-            backend_config=config_argument(TorchConfig, "torch", torch_config, torch_backend),
-            scaling_config=scaling_config,
-            run_config=run_config,
-            datasets=datasets,
-            dataset_config=dataset_config,
-            resume_from_checkpoint=resume_from_checkpoint,
-            metadata=metadata,
-            validation_config=validation_config,
-        )
+        config = config_argument(TorchConfig, "torch", torch_config, torch_backend)
+        super().__init__(train_loop_per_worker, backend_config=config, **options)

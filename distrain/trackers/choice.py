@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.api.tracker import Tracker, name_of
 from distrain.errors import LaunchError
 from distrain.system.pickling import pickled
-from distrain.system.ray_names import did_you_mean
+from distrain.system.text import did_you_mean
 from distrain.trackers.mlflow import Mlflow
 from distrain.trackers.tensorboard import TensorBoard
 from distrain.trackers.trackio import Trackio

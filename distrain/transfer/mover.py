@@ -1,12 +1,12 @@
 """The process that carries files between this machine and one host that does not share them.
 
 The coordinator starts one for each such host, at the latest with the first order for it. Orders come in on stdin:
-fetch files of a checkpoint (:class:`~distrain.wire.Upload`), bring files to the host (Deliver), or let the host serve
-them to others (Serve). Answers go out on stdout, in the order of the orders. The process ends with its parent, and the
-streams that it has opened end with it.
+fetch files of a checkpoint (:class:`~distrain.wire.Upload`), or copy files to the host
+(:class:`~distrain.wire.Deliver`). Answers go out on stdout, in the order of the orders. The process ends with its
+parent, and its stream ends with it.
 
-Files travel over streams (:mod:`distrain.transfer.streams.streams`), which are ssh connections of their own, so that
-messages never wait for files. They stay open for later orders.
+Files travel over a stream (:mod:`distrain.transfer.stream`), which is an ssh connection of its own, so that messages
+never wait for files. It stays open for later orders.
 
 Runs in: mover.
 """
@@ -18,26 +18,36 @@ import json
 import os
 import secrets
 import signal
+import subprocess
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from distrain import wire
 from distrain.storage.flushing import flush_file
 from distrain.system import process
 from distrain.system.background import in_threads
-from distrain.transfer.host_side.arrivals import crc32_of
-from distrain.transfer.jobs import Fetch, Pull, Put, batches, combined_digests, parts_of
-from distrain.transfer.streams.ciphers import with_fast_cipher
-from distrain.transfer.streams.stream_pool import Ask, Job, Stream, StreamPool
-from distrain.transfer.streams.streams import RefusedError, StreamEndedError, check_name
+from distrain.transfer.ciphers import with_fast_cipher
+from distrain.transfer.stream import (
+    Arrivals,
+    Reader,
+    RefusedError,
+    StreamEndedError,
+    as_digest,
+    make_folders,
+    send_contents,
+    send_header,
+)
 from distrain.wire.channel import Channel
+from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
+    from collections.abc import Sequence
 
 _RETRIES_S = (0.2, 2.0)
 """Seconds before each further try of an order whose connection has broken: sshd may have been busy."""
+_LAST_WORDS_BYTES = 2 << 10
+_LAST_WORDS_S = 2.0
 
 
 def main(arguments: list[str]) -> None:
@@ -51,9 +61,6 @@ def main(arguments: list[str]) -> None:
             channel.send(mover.do(frame.message()))
 
 
-# -- orders ----------------------------------------------------------------------------------------------------------
-
-
 class Mover:
     """Carries out orders. It raises nothing: every order has an answer.
 
@@ -62,145 +69,140 @@ class Mover:
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = argv
-        self._pool = StreamPool(argv)
-        self._listening: Stream | None = None
-        """A stream of its own, which lives as long as this process: other hosts read from its server."""
-        self._abandoned: list[str] = []
-        """Staging directories that broken connections have left on the host."""
-
-    def connect(self) -> None:
-        """Begin to open a connection, which the first order needs."""
-        self._pool.open()
+        self._stream: Stream | None = None
 
     def do(self, order: wire.Message) -> wire.Message:
         """Carry out an order, and return the answer to it. A connection that breaks is opened again some times."""
-        kept = ""
-        if isinstance(order, wire.Upload) and order.source:
-            kept = f"; what could not be stored is in {order.source} on that host"
         for pause_s in (*_RETRIES_S, None):
             try:
                 return self._carry_out(order)
             except StreamEndedError as error:
                 if pause_s is None:
-                    return wire.failed_answer(order, f"{error}{kept}")
+                    return _failed(order, str(error))
                 time.sleep(pause_s)
+            except (OSError, RefusedError) as error:
+                return _failed(order, str(error))
             except Exception as error:  # the coordinator waits for an answer, whatever happens
-                return wire.failed_answer(order, _reason(order, error) + kept)
+                return _failed(order, f"{type(order).__name__}: {type(error).__name__}: {error}")
         raise AssertionError("the last try has returned")
 
+    def connect(self) -> None:
+        """Open the stream before there are orders. If that fails, the first order tries again."""
+        with contextlib.suppress(OSError, StreamEndedError):
+            self._stream = Stream(self._argv)
+
     def _carry_out(self, order: wire.Message) -> wire.Message:
-        match order:
-            case wire.Upload():
-                return self._fetch(order)
-            case wire.Deliver():
-                self._deliver(order)
-                return wire.Delivered()
-            case wire.Serve():
-                return self._serve(order)
-        raise AssertionError(f"not an order: {order!r:.200}")
+        if self._stream is None:
+            self._stream = Stream(self._argv)
+        try:
+            if isinstance(order, wire.Deliver):
+                return self._deliver(self._stream, order)
+            assert isinstance(order, wire.Upload)
+            return self._fetch(self._stream, order)
+        except StreamEndedError as error:
+            why = self._stream.end(str(error))
+            self.close()
+            raise StreamEndedError(why) from None
+        except BaseException:  # there may be more on its way
+            self.close()
+            raise
 
-    def _ask(self, do: str, **fields: Any) -> dict[str, Any]:
-        job = Ask({"do": do, **fields})
-        self._pool.do([job])
-        return job.answer
+    def close(self) -> None:
+        """End the stream."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
 
-    # -- from the host --------------------------------------------------------------------------------------------
-
-    def _fetch(self, order: wire.Upload) -> wire.Message:
+    def _fetch(self, stream: Stream, order: wire.Upload) -> wire.Message:
         if not order.source:
             raise RefusedError("files that ranks have written into the run directory cannot come from another machine")
-        listing = self._ask("list", folder=order.source, files=order.files)
-        sizes = dict(zip(map(check_name, order.files), listing["sizes"], strict=True))
+        request = {"do": "get", "folder": order.source, "files": order.files, "others": order.others}
+        send_header(stream.write_fd, request)
+        listing, arrivals = stream.reader.header(), Arrivals(stream.reader)
         make_folders(order.directory, [*listing["folders"], *map(os.path.dirname, order.files)])
-        fetches = [Fetch(order.source, order.directory, batch, sizes) for batch in batches(parts_of(sizes))]
-        hashing = [Ask({"do": "hash", "folder": order.source, "files": order.others})] if order.others else []
-        self._pool.do([*fetches, *hashing], sum(sizes.values()))
-        in_threads(flush_file, [os.path.join(order.directory, name) for name in sizes])
-        digests = combined_digests(fetches)
+        sizes = dict(zip(order.files, listing["sizes"], strict=True))
+        paths = {name: os.path.join(order.directory, name) for name in sizes}
+        digests = [arrivals.store(paths[name], size) for name, size in sizes.items()]
+        end = stream.reader.header()
+        if arrivals.problem is not None:
+            raise arrivals.problem
+        for name, digest, crc in zip(sizes, digests, end["crcs"], strict=True):
+            if digest != as_digest(crc):
+                raise RefusedError(f"{name} was damaged on the way from the host")
+        in_threads(flush_file, list(paths.values()))
         return wire.FilesCopied(
             attempt=order.attempt,
             rank=order.rank,
             ordinal=order.ordinal,
-            files=[(name, size, crc32_of(digests[name]) or 0) for name, size in sizes.items()],
-            skipped=[(name, size, crc) for job in hashing for name, size, crc in job.answer["files"]],
+            files=[(name, size, crc) for (name, size), crc in zip(sizes.items(), end["crcs"], strict=True)],
+            skipped=[(name, size, crc) for name, size, crc in end["others"]],
         )
 
-    def _serve(self, order: wire.Serve) -> wire.Serving:
-        if self._listening is not None and self._listening.has_ended:
-            self._listening.close()
-            self._listening = None
-        self._listening = self._listening or Stream(self._argv)
-        job = Ask({"do": "serve", "folder": order.folder, "address": order.address})
+    def _deliver(self, stream: Stream, order: wire.Deliver) -> wire.Message:
+        files = [ShippedFile(*fields) for fields in order.files]
+        request = {
+            "do": "put",
+            "folder": order.folder,
+            "staging": f"{order.staging}/.new-{secrets.token_hex(8)}",
+            "folders": order.folders,
+            "files": [(os.path.relpath(file.path, order.root), *file[1:]) for file in files],
+        }
+        send_header(stream.write_fd, request)
+        send_contents(stream.write_fd, [(file.path, file.size) for file in files])
+        stream.reader.header()
+        return wire.Delivered()
+
+
+def _failed(order: wire.Message, why: str) -> wire.Message:
+    if isinstance(order, wire.Upload) and order.source:
+        why += f"; what could not be stored is in {order.source} on that host"
+    return wire.failed_answer(order, why)
+
+
+class Stream:
+    """The near end of a stream: a process, such as ssh, with a stream server at its far end.
+
+    Raises OSError or StreamEndedError if it cannot be opened.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._process = process.spawn(argv, stderr=subprocess.PIPE)
+        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        assert stdin is not None
+        assert stdout is not None
+        assert stderr is not None
+        self._pipes = (stdin, stdout)
+        self._said = b""
+        self._listener = threading.Thread(target=self._listen, args=(stderr,), daemon=True)
+        self._listener.start()
+        self.write_fd, self.reader = stdin.fileno(), Reader(stdout.fileno())
         try:
-            job.send(self._listening, lambda: True)
-            job.receive(self._listening.reader, lambda _: None)
+            self.reader.skip_chatter()
         except StreamEndedError as error:
-            raise StreamEndedError(self._listening.end(str(error))) from None
-        return wire.Serving(port=job.answer["port"], secret=job.answer["secret"])
+            why = self.end(str(error))
+            self.close()
+            raise StreamEndedError(why) from None
 
-    # -- to the host ----------------------------------------------------------------------------------------------
+    def _listen(self, stderr: IO[bytes]) -> None:
+        with stderr:
+            while data := os.read(stderr.fileno(), _LAST_WORDS_BYTES):
+                self._said = (self._said + data)[-_LAST_WORDS_BYTES:]
 
-    def _deliver(self, order: wire.Deliver) -> None:
-        files = {check_name(name): (path, size, digest) for path, name, size, digest in order.files}
-        check_sizes(order)
-        there = self._ask("sizes", folder=order.folder, files=list(files))["sizes"]
-        for (name, (_, size, digest)), found in zip(list(files.items()), there, strict=True):
-            if size == found and crc32_of(digest) is None:  # its name is its digest
-                del files[name]
-        while self._abandoned:
-            self._ask("drop", staging=self._abandoned[-1])
-            self._abandoned.pop()
-        staging = f"{order.staging}/.new-{secrets.token_hex(8)}"
-        try:
-            self._put(order, files, staging)
-            self._ask("finish", folder=order.folder, staging=staging, files=list(files), folders=order.folders)
-        except StreamEndedError:
-            self._pool.close()  # no stream of this order goes on
-            self._abandoned.append(staging)
-            raise
-        except Exception:
-            with contextlib.suppress(OSError, RefusedError, StreamEndedError):
-                self._ask("drop", staging=staging)
-            raise
+    def end(self, found: str) -> str:
+        """End the process, and return why it has ended, as far as that is known: its last words, or ``found``."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_WORDS_S)
+        code = self._kill()
+        self._listener.join(_LAST_WORDS_S)  # a grandchild may keep the pipe open
+        said = self._said.decode(errors="replace").strip()
+        return f"the connection for files has ended (exit code {code}): {said or found}"
 
-    def _put(self, order: wire.Deliver, files: dict[str, tuple[str, int, str]], staging: str) -> None:
-        """Bring the files to the host, and check what has arrived."""
-        jobs: list[Job] = []
-        is_crc32 = all(crc32_of(digest) is not None for _, _, digest in files.values())
-        for batch in batches(parts_of({name: size for name, (_, size, _) in files.items()}, whole=not is_crc32)):
-            fields = {"staging": staging, "items": batch, "is_crc32": is_crc32}
-            if order.peer is None:
-                jobs.append(Put(fields, batch, [files[name][0] for name, _, _ in batch]))
-            else:
-                jobs.append(Pull(fields, batch, order.peer))
-        try:
-            self._pool.do(jobs, sum(size for _, size, _ in files.values()))
-        except RefusedError:
-            check_sizes(order)  # a file may have become shorter
-            raise
-        found = combined_digests(jobs)
-        for name, (path, _, digest) in files.items():
-            if found[name] != digest:
-                changed = f"{path} has changed while it was shipped"
-                raise RefusedError(changed if order.peer is None else f"{name} from {order.peer[0]} has other contents")
+    def _kill(self) -> int:
+        process.kill_group(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
 
-
-def _reason(order: wire.Message, error: Exception) -> str:
-    if isinstance(error, (OSError, RefusedError)):
-        return str(error)
-    return f"{type(order).__name__}: {type(error).__name__}: {error}"
-
-
-def check_sizes(order: wire.Deliver) -> None:
-    """Raise RefusedError if a file that comes from this machine has not its announced size, OSError if it is gone."""
-    for path, _, size, _ in order.files if order.peer is None else ():
-        if os.stat(path).st_size != size:
-            raise RefusedError(f"{path} has changed while it was shipped")
-
-
-def make_folders(target: str, names: Iterable[str]) -> None:
-    """Make directories below ``target``, and that itself. Raise OSError."""
-    os.makedirs(target, exist_ok=True)
-    for name in set(filter(None, names)):
-        with contextlib.suppress(FileExistsError, NotADirectoryError):  # another rank has a file of that name
-            os.makedirs(os.path.join(target, check_name(name)), exist_ok=True)
+    def close(self) -> None:
+        """End the process, and close the stream."""
+        self._kill()
+        for pipe in self._pipes:
+            pipe.close()

@@ -23,7 +23,7 @@ _UNASKED = (wire.Notice, wire.HostFailed)
 """Messages that answer no order."""
 _REPEATABLE = (
     *(wire.PublishCheckpoint, wire.UpdateManifest, wire.DeleteCheckpoints, wire.MirrorRecords),
-    *(wire.Deliver, wire.Serve),
+    wire.Deliver,
 )
 """Orders that may be carried out twice."""
 _MAX_RESTARTS = 3

@@ -137,7 +137,7 @@ def _first_frame(data: memoryview) -> Frame | None:
         return None
     head_size, body_size = _SIZES.unpack_from(data)
     if head_size > _LARGEST_HEADER:
-        raise WireError(f"a header of {head_size} bytes is no header of distrain")
+        raise WireError(f"not a distrain header ({head_size} bytes)")
     body_at = _SIZES.size + head_size
     if len(data) < body_at + body_size:
         return None

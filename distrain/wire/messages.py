@@ -88,7 +88,7 @@ class ToWorker(Message):
 
 @message
 class AskForProgram(Message):
-    """The host does not have this distrain. What the agent is started with waits for it; no message follows before.
+    """The host does not have this distrain. The bootstrap blocks until it arrives.
 
     Host -> coordinator; answered by the bytes of :func:`distrain.transfer.program.parcel`.
     """
@@ -261,14 +261,13 @@ class Start(Message):
     """Start these ranks.
 
     ranks: the fields of a :class:`WorkerSpec` for each. rendezvous: the address whose network interface the ranks have
-    to use; empty if they may choose. health_s: seconds between two looks at memory and GPUs; see :class:`Troubles`.
+    to use; empty if they may choose.
 
     Coordinator -> agent; answered by :class:`Spawned` for each rank, and at last by :class:`HostIdle`.
     """
 
     attempt: int
     ranks: list[dict[str, Any]]
-    health_s: float
     rendezvous: str = ""
 
 
@@ -316,8 +315,7 @@ class Exited(Message):
 
     lost: why the process is gone although its end was not seen. by_us: the agent sent the signal. max_rss_bytes: peak
     memory of the process; 0 if unknown. oom_limit_bytes: None unless the kernel killed it for lack of memory; then the
-    limit of its cgroup, or 0 if that limit was not the reason. program: the other program that it had become; empty if
-    it was still a worker.
+    limit of its cgroup, or 0 if that limit was not the reason.
 
     Agent -> coordinator.
     """
@@ -330,7 +328,6 @@ class Exited(Message):
     by_us: bool = False
     max_rss_bytes: int = 0
     oom_limit_bytes: int | None = None
-    program: str = ""
 
 
 @message
@@ -391,148 +388,72 @@ class StackDump(Message):
 class StacksDone(Message):
     """All stacks that arrived in time were sent; ``silent`` ranks sent none.
 
-    programs: silent ranks that have become another program, with its command line.
-
     Agent -> coordinator.
     """
 
     attempt: int
     silent: list[int]
-    programs: list[tuple[int, str]] = field(default_factory=list)
-
-
-@message
-class BreakIn(Message):
-    """Open the debugger of a rank at the line where its main thread is.
-
-    Coordinator -> agent; answered by the rank, with :class:`DebuggerPrompt`.
-    """
-
-    attempt: int
-    rank: int
 
 
 # -- checks of hosts -------------------------------------------------------------------------------------------------
 
 
 @message
-class InspectHost(Message):
-    """Look at the host as its workers would find it.
+class ProbeHost(Message):
+    """Look at the host as its workers would find it, and try its network.
 
-    directory, sys_path: those of the workers. packages: names of packages whose versions are compared. storage: a
-    directory in which a file has to be written and deleted; empty if there is none. probe_file: the name of a file in
-    it that holds ``nonce``, if the directory is the one that the coordinator's machine has. executable: the interpreter
-    of the workers; empty for the agent's own. is_thorough: look also at the health of GPUs, count what distrain stores
-    there, which takes a while, and try how ``workers`` can be bound to CPUs, see :class:`Prepare`.
+    nonce: names the question in its answer; hosts that connect to this one get it. packages: those whose versions are
+    compared, as an import with ``sys_path`` finds them. executable: the interpreter of the workers; empty for the
+    agent's own. is_thorough: look also at memory, at the disk of ``folder``, at GPUs and at distrain's cache.
+    empties_cache: delete what distrain stores on the host, unless a run uses it.
 
-    Coordinator -> agent; answered by :class:`InspectionResult`.
+    is_reached: let other hosts connect to this one for some seconds, at ``address``; if that is empty, at the one by
+    which this host reaches ``peer``. peers: ``[address, port]`` of each host to connect to, by name.
+
+    Coordinator -> agent; answered by :class:`HostProbed` with the same ``nonce``.
     """
 
-    directory: str
-    sys_path: list[str | None]
-    packages: list[str]
-    storage: str = ""
-    probe_file: str = ""
-    nonce: str = ""
+    nonce: str
+    packages: list[str] = field(default_factory=list)
+    sys_path: list[str | None] = field(default_factory=list)
     executable: str = ""
     is_thorough: bool = False
-    workers: int = 0
-    numa_binding: str = ""
-    gpus_per_worker: float = 0
-
-
-@message
-class InspectionResult(Message):
-    """The state of the host. Numbers of bytes are 0 if unknown.
-
-    received, sent: seconds since the epoch by the host's clock. versions: None for a package that is not installed,
-    empty for one without a version. executable: the interpreter that has these packages. gpus: the fields of each
-    :class:`~distrain.hosts.gpu_health.GpuHealth`. cpu_problem: why the workers cannot be bound.
-
-    Agent -> coordinator.
-    """
-
-    received: float
-    sent: float
-    versions: dict[str, str | None]
-    directory_problem: str | None
-    storage_problem: str | None
-    disk_free_bytes: int
-    memory_free_bytes: int
-    cache_bytes: int = 0
-    executable: str = ""
-    gpus: list[dict[str, Any]] = field(default_factory=list)
-    cpu_problem: str | None = None
-
-
-@message
-class EmptyCache(Message):
-    """Delete what distrain stores on the host, unless a run uses it.
-
-    Coordinator -> agent; answered by :class:`CacheEmptied`.
-    """
-
-
-@message
-class CacheEmptied(Message):
-    """The space that is free now, the names of what runs use, and (``failed``) why something could not be deleted.
-
-    Agent -> coordinator.
-    """
-
-    freed_bytes: int
-    in_use: list[str]
-    failed: str | None = None
-
-
-@message
-class OpenProbePort(Message):
-    """Let other hosts connect to this one for some seconds.
-
-    address: the address to listen at; if empty, the one by which this host reaches ``peer``.
-
-    Coordinator -> agent; answered by :class:`ProbeAddress` with the same ``nonce``.
-    """
-
-    address: str
-    nonce: str
+    folder: str = ""
+    empties_cache: bool = False
+    is_reached: bool = False
+    address: str = ""
     peer: str = ""
+    peers: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
 @message
-class ProbeAddress(Message):
-    """The address, port and interface at which the agent listens, or (``failed``) why it cannot.
+class HostProbed(Message):
+    """What the host has found. Numbers of bytes are 0 if unknown.
+
+    versions: None for a package that is not installed, empty for one without a version. executable: the interpreter
+    that has these packages. received, sent: seconds since the epoch by the host's clock. gpus: the fields of each
+    :class:`~distrain.hosts.gpu_health.GpuHealth`. cache: its size, or what became of it, in words.
+
+    address, port, interface: where other hosts can connect, or (``failed``) why they cannot. failed_peers: why this
+    host could not connect to others, by name.
 
     Agent -> coordinator.
     """
 
     nonce: str
+    versions: dict[str, str | None] = field(default_factory=dict)
+    executable: str = ""
+    received: float = 0.0
+    sent: float = 0.0
+    memory_free_bytes: int = 0
+    disk_free_bytes: int = 0
+    gpus: list[dict[str, Any]] = field(default_factory=list)
+    cache: str = ""
     address: str = ""
     port: int = 0
     interface: str = ""
     failed: str | None = None
-
-
-@message
-class ProbePeers(Message):
-    """Connect to each of these hosts, ``[address, port]`` by name, and check that it sends ``nonce`` back.
-
-    Coordinator -> agent; answered by :class:`ProbeResult` with the same ``nonce``.
-    """
-
-    peers: dict[str, tuple[str, int]]
-    nonce: str
-
-
-@message
-class ProbeResult(Message):
-    """The hosts that could not be reached, each with the reason.
-
-    Agent -> coordinator.
-    """
-
-    nonce: str
-    failed: dict[str, str]
+    failed_peers: dict[str, str] = field(default_factory=dict)
 
 
 # -- storage ---------------------------------------------------------------------------------------------------------
@@ -647,8 +568,7 @@ class OrderDone(Message):
 class SetUpHost(Message):
     """Give the workers of the host the files that they need, before :class:`Prepare`.
 
-    files: the fields of a :class:`~distrain.wire.shipped_file.ShippedFile` for each file of the project; their
-    digests are empty unless a host needs them.
+    files: the fields of a :class:`~distrain.wire.shipped_file.ShippedFile` for each file of the project.
     folders: directories of the coordinator's machine that workers may use, also without files.
     place: name of the directory for the files in the host's cache. cache_bytes: the size up to which the cache may
     grow. storage, probe_file, nonce: as in :class:`InspectHost`. requirements: text of a requirements file for which a
@@ -677,30 +597,19 @@ class SetUpHost(Message):
 
 @message
 class HostSetUp(Message):
-    """How far the host is set up.
+    """The host is set up, or it lacks the project.
 
-    missing: digests of files that the cache lacks; they are awaited in the directory ``blobs``, each under its digest,
-    and :class:`FilesDelivered` continues. needs_digests: it does not see the files, and has to be asked again with
-    their digests. storage_problem: why the host does not see the storage; None if it does. checkpoints: the directory
-    for checkpoints that are brought to this host. failed: why no worker can run here.
+    wanted: the directory that has to get the files of the project before the host is asked again; empty if nothing is
+    missing. storage_problem: why the host does not see the storage; None if it does. checkpoints: the directory for
+    checkpoints that are copied to this host, and for files until all have arrived. failed: why no worker can run here.
 
     Agent -> coordinator.
     """
 
-    missing: list[str]
-    needs_digests: bool = False
-    blobs: str = ""
+    wanted: str = ""
     checkpoints: str = ""
     storage_problem: str | None = None
     failed: str | None = None
-
-
-@message
-class FilesDelivered(Message):
-    """The missing files are in the cache.
-
-    Coordinator -> agent; answered by :class:`HostSetUp`.
-    """
 
 
 @message
@@ -715,22 +624,22 @@ class DropCheckpoint(Message):
 
 @message
 class Deliver(Message):
-    """Copy files into the directory ``folder`` of the host.
+    """Copy files into the new directory ``folder`` of the host.
 
-    files: for each, its path on this machine, its path below ``folder``, its size in bytes and its digest: for all
-    files as :func:`~distrain.wire.shipped_file.digest_of` returns it, or for all ``crc32:`` and the number.
-    staging: a directory of the run on the host, for files until all have arrived. folders: directories to make below
-    ``folder``, also if no file is in them. peer: address, port and secret of a :class:`Serving` host that has the
-    files; None if they come from this machine.
+    root: the directory of this machine that ``folder`` stands for. files: the fields of a
+    :class:`~distrain.wire.shipped_file.ShippedFile` for each file below ``root``; the digests are as
+    :func:`~distrain.wire.shipped_file.digest_of` returns them, or ``crc32:`` and the number. staging: a directory of
+    the run on the host, for files until all have arrived. folders: directories to make below ``folder``, also if no
+    file is in them.
 
     Coordinator -> mover; answered by :class:`Delivered`.
     """
 
     folder: str
-    files: list[tuple[str, str, int, str]]
+    root: str
+    files: list[tuple[str, int, int, int, str]]
     staging: str
     folders: list[str] = field(default_factory=list)
-    peer: tuple[str, int, str] | None = None
 
 
 @message
@@ -740,29 +649,6 @@ class Delivered(Message):
     Mover -> coordinator.
     """
 
-    failed: str | None = None
-
-
-@message
-class Serve(Message):
-    """Let other hosts copy the files of ``folder`` from this host. It listens at ``address`` until the mover ends.
-
-    Coordinator -> mover; answered by :class:`Serving`.
-    """
-
-    folder: str
-    address: str
-
-
-@message
-class Serving(Message):
-    """The port and the secret with which other hosts read the files. Or (``failed``) why they cannot.
-
-    Mover -> coordinator.
-    """
-
-    port: int = 0
-    secret: str = ""
     failed: str | None = None
 
 
@@ -853,7 +739,7 @@ class WorkerSpec(ToWorker):
     checkpoint: path or URL of the checkpoint to resume from, on the filesystem that ``context`` names.
     directory: the working directory.
     sys_path: the module search path; None stands for the interpreter's own entries.
-    vitals_s: seconds between two :class:`Vitals`.
+    vitals_s: seconds between two :class:`Vitals`, and between two looks at memory and GPUs; see :class:`Troubles`.
     debug_rank: the rank on which breakpoint() opens the debugger.
     """
 
@@ -877,48 +763,33 @@ class Running(FromWorker):
 
 
 @message
-class DebuggerOutput(FromWorker):
+class DebuggerSays(FromWorker):
     """Text that the debugger of a rank shows.
 
-    Worker -> coordinator -> ``distrain debug``.
+    prompt: the rank is stopped, and waits for a line; None if it does not wait. place: the line of the user's code,
+    such as ``load_batch (train.py:31)``. error: the exception that has ended train_func there, if one has. closed: the
+    rank goes on without the debugger, and, if it is not empty, for this reason.
+
+    Worker -> coordinator -> ``distrain debug``. A prompt is answered by :class:`DebuggerInput`.
     """
 
     body: bytes
-
-
-@message
-class DebuggerPrompt(FromWorker):
-    """The rank is stopped, and its debugger waits for a line.
-
-    place: the line of the user's code, such as ``load_batch (train.py:31)``. error: the exception that has ended
-    train_func there, if one has.
-
-    Worker -> coordinator -> ``distrain debug``; answered by :class:`DebuggerInput`.
-    """
-
-    prompt: str
-    place: str
+    prompt: str | None = None
+    place: str = ""
     error: str = ""
-
-
-@message
-class DebuggerClosed(FromWorker):
-    """The debugger of the rank is closed, and the rank goes on. ``why``: the reason if it is another one.
-
-    Worker -> coordinator -> ``distrain debug``.
-    """
-
-    why: str = ""
+    closed: str | None = None
 
 
 @message
 class DebuggerInput(ToWorker):
     """A line for the debugger of a rank, with its line end; empty to close it.
 
-    ``distrain debug`` -> coordinator -> worker.
+    None opens the debugger at the line where the main thread is: then the agent sends the worker a signal.
+
+    ``distrain debug`` -> coordinator -> agent -> worker.
     """
 
-    line: str
+    line: str | None
 
 
 @message
@@ -1252,6 +1123,4 @@ def failed_answer(order: Message, why: str) -> Message:
             return OrderDone(failed=why)
         case Deliver():
             return Delivered(failed=why)
-        case Serve():
-            return Serving(failed=why)
     raise AssertionError(f"not an order: {order!r:.200}")

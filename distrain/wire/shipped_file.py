@@ -1,4 +1,4 @@
-"""A file of the user's project as the hosts are told of it, and its digest.
+"""A file of the user's project as the hosts are told of it, and the digests of files and projects.
 
 Runs in: coordinator, agent.
 """
@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 _READ_BYTES = 1 << 20
@@ -42,10 +43,17 @@ class ShippedFile(NamedTuple):
         return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
 
 
-def digest_of(path: Path) -> str:
-    """Return the digest of a file's content: 40 hexadecimal digits of BLAKE2b. Raise OSError."""
-    hasher = hashlib.blake2b(digest_size=20)
+def digest_of(path: Path, size: int) -> str:
+    """Return the digest of the first ``size`` bytes of a file: the SHA-256 in hexadecimal digits. Raise OSError."""
+    hasher = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        while data := file.read(_READ_BYTES):
+        while size and (data := file.read(min(size, _READ_BYTES))):
             hasher.update(data)
+            size -= len(data)
     return hasher.hexdigest()
+
+
+def project_digest(files: Iterable[ShippedFile]) -> str:
+    """Return the digest of a whole project: of the paths, modes and contents of its files, in their order."""
+    lines = "".join(f"{file.path!r} {file.mode:o} {file.digest}\n" for file in files)
+    return hashlib.sha256(lines.encode(errors="backslashreplace")).hexdigest()[:40]

@@ -1,4 +1,4 @@
-"""The debugger of a rank: pdb, whose terminal is at the other end of the connection. Runs in: worker.
+"""The debugger of a rank: when pdb opens. Its terminal is a ``distrain debug``. Runs in: worker.
 
 It opens in a signal handler, so it stops the main thread at any line of Python. While native code runs, the handler
 waits until that returns.
@@ -13,7 +13,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from distrain.system.process import DEBUG_SIGNAL
-from distrain.worker.frames import users_frame
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -42,16 +41,12 @@ class Debugger:
         self._session = session
         self._channel = channel
         self._rank = rank
-        self._is_muted = False
-        """True once the user has closed the debugger: then the rank goes on without it."""
+        self._is_for_this_rank = rank == session.context.world_rank
+        """False also once the user has closed the debugger."""
         self._is_due = False
         """True if a call of distrain has to end before it can open."""
-        self._pdb: RemotePdb | None = None
+        self._open: RemotePdb | None = None
         self._pid = os.getpid()
-
-    @property
-    def _is_for_this_rank(self) -> bool:
-        return self._rank == self._session.context.world_rank and not self._is_muted
 
     def install(self) -> None:
         """Set the hooks."""
@@ -66,41 +61,41 @@ class Debugger:
     def after_failure(self, error: BaseException | None) -> None:
         """Open the debugger where the exception was raised, if this rank is debugged."""
         if isinstance(error, Exception) and self._is_for_this_rank:
-            self._remote_pdb().post_mortem(error)
+            self._pdb().post_mortem(error)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._pdb is not None and self._pdb.is_at_prompt:
+        if self._open is not None and self._open.is_at_prompt:
             if not self._session.is_in_call:  # it evaluates what the user has typed
                 raise KeyboardInterrupt
         elif self._session.is_in_call:
             self._is_due = True
         elif frame is not None:
-            self._remote_pdb().stop_at(users_frame(frame))
+            self._pdb().stop_in(frame)
 
     def _open_if_due(self) -> None:
         if self._is_due and not self._session.is_in_call and threading.current_thread() is threading.main_thread():
             self._is_due = False
-            self._remote_pdb().stop_at(users_frame(sys._getframe()))
+            self._pdb().stop_in(sys._getframe())
 
     def _on_breakpoint(self, *args: Any, **options: Any) -> Any:
         if os.environ.get("PYTHONBREAKPOINT"):
             return sys.__breakpointhook__(*args, **options)
         if os.getpid() != self._pid and (self._rank is None or self._is_for_this_rank):
             raise RuntimeError(_IN_CHILD)
-        if self._pdb is not None or self._is_for_this_rank:
-            self._remote_pdb().stop_at(sys._getframe(1))
+        if self._open is not None or self._is_for_this_rank:
+            self._pdb().stop_at(sys._getframe(1))
         elif self._rank is None:
             raise RuntimeError(_NO_DEBUGGER)
         return None
 
-    def _remote_pdb(self) -> RemotePdb:
-        if self._pdb is None:
-            from distrain.worker.remote_pdb import RemotePdb, Terminal
+    def _pdb(self) -> RemotePdb:
+        if self._open is None:
+            from distrain.worker.remote_pdb import RemotePdb
 
-            self._pdb = RemotePdb(Terminal(self._session, self._channel), self._on_closed)
-        return self._pdb
+            self._open = RemotePdb(self._session, self._channel, self._on_closed)
+        return self._open
 
-    def _on_closed(self, *, by_user: bool) -> None:
-        self._pdb = None
+    def _on_closed(self, by_user: bool) -> None:
+        self._open = None
         self._is_due = False  # it was asked for while it was open
-        self._is_muted = self._is_muted or by_user
+        self._is_for_this_rank = self._is_for_this_rank and not by_user

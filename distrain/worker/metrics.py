@@ -8,8 +8,6 @@ from typing import Any
 
 _DEEPEST = 100
 """Levels of dicts and lists in metrics; more are taken for a metric that contains itself."""
-_MOST_BITS = 14_000
-"""Python writes integers of up to 4,300 digits, which is 14,281 bits."""
 
 
 def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
@@ -24,12 +22,10 @@ def _plain(value: Any, path: str, depth: int) -> Any:
 
     path: names it in errors. depth: the number of collections around it.
     """
-    if value is None or type(value) in (bool, float):
+    if value is None or type(value) in (bool, float, int):
         return value
     if type(value) is str:
         return _text(value)
-    if type(value) is int:
-        return _checked(value, path)
     if isinstance(value, (Mapping, list, tuple)):
         if depth == _DEEPEST:
             raise ValueError(f"report(): {path:.80} ... is {_DEEPEST} levels deep; does a metric contain itself?")
@@ -66,21 +62,11 @@ def _text(text: str) -> str:
     return text.encode(errors="backslashreplace").decode() if not text.isascii() else text
 
 
-def _checked(value: int, path: str) -> int:
-    """Return an integer that Python can write and read back. Raises ValueError for a larger one."""
-    if value.bit_length() > _MOST_BITS:
-        raise ValueError(
-            f"report(): {path} is an integer of {value.bit_length():,} bits, which is too large to be recorded; "
-            "report its logarithm, or hex(...)"
-        )
-    return value
-
-
 def _key(key: Any, path: str) -> str:
     if isinstance(key, str):
         return _text(key)
     if isinstance(key, int):
-        return str(_checked(key, f"a key of {path}"))
+        return str(key)
     if isinstance(key, float):
         return str(key)
     raise TypeError(f"report(): {path} has the key {key!r} ({type(key).__name__}); keys of metrics are strings")

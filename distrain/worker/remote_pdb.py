@@ -6,22 +6,22 @@ import ctypes
 import io
 import pdb
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+import traceback
+from itertools import dropwhile, takewhile
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.worker.frames import outermost_users_frame
+from distrain.worker.user_code import OWN_FILES, run_user_code
 from distrain.worker.vitals import place_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from distrain.worker.session import Session, WorkerChannel
 
-_SENT_AT = 64 << 10
-"""Characters of output that are not kept back until the next prompt."""
 
-
-class Terminal(io.TextIOBase):
+class _Terminal(io.TextIOBase):
     """The terminal of the person who debugs this rank, as a file."""
 
     encoding = "utf-8"
@@ -29,62 +29,48 @@ class Terminal(io.TextIOBase):
     def __init__(self, session: Session, channel: WorkerChannel) -> None:
         self._session = session
         self._channel = channel
-        self._attempt, self._rank = session.context.attempt, session.context.world_rank
         self._text = ""
         self.place = self.error = ""
         """The line at which the rank is stopped, and the exception that it has raised, if that is why."""
 
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
     def write(self, text: str) -> int:
         self._text += text
-        if len(self._text) >= _SENT_AT:
-            self._send_output(len(self._text))
         return len(text)
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         """Ask for a line. The prompt is what was written after the last line end."""
-        self._send_output(self._text.rfind("\n") + 1)
-        prompt, self._text = self._text, ""
-        self._channel.send(
-            wire.DebuggerPrompt(
-                attempt=self._attempt, rank=self._rank, prompt=prompt, place=self.place, error=self.error
-            )
-        )
+        shown, newline, prompt = self._text.rpartition("\n")
+        self.send(shown + newline, prompt=prompt, place=self.place, error=self.error)
         return self._session.wait_for_debugger_input()
 
     def close_debugger(self) -> None:
         """Tell that the rank goes on without the debugger."""
-        self._send_output(len(self._text))
-        self._channel.send(wire.DebuggerClosed(attempt=self._attempt, rank=self._rank))
+        self.send(self._text, closed="")
 
-    def _send_output(self, length: int) -> None:
-        body, self._text = self._text[:length].encode(errors="replace"), self._text[length:]
-        if body:
-            self._channel.send(wire.DebuggerOutput(attempt=self._attempt, rank=self._rank, body=body))
-
-
-class OnClosed(Protocol):
-    """Called when the debugger is closed: by ``quit``, or because the rank continues without breakpoints."""
-
-    def __call__(self, *, by_user: bool) -> None: ...
+    def send(self, shown: str, **fields: Any) -> None:
+        self._text = ""
+        context, body = self._session.context, shown.encode(errors="replace")
+        self._channel.send(wire.DebuggerSays(attempt=context.attempt, rank=context.world_rank, body=body, **fields))
 
 
 class RemotePdb(pdb.Pdb):
-    """The debugger of this rank, until the rank goes on without breakpoints. It steps over distrain's own code."""
+    """The debugger of this rank, until the rank goes on without breakpoints. It steps over distrain's own code.
 
-    def __init__(self, terminal: Terminal, on_closed: OnClosed) -> None:
+    on_closed: called with True if the user has closed it, with False if the rank continues without breakpoints.
+    """
+
+    def __init__(self, session: Session, channel: WorkerChannel, on_closed: Callable[[bool], None]) -> None:
+        self._terminal = terminal = _Terminal(session, channel)
         console: Any = terminal
         super().__init__(stdin=console, stdout=console, skip=["distrain", "distrain.*"], nosigint=True)
-        self._terminal = terminal
         self._on_closed = on_closed
         self._is_open = True
         self.is_at_prompt = False
         """True while the user looks at a frame."""
+
+    def stop_in(self, frame: FrameType) -> None:
+        """Let the user look at the innermost frame of theirs. ``frame``: the innermost one of all."""
+        self.stop_at(_users_frames(frame)[-1])
 
     def stop_at(self, frame: FrameType) -> None:
         """Let the user look at the frame now. Trace afterwards what the user has asked for.
@@ -93,26 +79,22 @@ class RemotePdb(pdb.Pdb):
         """
         sys.settrace(None)
         self.reset()
-        self.botframe = outermost_users_frame(frame)
+        self.botframe = _users_frames(frame)[0]
         self.set_step()
         self.interaction(frame, None)
-        _keep_locals(frame)
+        if sys.version_info < (3, 13):  # let the frame have the variables that the user has assigned; later: PEP 667
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
         if self._is_open:
-            outer: FrameType | None = frame
-            while outer is not None:
+            for outer, _ in traceback.walk_stack(frame):
                 outer.f_trace = self.trace_dispatch
-                outer = outer.f_back
             sys.settrace(self.trace_dispatch)
 
     def post_mortem(self, error: BaseException) -> None:
         """Let the user look at the frames of an exception."""
         sys.settrace(None)
         self.reset()
-        innermost = error.__traceback__
-        while innermost is not None and innermost.tb_next is not None:
-            innermost = innermost.tb_next
-        if innermost is not None:
-            self._terminal.place = place_of(innermost.tb_frame)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            self._terminal.place = place_of(frame)
         self._terminal.error = f"{type(error).__name__}: {error}".partition("\n")[0]
         self.interaction(None, error.__traceback__)
         self._close(by_user=False)
@@ -153,13 +135,21 @@ class RemotePdb(pdb.Pdb):
         if self._is_open:
             self._is_open = False
             self._terminal.close_debugger()
-            self._on_closed(by_user=by_user)
+            self._on_closed(by_user)
 
 
-def _keep_locals(frame: FrameType) -> None:
-    """Let the frame have the local variables that the user has assigned. A trace function does this by itself.
+def _users_frames(frame: FrameType) -> list[FrameType]:
+    """Return the frames from train_func inwards, up to the first call of distrain or to an import.
 
-    From Python 3.13 on, assignments need no help (PEP 667).
+    The given frame is returned if none is the user's.
     """
-    if sys.version_info < (3, 13):
-        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    frames: list[FrameType] = []
+    outer: FrameType | None = frame
+    while outer is not None and outer.f_code.co_name != run_user_code.__name__:
+        frames.insert(0, outer)
+        outer = outer.f_back
+    return list(takewhile(_is_users, dropwhile(lambda one: not _is_users(one), frames))) or [frame]
+
+
+def _is_users(frame: FrameType) -> bool:
+    return not frame.f_code.co_filename.startswith(OWN_FILES)

@@ -31,7 +31,6 @@ from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import POSITIONS, Checkpoint
 from distrain.storage.file_transfer import Files, LocalFiles, hash_files, store_files
 from distrain.storage.files import copy_folders, list_files
-from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath
 from distrain.worker.addresses import ReservedAddresses
 from distrain.worker.metrics import encode_metrics
@@ -127,7 +126,6 @@ class Session:
         """By ordinal: files to delete once the checkpoint is committed."""
         self._deletable: list[LocalFiles] = []
         """Files of committed checkpoints, to delete in report() or at the end: train_func may reuse their directory."""
-        self._warned_of_functions = False
         self._collectives = 0
         self._collective_done: wire.CollectiveDone | None = None
         self.addresses = ReservedAddresses(context, self.meet)
@@ -287,8 +285,6 @@ class Session:
     ) -> Checkpoint:
         check_sees_storage(self.context, "checkpoint_upload_fn")
         name = options.name or f"checkpoint_{self.context.attempt}-{self._checkpoints + 1:06d}"  # for all ranks
-        if options.mode is ASYNC:
-            self._warn_of_waiting_for_functions()
         stored = function(checkpoint, name)
         if not isinstance(stored, Checkpoint) or not stored.path:
             raise TypeError(
@@ -304,11 +300,6 @@ class Session:
             return folder_in_place(checkpoint, self.context), []
         folder = Path(stack.enter_context(checkpoint.as_directory()))
         return folder, list_files(folder)
-
-    def _warn_of_waiting_for_functions(self) -> None:
-        if self.context.world_rank == 0 and not self._warned_of_functions:
-            self._warned_of_functions = True
-            warn("report() waits for checkpoint_upload_fn, also with ASYNC, as it runs in the worker's own thread")
 
     def _await_uploads(self, most: int) -> None:
         """Wait until at most so many checkpoints are not stored yet."""
@@ -678,7 +669,7 @@ class Session:
                 self._stop_at = call
             case wire.StopAtReport(call=call):
                 self._vote_at = call
-            case wire.DebuggerInput(line=line):
+            case wire.DebuggerInput(line=str(line)):
                 self._debugger_input.append(line)
             case wire.Release():
                 self.released = True

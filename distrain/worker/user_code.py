@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import wire
-from distrain.decisions.failures import blames_peer
 from distrain.errors import DistrainError, Portable
 from distrain.hosts.host import MIRROR
 from distrain.system.log import warn
 from distrain.system.naming import signal_in_words
 from distrain.system.notebook import cell_of, with_cells
+from distrain.system.peer_errors import blames_peer
 from distrain.system.pickling import pickled
 from distrain.system.text import LIBRARY_FILE
 from distrain.worker.job.job import ScriptWork

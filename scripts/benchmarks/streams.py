@@ -118,8 +118,8 @@ class Compared:
         self.names = [f"file {number}" for number in range(files)]
         for name in self.names:
             (self.source / name).write_bytes(os.urandom(size))
-        crcs = {name: zlib.crc32((self.source / name).read_bytes()) for name in self.names}
-        self.files = [(str(self.source / name), name, size, f"crc32:{crc}") for name, crc in crcs.items()]
+        crcs = {str(self.source / name): zlib.crc32((self.source / name).read_bytes()) for name in self.names}
+        self.files = [(path, size, 0, 0o600, f"crc32:{crc}") for path, crc in crcs.items()]
         self._ssh = ssh
         self._mover: MoverProcess | None = None
 
@@ -168,11 +168,13 @@ class Compared:
 
     def deliver(self) -> None:
         assert self._mover is not None
-        self._mover.do(wire.Deliver(folder=str(self.target), files=self.files, staging=str(self.target.parent)))
+        folder, staging = str(self.target / "all"), str(self.target.parent)
+        self._mover.do(wire.Deliver(folder=folder, root=str(self.source), files=self.files, staging=staging))
 
     def check(self) -> None:
-        for path, name, _, _ in self.files:
-            if (self.target / name).read_bytes() != Path(path).read_bytes():
+        top = self.target / "all" if (self.target / "all").exists() else self.target
+        for name in self.names:
+            if (top / name).read_bytes() != (self.source / name).read_bytes():
                 sys.exit(f"{name} differs")
 
     def close(self) -> None:

@@ -132,7 +132,7 @@ class Player:
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
         self._to_ping: list[Host] = []
-        self._inspected: wire.InspectionResult | None = None
+        self._versions: dict[str, str | None] = {}
         self._entered = 0
         self._committed = 0
         self._fences = 0
@@ -306,13 +306,10 @@ class Player:
             case wire.ReservePorts(attempt=attempt, ports=ports):
                 yield wire.RendezvousPorts(attempt=attempt, ports=[*range(40000, 40000 + ports)])
             case wire.SetUpHost():
-                yield wire.HostSetUp(missing=[])
-            case wire.InspectHost() as question:
-                yield self._inspect(question)
-            case wire.OpenProbePort(nonce=nonce):
-                yield wire.ProbeAddress(nonce=nonce, address="10.0.0.1", port=40000, interface="eth0")
-            case wire.ProbePeers(nonce=nonce):
-                yield wire.ProbeResult(nonce=nonce, failed={})
+                yield wire.HostSetUp()
+            case wire.ProbeHost(nonce=nonce) as question:
+                versions = self._versions_for(question)
+                yield wire.HostProbed(nonce=nonce, versions=versions, address="10.0.0.1", port=40000, interface="eth0")
             case wire.Start() as start:
                 yield from self._start(host, start)
             case wire.Stop(attempt=attempt):
@@ -328,12 +325,11 @@ class Player:
             case wire.Close():
                 self._vanish(host)
 
-    def _inspect(self, question: wire.InspectHost) -> wire.InspectionResult:
-        if self._inspected is None:
-            from distrain.hosts.inspection import inspect
+    def _versions_for(self, question: wire.ProbeHost) -> dict[str, str | None]:
+        from distrain.hosts.inspection import package_versions
 
-            self._inspected = inspect(question)
-        return self._inspected
+        self._versions = self._versions or package_versions(question.packages, question.sys_path)
+        return self._versions
 
     def _start(self, host: Host, start: wire.Start) -> Iterator[wire.Message]:
         if start.attempt != self._attempt:

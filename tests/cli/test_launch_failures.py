@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from distrain.cli.run.command import run_command
 from tests.terminal import Terminal
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -67,74 +66,10 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(
     assert time.monotonic() - started < 30
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "nothing to run"),
-        (["nowhere.py"], "nowhere.py"),
-        (["nowhere.py:train"], "nowhere.py"),
-        (["-m"], "-m"),
-        (["--num-workers", "two", "train.py"], "--num-workers"),
-        (["--num-workers", "-1", "train.py"], "--num-workers: must be a number such as 4, or 2:8, gpu, cpu or auto"),
-        (["--num-workers", "-1", "--hosts", "a:1", "train.py"], "--num-workers: must be a number"),
-        (["--num-workers", "1:x", "train.py"], "--num-workers: must be a number such as 4, or 2:8, gpu, cpu or auto"),
-        (["--num-workers", "1", "--nproc-per-node", "3", "train.py"], "--num-workers 1, but --nproc-per-node 3"),
-        (["--num-workers", "gpu", "train.py"], "no usable NVIDIA GPU was found"),
-        (["--nproc-per-node", "gpu", "train.py"], "no usable NVIDIA GPU was found"),
-        (["--ranks-shown", "0,3-1", "train.py"], "--ranks-shown '0,3-1': 3-1 has no rank in it"),
-        (["--ssh-args", '-i "my key', "train.py"], "--ssh-args: '-i \"my key': no closing quotation"),
-        (["--max-failures", "-2", "train.py"], "--max-failures must be"),
-        (["--no-such-option", "train.py"], "--no-such-option"),
-        (["--name", "a/b", "train.py"], "name"),
-        (["--config", "nowhere.json", "train.py:train"], "nowhere.json"),
-        (["--config", "train.py", "train.py:train"], "train.py"),
-        (["--config", "list.json", "train.py:train"], "JSON object"),
-        (["--set", "novalue", "train.py:train"], "KEY=VALUE"),
-        (["--set", "a=1", "--set", "a.b=2", "train.py:train"], "a.b"),
-        (["--set", "a=1", "train.py"], "--set"),
-        (["train.py:train", "--epochs", "3"], "--config and --set"),
-    ],
-)
-def test_a_wrong_command_line_is_refused_with_code_2(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    said: str,
-) -> None:
-    """In this process, as a new interpreter for each would take most of the time."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (tmp_path / "train.py").write_text("def train(): pass\nopen('started', 'w')")
-    (tmp_path / "list.json").write_text("[1]")
-    with pytest.raises(SystemExit, match="2"):
-        run_command(["--storage-path", "runs", *arguments], [""])
-    error = capsys.readouterr().err
-    assert said in error.splitlines()[-1]
-    assert "Traceback" not in error
-    assert not (tmp_path / "started").exists()
-
-
-def test_two_numbers_of_workers_may_be_the_same(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
-    assert launch("--num-workers", "1", "--nproc-per-node", "1", "train.py").returncode == 0
-
-
-def test_more_gpus_than_there_are_is_code_2(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (tmp_path / "train.py").write_text("open('started', 'w')")
-    run = launch("--use-gpu", "--num-workers", "2", "train.py")
-    assert run.returncode == 2
-    assert "0 GPUs" in run.stderr
-    assert "need 2" in run.stderr
-    assert not (tmp_path / "started").exists()
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train.py:tain"], "no function 'tain'"),
         (["nowhere:train"], "No module named 'nowhere'"),
         (["-m", "nowhere"], "No module named nowhere"),
         (["train.py:two"], "two requires: a, b"),

@@ -142,7 +142,7 @@ def test_one_command_trains_a_script_and_its_modules_on_bare_hosts(bare_user: Us
         ("2", "beta", "2", "beta", "3"),
     ]
     assert len({line[5] for line in trained}) == 1, "the weights"
-    assert re.search(r"bringing \d files? \(\d\.\d kB\) of your code to beta", ran.err)
+    assert re.search(r"copying \d files? \(\d\.\d kB\) of your code to beta", ran.err)
     for text in ("1.5", "2.5"):
         (bare_user.folder / "target.txt").write_text(f"{text}\n")
         (bare_user.folder / "train.py").write_text("import helper; print('target', helper.TARGET)")
@@ -226,20 +226,17 @@ def train():
     }, checkpoint=start)
 
 if __name__ == "__main__":
-    sent = Path("/sys/class/net/eth0/statistics/tx_bytes")
-    before = int(sent.read_text())
     DataParallelTrainer(
         train,
         scaling_config=ScalingConfig(num_workers=3, hosts="alpha:1,beta:1,gamma:1"),
         run_config=RunConfig(name="run", storage_path="runs"),
         resume_from_checkpoint=distrain.Checkpoint("pretrained"),
     ).fit()
-    print("sent", int(sent.read_text()) - before)
 """
 
 
 @pytest.mark.sample(2, of="checkpoints and environments of bare hosts")
-def test_hosts_give_a_checkpoint_to_each_other_and_read_those_of_all_ranks(bare_user: User) -> None:
+def test_hosts_read_a_checkpoint_of_the_head_and_those_of_all_ranks(bare_user: User) -> None:
     weights = os.urandom(20_000_000)
     (bare_user.folder / "pretrained").mkdir()
     (bare_user.folder / "pretrained" / "weights").write_bytes(weights)
@@ -252,8 +249,6 @@ def test_hosts_give_a_checkpoint_to_each_other_and_read_those_of_all_ranks(bare_
         assert report["path"] == str(bare_user.folder / "runs" / "run" / "checkpoint_000000")
         assert not report["seen"]
         assert report["cwd"].endswith(str(bare_user.folder))
-    sent = int(ran.out.split()[-1])
-    assert sent < 1.5 * len(weights), "one upload, although three hosts have it"
 
 
 ON_REQUEST = """
@@ -285,9 +280,9 @@ def test_an_environment_is_made_on_request_and_the_cache_can_be_cleared(bare_use
     [report] = ran.reports()
     assert report["tiny"].startswith("/home/gamma/.cache/distrain/environments/")
     ran = bare_user.launches("--clear-caches", "--hosts", "gamma:1")
-    assert re.fullmatch(r"gamma: \d+\.\d MB freed\n", ran.out), ran.out + ran.err
-    left = lab.home("gamma") / ".cache" / "distrain" / "environments"
-    assert [path.name for path in left.iterdir() if path.is_dir()] == []
+    assert re.fullmatch(r"gamma: [\d.]+ MB freed\n", ran.out), ran.out + ran.err
+    left = lab.home("gamma") / ".cache" / "distrain"
+    assert not [*(left / "environments").iterdir(), *(left / "projects").iterdir()]
 
 
 # -- failures --------------------------------------------------------------------------------------------------------

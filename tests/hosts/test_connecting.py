@@ -52,18 +52,6 @@ def test_connections_may_be_shared_with_others(user: User) -> None:
     assert [report["place"][0] for report in reports] == ["alpha", "beta"]
 
 
-def test_a_host_that_is_not_there_is_named(user: User) -> None:
-    text = refusal(user, "num_workers=2, hosts='alpha:1,10.77.0.99:1'")
-    assert "LaunchError: 10.77.0.99: its agent has ended: exit code 255" in text
-    assert "No route to host" in text
-
-
-def test_a_host_whose_name_is_unknown_is_named(user: User) -> None:
-    text = refusal(user, "num_workers=2, hosts='alpha:1,delta:1'")
-    assert "LaunchError: delta: its agent has ended: exit code 255" in text
-    assert "Could not resolve hostname delta" in text
-
-
 def test_without_a_key_nobody_is_asked_for_a_password(user: User) -> None:
     text = refusal(user, "num_workers=1, hosts='alpha:1', ssh_args='-o PubkeyAuthentication=no'")
     assert "LaunchError: alpha: its agent has ended: exit code 255" in text

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.hosts.faults import blocked_pair, own_disk, python_with, site_of
+from tests.hosts.faults import blocked_pair, own_disk
 
 if TYPE_CHECKING:
     from tests.hosts.user import User
@@ -76,26 +75,3 @@ def test_ranks_that_need_not_meet_train_although_they_could_not(user: User) -> N
         ran = user.trains(UNTIL_SHOWN.format(phrase=shown), f"num_workers=2, {TWO}")
     assert len(ran.reports()) == 2
     assert f"distrain: {shown}" in ran.err
-
-
-def test_a_launch_warns_of_another_torch_and_is_refused_for_another_cloudpickle(user: User) -> None:
-    other = python_with(user.folder / "other", "")
-    (user.folder / "hosts").write_text(f"alpha\nbeta {other}\n")
-    for trainer, package, version in (("TorchTrainer, ", "torch", "2.0.0"), ("", "cloudpickle", "1.0.0")):
-        installed = site_of(user.folder / "other") / f"{package}-{version}.dist-info"
-        installed.mkdir()
-        (installed / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
-        waiting = UNTIL_SHOWN.format(phrase=f"beta: it has {package}")
-        (user.folder / "shown").unlink(missing_ok=True)
-        ran = user.trains(
-            f"from distrain.torch import TorchTrainer\n{waiting}", f"{trainer}num_workers=2, hostfile='hosts'"
-        )
-        # A launch is refused with a ControllerError if a rank has begun to train by then.
-        how = "distrain" if package == "torch" else "(LaunchError|ControllerError)"
-        assert re.search(rf"{how}: beta: it has {package} {version}, this machine ", ran.err), ran.err
-
-
-def test_what_a_launch_has_asked_leaves_nothing_behind(user: User) -> None:
-    assert len(user.trains(TRAIN, f"num_workers=2, {TWO}").reports()) == 2
-    names = sorted(path.name for path in (user.folder / "runs" / "run").iterdir())
-    assert not [name for name in names if "probe" in name or "check" in name]

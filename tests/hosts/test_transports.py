@@ -261,7 +261,10 @@ def reports(place: Path) -> int:
         (["--hosts", "n1:1", "--transport", "docker exec -i"], "a command line without {host} reaches no host"),
         (["--hosts", "n1:1", "--transport", "local"], "n1: the transport local reaches no other machine"),
         (["--transport", "slurm"], "SLURM_JOB_ID is not set; start this with sbatch, in salloc, or with --slurm"),
-        (["--hosts", "n1:1", "--transport", "false {host}"], "its agent has ended: exit code 1 (started as: false n1"),
+        (
+            ["--hosts", "n1:1", "--transport", "false {host}"],
+            "exit code 1; this must work: false n1 python3",
+        ),
         (["--hosts", "n1:1", "--transport", "/nowhere/docker {host}"], "No such file or directory: '/nowhere/docker'"),
     ],
 )
@@ -292,5 +295,5 @@ def test_a_container_without_python_is_named_with_what_must_work(tmp_path: Path)
     done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     said = " ".join(done.stdout.split())
-    assert "container or Python has failed there, exit code 127" in said
+    assert "its agent has ended: exit code 127" in said
     assert f"this must work: {program} box" in said

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,18 +18,14 @@ from distrain import (
     Checkpoint,
     CheckpointConfig,
     CheckpointError,
-    CheckpointUploadMode,
-    DataParallelTrainer,
     FailureConfig,
     Result,
-    RunConfig,
     StorageError,
-    TrainingFailedError,
     WorkerGroupError,
 )
 from distrain.storage import file_transfer
 from tests.conftest import wait_until
-from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, log_of, reported
+from tests.process.conftest import Fit, files_of, reported
 
 if TYPE_CHECKING:
     import subprocess
@@ -98,46 +92,6 @@ def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(
     assert files_of(fit(train, workers=3, checkpoint_config=config).checkpoint) == {"model.txt": "second"}
 
 
-def test_a_rank_that_is_slow_at_the_beginning_is_waited_for(any_fit: Fit) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        time.sleep(0.4 * rank)
-        for epoch in range(3):
-            save(f"shard-{rank}.txt", f"rank {rank}, epoch {epoch}")
-
-    result = any_fit(train)
-    assert len(names(result.path)) == 3
-    assert files_of(result.checkpoint) == {"shard-0.txt": "rank 0, epoch 2", "shard-1.txt": "rank 1, epoch 2"}
-
-
-def test_rank_0_alone_while_the_others_report_metrics_only(any_fit: Fit) -> None:
-    def train() -> None:
-        for epoch in range(3):
-            if distrain.get_context().get_world_rank() == 0:
-                save("model.txt", f"epoch {epoch}", {"epoch": epoch})
-            else:
-                distrain.report({"epoch": epoch})
-
-    result = any_fit(train, workers=3)
-    assert len(names(result.path)) == 3
-    assert files_of(result.checkpoint) == {"model.txt": "epoch 2"}
-
-
-def test_some_ranks_bring_files(any_fit: Fit) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        for epoch in range(2):
-            meet(epoch)
-            if rank in (1, 3):
-                save(f"shard-{rank}.txt", f"rank {rank}, epoch {epoch}", {"epoch": epoch})
-            else:
-                distrain.report({"epoch": epoch})
-
-    result = any_fit(train, workers=4)
-    assert len(names(result.path)) == 2
-    assert files_of(result.checkpoint) == {"shard-1.txt": "rank 1, epoch 1", "shard-3.txt": "rank 3, epoch 1"}
-
-
 def test_a_rank_that_is_ahead_waits_in_report(any_fit: Fit, tmp_path: Path) -> None:
     """Rank 1 makes its next report when rank 0 has begun its third one beyond that.
 
@@ -163,20 +117,6 @@ def test_a_rank_that_is_ahead_waits_in_report(any_fit: Fit, tmp_path: Path) -> N
     ]
 
 
-def test_all_ranks_bring_files_of_their_own(any_fit: Fit) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        for epoch in range(2):
-            meet(epoch)
-            time.sleep(0.02 * rank)
-            save(f"shard-{rank}.txt", f"rank {rank}, epoch {epoch}", {"epoch": epoch, "rank": rank})
-
-    result = any_fit(train, workers=3)
-    assert len(names(result.path)) == 2
-    assert files_of(result.checkpoint) == {f"shard-{rank}.txt": f"rank {rank}, epoch 1" for rank in range(3)}
-    assert [metrics for _, metrics in result.best_checkpoints] == [{"epoch": e, "rank": 0} for e in range(2)]
-
-
 def test_of_the_same_file_the_lowest_ranks_is_kept(any_fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     def train() -> None:
         rank = distrain.get_context().get_world_rank()
@@ -190,63 +130,6 @@ def test_of_the_same_file_the_lowest_ranks_is_kept(any_fit: Fit, capsys: pytest.
     assert files_of(result.checkpoint) == {"model.txt": "rank 0, epoch 2"}
     notices = [line for line in capsys.readouterr().err.splitlines() if "different contents" in line]
     assert len(notices) == 1
-
-
-def test_a_name_that_is_a_file_on_one_rank_and_a_directory_on_another_costs_one_checkpoint(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        for name in ("model/weights.txt" if rank == 0 else "model", "model.txt"):
-            folder = Path(tempfile.mkdtemp())
-            path = folder / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_text("x")
-            if rank == 1:
-                distrain.collective.barrier()
-            try:
-                distrain.report({}, Checkpoint(folder))
-            except CheckpointError as error:
-                assert (rank, name) == (1, "model")
-                print(error)
-            if rank == 0:
-                distrain.collective.barrier()
-
-    result = fit(train)
-    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [{"model.txt": "x"}]
-    why = "'model' is a directory on rank 0 and a file on rank 1; give them different names, or put the rank into them"
-    assert why in log_of(result.path, 1)
-    assert f"checkpoint 1 is dropped, as rank 1 could not store its part: {why}" in capsys.readouterr().err
-
-
-def test_the_same_contents_from_all_ranks_are_nothing_to_talk_about(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def train() -> None:
-        for epoch in range(3):
-            meet(epoch)
-            save("model.txt", f"epoch {epoch}")
-
-    assert files_of(fit(train, workers=3).checkpoint) == {"model.txt": "epoch 2"}
-    assert "different" not in capsys.readouterr().err
-
-
-def test_a_report_that_fails_on_one_rank_costs_one_checkpoint(fit: Fit, capfd: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        for step in range(3):
-            fails = rank == 1 and step == 1
-            try:
-                save(f"shard-{rank}", f"{step}", {"step": object() if fails else step})
-            except TypeError:
-                assert fails
-
-    result = fit(train)
-    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
-        {"shard-0": f"{step}", "shard-1": f"{step}"} for step in (0, 2)
-    ]
-    said = "checkpoint 2 is dropped, as report() has failed on rank 1: TypeError: report(): metrics['step'] is a "
-    assert said in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.parametrize("ranks", ["all ranks", "rank 0"])
@@ -272,67 +155,7 @@ def test_after_report_all_ranks_get_that_checkpoint(any_fit: Fit, ranks: str) ->
     any_fit(train)
 
 
-def test_get_checkpoint_waits_for_a_rank_no_longer_than_missing_rank_s(fit: Fit) -> None:
-    """Rank 1 brings one checkpoint, and then waits for rank 0."""
-
-    def train() -> str:
-        rank = distrain.get_context().get_world_rank()
-        save(f"shard-{rank}", "0")
-        if rank == 0:
-            save(f"shard-{rank}", "1")
-            latest = distrain.get_checkpoint()
-        distrain.collective.barrier()
-        if rank == 1:
-            save(f"shard-{rank}", "1")
-            latest = distrain.get_checkpoint()
-        assert latest is not None
-        return Path(latest.path).name
-
-    assert fit(train, checkpoint_config=CheckpointConfig(missing_rank_s=0.5)).return_value == "checkpoint_000000"
-
-
-@pytest.mark.parametrize("mode", [CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC])
-def test_folders_in_a_checkpoint_are_kept(fit: Fit, tmp_path: Path, mode: CheckpointUploadMode) -> None:
-    def train() -> None:
-        folder = place / f"mine-{distrain.get_context().get_world_rank()}"
-        (folder / "a b" / "ü").mkdir(parents=True)
-        (folder / "a b" / "ü" / f"{folder.name}.txt").write_text("deep")
-        (folder / "top.txt").write_text("top")
-        (folder / "empty" / folder.name).mkdir(parents=True)
-        distrain.report({}, checkpoint=Checkpoint.from_directory(folder), checkpoint_upload_mode=mode)
-
-    place = tmp_path
-    checkpoint = fit(train).checkpoint
-    assert checkpoint is not None
-    assert sorted(path.name for path in Path(checkpoint.path, "empty").iterdir()) == ["mine-0", "mine-1"]
-    assert files_of(checkpoint) == {
-        "a b/ü/mine-0.txt": "deep",
-        "a b/ü/mine-1.txt": "deep",
-        "top.txt": "top",
-    }
-
-
 # -- when a checkpoint is safe ---------------------------------------------------------------------------------------
-
-
-def test_files_may_be_overwritten_once_report_has_returned(any_fit: Fit, tmp_path: Path) -> None:
-    def train() -> None:
-        rank = distrain.get_context().get_world_rank()
-        folder = place / f"reused-{rank}"
-        folder.mkdir()
-        for epoch in range(5):
-            meet(epoch)
-            (folder / f"shard-{rank}.txt").write_text(f"epoch {epoch} " * 1000)
-            distrain.report({"epoch": epoch}, checkpoint=Checkpoint.from_directory(folder))
-            (folder / f"shard-{rank}.txt").write_text("overwritten")
-        shutil.rmtree(folder)
-
-    place = tmp_path
-    result = any_fit(train)
-    for checkpoint, metrics in result.best_checkpoints:
-        assert set(files_of(checkpoint).values()) == {f"epoch {metrics['epoch']} " * 1000}
-    assert len(result.best_checkpoints) == 5
-    assert_no_half_checkpoint(any_fit.storage)
 
 
 def test_a_rank_that_dies_while_others_bring_their_part_leaves_no_half_checkpoint(any_fit: Fit) -> None:
@@ -419,48 +242,7 @@ def test_no_restart_begins_with_a_checkpoint_that_lacks_the_files_of_a_slow_rank
     assert [sorted(files_of(checkpoint)) for checkpoint, _ in kept] == [["shard-0", "shard-1"]] * 2
 
 
-def test_a_checkpoint_that_may_lack_ranks_replaces_no_complete_one(fit: Fit, tmp_path: Path) -> None:
-    """The run goes on with one more worker, which is too slow at first."""
-
-    def train(config: dict[str, Any]) -> None:
-        rank = distrain.get_context().get_world_rank()
-        if rank < config["quick"]:
-            for step in range(2):
-                save(f"shard-{rank}", f"{step}")
-            while len(names(distrain.get_context().get_trial_dir())) < config["kept"]:
-                time.sleep(0.001)
-            raise ValueError("ends")
-        while True:
-            time.sleep(0.001)
-
-    def names_after(**options: Any) -> list[str]:
-        with pytest.raises(WorkerGroupError, match="ends") as raised:
-            fit(train, name="mine", **options)
-        assert raised.value.result is not None
-        return names(raised.value.result.path)
-
-    config = CheckpointConfig(num_to_keep=1, missing_rank_s=0.2)
-    assert names_after(config={"quick": 1, "kept": 1}, workers=1, checkpoint_config=config) == ["checkpoint_000001"]
-    assert names_after(config={"quick": 1, "kept": 2}, workers=2, checkpoint_config=config) == [
-        "checkpoint_000001",
-        "checkpoint_000003",
-    ]
-    manifest = json.loads((fit.storage / "mine/checkpoint_000003/.manifest.json").read_text())
-    assert (manifest["world_size"], manifest["ranks"], manifest["silent"]) == (2, [0], [1])
-
-
 # -- what is kept ----------------------------------------------------------------------------------------------------
-
-
-def test_only_the_newest_are_kept(any_fit: Fit) -> None:
-    def train() -> None:
-        for epoch in range(5):
-            meet(epoch)
-            save("model.txt", f"epoch {epoch}", {"epoch": epoch})
-
-    result = any_fit(train, checkpoint_config=CheckpointConfig(num_to_keep=2))
-    assert names(result.path) == ["checkpoint_000003", "checkpoint_000004"]
-    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [3, 4]
 
 
 def test_the_best_and_the_latest_are_kept(fit: Fit) -> None:
@@ -475,20 +257,6 @@ def test_the_best_and_the_latest_are_kept(fit: Fit) -> None:
     assert [files_of(checkpoint)["model.txt"] for checkpoint, _ in result.best_checkpoints] == ["epoch 2", "epoch 1"]
     again = Result.from_path(result.path)
     assert [files_of(checkpoint)["model.txt"] for checkpoint, _ in again.best_checkpoints] == ["epoch 2", "epoch 1"]
-
-
-def test_a_score_that_no_checkpoint_has_is_said_once(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        for epoch in range(3):
-            save("model.txt", f"epoch {epoch}", {"loss": float("nan"), "eval": {"loss": 1.0}})
-
-    for attribute, times in (("eval/los", 1), ("eval/loss", 0), ("loss", 0)):
-        config = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute=attribute, checkpoint_score_order="min")
-        fit(train, workers=1, checkpoint_config=config)
-        said = f"checkpoint_000000 has no metric {attribute!r} (CheckpointConfig.checkpoint_score_attribute)"
-        err = capsys.readouterr().err
-        assert err.count(said) == err.count("has no metric") == times
-        assert err.count("it has: eval/loss, loss") == times
 
 
 # -- where the next one begins ---------------------------------------------------------------------------------------
@@ -623,27 +391,6 @@ def test_the_hosts_connect_while_the_checkpoint_is_verified_and_the_workers_wait
     assert (said.find("continuing at checkpoint_000001 instead") > warned) == is_damaged
 
 
-@pytest.mark.parametrize("start_is_damaged", [False, True])
-def test_when_all_checkpoints_are_damaged_the_run_begins_at_the_one_that_the_user_gives(
-    fit: Fit, start_is_damaged: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start = fit(train_three_epochs, {}, name="first").best_checkpoints[0][0]
-    assert files_of(start) == {"epoch.txt": "0"}
-    keep_one = CheckpointConfig(num_to_keep=1)
-    with pytest.raises(WorkerGroupError):
-        fit(fail_after_three_epochs, {"fails": True}, name="second", checkpoint_config=keep_one)
-    for folder in (fit.storage / "second").glob("checkpoint_*"):
-        flip_a_bit(folder / "epoch.txt")
-    if start_is_damaged:
-        flip_a_bit(Path(start.path, "epoch.txt"))
-        with pytest.raises(CheckpointError, match=r"resume_from_checkpoint: .*/checkpoint_000000 is damaged"):
-            fit(train_three_epochs, {}, name="second", resume_from=start)
-        assert len(Result.from_path(fit.storage / "second").best_checkpoints) == 0
-    else:
-        assert fit(train_three_epochs, {}, name="second", resume_from=start).return_value == "began at 1"
-        assert "continuing at checkpoint_000000 instead" in capsys.readouterr().err
-
-
 def test_ctrl_c_ends_the_verification_of_a_checkpoint(fit: Fit, user_script: Script) -> None:
     with pytest.raises(WorkerGroupError):
         fit(fail_after_three_epochs, {"fails": True}, name="run")
@@ -679,28 +426,6 @@ def test_a_damaged_checkpoint_to_resume_from_is_refused_before_anything_starts(f
     assert not list((fit.storage / "third").glob("logs/*"))
 
 
-def test_an_unfinished_run_goes_on_without_what_it_started_from(fit: Fit, tmp_path: Path) -> None:
-    start = tmp_path / "start"
-    start.mkdir()
-    (start / "epoch.txt").write_text("0")
-
-    def train_and_fail_at_first(config: dict[str, Any]) -> str:
-        began = train_three_epochs(config)
-        if start.exists():
-            while (latest := distrain.get_checkpoint()) is None or latest.path == str(start):  # not committed yet
-                time.sleep(0.001)
-            raise RuntimeError("later")
-        return began
-
-    with pytest.raises(TrainingFailedError, match="later"):
-        fit(train_and_fail_at_first, {}, name="run", resume_from=Checkpoint(start))
-    shutil.rmtree(start)
-    began = fit(train_and_fail_at_first, {}, name="run", resume_from=Checkpoint(start)).return_value
-    assert began in ("began at 2", "began at 3")  # the last one may not be committed
-    with pytest.raises(CheckpointError, match=f"resume_from_checkpoint: there is no directory {start}"):
-        fit(train_and_fail_at_first, {}, name="another", resume_from=Checkpoint(start))
-
-
 def test_a_finished_run_is_never_overwritten(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [Path(fit(train_three_epochs, {}, name="mine").path).name for _ in range(3)]
     assert paths == ["mine", "mine-2", "mine-3"]
@@ -714,25 +439,6 @@ def test_a_new_run_starts_from_a_directory(any_fit: Fit, tmp_path: Path) -> None
     (folder / "epoch.txt").write_text("1")
     result = any_fit(train_three_epochs, {}, resume_from=Checkpoint.from_directory(folder))
     assert result.return_value == "began at 2"
-
-
-def test_a_trainer_takes_a_path_or_a_file_url_to_start_from(fit: Fit, tmp_path: Path) -> None:
-    (tmp_path / "start").mkdir()
-    (tmp_path / "start" / "epoch.txt").write_text("1")
-    for start in (tmp_path / "start", str(tmp_path / "start"), (tmp_path / "start").as_uri()):
-        trainer = DataParallelTrainer(
-            train_three_epochs,
-            train_loop_config={},
-            run_config=RunConfig(storage_path=fit.storage),
-            resume_from_checkpoint=start,
-        )
-        assert trainer.fit().return_value == "began at 2"
-
-
-def test_a_new_run_starts_from_another_runs_checkpoint(fit: Fit) -> None:
-    first = fit(train_three_epochs, {}, name="first")
-    _, (middle, _), _ = first.best_checkpoints
-    assert fit(train_three_epochs, {}, name="second", resume_from=middle).return_value == "began at 2"
 
 
 def test_a_new_run_starts_from_a_dict(any_fit: Fit) -> None:
@@ -758,46 +464,7 @@ def test_dicts_are_checkpoints_too(any_fit: Fit) -> None:
     assert data["_current_checkpoint_id"] == 1
 
 
-def test_metadata_travels_with_the_files(fit: Fit, tmp_path: Path) -> None:
-    def train() -> None:
-        checkpoint = Checkpoint.from_directory(place)
-        checkpoint.set_metadata({"framework": "none"})
-        checkpoint.update_metadata({"epoch": 3})
-        distrain.report({}, checkpoint=checkpoint)
-
-    place = tmp_path / "model"
-    place.mkdir()
-    checkpoint = fit(train, workers=1).checkpoint
-    assert checkpoint is not None
-    assert checkpoint.get_metadata() == {"framework": "none", "epoch": 3}
-
-
 # -- what is refused -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "kind", "text"),
-    [
-        (lambda: Checkpoint(tempfile.gettempdir()), "CheckpointError", "tempfile.mkdtemp()"),
-        (lambda: Checkpoint("~"), "CheckpointError", "shared directory"),
-        (lambda: Checkpoint("/nowhere/at/all"), "CheckpointError", "does not exist"),
-        (lambda: Checkpoint(distrain.get_context().storage_path), "CheckpointError", "contains the run directory"),
-        (lambda: "/some/path", "TypeError", "Checkpoint.from_directory(path)"),
-    ],
-)
-def test_what_cannot_have_been_meant_is_refused(fit: Fit, checkpoint: Any, kind: str, text: str) -> None:
-    def train() -> tuple[str, str]:
-        try:
-            distrain.report({"loss": 1}, checkpoint=checkpoint())
-        except Exception as error:
-            answer = type(error).__name__, str(error)
-        save("model.txt", "works")
-        return answer
-
-    result = fit(train, workers=1)
-    assert result.return_value[0] == kind
-    assert text in result.return_value[1]
-    assert len(names(result.path)) == 1
 
 
 def test_a_storage_that_cannot_be_written_is_an_error_before_anything_starts(fit: Fit, tmp_path: Path) -> None:
@@ -810,24 +477,3 @@ def test_a_storage_that_cannot_be_written_is_an_error_before_anything_starts(fit
         with pytest.raises(StorageError, match="cannot use the run directory"):
             fit(train, storage_path=storage)
     assert not (place / "started").exists()
-
-
-def test_a_second_run_in_the_same_directory_is_refused(fit: Fit, tmp_path: Path) -> None:
-    def train() -> str:
-        (place / "started").touch()
-        while not (place / "end").exists():
-            time.sleep(0.001)
-        return "undisturbed"
-
-    place = tmp_path
-    values = []
-    first = threading.Thread(target=lambda: values.append(fit(train, name="mine").return_value))
-    first.start()
-    try:
-        wait_until((place / "started").exists)
-        with pytest.raises(StorageError, match=f"process {os.getpid()}.*is using"):
-            fit(train, name="mine")
-    finally:
-        (place / "end").touch()
-        first.join()
-    assert values == ["undisturbed"]

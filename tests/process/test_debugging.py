@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,14 +16,11 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 import distrain
-from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, WorkerGroupError, wire
-from distrain.cli import debugging
+from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, WorkerGroupError
 from distrain.coordinator.requests import STOP, ask
 from distrain.storage.paths import RunPaths
-from distrain.storage.runs.listing import run_at
 from tests.conftest import wait_until
 from tests.process.conftest import files_of, log_of, reported
-from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,13 +102,13 @@ def test_a_running_rank_is_stopped_and_steered_while_no_timer_runs(
         any_fit,
         train,
         name="run",
-        failure_config=FailureConfig(hang_report_s=3.0, hang_timeout_s=3.0),
-        checkpoint_config=CheckpointConfig(missing_rank_s=3.0),
+        failure_config=FailureConfig(hang_report_s=6.0, hang_timeout_s=6.0),
+        checkpoint_config=CheckpointConfig(missing_rank_s=6.0),
     )
     wait_until(lambda: (run / "logs/attempt_0/rank_1.log").exists() and "step" in log_of(run, 1), what="it trains")
     debug = Debug(run, rank=1)
     debug.wait_for("(Pdb) ")
-    time.sleep(4.0)  # longer than each of the limits
+    time.sleep(7.0)  # longer than each of the limits
     debug.type("p 'rank', rank, type(steps)", "w", "!ends = True", "n")
     debug.wait_for("-> ")
     debug.type("c")
@@ -216,81 +212,32 @@ def test_whoever_is_killed_while_a_rank_is_stopped_the_others_go_on(
         debug.process.kill()
     else:
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-        assert debug.process.wait(timeout=30.0) == 0  # although nobody types
     assert training.result(timeout=30.0).return_value == "trained"
+    if who == "rank":
+        debug.type("")
     debug.end()
     assert who == "debugger" or "rank 0 has ended" in debug.shown
 
 
-def test_a_terminal_that_speaks_another_language_is_dropped(fit: Fit, thread: Callable[..., Future[Result]]) -> None:
-    def train() -> str:
-        for _ in range(100):
-            distrain.report({})
-            time.sleep(0.02)
-        return "trained"
+# -- after a failure -------------------------------------------------------------------------------------------------
+
+
+def test_the_rank_to_debug_waits_where_it_has_failed(
+    fit: Fit, thread: Callable[..., Future[Result]], caplog: pytest.LogCaptureFixture
+) -> None:
+    def train() -> None:
+        secret = 7
+        raise ValueError(f"on purpose {secret}")
 
     run = fit.storage / "run"
-    training = thread(fit, train, name="run", workers=1)
-    wait_for_reports(run)
-    terminal = debugging.connect(run_at(run), 0)
-    of_another_version = wire.encode(wire.DebuggerInput(attempt=0, rank=0, line="c")).replace(b'"line"', b'"text"')
-    terminal.send(of_another_version)
-    while not terminal.at_end:
-        terminal.wait()
-    terminal.close()
-    assert training.result(timeout=30.0).return_value == "trained"
-
-
-# -- on the terminal of the run --------------------------------------------------------------------------------------
-
-PROGRAM = """
-    import sys, time
-    import distrain
-    from distrain.coordinator.trainer import DataParallelTrainer
-
-    def train():
-        rank = distrain.get_context().get_world_rank()
-        for step in range(1, 31):
-            if step in (5, 6):
-                breakpoint()
-            distrain.collective.barrier()
-            distrain.report({"step": step}, progress=(step, 30))
-            if step == 30 and rank == 1:
-                raise ValueError("on purpose")
-            time.sleep(0.05)
-
-    run = distrain.RunConfig(name="run", storage_path=sys.argv[1], debug_rank=1)
-    DataParallelTrainer(train, scaling_config=distrain.ScalingConfig(num_workers=2), run_config=run).fit()
-"""
-
-
-def test_the_terminal_of_fit_is_the_debuggers_at_breakpoints_and_after_the_failure(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(PROGRAM))
-    terminal = Terminal([sys.executable, str(script), str(tmp_path / "runs")], 100, 50)
-
-    def at_prompt(*shown: str) -> Callable[[list[str]], bool]:
-        return lambda lines: lines[-1:] == ["(Pdb)"] and all(text in "\n".join(lines) for text in shown)
-
-    try:
-        terminal.wait_for(at_prompt("-> breakpoint()"))
-        terminal.type("p 'first', step\n")
-        terminal.wait_for(at_prompt("('first', 5)"))
-        terminal.press_ctrl_c()  # it does not end the run
-        terminal.wait_for(lambda lines: lines[-2:] == ["(Pdb)", "(Pdb)"])
-        terminal.type("c\n")
-        terminal.wait_for(at_prompt("rank 1 goes on"))
-        terminal.type("p 'second', step\n")
-        terminal.wait_for(at_prompt("('second', 6)"))
-        terminal.type("c\n")
-        terminal.wait_for(lambda lines: any(line.startswith("Ctrl-C: stops the run") for line in lines))
-        terminal.wait_for(at_prompt("ValueError: on purpose", 'raise ValueError("on purpose")'))
-        terminal.type("p 'last', step\n")
-        terminal.wait_for(at_prompt("('last', 30)"))
-        terminal.type("q\n")
-        shown = "\n".join(terminal.wait_for(lambda lines: False))
-        assert terminal.process.wait() == 1
-    finally:
-        terminal.close()
-    assert "TrainingFailedError" in shown or "WorkerGroupError" in shown
-    assert "ranks ●" not in shown  # nothing of the footer is left
+    training = thread(fit, train, name="run", workers=1, debug_rank=0)
+    wait_until(lambda: "distrain debug" in caplog.text or training.done(), what="rank 0 waits")
+    assert "rank 0 has raised ValueError: on purpose 7 in train (test_debugging.py:" in caplog.text
+    debug = Debug(run, rank=0)
+    debug.wait_for("(Pdb) ")
+    debug.type("p 'secret', secret", "q")
+    assert debug.end() == 0
+    assert "('secret', 7)" in debug.shown
+    assert debug.shown.rstrip().endswith("rank 0 fails now")
+    with pytest.raises(WorkerGroupError, match="on purpose 7"):
+        training.result(timeout=30.0)

@@ -6,71 +6,20 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
-import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 import distrain
-from distrain import Checkpoint, CheckpointConfig, FailureConfig
+from distrain import Checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.process.conftest import Fit
-
-
-def test_a_checkpoint_committed_at_the_end_of_an_attempt_is_resumed(fit: Fit) -> None:
-    """Rank 1 never reports, which the user says up front: else the checkpoint might lack its files."""
-
-    def train() -> str | None:
-        rank, checkpoint = distrain.get_context().get_world_rank(), distrain.get_checkpoint()
-        if checkpoint is not None:
-            return str(checkpoint.to_dict()["step"])
-        if rank == 0:
-            distrain.report({"step": 1}, Checkpoint.from_dict({"step": 1}))
-            raise RuntimeError("after the report")
-        time.sleep(60)
-        return None
-
-    declared = CheckpointConfig(checkpoint_ranks=[0])
-    result = fit(train, failure_config=FailureConfig(max_failures=1), checkpoint_config=declared)
-    assert result.return_value == "1"
-
-
-def test_checkpoints_after_one_that_could_not_be_written_are_committed(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def train(config: dict[str, Any]) -> None:
-        for step in range(4):
-            folder = Path(config["folder"], str(step))
-            folder.mkdir()
-            (folder / "step").write_text(str(step))
-            if step == 1:
-                (folder / "unreadable").symlink_to("/proc/self/mem")  # there, but reading it is an I/O error
-            try:
-                distrain.report({"step": step}, Checkpoint.from_directory(folder))
-            except OSError:
-                assert step == 1
-
-    result = fit(train, {"folder": str(fit.storage.parent)}, workers=1)
-    assert [metrics["step"] for _, metrics in result.best_checkpoints] == [0, 2, 3]
-    assert "checkpoint 2 is dropped, as rank 0 could not store its part" in capsys.readouterr().err
-
-
-def test_checkpoints_after_one_that_could_not_be_pickled_are_committed(fit: Fit) -> None:
-    def train() -> None:
-        with pytest.raises(TypeError):
-            distrain.report({}, Checkpoint.from_dict({"lock": threading.Lock()}))
-        distrain.report({}, Checkpoint.from_dict({"step": 1}))
-
-    result = fit(train, workers=1)
-    assert result.checkpoint is not None
-    assert result.checkpoint.to_dict()["step"] == 1
 
 
 def test_an_exception_in_the_middle_of_a_report_does_not_tear_the_stream(fit: Fit) -> None:
@@ -99,72 +48,6 @@ def test_an_exception_in_the_middle_of_a_report_does_not_tear_the_stream(fit: Fi
 
     result = fit(train, workers=1)
     assert (result.return_value, result.metrics) == (7, {"after": 1})
-
-
-def test_a_report_within_a_report_is_an_error_and_not_a_deadlock(fit: Fit) -> None:
-    def report_again(number: int, frame: object) -> None:
-        distrain.report({"nested": 1})
-
-    def train() -> str:
-        signal.signal(signal.SIGALRM, report_again)
-        agent = psutil.Process().parents()[1]
-        agent.suspend()
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            while True:
-                distrain.report({"text": "x" * 100_000})
-        except RuntimeError as error:
-            return str(error)
-        finally:
-            agent.resume()
-
-    assert "signal handler" in fit(train, workers=1).return_value
-
-
-def test_the_log_of_a_run_whose_coordinator_was_killed_is_kept(
-    tmp_path: Path, storage: Path, user_script: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    source = f"""
-import os, signal, sys, distrain
-def train():
-    print("attempt of", sys.argv[1], flush=True)
-    distrain.report({{"which": sys.argv[1]}})
-    if sys.argv[1] == "first":
-        os.kill(int(sys.argv[2]), signal.SIGKILL)
-        signal.pause()
-sys.argv.append(str(os.getpid()))
-distrain.DataParallelTrainer(
-    train, run_config=distrain.RunConfig(name="run", storage_path={str(storage)!r})
-).fit()
-"""
-    assert user_script(source, "first").returncode == -signal.SIGKILL
-    assert user_script(source, "second").returncode == 0
-    logs = {path.parent.name: path.read_text() for path in storage.rglob("rank_0.log")}
-    assert logs["attempt_1"] == "attempt of second\n"
-    assert "second" not in logs.get("attempt_0", "")
-
-
-def test_classes_that_only_the_config_brings_along_can_be_pickled(
-    storage: Path, user_script: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    run = user_script(f"""
-import functools, pickle, distrain
-class Model:
-    pass
-def train(scale, config):
-    return pickle.loads(pickle.dumps(config["model"])).__class__.__name__ * scale
-print(distrain.DataParallelTrainer(
-    functools.partial(train, 2),
-    train_loop_config={{"model": Model()}},
-    run_config=distrain.RunConfig(storage_path={str(storage)!r}),
-).fit().return_value)
-""")
-    assert run.stdout == "ModelModel\n", run.stderr
-
-
-def test_a_path_object_on_sys_path_does_no_harm(fit: Fit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
-    assert fit(lambda: str(tmp_path) in sys.path, workers=1).return_value is True
 
 
 def test_a_checkpoint_to_resume_from_that_is_not_there_is_an_error_at_once(fit: Fit, tmp_path: Path) -> None:

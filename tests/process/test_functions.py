@@ -96,11 +96,6 @@ def test_functions_of_many_kinds(fit: Fit, function: Callable[..., Any], expecte
     assert trainer.fit().return_value == expected
 
 
-def test_without_a_config_an_optional_one_is_empty(fit: Fit) -> None:
-    trainer = DataParallelTrainer(with_an_optional_config, run_config=RunConfig(storage_path=fit.storage))
-    assert trainer.fit().return_value == {}
-
-
 def test_what_cannot_be_pickled_is_named_before_anything_starts(fit: Fit) -> None:
     def train() -> None:
         print(generator)
@@ -255,13 +250,6 @@ def test_no_main_guard_is_needed_and_the_script_runs_once(user_script: Script) -
     assert output(user_script(PREAMBLE + source)) == "top level\n"
 
 
-def test_from_a_module_beside_the_script(user_script: Script, tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text("import helper_module\ndef train():\n    return helper_module.NAME, __name__\n")
-    (tmp_path / "helper_module.py").write_text("NAME = 'beside'\n")
-    source = "import model\nprint(fit(model.train))\n"
-    assert output(user_script(PREAMBLE + source)) == "('beside', 'model')\n"
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_an_edited_module_is_picked_up(user_script: Script, tmp_path: Path, start_method: str) -> None:
@@ -284,18 +272,6 @@ SHADOWS = ["queue", "typing", "json", "types", "random", "logging", "socket", "s
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_a_directory_full_of_modules_that_shadow_others(user_script: Script, tmp_path: Path, start_method: str) -> None:
-    """The working directory is on nobody's path: the script is somewhere else."""
-    directory = tmp_path / "work"
-    directory.mkdir()
-    for name in SHADOWS:
-        (directory / f"{name}.py").write_text(f"raise ImportError('the wrong {name}')\n")
-    source = "import queue, numpy\nprint(fit(lambda: os.getcwd(), start_method=sys.argv[1]))\n"
-    assert output(user_script(PREAMBLE + source, start_method, cwd=directory)) == f"{directory}\n"
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_users_own_queue_module_is_the_users(user_script: Script, tmp_path: Path, start_method: str) -> None:
     """Beside the script, where it hides the standard library's for the user, and for nobody else."""
     for name in ("queue", "psutil", "utils", "process", "worker"):
@@ -308,25 +284,6 @@ def train():
 assert fit(train, start_method=sys.argv[1]) == train(), fit(train, start_method=sys.argv[1])
 """
     output(user_script(PREAMBLE + source, start_method))
-
-
-def test_from_the_command_line_of_the_interpreter(tmp_path: Path) -> None:
-    """``python -c`` has the working directory on the path, as notebooks have."""
-    (tmp_path / "model.py").write_text("def train():\n    return 'imported from here'\n")
-    (tmp_path / "queue.py").write_text("raise ImportError('the wrong queue')\n")
-    source = PREAMBLE + "import model\nprint(fit(model.train))\n"
-    completed = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True)
-    assert output(completed) == "imported from here\n"
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", ["with space", "new\nline", 'it\'s "quoted"', "$HOME; echo `id`", "ümläut", "-c"])
-def test_odd_working_directories(user_script: Script, tmp_path: Path, name: str) -> None:
-    directory = tmp_path / name
-    directory.mkdir()
-    (directory / "model.py").write_text("import os\ndef train():\n    return os.getcwd()\n")
-    source = 'sys.path.insert(0, "")\nimport model\nprint(fit(model.train))\n'
-    assert output(user_script(PREAMBLE + source, cwd=directory)) == f"{directory}\n"
 
 
 def test_interpreter_flags_are_handed_on(tmp_path: Path) -> None:

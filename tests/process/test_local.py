@@ -288,12 +288,6 @@ def test_a_retry_gets_the_config_as_it_was(local: Local) -> None:
     assert config == {"x": 3, "list": [1, 2]}
 
 
-def test_what_means_nothing_is_said_once(storage: Path) -> None:
-    with pytest.warns(UserWarning, match="trainer_resources"):
-        scaling = ScalingConfig(num_workers=0, trainer_resources={"CPU": 1})
-    DataParallelTrainer(lambda: 1, scaling_config=scaling, run_config=RunConfig(storage_path=storage)).fit()
-
-
 def test_two_threads_cannot_train_here_at_once(local: Local) -> None:
     """They would restore environment and path of this process in the wrong order."""
 

@@ -147,20 +147,6 @@ def test_metadata_that_is_no_json_is_refused_before_anything_starts(train: Train
     assert not storage.exists()
 
 
-def test_metadata_that_is_no_dict_is_refused(train: Train) -> None:
-    with pytest.raises(TypeError, match="metadata must be"):
-        train(lambda: 1, metadata=["a"])  # type: ignore[arg-type]
-
-
-def test_later_changes_of_the_metadata_do_not_matter(storage: Path) -> None:
-    metadata: dict[str, Any] = {"list": [1]}
-    trainer = DataParallelTrainer(
-        lambda: distrain.get_context().get_metadata(), metadata=metadata, run_config=RunConfig(storage_path=storage)
-    )
-    metadata["list"].append(2)
-    assert trainer.fit().return_value == {"list": [1]}
-
-
 # -- worker_runtime_env ----------------------------------------------------------------------------------------------
 
 
@@ -242,8 +228,6 @@ def talkative() -> None:
     ("run", "progress", "notices"),
     [
         ({}, True, True),
-        ({"verbose": 1}, True, True),
-        ({"verbose": 0}, False, True),
         ({"logging_config": LoggingConfig(log_level="warning")}, False, True),
         ({"logging_config": LoggingConfig(log_level="ERROR")}, False, False),
     ],
@@ -260,13 +244,3 @@ def test_how_much_distrain_says(
     assert ("'model'" in console.err) is notices
     train(lambda: 1)
     assert "finished after" in capsys.readouterr().err, "the level has outlived its run"
-
-
-# -- configs ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("config", [ScalingConfig, RunConfig, LoggingConfig])
-def test_configs_take_names_only(config: Any) -> None:
-    """Ray's and ours differ in the order of their fields."""
-    with pytest.raises(TypeError, match="positional"):
-        config(2)

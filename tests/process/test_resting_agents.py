@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +11,6 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -29,6 +26,7 @@ from tests.process.conftest import WAYS, log_of, make_fit, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.process.conftest import Fit
 
@@ -64,37 +62,20 @@ def test_a_second_fit_has_the_same_forkserver_and_nothing_else_of_the_first(fit:
     assert {record["attempt"] for record in records(second.path)} <= {0}
 
 
-def test_a_fit_after_a_failed_one_has_the_same_forkserver(fit: Fit) -> None:
+def test_failures_and_restarts_keep_the_forkserver(fit: Fit) -> None:
     def fail() -> None:
         raise ValueError(f"forkserver {os.getppid()}")
 
-    with pytest.raises(WorkerGroupError) as raised:
-        fit(fail)
-    assert f"forkserver {fit(look).return_value['parent']}" in str(raised.value)
-
-
-def test_restarts_in_a_second_fit(fit: Fit) -> None:
     def die_once() -> dict[str, Any]:
         if distrain.get_context().attempt == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return {"parent": os.getppid(), "attempt": distrain.get_context().attempt}
 
-    parent = fit(look).return_value["parent"]
+    with pytest.raises(WorkerGroupError) as raised:
+        fit(fail)
     result = fit(die_once, failure_config=FailureConfig(max_failures=1))
-    assert result.return_value == {"parent": parent, "attempt": 1}
-
-
-def has_huge_pages() -> bool:
-    version = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    return version >= (6, 1) and setting.exists() and "[never]" not in setting.read_text()
-
-
-@pytest.mark.skipif(not has_huge_pages(), reason="this kernel makes no huge pages on request")
-def test_a_resting_forkserver_moves_its_memory_into_huge_pages(fit: Fit) -> None:
-    memory = Path(f"/proc/{fit(look).return_value['parent']}/smaps_rollup")
-    wait_until(lambda: "AnonHugePages:         0 kB" not in memory.read_text(), what="huge pages")
-    assert fit(look).return_value["parent"] == int(memory.parent.name)
+    assert result.return_value["attempt"] == 1
+    assert f"forkserver {result.return_value['parent']}" in str(raised.value)
 
 
 PACKAGE = """
@@ -116,27 +97,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return site
 
 
-def change_a_variable(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setenv("SOME_LIBRARY_READS_IT", "1")
+def edit_a_package(site: Path) -> None:
+    (site / "edited_package.py").write_text(PACKAGE.replace("1", "2"))
 
 
-def change_the_directory(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.chdir(folder)
-
-
-def change_the_umask(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    os.umask(0o077)
-
-
-def edit_a_package(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    (folder / "site" / "edited_package.py").write_text(PACKAGE.replace("1", "2"))
-
-
-def kill_the_forkserver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def kill_the_forkserver(site: Path) -> None:
     _kill_resting("forkserver")
 
 
-def kill_the_agent(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def kill_the_agent(site: Path) -> None:
     _kill_resting("agent")
 
 
@@ -147,43 +116,20 @@ def _kill_resting(program: str) -> None:
     wait_until(lambda: not is_alive(victims[0]))
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    "change",
-    [
-        change_a_variable,
-        change_the_directory,
-        change_the_umask,
-        edit_a_package,
-        kill_the_forkserver,
-        kill_the_agent,
-    ],
-    ids=lambda change: change.__name__.replace("_", " "),
-)
-def test_after_a_change_there_is_a_new_forkserver(
-    fit: Fit, site: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, Path], None]
-) -> None:
-    def train() -> dict[str, Any]:
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("change", [edit_a_package, kill_the_forkserver, kill_the_agent])
+def test_after_a_change_there_is_a_new_forkserver(fit: Fit, site: Path, change: Callable[[Path], None]) -> None:
+    def train() -> tuple[int, int]:
         import edited_package
 
-        return {
-            "parent": os.getppid(),
-            "version": edited_package.VERSION,
-            "variable": "SOME_LIBRARY_READS_IT" in os.environ,
-        }
+        return os.getppid(), edited_package.VERSION
 
-    umask = os.umask(0o022)
-    try:
-        first = fit(train).return_value
-        assert fit(train).return_value == first
-        with monkeypatch.context() as changes:
-            change(changes, site.parent)
-            second = fit(train).return_value
-    finally:
-        os.umask(umask)
-    assert second["parent"] != first["parent"]
-    assert second["version"] == (2 if change is edit_a_package else 1)
-    assert second["variable"] == (change is change_a_variable)
+    first = fit(train).return_value
+    assert fit(train).return_value == first
+    change(site)
+    parent, version = fit(train).return_value
+    assert parent != first[0]
+    assert version == (2 if change is edit_a_package else 1)
 
 
 @pytest.mark.usefixtures("site")
@@ -218,6 +164,27 @@ def test_an_agent_is_not_taken_over_by_a_thread_with_other_cpus() -> None:
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(pinned).result() != resting_agents.surroundings([])
     assert resting_agents.surroundings([]) == resting_agents.surroundings([])
+
+
+def test_an_agent_is_taken_over_only_if_it_has_inherited_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    umask = os.umask(0o022)
+    before = resting_agents.surroundings(["python"])
+    assert resting_agents.surroundings(["python"]) == before
+    assert resting_agents.surroundings(["python3"]) != before
+    changes = (
+        lambda patch: patch.setenv("SOME_LIBRARY_READS_IT", "1"),
+        lambda patch: patch.chdir(tmp_path),
+        lambda patch: os.umask(0o077),
+    )
+    try:
+        for change in changes:
+            with monkeypatch.context() as patch:
+                change(patch)
+                assert resting_agents.surroundings(["python"]) != before
+    finally:
+        os.umask(umask)
 
 
 def test_fits_in_threads_have_a_forkserver_each(fit: Fit) -> None:

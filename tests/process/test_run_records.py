@@ -123,23 +123,19 @@ def test_a_failed_run_has_a_page_until_it_is_continued(fit: Fit) -> None:
     with pytest.raises(WorkerGroupError) as caught:
         fit(fail_once, workers=1, name="paged")
     page = Path(caught.value.result.path) / "page.html"
-    assert re.search(
-        r"rank [01] on \w+ failed at test_run_records\.py:\d+ with ValueError: &lt;/script&gt; on purpose; "
-        r"the last checkpoint is checkpoint_000000 \(step 1\)\.",
-        page.read_text(),
-    )
+    wanted = r"Failed after .*: rank 0 on \w+: ValueError: &lt;/script&gt; on purpose \(test_run_records\.py:\d+\)\."
+    assert re.search(wanted, page.read_text())
     fit(fail_once, workers=1, name="paged")
     assert not page.exists()  # it was out of date, and a short run that has finished needs none
     text = write_page(page.parent).read_text()
     assert "Finished after" in text
-    assert "after 1 restart; the last checkpoint is checkpoint_000001 (step 2)." in text
+    assert "checkpoint_000001" in text
 
 
 def test_a_rank_for_which_the_others_wait_in_collectives_is_named(
     fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pace, "VITALS_S", 0.4)
-    monkeypatch.setattr(pace, "WINDOW_S", 0.8)
+    monkeypatch.setattr(pace, "VITALS_S", 0.8)
 
     def load_batch() -> None:
         time.sleep(0.1)

@@ -5,7 +5,6 @@ names what happened, where, and how to continue.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import importlib
 import inspect
 import json
@@ -17,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -28,9 +26,9 @@ import psutil
 import pytest
 
 import distrain
-from distrain import Checkpoint, ControllerError, FailureConfig, Result, StorageError, TrainingFailedError
+from distrain import Checkpoint, ControllerError, FailureConfig, StorageError, TrainingFailedError
 from tests.conftest import wait_until
-from tests.process.conftest import Fit, assert_no_half_checkpoint, await_the_last_write_of_run_json, records
+from tests.process.conftest import Fit, assert_no_half_checkpoint, records
 from tests.tables import SEED
 
 if TYPE_CHECKING:
@@ -293,58 +291,6 @@ def test_a_storage_that_fails_in_the_middle(fault: Fault, tmp_path: Path, undo: 
     assert_reports_are_kept_once(disk.run)
 
 
-def test_a_run_directory_that_is_deleted_in_the_middle_is_named(fit: Fit) -> None:
-    """There is nothing left to go on with, and no half run in its place."""
-    run = fit.storage / "run"
-    error = fails(fit, lambda: shutil.rmtree(run))
-    assert re.search(rf"cannot write (metrics|run\.json|checkpoint 3) in {run}: \[Errno 2\] No such file", str(error))
-    assert not run.exists(), "nor anything else"
-    assert fit(train, {"strike": None, "epochs": 1}, name="run").return_value == "began at 0"
-
-
-def test_a_run_directory_that_vanishes_is_noticed_also_without_checkpoints(fit: Fit) -> None:
-    def delete_and_go_on() -> None:
-        distrain.report({"step": 0})
-        await_the_last_write_of_run_json()
-        shutil.rmtree(distrain.get_context().get_trial_dir())
-        while True:
-            distrain.report({"step": 1})
-            time.sleep(0.01)
-
-    run = fit.storage / "run"
-    with pytest.raises(
-        ControllerError, match=rf"cannot write (metrics|run\.json) in {run}: .*No such file or directory"
-    ):
-        fit(delete_and_go_on, workers=1, name="run")
-    assert not run.exists()
-
-
-def test_a_run_directory_that_another_one_has_replaced_is_left_alone(fit: Fit) -> None:
-    def strike() -> None:
-        run.rename(run.with_name("moved"))
-        run.mkdir()
-        (run / "theirs").touch()
-
-    run = fit.storage / "run"
-    error = fails(fit, strike)
-    assert re.search(rf"cannot write (metrics|run\.json|checkpoint 3) in {run}: ", str(error))
-    assert "is not the one any more that the run began in" in str(error)
-    assert not list(run.glob("checkpoint_*"))
-    assert newest(run.with_name("moved")) == 1
-
-
-def test_a_new_run_on_a_full_disk_can_be_started_again_in_the_same_process(tmp_path: Path, undo: ExitStack) -> None:
-    disk = small_disk(tmp_path, undo)
-    fill(disk, pages_left=0)
-    fit = Fit(storage=disk.run.parent)
-    for _ in range(2):
-        error = fails(fit)
-        assert isinstance(error, StorageError)
-        assert f"cannot use the run directory {disk.run}: [Errno 28] No space left on device" in str(error)
-    empty(disk)
-    assert fit(train, {"strike": None, "epochs": 1}, name="run").return_value == "began at 0"
-
-
 def test_reports_that_fill_the_disk_leave_space_for_how_the_run_ended(
     tmp_path: Path, undo: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,22 +308,6 @@ def test_reports_that_fill_the_disk_leave_space_for_how_the_run_ended(
         assert not (disk.run / ".reserve").exists()
         assert json.loads((disk.run / "run.json").read_text())["status"] == "failed"
         assert "cannot write metrics" in json.loads((disk.run / "error.json").read_text())["message"]
-
-
-def test_a_return_value_that_does_not_fit_on_the_disk_costs_no_more_than_itself(
-    tmp_path: Path, undo: ExitStack
-) -> None:
-    def too_much() -> str:
-        distrain.report({"loss": 1}, checkpoint=Checkpoint.from_dict({"w": 1}))
-        return "x" * 1_000_000
-
-    disk = small_disk(tmp_path, undo)
-    try:
-        result = Fit(storage=disk.run.parent)(too_much, workers=1, name="run")
-    except TrainingFailedError as error:
-        result = error.result
-    assert result.metrics == {"loss": 1}
-    assert result.checkpoint is not None
 
 
 def test_a_rank_that_cannot_store_its_part_says_how_to_go_on(tmp_path: Path, undo: ExitStack) -> None:
@@ -532,37 +462,6 @@ def user(tmp_path: Path) -> User:
     return User(folder=tmp_path)
 
 
-def give_up_the_rights_of_root() -> None:
-    """So that permissions count for root's programs, too (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH)."""
-    for capability in (1, 2):
-        ctypes.CDLL(None).prctl(24, capability)  # PR_CAPBSET_DROP
-
-
-def test_a_storage_without_permission(user: User) -> None:
-    lose_it = "run = Path(sys.argv[1], 'run')\nprint(fit(lambda: os.chmod(run, 0o500)).return_value)"
-    go_on = "print(fit().return_value)"
-    plainly = {"preexec_fn": give_up_the_rights_of_root}
-    storage = user.run.parent
-    storage.mkdir(mode=0o500)
-    denied = user(go_on, **plainly)
-    assert (denied.returncode, denied.stdout) == (1, "")
-    assert f"StorageError: cannot use the run directory {user.run}: [Errno 13] Permission denied" in denied.stderr
-    storage.chmod(0o700)
-    lost = user(lose_it, **plainly)
-    assert lost.returncode == 1
-    assert f"ControllerError: cannot write checkpoint 3 in {user.run}: [Errno 13] Permission denied" in lost.stderr
-    assert "checkpoint: checkpoint_000001, at step 2\n" in lost.stderr
-    before = committed(user.run)
-    assert newest(user.run) == 1
-    still = user(go_on, **plainly)
-    assert still.returncode == 1
-    assert f"StorageError: cannot use the run directory {user.run}: [Errno 13] Permission denied" in still.stderr
-    assert committed(user.run) == before
-    user.run.chmod(0o700)
-    assert user(go_on, **plainly).stdout == "began at 2\n"
-    assert committed(user.run).items() > before.items()
-
-
 # -- killed at each step ---------------------------------------------------------------------------------------------
 
 KILLED_AT_A_STEP = """
@@ -660,21 +559,6 @@ print(fit(wait).return_value)
 """
 
 
-def test_the_second_of_two_runs_in_one_directory_is_refused_and_the_first_goes_on(user: User) -> None:
-    first = user.start(WAITS)
-    wait_until((user.run.parent / "waits").exists)
-    before, manifest = committed(user.run), (user.run / "run.json").read_bytes()
-    second = user("fit()")
-    assert (second.returncode, second.stdout) == (1, "")
-    assert f"StorageError: another run (process {first.pid}) is using {user.run}; wait for it, or give" in second.stderr
-    assert (committed(user.run), (user.run / "run.json").read_bytes()) == (before, manifest)
-    (user.run.parent / "end").touch()
-    assert first.communicate(timeout=60)[0] == "began at 0\n"
-    assert committed(user.run).items() > before.items()
-    assert newest(user.run) == EPOCHS - 1
-    assert_reports_are_kept_once(user.run)
-
-
 def test_the_second_goes_on_as_soon_as_the_first_is_dead_though_its_agent_hangs(user: User) -> None:
     first = user.start(WAITS)
     wait_until((user.run.parent / "waits").exists)
@@ -686,32 +570,3 @@ def test_the_second_goes_on_as_soon_as_the_first_is_dead_though_its_agent_hangs(
     before = committed(user.run)
     assert user("print(fit().return_value)").stdout == "began at 2\n"
     assert committed(user.run).items() > before.items()
-
-
-def test_a_clock_that_jumps_back_changes_nothing(user: User) -> None:
-    """Between two parts of the run, and with every look at it, for the coordinator as for the workers."""
-    failed = user("def strike():\n    raise ValueError('half way')\nfit(strike)")
-    assert "ValueError: half way" in failed.stderr
-    before = committed(user.run)
-    back = """
-def turn_back():
-    real, state = time.time, [10 * 86400.0]
-    def earlier():
-        state[0] += 60.0
-        return real() - state[0]
-    time.time = earlier
-turn_back()
-result = fit(turn_back)
-print(result.return_value, result.metrics, Path(result.checkpoint.path).name)
-"""
-    went_on = user(back)
-    assert went_on.stdout == "began at 2 {'epoch': 6} checkpoint_000006\n", went_on.stderr
-    assert committed(user.run).items() > before.items()
-    times = [line["time"] for line in records(user.run, rank=0)]
-    assert times != sorted(times), "the clock did not jump"
-    result = Result.from_path(user.run)
-    assert (result.error, result.metrics) == (None, {"epoch": 6})
-    assert result.checkpoint is not None
-    assert Path(result.checkpoint.path).name == "checkpoint_000006"
-    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == list(range(7))
-    assert json.loads((user.run / "run.json").read_text())["status"] == "finished"

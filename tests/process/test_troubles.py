@@ -14,7 +14,7 @@ import distrain
 from distrain import RunConfig, ScalingConfig
 from distrain.api.backend import BackendConfig
 from distrain.coordinator.trainer import run_work
-from distrain.decisions import run_machine
+from distrain.decisions import pace
 from distrain.worker.job.job import FunctionWork
 from tests.nvml import make_driver
 from tests.process.conftest import SSH_THAT_EXECUTES, Fit, make_fake_ssh
@@ -40,7 +40,7 @@ def wait_for(number: int, act: Callable[[], object] = lambda: None) -> None:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_machine, "HEALTH_S", 0.1)
+    monkeypatch.setattr(pace, "VITALS_S", 0.1)
 
 
 def test_the_rank_that_uses_most_of_a_limited_memory_is_named(

@@ -25,7 +25,6 @@ from tests.conftest import wait_until
 from tests.process.conftest import (
     Fit,
     assert_no_half_checkpoint,
-    await_the_last_write_of_run_json,
     files_of,
     make_fit,
 )
@@ -80,182 +79,6 @@ def test_the_local_files_are_deleted_if_asked_for(
     assert_no_half_checkpoint(any_fit.storage)
 
 
-@pytest.mark.parametrize("mode", [SYNC, ASYNC])
-def test_dicts_are_stored_in_every_mode(any_fit: Fit, mode: CheckpointUploadMode) -> None:
-    def train(config: dict[str, Any]) -> None:
-        for epoch in range(3):
-            checkpoint = Checkpoint.from_dict({"epoch": epoch})
-            distrain.report({}, checkpoint=checkpoint, checkpoint_upload_mode=config["mode"])
-
-    result = any_fit(train, {"mode": mode})
-    assert [checkpoint.to_dict()["epoch"] for checkpoint, _ in result.best_checkpoints] == [0, 1, 2]
-
-
-def test_a_file_that_somebody_else_has_too_is_copied(fit: Fit, tmp_path: Path) -> None:
-    (tmp_path / "shared.txt").write_text("shared")
-
-    def train(config: dict[str, str]) -> None:
-        folder = tempfile.mkdtemp()
-        os.link(config["shared"], Path(folder, "linked.txt"))
-        os.symlink(config["shared"], Path(folder, "pointed.txt"))
-        distrain.report({}, checkpoint=Checkpoint(folder), delete_local_checkpoint_after_upload=True)
-
-    result = fit(train, {"shared": str(tmp_path / "shared.txt")}, workers=1)
-    assert files_of(result.checkpoint) == {"linked.txt": "shared", "pointed.txt": "shared"}
-    (tmp_path / "shared.txt").write_text("changed")
-    assert files_of(result.checkpoint) == {"linked.txt": "shared", "pointed.txt": "shared"}
-
-
-@pytest.mark.parametrize("mode", [SYNC, ASYNC])
-@pytest.mark.parametrize("inner", ["", "tokenizer"])
-def test_what_is_behind_a_link_to_a_directory_is_neither_moved_nor_deleted(
-    any_fit: Fit, tmp_path: Path, mode: CheckpointUploadMode, inner: str
-) -> None:
-    behind = tmp_path / "behind"
-    behind.mkdir()
-    (behind / "file.txt").write_text("as reported")
-
-    def train(config: dict[str, Any]) -> str:
-        folder = Path(tempfile.mkdtemp(), "output")
-        link = folder / config["inner"]
-        link.parent.mkdir(exist_ok=True)
-        link.symlink_to(config["behind"])
-        checkpoint = Checkpoint(folder)
-        distrain.report(
-            {}, checkpoint, checkpoint_upload_mode=config["mode"], delete_local_checkpoint_after_upload=True
-        )
-        return str(folder)
-
-    result = any_fit(train, {"behind": str(behind), "mode": mode, "inner": inner}, workers=1)
-    assert not os.path.lexists(result.return_value)
-    assert (behind / "file.txt").read_text() == "as reported"
-    (behind / "file.txt").write_text("of the next epoch")
-    assert files_of(result.checkpoint) == {f"{inner}/file.txt".lstrip("/"): "as reported"}
-
-
-@pytest.mark.parametrize("mode", [SYNC, ASYNC])
-def test_a_committed_checkpoint_that_is_reported_again_stays(any_fit: Fit, mode: CheckpointUploadMode) -> None:
-    def train(config: dict[str, Any]) -> None:
-        checkpoint = distrain.get_checkpoint()
-        assert checkpoint is not None
-        mode = config["mode"]
-        distrain.report({}, checkpoint, checkpoint_upload_mode=mode, delete_local_checkpoint_after_upload=True)
-
-    first = any_fit(lambda: distrain.report({}, Checkpoint(folder_with("first"))), workers=1).checkpoint
-    assert first is not None
-    again = any_fit(train, {"mode": mode}, resume_from=first).checkpoint
-    assert again is not None
-    assert again.path != first.path
-    assert files_of(first) == files_of(again) == {"model.txt": "first"}
-
-
-@pytest.mark.parametrize("name", ["model", "link"])
-def test_a_part_of_a_committed_checkpoint_stays_in_it(any_fit: Fit, name: str) -> None:
-    def train(config: dict[str, str]) -> None:
-        folder = Path(folder_with("options"), "model")
-        folder.mkdir()
-        Path(folder, "weights.txt").write_text("weights")
-        distrain.report({}, Checkpoint(folder.parent))
-        distrain.get_all_reported_checkpoints()
-        checkpoint = distrain.get_checkpoint()
-        assert checkpoint is not None
-        with checkpoint.as_directory() as whole:
-            part = Path(whole, "model")
-            if config["name"] == "link":
-                part = Path(tempfile.mkdtemp(), "link")
-                part.symlink_to(Path(whole, "model"))
-            distrain.report({}, Checkpoint(part), checkpoint_upload_mode=ASYNC)
-            distrain.get_all_reported_checkpoints()
-
-    result = any_fit(train, {"name": name}, workers=1)
-    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
-        {"model.txt": "options", "model/weights.txt": "weights"},
-        {"weights.txt": "weights"},
-    ]
-    inodes = [path.stat().st_ino for path in Path(result.path).rglob("weights.txt")]
-    assert len(set(inodes)) == 2
-
-
-def test_the_working_directory_stays(fit: Fit) -> None:
-    def train() -> list[str]:
-        os.chdir(folder_with("x"))
-        distrain.report({}, Checkpoint("."), checkpoint_upload_mode=ASYNC)
-        distrain.get_all_reported_checkpoints()
-        return os.listdir()
-
-    assert fit(train, workers=1).return_value == ["model.txt"]
-
-
-def test_other_directories_in_the_run_directory_stay(fit: Fit) -> None:
-    def train() -> str:
-        folder = Path(distrain.get_context().get_trial_dir(), "mine", "deep")
-        folder.mkdir(parents=True)
-        Path(folder, "model.txt").write_text("mine")
-        distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=ASYNC)
-        return str(folder)
-
-    result = fit(train, workers=1)
-    assert files_of(result.checkpoint) == {"model.txt": "mine"}
-    assert os.listdir(result.return_value) == ["model.txt"]
-
-
-def test_a_directory_may_be_used_again_for_the_next_checkpoint(any_fit: Fit, tmp_path: Path) -> None:
-    """At once, and with files of the same size: what the user writes after report() is never deleted."""
-
-    def train(config: dict[str, str]) -> bool:
-        folder = Path(config["folder"], f"of-{rank()}")
-        for epoch in range(10):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"part-{rank()}.txt").write_text(f"epoch {epoch}")
-            distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
-        return folder.exists()
-
-    result = any_fit(train, {"folder": str(tmp_path / "mine")})
-    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
-        {"part-0.txt": f"epoch {epoch}", "part-1.txt": f"epoch {epoch}"} for epoch in range(10)
-    ]
-    assert not list(tmp_path.glob("mine/*"))
-
-
-def test_a_file_that_the_next_attempt_writes_again_is_not_the_one_in_the_checkpoint(fit: Fit, tmp_path: Path) -> None:
-    """The worker was killed before it could delete its local files."""
-
-    def train(config: dict[str, str]) -> str:
-        folder, checkpoint = Path(config["folder"]), distrain.get_checkpoint()
-        folder.mkdir(exist_ok=True)
-        (folder / "model.txt").write_text("first" if checkpoint is None else "second")
-        if checkpoint is None:
-            distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=ASYNC)
-            os.kill(os.getpid(), signal.SIGKILL)
-        assert checkpoint is not None
-        return Path(checkpoint.path, "model.txt").read_text()
-
-    folder = tmp_path / "mine"
-    result = fit(train, {"folder": str(folder)}, workers=1, failure_config=FailureConfig(max_failures=1))
-    assert result.return_value == "first"
-    assert files_of(result.checkpoint) == {"model.txt": "first"}
-    assert os.listdir(folder) == ["model.txt"]
-
-
-def test_files_stay_where_they_are_if_not_all_can_be_stored(fit: Fit) -> None:
-    def train() -> list[str]:
-        folder = folder_with("good", "a.txt")
-        Path(folder, "b.txt").write_text("bad")
-        real = os.fsync
-
-        def fsync(fd: int) -> None:
-            if os.readlink(f"/proc/self/fd/{fd}").endswith("b.txt"):
-                raise OSError(5, "Input/output error")
-            real(fd)
-
-        os.fsync = fsync
-        with pytest.raises(OSError, match="Input/output error"):
-            distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
-        return sorted(os.listdir(folder))
-
-    assert fit(train, workers=1).return_value == ["a.txt", "b.txt"]
-
-
 def report_a_shared_directory(config: dict[str, Any]) -> None:
     """Each rank has written its file before the first one reports; the last one reports when the first has gone on."""
     shared, first_is_done = Path(config["shared"]), Path(config["shared"] + ".done")
@@ -282,58 +105,6 @@ def test_a_directory_that_ranks_share_is_deleted_when_all_have_stored_it(
     assert all(path.stat().st_nlink == 1 for path in Path(result.checkpoint.path).iterdir())  # type: ignore[union-attr]
     assert not shared.exists()
     assert_no_half_checkpoint(any_fit.storage)
-
-
-@pytest.mark.parametrize("mode", [SYNC, ASYNC])
-def test_a_directory_that_ranks_share_stays_if_one_cannot_store_it(
-    fit: Fit, tmp_path: Path, mode: CheckpointUploadMode
-) -> None:
-    shared = tmp_path / "shared"
-    with pytest.raises(WorkerGroupError, match="spoiled is a link to nowhere"):
-        fit(report_a_shared_directory, {"shared": str(shared), "mode": mode, "spoiled": True})
-    assert sorted(os.listdir(shared)) == ["part-0.txt", "part-1.txt", "spoiled"]
-
-
-def test_local_files_that_others_may_bring_are_deleted_later_unless_they_have_changed(fit: Fit) -> None:
-    """Rank 1 reports only when both reports of rank 0 have returned, which writes its second file again."""
-
-    def train() -> list[str]:
-        folders = []
-        for epoch in range(2):
-            folders.append(folder_with(f"epoch {epoch}", f"part-{rank()}.txt"))
-            if rank() == 0:
-                distrain.report({}, Checkpoint(folders[-1]), delete_local_checkpoint_after_upload=True)
-        Path(folders[1], f"part-{rank()}.txt").write_text("the user's next words")
-        distrain.collective.barrier()
-        if rank() == 1:
-            for folder in folders:
-                distrain.report({}, Checkpoint(folder))
-        return folders
-
-    result = fit(train)
-    left = [folder for folder in result.return_value if os.path.exists(folder)]
-    assert [Path(folder, "part-0.txt").read_text() for folder in left] == ["the user's next words"]
-    assert [files_of(checkpoint)["part-0.txt"] for checkpoint, _ in result.best_checkpoints] == ["epoch 0", "epoch 1"]
-    assert_no_half_checkpoint(fit.storage)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_file_that_stays_in_a_directory_is_in_every_checkpoint_of_it(fit: Fit, tmp_path: Path, workers: int) -> None:
-    """A directory for all steps, and a file in it that is written only if it does not exist."""
-
-    def train(config: dict[str, Any]) -> None:
-        folder = Path(config["folder"], str(distrain.get_context().get_world_rank()))
-        for step in range(4):
-            folder.mkdir(exist_ok=True)
-            if step:
-                distrain.get_all_reported_checkpoints()  # the one before is committed
-            if not (folder / "config.json").exists():
-                (folder / "config.json").write_text("{}")
-            (folder / "model.pt").write_text("x" * step)
-            distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
-
-    result = fit(train, {"folder": str(tmp_path)}, workers=workers)
-    assert [sorted(files_of(kept)) for kept, _ in result.best_checkpoints] == [["config.json", "model.pt"]] * 4
 
 
 @pytest.mark.parametrize("delete", [False, True])
@@ -495,18 +266,6 @@ def test_an_uploader_that_is_killed_is_an_error_and_the_next_attempt_has_another
     ]
 
 
-def test_without_retries_a_lost_upload_is_explained(fit: Fit) -> None:
-    def train() -> None:
-        uploader = report_and_stop_the_uploader()
-        report_async("lost")
-        kill_with_its_order(uploader)
-
-    with pytest.raises(WorkerGroupError, match=r"checkpoint 2 of this rank could not be stored: the uploader has") as e:
-        fit(train, workers=1)
-    assert isinstance(e.value.worker_failures[0], CheckpointError)
-    assert files_of(e.value.result.checkpoint) == {"model.txt": "first"}
-
-
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
@@ -526,88 +285,6 @@ def test_checkpoints_may_have_names_and_keep_their_order(any_fit: Fit) -> None:
             ("zebra-2", "zebra"),
         ]
     assert files_of(Checkpoint(f"{result.path}/zebra")) == {"model.txt": "zebra"}
-
-
-def test_names_like_our_own_are_in_nobodys_way(fit: Fit) -> None:
-    def train() -> None:
-        for name in ("checkpoint_000002", None, None, None):
-            distrain.report({}, checkpoint=Checkpoint(folder_with("x")), checkpoint_dir_name=name)
-
-    result = fit(train, workers=1)
-    assert [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints] == [
-        "checkpoint_000002",
-        "checkpoint_000001",
-        "checkpoint_000002-2",
-        "checkpoint_000003",
-    ]
-    again = distrain.Result.from_path(result.path).best_checkpoints
-    assert [checkpoint.path for checkpoint, _ in again] == [c.path for c, _ in result.best_checkpoints]
-
-
-def test_the_numbers_go_on_after_named_checkpoints(fit: Fit) -> None:
-    def train(config: dict[str, Any]) -> None:
-        distrain.report({}, checkpoint=Checkpoint(folder_with("x")), checkpoint_dir_name=config["name"])
-        if config["name"]:
-            raise ValueError("go on")
-
-    with pytest.raises(WorkerGroupError):
-        fit(train, {"name": "mine"}, name="run", workers=1)
-    result = fit(train, {"name": None}, name="run", workers=1)
-    assert names(result.path) == ["checkpoint_000001", "mine"]
-
-
-TAKEN = ("run.json", "metrics.jsonl", "error.json", "error.pkl", "return_value.pkl", "logs", "stacks", "run.json.new")
-
-
-@pytest.mark.parametrize("mode", [SYNC, NO_UPLOAD])
-def test_names_that_the_run_directory_needs_are_refused(fit: Fit, mode: CheckpointUploadMode) -> None:
-    def train(config: dict[str, Any]) -> None:
-        await_the_last_write_of_run_json()
-        mode = config["mode"]
-        for name in TAKEN:
-            if mode is NO_UPLOAD and name in ("run.json", "metrics.jsonl"):
-                name = f"{name}.new"  # else there is a file of that name
-            folder = Path(folder_with("x")) if mode is SYNC else in_place(name)
-            folder.mkdir(exist_ok=True)
-            with pytest.raises(ValueError, match="as the run directory has something else of that name"):
-                distrain.report({}, Checkpoint(folder), name if mode is SYNC else None, checkpoint_upload_mode=mode)
-            if mode is NO_UPLOAD and name not in ("logs", "stacks"):
-                folder.rmdir()
-
-    assert fit(train, {"mode": mode}, workers=1).checkpoint is None
-
-
-def test_a_name_may_be_long_but_not_too_long(fit: Fit) -> None:
-    def train() -> None:
-        for _ in range(2):
-            distrain.report({}, Checkpoint(folder_with("x")), checkpoint_dir_name="ü" * 100)
-        with pytest.raises(ValueError, match="must not be longer than 200 bytes, got 202"):
-            distrain.report({}, Checkpoint(folder_with("x")), checkpoint_dir_name="ü" * 101)
-
-    result = fit(train, workers=1, checkpoint_config=distrain.CheckpointConfig(num_to_keep=1))
-    assert names(result.path) == ["ü" * 100 + "-2"]
-
-
-@pytest.mark.parametrize("delete", ["no", 0, 1.0])
-def test_whether_to_delete_is_said_by_a_bool(fit: Fit, delete: Any) -> None:
-    def train(config: dict[str, Any]) -> None:
-        folder = folder_with("x")
-        with pytest.raises(TypeError, match="delete_local_checkpoint_after_upload must be True, False or None"):
-            distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=config["delete"])
-        assert os.path.exists(folder)
-
-    fit(train, {"delete": delete}, workers=1)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "damaged-x", 5])
-def test_names_that_cannot_be_are_refused(fit: Fit, name: Any) -> None:
-    def train(config: dict[str, Any]) -> None:
-        distrain.report({}, checkpoint=Checkpoint(folder_with("x")), checkpoint_dir_name=config["name"])
-
-    with pytest.raises(WorkerGroupError, match="checkpoint_dir_name must be a") as raised:
-        fit(train, {"name": name}, workers=1)
-    assert isinstance(raised.value.original, (TypeError, ValueError))
 
 
 # -- stored by the user ----------------------------------------------------------------------------------------------
@@ -671,58 +348,6 @@ def test_files_in_place_are_looked_at_when_all_ranks_are_done(any_fit: Fit, way:
     assert {name: fact["size"] for name, fact in manifest["files"].items()} == {"0.txt": 5, "1.txt": 23}
 
 
-def shards_by_hand(config: dict[str, Any]) -> None:
-    """Attempt 0 writes four and fails before it reports them; attempt 1 writes two."""
-    attempt, folder = distrain.get_context().attempt, in_place("epoch-7")
-    for number in range(4 if attempt == 0 else config["again"]):
-        Path(folder, f"deep-{number}").mkdir(parents=True, exist_ok=True)
-        Path(folder, f"deep-{number}", "shard.txt").write_text(f"of {attempt}")
-    if attempt == 0:
-        raise RuntimeError("on purpose")
-    distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=NO_UPLOAD)
-
-
-def test_a_directory_in_place_is_committed_with_all_that_is_in_it(any_fit: Fit) -> None:
-    result = any_fit(shards_by_hand, {"again": 2}, workers=1, failure_config=FailureConfig(max_failures=1))
-    assert files_of(result.checkpoint) == {f"deep-{n}/shard.txt": f"of {1 if n < 2 else 0}" for n in range(4)}
-
-
-def test_what_an_earlier_attempt_has_written_alone_may_be_reported_by_the_next(fit: Fit) -> None:
-    result = fit(shards_by_hand, {"again": 0}, workers=1, failure_config=FailureConfig(max_failures=1))
-    assert files_of(result.checkpoint) == {f"deep-{n}/shard.txt": "of 0" for n in range(4)}
-
-
-def elsewhere() -> Path:
-    return Path(folder_with("x"))
-
-
-def committed_already() -> Path:
-    distrain.report({}, Checkpoint(folder_with("x")))
-    while (checkpoint := distrain.get_checkpoint()) is None:
-        time.sleep(0.001)
-    return Path(checkpoint.path)
-
-
-@pytest.mark.parametrize(("make", "why"), [(elsewhere, "must be a directory in"), (committed_already, "already")])
-def test_no_upload_of_something_else_is_refused(fit: Fit, make: Callable[[], Path], why: str) -> None:
-    def train(config: dict[str, Any]) -> None:
-        distrain.report({}, Checkpoint(config["make"]()), checkpoint_upload_mode=NO_UPLOAD)
-
-    with pytest.raises(WorkerGroupError, match=why):
-        fit(train, {"make": make}, workers=1)
-
-
-def test_ranks_that_disagree_on_the_directory_are_told(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        folder = in_place(f"of-{rank()}")
-        folder.mkdir()
-        (folder / f"{rank()}.txt").write_text("x")
-        distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=NO_UPLOAD)
-
-    assert fit(train).checkpoint is None
-    assert "all ranks that bring one must name the same directory" in capsys.readouterr().err
-
-
 def test_an_upload_function_stores_by_itself(any_fit: Fit) -> None:
     def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
         return Checkpoint(checkpoint.to_directory(in_place(name)))
@@ -740,70 +365,6 @@ def test_an_upload_function_stores_by_itself(any_fit: Fit) -> None:
     assert first.startswith("checkpoint_")
     assert second == "mine"
     assert files_of(result.checkpoint) == {"model.txt": "x"}
-
-
-def test_an_upload_function_gets_the_same_name_on_all_ranks(any_fit: Fit) -> None:
-    def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
-        return Checkpoint(checkpoint.to_directory(in_place(name)))
-
-    def train() -> None:
-        first = 0 if distrain.get_checkpoint() is None else 1
-        for epoch in range(first, 2):
-            checkpoint = Checkpoint(folder_with(f"{epoch}", f"part-{rank()}.txt"))
-            distrain.report({}, checkpoint, checkpoint_upload_fn=store)
-            distrain.get_all_reported_checkpoints()
-            if first == 0:
-                distrain.collective.barrier()
-                raise RuntimeError("on purpose")
-
-    result = any_fit(train, failure_config=FailureConfig(max_failures=1))
-    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
-        {f"part-{rank}.txt": f"{epoch}" for rank in range(2)} for epoch in range(2)
-    ]
-
-
-def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
-    return Checkpoint(checkpoint.to_directory(in_place(name)))
-
-
-def report_with_a_function(config: dict[str, Any]) -> str:
-    shared = Path(config["shared"])
-    shared.mkdir(exist_ok=True)
-    (shared / f"{rank()}.txt").write_text("x")
-    distrain.collective.barrier()
-    while rank() == 1 and not (shared.parent / "first").exists():
-        time.sleep(0.001)
-    mode, delete = config["mode"], config["delete"]
-    for _ in range(config.get("times", 1)):
-        distrain.report({}, Checkpoint(shared), None, mode, delete, checkpoint_upload_fn=store)
-    (shared.parent / "first").touch()
-    return str(shared)
-
-
-@pytest.mark.parametrize("mode", [SYNC, ASYNC])
-@pytest.mark.parametrize("delete", [None, True, False])
-def test_what_a_function_has_stored_is_deleted_if_asked_for(
-    any_fit: Fit, tmp_path: Path, mode: CheckpointUploadMode, delete: bool | None
-) -> None:
-    config = {"mode": mode, "delete": delete, "shared": str(tmp_path / "shared")}
-    result = any_fit(report_with_a_function, config)
-    assert files_of(result.checkpoint) == {"0.txt": "x", "1.txt": "x"}
-    assert os.path.exists(result.return_value) == (not (mode is ASYNC if delete is None else delete))
-
-
-def test_that_a_function_is_called_at_once_with_async_is_said_once(
-    fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    fit(report_with_a_function, {"mode": ASYNC, "delete": False, "shared": str(tmp_path / "shared"), "times": 2})
-    assert capfd.readouterr().err.count("report() waits for checkpoint_upload_fn, also with ASYNC") == 1
-
-
-def test_an_upload_function_that_gives_nothing_back_is_refused(fit: Fit) -> None:
-    def train() -> None:
-        distrain.report({}, Checkpoint(folder_with("x")), checkpoint_upload_fn=lambda checkpoint, name: None)  # type: ignore
-
-    with pytest.raises(WorkerGroupError, match="checkpoint_upload_fn must return the Checkpoint that it has stored"):
-        fit(train, workers=1)
 
 
 # -- without workers -------------------------------------------------------------------------------------------------

@@ -109,13 +109,6 @@ def test_metrics_of_the_validation_are_added_to_those_of_the_checkpoint(every_fi
     assert result.metrics == {"step": 2}, "these are what rank 0 reported last"
 
 
-def test_the_last_metrics_have_those_of_their_validation(fit: Callable[..., Result]) -> None:
-    result = fit(train, {"tasks": [False, True], "mode": "COMMITTED"}, ValidationConfig(score))
-    assert result.metrics is not None
-    assert (result.metrics["step"], result.metrics["score"]) == (1, 1.0)
-    assert Result.from_path(result.path).metrics == result.metrics
-
-
 def hopeless(checkpoint: Checkpoint, how: str) -> Any:
     print("I am about to", how)
     if how == "raise":
@@ -199,58 +192,6 @@ def test_a_worker_is_told_what_it_asks_for(every_fit: Callable[..., Result], tmp
     ]
 
 
-def ask_of_one_rank_only(config: dict[str, Any]) -> list[int]:
-    for step in range(3):
-        report(step, False)
-    if distrain.get_context().get_world_rank() == 1:
-        return []
-    return [one.metrics["step"] for one in distrain.get_all_reported_checkpoints()]
-
-
-def test_any_rank_may_ask_alone_and_hears_of_those_that_are_kept(fit: Callable[..., Result]) -> None:
-    result = fit(ask_of_one_rank_only, {}, None, checkpoint_config=CheckpointConfig(num_to_keep=2))
-    assert result.return_value == [1, 2]
-
-
-def ask_of_the_rank_without_files(config: dict[str, Any]) -> list[int]:
-    """Rank 1 has made both reports, and asks, before rank 0 makes its own."""
-    asks, answer = Path(config["place"], "asks"), Path(config["place"], "answer")
-    if distrain.get_context().get_world_rank() == 1:
-        for _ in range(2):
-            distrain.report({})
-        asks.touch()
-        answer.write_text(json.dumps([one.metrics["step"] for one in distrain.get_all_reported_checkpoints()]))
-        return []
-    while not asks.exists():
-        time.sleep(0.001)
-    for step in range(2):
-        report(step, False)
-    known = [one.metrics["step"] for one in distrain.get_all_reported_checkpoints()]
-    distrain.report({})
-    return known
-
-
-def test_a_rank_that_brings_no_files_hears_of_the_checkpoints_of_its_reports(
-    fit: Callable[..., Result], tmp_path: Path
-) -> None:
-    result = fit(ask_of_the_rank_without_files, {"place": str(tmp_path)}, None)
-    assert result.return_value == json.loads((tmp_path / "answer").read_text()) == [0, 1]
-
-
-def ask_while_the_others_report_less(config: dict[str, Any]) -> int:
-    """Rank 0 does not report before rank 1 has its answer."""
-    if distrain.get_context().get_world_rank() == 1:
-        distrain.report({})
-        distrain.get_all_reported_checkpoints()
-    distrain.collective.barrier()
-    return len(distrain.get_all_reported_checkpoints())
-
-
-def test_ranks_that_report_less_often_are_not_waited_for_without_end(fit: Callable[..., Result]) -> None:
-    config = CheckpointConfig(missing_rank_s=0.2)
-    assert fit(ask_while_the_others_report_less, {}, None, checkpoint_config=config).return_value == 0
-
-
 def test_the_score_may_come_from_the_validation_and_pending_ones_are_kept(
     fit: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -327,45 +268,6 @@ def test_a_checkpoint_is_validated_only_after_it_was_found_intact(
     result = fit(lambda config: None, {}, ValidationConfig(note_and_score, ValidationTaskConfig({"noted": str(noted)})))
     assert result.checkpoint is None, "it was damaged"
     assert not noted.exists()
-
-
-def test_a_run_that_goes_on_without_a_function_waits_for_no_validation(
-    fit: Callable[..., Result], tmp_path: Path
-) -> None:
-    def fails(config: dict[str, Any]) -> None:
-        report(0, True)
-        distrain.get_all_reported_checkpoints(MODES.COMMITTED)
-        distrain.collective.barrier()
-        raise RuntimeError("on purpose")
-
-    with pytest.raises(TrainingFailedError):
-        fit(fails, {}, ValidationConfig(wait_for_file, ValidationTaskConfig({"go": str(tmp_path / "never")})))
-    result = fit(train, {"tasks": [False]}, None, checkpoint_config=CheckpointConfig(num_to_keep=1))
-    assert result.return_value == [(0, "COMMITTED")]
-
-
-def careless(config: dict[str, Any]) -> None:
-    distrain.report({}, **config)
-
-
-@pytest.mark.parametrize(
-    ("given", "validation", "kind", "why"),
-    [
-        ({"validation": True}, ValidationConfig(score), "ValueError", "validation needs a checkpoint"),
-        (
-            {"validation": True, "checkpoint": Checkpoint.from_dict({})},
-            None,
-            "ValueError",
-            "validation needs a function",
-        ),
-        ({"validation": 5}, ValidationConfig(score), "TypeError", "a bool or a ValidationTaskConfig, got 5"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(
-    fit: Callable[..., Result], given: dict[str, Any], validation: ValidationConfig | None, kind: str, why: str
-) -> None:
-    with pytest.raises(TrainingFailedError, match=rf"{kind}: report\(\): .*{why}"):
-        fit(careless, given, validation)
 
 
 def test_a_function_that_cannot_travel_is_named_before_anything_starts(fit: Callable[..., Result]) -> None:

@@ -116,28 +116,6 @@ def test_two_workers_train_as_one_process_does_on_the_global_batch(
     assert "6/6 [==============================]" in log_of(result.path, 1)
 
 
-@pytest.mark.slow
-def test_workers_meet_over_ipv6_with_a_proxy_in_the_environment(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train() -> None:
-        import tensorflow as tf
-
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
-        distrain.report({"replicas": strategy.num_replicas_in_sync, "workers": workers})
-
-    for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    result = fit(
-        train,
-        worker_runtime_env={"env_vars": {"MASTER_ADDR": "::1"}},
-        failure_config=distrain.FailureConfig(hang_timeout_s=60),
-    )
-    first, second = reported(result.path)
-    assert first == second
-    assert first["replicas"] == 2
-    assert all(worker.startswith("[::1]:") for worker in first["workers"])
-
-
 def test_mirrored_strategy_on_one_host(fit: Fit, alone: dict[str, Any]) -> None:
     def train() -> None:
         import tensorflow as tf
@@ -227,18 +205,6 @@ def test_the_fit_of_keras_3_is_known_to_fail_and_what_works_is_told(fit: Fit) ->
     (line,) = {line for line in str(raised.value).splitlines() if line.startswith("  distrain: ")}
     assert "keras issue 20585" in line
     assert "strategy.run()" in line
-
-
-def test_parts_of_keras_3_in_a_model_of_keras_2_are_told(fit: Fit) -> None:
-    def train() -> None:
-        import keras
-        import tensorflow as tf
-
-        tf.keras.Sequential([keras.layers.Dense(1)])
-
-    with pytest.raises(distrain.WorkerGroupError, match="this is a part of Keras 3") as raised:
-        fit(train, workers=1)
-    assert "TF_USE_LEGACY_KERAS=1" in str(raised.value)
 
 
 # -- failures --------------------------------------------------------------------------------------------------------

@@ -88,12 +88,6 @@ def test_ddp_is_not_part_of_the_checkpoint(ddp: DistributedDataParallel) -> None
         assert same_weights(other.module, ddp.module)
 
 
-def test_an_old_file_with_the_prefix_can_be_read(tmp_path: Path) -> None:
-    source, target = Net(), Net()
-    torch.save({f"module.{key}": value for key, value in source.state_dict().items()}, tmp_path / "model.pt")
-    assert same_weights(TorchCheckpoint(tmp_path).get_model(target), source)
-
-
 def test_a_dict_checkpoint_gives_its_model(tmp_path: Path) -> None:
     source, target = Net(), Net()
     checkpoint = Checkpoint.from_dict({"model": source.state_dict(), "epoch": 3})

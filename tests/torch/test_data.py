@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
-import json
 import math
 import random
 import sys
 from collections import Counter, OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -33,45 +30,17 @@ from torch.utils.data import (
 )
 
 import distrain
-from distrain.api import current
-from distrain.api.context import TrainContext
-from distrain.torch import TorchTrainer, get_device, prepare_data_loader, prepare_model
-from distrain.worker.session import Session
+from distrain.torch import get_device, get_devices, prepare_data_loader, prepare_model
+from tests.torch.ranks import acting_as, fit_on_gpus, run_on_ranks
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     UserScript = Callable[..., subprocess.CompletedProcess[str]]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
-
-
-def run_on_ranks(train: Callable[..., Any], storage: Path, *, workers: int = 2) -> list[dict[str, Any]]:
-    """What each rank reported last, by rank."""
-    result = TorchTrainer(
-        train,
-        scaling_config=distrain.ScalingConfig(num_workers=workers),
-        run_config=distrain.RunConfig(storage_path=storage),
-    ).fit()
-    lines = [json.loads(line) for line in (Path(result.path) / "metrics.jsonl").read_text().splitlines()]
-    last = {line["rank"]: line["metrics"] for line in lines}
-    return [last[rank] for rank in sorted(last)]
-
-
-@contextlib.contextmanager
-def acting_as(rank: int, size: int) -> Iterator[None]:
-    """This process, as far as the public functions can tell, is that rank of so many."""
-    context = TrainContext(
-        world_rank=rank, world_size=size, local_rank=rank, local_world_size=size, node_rank=0, run_name="run",
-        storage_path="nowhere", attempt=0, devices=(),
-    )  # fmt: skip
-    before = current.session
-    current.session = Session(None, context, None)  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        current.session = before
 
 
 def on_every_rank(size: int, make: Callable[[], DataLoader[Any]], **options: Any) -> list[DataLoader[Any]]:
@@ -179,12 +148,6 @@ def test_a_forgotten_set_epoch_still_changes_the_order() -> None:
     for loader in loaders:
         loader.sampler.set_epoch(0)
     assert [flat(share) for share in passes(loaders)] == first
-
-
-def test_a_look_at_the_first_batch_does_not_change_the_order() -> None:
-    one, other = on_every_rank(2, lambda: DataLoader(range(30), batch_size=4, shuffle=True))
-    next(iter(one))
-    assert [loader.sampler.epoch for loader in (one, other)] == [0, 0]
 
 
 # -- samplers of the user's --------------------------------------------------------------------------------------------
@@ -482,6 +445,17 @@ def test_a_loader_of_the_users_class_stays_one(monkeypatch: pytest.MonkeyPatch, 
 
 # -- to the device -----------------------------------------------------------------------------------------------------
 
+
+def test_devices_are_those_of_the_context() -> None:
+    with acting_as(0, 1, devices=(3, 5)):
+        assert [str(device) for device in get_devices()] == ["cuda:3", "cuda:5"]
+        assert str(get_device()) == "cuda:3"
+    with acting_as(0, 1):
+        assert [str(device) for device in get_devices()] == ["cpu"]
+    with pytest.raises(RuntimeError, match="only works inside a worker"):
+        get_device()
+
+
 pair = namedtuple("pair", "left right")
 
 
@@ -586,11 +560,13 @@ def test_a_batch_that_is_none_does_not_end_the_loop(monkeypatch: pytest.MonkeyPa
 
 # -- classes of the user's script ------------------------------------------------------------------------------------
 
-LOADERS_OF_MAIN = """
-import sys
+CLASSES_OF_MAIN = """
+import sys, tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import distrain
@@ -607,6 +583,14 @@ class Squares(Dataset):
     def __getitem__(self, index):
         return index**2
 
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
 def collate(items):
     return Batch(items)
 
@@ -622,45 +606,6 @@ def train(config):
         batches = list(loader)
         assert all(type(batch) is Batch for batch in batches), batches
         print(context, [batch.values for batch in batches], flush=True)
-
-if __name__ == "__main__":
-    TorchTrainer(
-        train,
-        scaling_config=distrain.ScalingConfig(num_workers=1, start_method=sys.argv[1]),
-        run_config=distrain.RunConfig(storage_path="runs"),
-    ).fit()
-"""
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_data_loader_workers_of_every_kind_know_the_scripts_classes(user_script: UserScript, start_method: str) -> None:
-    run = user_script(LOADERS_OF_MAIN, start_method)
-    assert run.returncode == 0, run.stderr
-    batches = "[[0, 1, 4, 9], [16, 25, 36, 49]]"
-    assert run.stdout.splitlines() == [f"[rank 0] {kind} {batches}" for kind in ("fork", "spawn", "forkserver")]
-    assert "Traceback" not in run.stderr
-
-
-WHOLE_MODEL = """
-import sys, tempfile
-from pathlib import Path
-
-import torch
-from torch import nn
-
-import distrain
-from distrain.torch import TorchTrainer
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-
-    def forward(self, x):
-        return self.layer(x)
-
-def train(config):
     model = Net()
     with tempfile.TemporaryDirectory() as folder:
         torch.save(model, Path(folder) / "model.pt")
@@ -682,25 +627,18 @@ if __name__ == "__main__":
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_a_whole_model_of_a_class_of_the_script_can_be_saved_and_loaded(
+def test_workers_and_their_data_loader_workers_know_the_scripts_classes(
     user_script: UserScript, start_method: str
 ) -> None:
-    run = user_script(WHOLE_MODEL, start_method)
+    run = user_script(CLASSES_OF_MAIN, start_method)
     assert run.returncode == 0, run.stderr
-    assert run.stdout == "True True torch.Size([1])\n"
+    batches = "[[0, 1, 4, 9], [16, 25, 36, 49]]"
+    kinds = [f"[rank 0] {kind} {batches}" for kind in ("fork", "spawn", "forkserver")]
+    assert run.stdout.splitlines() == [*kinds, "True True torch.Size([1])"]
+    assert "Traceback" not in run.stderr
 
 
 # -- GPUs ------------------------------------------------------------------------------------------------------------
-
-
-def fit_on_gpus(train: Callable[..., Any], storage: Path, workers: int, gpus_each: float = 1) -> distrain.Result:
-    return TorchTrainer(
-        train,
-        scaling_config=distrain.ScalingConfig(
-            num_workers=workers, use_gpu=True, resources_per_worker={"GPU": gpus_each}
-        ),
-        run_config=distrain.RunConfig(storage_path=storage),
-    ).fit()
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.gpu), pytest.param(2, marks=pytest.mark.gpu(2))])
@@ -719,7 +657,7 @@ def test_a_worker_per_gpu_talks_nccl(storage: Path, workers: int) -> None:
         model(torch.ones(1, 2, device=device)).sum().backward()
         return {"total": total.item(), "backend": dist.get_backend(), "devices": devices}
 
-    assert fit_on_gpus(train, storage, workers).return_value == {
+    assert fit_on_gpus(train, storage, workers) == {
         "total": workers,
         "backend": "nccl",
         "devices": [f"cuda:{index}" for index in range(workers)],
@@ -756,7 +694,7 @@ def test_batches_copied_ahead_arrive_whole(storage: Path) -> None:
         return torch.cat(sums).tolist()
 
     expected = [float(index) for index in range(60)]
-    assert fit_on_gpus(train, storage, 1).return_value == pytest.approx(expected, rel=1e-4)
+    assert fit_on_gpus(train, storage, 1) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.gpu
@@ -777,4 +715,4 @@ def test_two_workers_can_share_a_gpu(storage: Path) -> None:
         return [devices, total.item(), dist.get_backend(), type(model).__name__, gradient]
 
     expected = [["cuda:0", "cuda:0"], 2.0, "gloo", "DistributedDataParallel", 1.5]
-    assert fit_on_gpus(train, storage, 2, 0.5).return_value == expected
+    assert fit_on_gpus(train, storage, 2, 0.5) == expected

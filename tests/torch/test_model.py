@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cloudpickle
 import pytest
@@ -15,39 +13,24 @@ from torch import nn
 
 import distrain
 from distrain.api import current
-from distrain.api.context import TrainContext
-from distrain.torch import TorchCheckpoint, TorchTrainer, get_device, get_devices, prepare_model
-from distrain.worker.session import Session
+from distrain.torch import TorchCheckpoint, get_device, get_devices, prepare_model
+from tests.torch.ranks import acting_as, fit_on_gpus, run_on_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
+    from pathlib import Path
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
-
-
-def run_on_ranks(train: Callable[..., Any], storage: Path, *, workers: int = 2) -> list[dict[str, Any]]:
-    """What each rank reported last, by rank."""
-    result = TorchTrainer(
-        train,
-        scaling_config=distrain.ScalingConfig(num_workers=workers),
-        run_config=distrain.RunConfig(storage_path=storage),
-    ).fit()
-    lines = [json.loads(line) for line in (Path(result.path) / "metrics.jsonl").read_text().splitlines()]
-    last = {line["rank"]: line["metrics"] for line in lines}
-    return [last[rank] for rank in sorted(last)]
 
 
 shards_on_cpu = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 is for GPUs only")
 
 
 @pytest.fixture
-def lone_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def lone_worker() -> Iterator[None]:
     """This process is a run's only worker, as far as the public functions can tell."""
-    context = TrainContext(
-        world_rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, run_name="run",
-        storage_path="nowhere", attempt=0, devices=(),
-    )  # fmt: skip
-    monkeypatch.setattr(Session, "current", Session(None, context, None))  # type: ignore[arg-type]
+    with acting_as(0, 1):
+        yield
 
 
 # -- which model comes back --------------------------------------------------------------------------------------------
@@ -116,19 +99,10 @@ def test_a_torch_that_cannot_shard_on_the_cpu_is_named(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("lone_worker")
-@pytest.mark.parametrize(
-    ("option", "instead"),
-    [
-        ("auto_wrap_policy", r"call fully_shard\(\) on the submodules"),
-        ("cpu_offload", "offload_policy="),
-        ("sharding_strategy", "reshard_after_forward="),
-        ("mixed_precision", "mp_policy="),
-        ("sync_module_states", "weights of rank 0"),
-    ],
-)
-def test_options_of_fsdp1_are_answered_with_those_of_fsdp2(option: str, instead: str) -> None:
-    with pytest.raises(TypeError, match=f"FSDP2.*Instead of {option}: .*{instead}"):
-        prepare_model(nn.Linear(2, 2), parallel_strategy="fsdp", parallel_strategy_kwargs={option: None})
+def test_options_of_fsdp1_are_answered_with_those_of_fsdp2() -> None:
+    options = {"mixed_precision": None, "auto_wrap_policy": None}
+    with pytest.raises(TypeError, match=r"auto_wrap_policy, mixed_precision belong to FSDP1 .* mp_policy"):
+        prepare_model(nn.Linear(2, 2), parallel_strategy="fsdp", parallel_strategy_kwargs=options)
 
 
 def test_outside_of_a_worker_it_says_where_it_belongs() -> None:
@@ -300,15 +274,7 @@ def test_fsdp_trains_on_gpus(storage: Path, workers: int) -> None:
             losses.append(loss.item())
         return losses
 
-    losses = (
-        TorchTrainer(
-            train,
-            scaling_config=distrain.ScalingConfig(num_workers=workers, use_gpu=True),
-            run_config=distrain.RunConfig(storage_path=storage),
-        )
-        .fit()
-        .return_value
-    )
+    losses = fit_on_gpus(train, storage, workers)
     torch.manual_seed(0)
     expected = [loss.item() for loss in losses_of(Transformer(), slice(None))]
     assert losses == pytest.approx(expected, rel=1e-2)

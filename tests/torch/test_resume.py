@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -12,34 +11,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
-from distrain.api import current
-from distrain.api.context import TrainContext
 from distrain.errors import DataError
 from distrain.torch import prepare_data_loader
-from distrain.worker.session import Session
+from tests.torch.ranks import acting_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from distrain.worker.session import Session
+
 Make = Callable[[int, int], DataLoader[Any]]
-
-
-@contextlib.contextmanager
-def acting_as(rank: int, ranks: int, start: dict[int, Any]) -> Iterator[Session]:
-    """This process, as far as the public functions can tell, is that rank, and resumes at these positions."""
-    context = TrainContext(
-        world_rank=rank, world_size=ranks, local_rank=rank, local_world_size=ranks, node_rank=0, run_name="run",
-        storage_path="nowhere", attempt=0, devices=(),
-    )  # fmt: skip
-    before = current.session
-    session = current.session = Session(None, context, None)  # type: ignore[arg-type]
-    vars(session)["_positions_at_start"] = {"loader 1": start} if start else {}
-    try:
-        yield session
-    finally:
-        current.session = before
 
 
 class Ranks:
@@ -50,7 +33,8 @@ class Ranks:
         self.sessions: list[Session] = []
         self._loops: list[Iterator[Any]] = []
         for rank in range(ranks):
-            with acting_as(rank, ranks, start or {}) as session:
+            with acting_as(rank, ranks) as session:
+                vars(session)["_positions_at_start"] = {"loader 1": start} if start else {}
                 self.loaders.append(prepare_data_loader(make(rank, ranks), **options))
                 self.sessions.append(session)
 
@@ -230,51 +214,8 @@ def test_other_data_is_refused() -> None:
     assert begun.sessions[0].positions == {}
 
 
-class Rows(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(10))
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-def test_a_loader_with_states_is_asked_for_its_own() -> None:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def make(rank: int, ranks: int) -> Any:
-        return StatefulDataLoader(Rows(), batch_size=3)
-
-    group = Ranks(1, make)
-    assert group.take(2) == ([[0, 1, 2], [3, 4, 5]], False)
-    resumed = Ranks(1, make, group.positions())
-    assert resumed.take() == ([[6, 7, 8], [9]], True)
-    after = Ranks(1, make, resumed.positions())
-    assert len(after.take()[0]) == 4
-    with pytest.raises(DataError, match="has a state for each of 1 workers, and cannot go on with 2; resume=False"):
-        Ranks(2, make, group.positions())
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
-def test_epochs_after_a_resumed_one_of_hugging_face_are_whole(options: dict[str, Any]) -> None:
-    """Its streams begin each pass at the state that they were given (huggingface/datasets#7447)."""
-    import datasets
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def make(rank: int, ranks: int) -> Any:
-        rows = datasets.Dataset.from_dict({"x": list(range(20))}).to_iterable_dataset()
-        return StatefulDataLoader(rows, batch_size=4, collate_fn=lambda rows: [row["x"] for row in rows], **options)
-
-    whole, _ = Ranks(1, make).take()
-    first = Ranks(1, make)
-    assert first.take(2)[0] == whole[:2]
-    resumed = Ranks(1, make, first.positions())
-    assert resumed.take() == (whole[2:], True)
-    assert resumed.take(3) == (whole[:3], False)
-    again = Ranks(1, make, resumed.positions())
-    assert [again.take()[0] for _ in range(3)] == [whole[3:], whole, whole]
-
-
 def test_a_loader_that_is_prepared_in_each_epoch_cannot_resume_in_one(capfd: pytest.CaptureFixture[str]) -> None:
-    with acting_as(0, 1, {}):
+    with acting_as(0, 1):
         for _ in range(3):
             list(prepare_data_loader(DataLoader(range(10), 2)))
     assert capfd.readouterr().err.count("a loader was prepared again after its first epoch") == 1

@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from distrain.errors import CheckpointError
-from distrain.storage.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint, remote_files
+from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint, remote_files
 from distrain.system.remote_path import RemotePath, own_temporary_directory
 
 if TYPE_CHECKING:
@@ -41,14 +41,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # -- directories -----------------------------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_refers_to_its_directory_by_an_absolute_path(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder.parent)
-    assert Checkpoint.from_directory("checkpoint").path == str(folder)
-    assert Checkpoint.from_directory(folder).path == str(folder)
 
 
 def test_checkpoints_are_equal_if_they_refer_to_the_same_directory(folder: Path) -> None:
@@ -105,38 +97,7 @@ def test_a_missing_directory_is_an_error_that_names_it(tmp_path: Path) -> None:
         checkpoint.to_directory(tmp_path / "target")
 
 
-def test_a_missing_directory_leaves_no_temporary_one_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(CheckpointError):
-        Checkpoint(tmp_path / "gone").to_directory()
-    assert list(tmp_path.iterdir()) == []
-
-
 # -- dicts -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_dict_comes_back() -> None:
-    assert Checkpoint.from_dict({"epoch": 3}).to_dict() == {"epoch": 3}
-
-
-def test_a_dict_is_one_file_in_a_directory_that_goes() -> None:
-    with Checkpoint.from_dict({"epoch": 3}).as_directory() as path:
-        assert os.listdir(path) == [DICT_FILE]
-        assert Checkpoint.from_directory(path).to_dict() == {"epoch": 3}
-    assert not Path(path).exists()
-
-
-def test_a_dict_can_hold_what_pickle_cannot(tmp_path: Path) -> None:
-    path = Checkpoint.from_dict({"square": lambda x: x * x}).to_directory(tmp_path)
-    assert Checkpoint(path).to_dict()["square"](3) == 9
-
-
-def test_changing_the_dict_afterwards_changes_nothing() -> None:
-    data = {"epoch": 3}
-    checkpoint = Checkpoint.from_dict(data)
-    data["epoch"] = 4
-    checkpoint.to_dict()["epoch"] = 5
-    assert checkpoint.to_dict() == {"epoch": 3}
 
 
 def test_from_dict_refuses_what_is_no_dict() -> None:
@@ -153,11 +114,6 @@ def test_a_reported_dict_has_what_ray_adds() -> None:
     data = Checkpoint.from_dict({"epoch": 3}).as_reported(7).to_dict()
     assert (data["epoch"], data["_current_checkpoint_id"], data["_preprocessor"]) == (3, 7, None)
     assert isinstance(data["_timestamp"], int)
-
-
-def test_a_reported_directory_is_left_as_it_is(folder: Path) -> None:
-    checkpoint = Checkpoint(folder)
-    assert checkpoint.as_reported(7) is checkpoint
 
 
 # -- metadata --------------------------------------------------------------------------------------------------------
@@ -180,10 +136,6 @@ def test_a_damaged_manifest_of_a_remote_checkpoint_is_named(monkeypatch: pytest.
     (path / ".manifest.json").write_bytes(text)
     with pytest.raises(CheckpointError, match=r"/checkpoint_000000/\.manifest\.json is damaged"):
         remote_files(path)
-
-
-def test_there_is_no_metadata_at_first(folder: Path) -> None:
-    assert Checkpoint(folder).get_metadata() == {}
 
 
 def test_metadata_can_be_set_and_updated_and_lies_beside_the_files(folder: Path) -> None:
@@ -215,15 +167,6 @@ def test_metadata_of_a_dict_is_never_written_to_the_working_directory(elsewhere:
     assert os.listdir(elsewhere) == []
 
 
-def test_metadata_of_a_dict_is_not_read_from_the_working_directory(elsewhere: Path) -> None:
-    (elsewhere / METADATA_FILE).write_text('{"a": "stranger"}')
-    try:
-        metadata = Checkpoint.from_dict({"epoch": 3}).get_metadata()
-    except CheckpointError:
-        return
-    assert metadata == {}
-
-
 # -- the rest --------------------------------------------------------------------------------------------------------
 
 
@@ -235,11 +178,6 @@ def test_a_checkpoint_survives_pickling(folder: Path) -> None:
 def test_a_checkpoint_is_no_path_and_says_what_to_use(folder: Path) -> None:
     with pytest.raises(TypeError, match="as_directory"):
         os.path.join(Checkpoint(folder), "model.pt")
-
-
-def test_repr_tells_the_path_or_the_keys(folder: Path) -> None:
-    assert repr(Checkpoint(folder)) == f"Checkpoint(path={str(folder)!r})"
-    assert repr(Checkpoint.from_dict({"b": 1, "a": 2})) == "Checkpoint.from_dict(['a', 'b'])"
 
 
 # -- Ray AIR's other forms -------------------------------------------------------------------------------------------
@@ -260,10 +198,6 @@ def test_a_subclass_takes_over_what_a_checkpoint_holds(tmp_path: Path) -> None:
     assert checkpoint.to_dict() == {"epoch": 3}
 
 
-def test_there_is_no_preprocessor() -> None:
-    assert Checkpoint.from_dict({}).get_preprocessor() is None  # type: ignore[func-returns-value]
-
-
 def test_what_a_url_and_a_filesystem_mean(tmp_path: Path) -> None:
     assert Checkpoint(tmp_path.as_uri()).path == str(tmp_path)
     assert Checkpoint.from_directory(tmp_path.as_uri()).path == str(tmp_path)
@@ -271,11 +205,6 @@ def test_what_a_url_and_a_filesystem_mean(tmp_path: Path) -> None:
     assert Checkpoint("memory://bucket/run").path == "memory://bucket/run"
     with pytest.raises(TypeError, match=r"must be fsspec's .* or pyarrow's"):
         Checkpoint(tmp_path, filesystem=object())
-
-
-def test_metadata_that_is_no_json_is_refused_at_once() -> None:
-    with pytest.raises(TypeError, match="JSON"):
-        Checkpoint.from_dict({}).set_metadata({"a": object()})
 
 
 # -- remote ----------------------------------------------------------------------------------------------------------

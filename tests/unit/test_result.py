@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from distrain.coordinator.trainer import DataParallelTrainer
 from distrain.errors import ControllerError, StorageError, WorkerGroupError
 from distrain.storage.commit import Commit
 from distrain.storage.paths import RunPaths, choose_run
-from distrain.storage.records import CommittedCheckpoint, committed_at, read_metrics
+from distrain.storage.records import CommittedCheckpoint, read_metrics
 from distrain.storage.run_lock import RemoteLock, is_in_use
 from distrain.system.remote_path import RemotePath
 from tests.unit.conftest import commit_now
@@ -65,22 +65,22 @@ def scores(result: Result) -> list[Any]:
 # -- read back -------------------------------------------------------------------------------------------------------
 
 
-def test_the_metrics_are_the_last_ones_of_rank_0(write_run: Write) -> None:
-    assert Result.from_path(write_run([{"loss": 2}, {"loss": math.inf}])).metrics == {"loss": math.inf}
-    write_run([{"loss": 7}], rank=1)
-    assert Result.from_path(write_run([])).metrics == {"loss": math.inf}
-
-
-def test_a_run_without_reports_has_no_metrics_and_no_checkpoint(write_run: Write) -> None:
-    result = Result.from_path(write_run([]))
+def test_a_result_is_read_back(write_run: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = Result.from_path(root := write_run([]))
     assert (result.metrics, result.checkpoint, result.best_checkpoints, result.error) == (None, None, [], None)
-
-
-def test_the_checkpoint_is_the_latest(write_run: Write) -> None:
-    root = write_run([], checkpoints=[{"loss": 1}, {"loss": 2}])
-    checkpoint = Result.from_path(root).checkpoint
-    assert checkpoint is not None
-    assert checkpoint.path == str(root / "checkpoint_000001")
+    assert result.metrics_dataframe is None
+    with pytest.raises(RuntimeError, match="there is no checkpoint in"):
+        result.get_best_checkpoint("loss", "max")
+    write_run([{"loss": 2}, {"loss": math.inf}], [{"loss": 1}, {"loss": 2}])
+    write_run([{"loss": 7}], rank=1)
+    monkeypatch.setenv("HOME", str(root.parent))
+    result = Result.from_path("~/run")
+    assert (result.path, result.metrics) == (str(root), {"loss": math.inf})
+    assert result.checkpoint is not None
+    assert result.checkpoint.path == str(root / "checkpoint_000001")
+    assert result.filesystem.exists(result.path)
+    with pytest.raises(StorageError, match=r"is not a run directory: it has no run\.json"):
+        Result.from_path(root.parent)
 
 
 def test_best_checkpoints_follow_the_runs_own_config(write_run: Write) -> None:
@@ -101,36 +101,23 @@ def test_error_and_return_value_come_back(write_run: Write) -> None:
     assert result.return_value == {"answer": 42}
 
 
-def test_a_home_directory_is_understood(write_run: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = write_run([{"loss": 1}])
-    monkeypatch.setenv("HOME", str(root.parent))
-    assert Result.from_path("~/run").path == str(root)
-
-
-def test_what_is_no_run_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"is not a run directory: it has no run\.json"):
-        Result.from_path(tmp_path)
-
-
 # -- made ------------------------------------------------------------------------------------------------------------
 
 
-def made(config: CheckpointConfig, *losses: float) -> Result:
+@pytest.mark.parametrize(
+    ("config", "losses", "kept"),
+    [
+        (CheckpointConfig(checkpoint_score_attribute="loss"), (2, 3, 1), [1, 2, 3]),
+        (CheckpointConfig(), (2, 3, 1), [2, 3, 1]),
+        # The latest is there only for a resume.
+        (CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="loss"), (3, 1), [3]),
+    ],
+)
+def test_the_best_checkpoint_is_the_last_of_the_list(
+    config: CheckpointConfig, losses: tuple[float, ...], kept: list[float]
+) -> None:
     committed = [CommittedCheckpoint(Path(f"/run/checkpoint_{n:06d}"), {"loss": x}) for n, x in enumerate(losses)]
-    return make_result(Path("/run"), committed, config, metrics=None)
-
-
-def test_the_best_checkpoint_is_the_last_of_the_list() -> None:
-    assert scores(made(CheckpointConfig(checkpoint_score_attribute="loss"), 2, 3, 1)) == [1, 2, 3]
-
-
-def test_without_a_score_they_are_in_order_of_time() -> None:
-    assert scores(made(CheckpointConfig(), 2, 3, 1)) == [2, 3, 1]
-
-
-def test_a_latest_checkpoint_that_is_only_kept_for_a_resume_is_not_one_of_the_best() -> None:
-    config = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="loss")
-    assert scores(made(config, 3, 1)) == [3]
+    assert scores(make_result(Path("/run"), committed, config, metrics=None)) == kept
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
@@ -143,10 +130,6 @@ def test_the_dataframe_has_every_report_with_nested_names(write_run: Write) -> N
     assert list(frame.columns) == ["loss", "eval/acc"]
     assert list(frame["eval/acc"]) == [0.5, 0.75]
     assert math.isnan(frame["loss"][1])
-
-
-def test_without_reports_there_is_no_dataframe(write_run: Write) -> None:
-    assert Result.from_path(write_run([])).metrics_dataframe is None
 
 
 def test_without_pandas_the_error_says_what_to_install(write_run: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,15 +175,9 @@ def test_a_best_checkpoint_that_cannot_be_had_is_explained(write_run: Write) -> 
         result.get_best_checkpoint("acc", "max")
 
 
-def test_without_checkpoints_there_is_no_best_one(write_run: Write) -> None:
-    with pytest.raises(RuntimeError, match="there is no checkpoint in"):
-        Result.from_path(write_run([])).get_best_checkpoint("loss", "max")
-
-
-@pytest.mark.parametrize("value", [math.nan, "high", math.inf])
-def test_a_metric_that_is_never_a_number_is_not_said_to_be_missing(write_run: Write, value: Any) -> None:
-    result = Result.from_path(write_run([], [{"loss": value}, {"loss": value}]))
-    text = f"no checkpoint has a comparable value for metric 'loss'; values: {value!r}, {value!r}"
+def test_a_metric_that_is_never_a_number_is_not_said_to_be_missing(write_run: Write) -> None:
+    result = Result.from_path(write_run([], [{"loss": "high"}, {"loss": math.nan}]))
+    text = "no checkpoint has a comparable value for metric 'loss'; values: 'high', nan"
     with pytest.raises(RuntimeError, match=text):
         result.get_best_checkpoint("loss", "min")
 
@@ -217,14 +194,15 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_no_damage(
     write_run([], [{"loss": 2}])
     store = LocalStore(tmp_path / "run")
 
-    def as_the_run_goes_on(folder: Path) -> CommittedCheckpoint:
+    def as_the_run_goes_on(folder: Path) -> Iterator[Path]:
         monkeypatch.undo()
+        found = list(folder.iterdir())
         store.staging_directory(0, 1)
         commit_now(store, Commit(1, (), (0,), {"loss": 1}))
         store.delete([0])
-        return committed_at(folder)
+        return iter(found)
 
-    monkeypatch.setattr("distrain.api.result.committed_at", as_the_run_goes_on)
+    monkeypatch.setattr(Path, "iterdir", as_the_run_goes_on)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert scores(Result.from_path(tmp_path / "run")) == [1]
@@ -314,7 +292,7 @@ def test_a_damaged_account_of_the_failure_is_named(write_run: Write, text: bytes
 
 def test_a_run_that_says_that_it_is_running_and_holds_no_lock_has_died(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "run")
-    store.write_manifest({"status": "running"})
+    store.write_manifest({"status": "running", "run_id": "id", "attempts": []})
     assert Result.from_path(tmp_path / "run").error is None
     store.close()
     error = Result.from_path(tmp_path / "run").error
@@ -373,8 +351,3 @@ def test_a_notebook_shows_a_table(write_run: Write) -> None:
     html = Result.from_path(write_run([{"loss": 2, "eval": {"<b>": 1}}]))._repr_html_()
     assert "<th>loss</th><td><pre>2</pre></td>" in html
     assert "<th>eval/&lt;b&gt;</th>" in html
-
-
-def test_the_file_system_has_the_run(write_run: Write) -> None:
-    result = Result.from_path(write_run([]))
-    assert result.filesystem.exists(result.path)

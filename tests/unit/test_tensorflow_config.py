@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
-import warnings
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -74,11 +72,6 @@ def test_a_timeout_that_is_none_is_refused(value: Any, error: type[Exception]) -
         TensorflowConfig(start_timeout_s=value)
 
 
-def test_it_can_be_pickled_and_compared() -> None:
-    backend = TensorflowConfig(start_timeout_s=5)
-    assert pickle.loads(pickle.dumps(backend)) == backend != TensorflowConfig()
-
-
 # -- the generations of Keras ----------------------------------------------------------------------------------------
 
 PER_REPLICA = ValueError("Attempt to convert a value (PerReplica:{...}) with an unsupported type to a Tensor.")
@@ -131,30 +124,10 @@ def test_where_keras_2_is_installed_it_is_not_to_be_installed(monkeypatch: pytes
 # -- tensorflow_backend ----------------------------------------------------------------------------------------------
 
 
-def test_the_old_name_works_and_says_so_at_the_users_line() -> None:
+def test_the_old_name_works_and_another_backend_is_refused() -> None:
     backend = TensorflowConfig(start_timeout_s=7)
-    with pytest.warns(DeprecationWarning, match="use tensorflow_config") as warned:
-        trainer = TensorflowTrainer(print, tensorflow_backend=backend)
-    assert [warning.filename for warning in warned] == [__file__]
-    assert trainer._work.backend is backend
-
-
-def test_the_new_name_says_nothing() -> None:
-    backend = TensorflowConfig(start_timeout_s=7)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert TensorflowTrainer(print, tensorflow_config=backend)._work.backend is backend
-        assert TensorflowTrainer(print)._work.backend == TensorflowConfig()
-
-
-def test_both_names_at_once_are_refused() -> None:
-    with pytest.raises(TypeError, match="old name of"):
-        TensorflowTrainer(print, tensorflow_config=TensorflowConfig(), tensorflow_backend=TensorflowConfig())
-
-
-@pytest.mark.parametrize("name", ["tensorflow_config", "tensorflow_backend"])
-@pytest.mark.filterwarnings("ignore:tensorflow_backend")
-def test_another_backend_is_no_config(name: str) -> None:
-    arguments: dict[str, Any] = {name: "grpc"}
+    with pytest.warns(DeprecationWarning, match="use tensorflow_config"):
+        assert TensorflowTrainer(print, tensorflow_backend=backend)._work.backend is backend
+    assert TensorflowTrainer(print)._work.backend == TensorflowConfig()
     with pytest.raises(TypeError, match=r"tensorflow_config must be a distrain\.tensorflow\.TensorflowConfig"):
-        TensorflowTrainer(print, **arguments)
+        TensorflowTrainer(print, tensorflow_config="grpc")  # type: ignore[arg-type]

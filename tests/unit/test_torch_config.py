@@ -143,3 +143,17 @@ def test_a_network_interface_that_the_host_lacks_is_named(monkeypatch: pytest.Mo
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,ib9")
     with pytest.raises(ValueError, match="GLOO_SOCKET_IFNAME=lo,ib9: this host has no network interface ib9, but "):
         _check_interface()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "field"),
+    [
+        ({"backend": 3}, TypeError, "backend"),
+        ({"init_method": "file"}, ValueError, "init_method"),
+        ({"timeout_s": 0}, ValueError, "timeout_s"),
+        ({"timeout_s": "10"}, TypeError, "timeout_s"),
+    ],
+)
+def test_a_bad_value_names_the_field(settings: dict[str, Any], error: type[Exception], field: str) -> None:
+    with pytest.raises(error, match=f"TorchConfig.{field}"):
+        TorchConfig(**settings)

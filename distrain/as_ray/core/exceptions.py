@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 
 from distrain.worker.user_code import users_part
@@ -13,51 +12,36 @@ class RayError(Exception):
 
 
 class RayTaskError(RayError):
-    """A task has raised an exception, which is ``cause``.
-
-    What ``ray.get()`` raises is of the class of the cause, too; see :func:`task_error`.
-    """
+    """A task has raised an exception, which is ``cause``. See :func:`task_error`."""
 
     def __init__(self, function_name: str, traceback_str: str, cause: BaseException) -> None:
         Exception.__init__(self, function_name, traceback_str, cause)  # not that of the cause's class
         self.function_name = function_name
         self.traceback_str = traceback_str
         self.cause = cause
-        self.pid = os.getpid()
 
     def __str__(self) -> str:
         return f"ray::{self.function_name}()\n{self.traceback_str}"
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.cause!r})"
-
     def __reduce__(self) -> tuple[object, ...]:
-        return task_error, (self.function_name, self.traceback_str, self.cause)
-
-    def as_instanceof_cause(self) -> RayTaskError:
-        """Return this error as one of the class of its cause, too."""
-        return task_error(self.function_name, self.traceback_str, self.cause)
+        return _of_both_classes, (self.function_name, self.traceback_str, self.cause)
 
 
-def task_error(function_name: str, traceback_str: str, cause: BaseException) -> RayTaskError:
-    """Return a RayTaskError that ``except`` also catches by the class of its cause, and that has its attributes."""
+def task_error(name: str, cause: BaseException) -> RayTaskError:
+    """Return a RayTaskError that ``except`` also catches by the class of its cause."""
+    text = "".join(traceback.format_exception(type(cause), cause, users_part(cause)))
+    return _of_both_classes(name, text, cause)
+
+
+def _of_both_classes(name: str, text: str, cause: BaseException) -> RayTaskError:
     kind = type(cause)
     try:
-        both = type(
-            f"RayTaskError({kind.__name__})",
-            (RayTaskError, kind),
-            {"__init__": RayTaskError.__init__, "__getattr__": lambda self, name: getattr(self.cause, name)},
-        )
-        error: RayTaskError = both(function_name, traceback_str, cause)
+        both = type(f"RayTaskError({kind.__name__})", (RayTaskError, kind), {"__init__": RayTaskError.__init__})
+        error: RayTaskError = both(name, text, cause)
     except Exception:  # the class cannot be derived from, or has a constructor that takes other arguments
-        error = RayTaskError(function_name, traceback_str, cause)
+        error = RayTaskError(name, text, cause)
     error.__cause__ = cause
     return error
-
-
-def describe(error: BaseException) -> str:
-    """Return the traceback of an exception, without the frames of the stand-in that called the function."""
-    return "".join(traceback.format_exception(type(error), error, users_part(error)))
 
 
 class RayActorError(RayError):
@@ -65,15 +49,7 @@ class RayActorError(RayError):
 
 
 class ActorDiedError(RayActorError):
-    """An actor was killed, has left, or its constructor has raised an exception."""
-
-
-class ActorAlreadyExistsError(ValueError, RayError):
-    """There is an actor of that name."""
-
-
-class WorkerCrashedError(RayError):
-    """A task has called ``sys.exit()``."""
+    """An actor was killed."""
 
 
 class NeverRaisedError(RayError):

@@ -10,57 +10,28 @@ import numpy as np
 from distrain.data.blocks import as_block, joined, to_columns
 from distrain.data.transforms import Constructed
 from distrain.system.imports import require
-from distrain.system.ray_names import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-SCHEDULING = frozenset(
-    (
-        "accelerator_type",
-        "compute",
-        "concurrency",
-        "fallback_strategy",
-        "label_selector",
-        "locality_hints",
-        "max_calls",
-        "max_retries",
-        "memory",
-        "num_blocks",
-        "num_cpus",
-        "num_gpus",
-        "num_partitions",
-        "override_num_blocks",
-        "parallelism",
-        "ray_remote_args",
-        "ray_remote_args_fn",
-        "resources",
-        "runtime_env",
-        "scheduling_strategy",
-        "zero_copy_batch",
-    )
-)
+WITHOUT_EFFECT = frozenset(
+    {
+        "compute", "concurrency", "max_retries", "memory", "num_blocks", "num_cpus", "num_gpus", "override_num_blocks",
+        "parallelism", "ray_remote_args", "ray_remote_args_fn", "resources", "runtime_env", "zero_copy_batch",
+    }
+)  # fmt: skip
 """Arguments of Ray that say where and in how many pieces it works. Here, each worker reads its own rows."""
 ELSEWHERE = (
     "use pandas, Polars, DuckDB or pyarrow before training, and pass the result to ray.data.from_pandas() or "
     "from_arrow()"
 )
-_READ_YOURSELF = "read the files with pandas or pyarrow instead"
-FSSPEC = "give URLs such as s3://bucket/folder, and set options of fsspec by variables such as FSSPEC_S3_ANON=1"
-_INSTEAD = {"filesystem": FSSPEC}
 
 
-def check_options(function: str, options: Mapping[str, Any], known: Iterable[str] = ()) -> None:
-    """Raise TypeError for arguments that neither Ray nor we know, or that we do not offer.
-
-    known: arguments that Ray has; without a value, they have no effect.
-    """
-    known = frozenset(known)
-    for name in options.keys() - SCHEDULING:
-        if name not in known:
-            raise TypeError(f"{function}() has no argument {name!r}{did_you_mean(name, SCHEDULING | known)}")
+def check_options(function: str, options: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments that would change the rows, and that the stand-in lacks."""
+    for name in options.keys() - WITHOUT_EFFECT:
         if options[name]:
-            raise TypeError(f"{function}({name}=...) is not offered: {_INSTEAD.get(name, _READ_YOURSELF)}")
+            raise TypeError(f"{function}({name}=...) is not offered: {ELSEWHERE}")
 
 
 # -- functions of the user's -------------------------------------------------------------------------------------------
@@ -72,12 +43,16 @@ def constructed(fn: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] |
     return made
 
 
-def all_batches(function: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what a function makes of a batch. If it yields several batches, they are joined."""
-    made = function(batch, *args, **kwargs)
-    if isinstance(made, Iterator):
-        return joined([to_columns(as_block(piece, "map_batches()")) for piece in made])
-    return made
+def all_batches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Return a function of a batch, which joins the batches that the user's function yields."""
+
+    def mapped(batch: Any) -> Any:
+        made = function(batch, *args, **kwargs)
+        if isinstance(made, Iterator):
+            return joined([to_columns(as_block(piece, "map_batches()")) for piece in made])
+        return made
+
+    return mapped
 
 
 def for_rows(name: str, fn: Any, options: dict[str, Any]) -> Callable[[Any], Any]:

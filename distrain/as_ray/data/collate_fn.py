@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from importlib import import_module
 from typing import Any
+
+from distrain.data.frameworks import batches_of
 
 
 class CollateFn(ABC):
@@ -37,7 +38,7 @@ class DefaultCollateFn(ArrowBatchCollateFn):
     """Makes a tensor of each column. ``options``: of Ray's threads and chunks, without effect."""
 
     def __init__(self, dtypes: Any = None, **options: object) -> None:
-        self._convert = import_module("distrain.torch.batches").converter(dtypes, None)
+        self._convert = batches_of("torch").converter(dtypes, None)
 
     def __call__(self, batch: Any) -> Any:
         """Return a dict of tensors."""

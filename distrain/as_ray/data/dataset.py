@@ -7,8 +7,8 @@ files read all rows into the memory of the process that calls them. Runs in: any
 from __future__ import annotations
 
 from functools import partial
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NoReturn
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from distrain.as_ray.data.arguments import (
     ELSEWHERE,
@@ -21,7 +21,7 @@ from distrain.as_ray.data.arguments import (
     plain,
     plain_value,
 )
-from distrain.as_ray.data.groups import GroupedData
+from distrain.as_ray.data.groups import AGGREGATES, GroupedData
 from distrain.as_ray.data.writing import SaveMode, write_files
 from distrain.data.blocks import (
     as_block,
@@ -52,6 +52,7 @@ _MISSING = {
     "with_column": "use map_batches() or add_column()",
     "with_columns": "use map_batches() or add_column()",
     "mix": "use union()",
+    "streaming_split": "pass the dataset to datasets= of a trainer, whose workers share the rows",
     "streaming_train_test_split": "use train_test_split()",
 }
 
@@ -72,9 +73,11 @@ class Dataset(PlainDataset):
     def __repr__(self) -> str:
         return "Dataset(its rows are read when they are needed)"
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in AGGREGATES:
+            return partial(self._aggregated, name)
         raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {_MISSING.get(name, ELSEWHERE)}")
 
     # -- operations -----------------------------------------------------------------------------------------------
@@ -95,11 +98,9 @@ class Dataset(PlainDataset):
         """Apply a function to batches. If it changes the number of the first rows, all are counted beforehand."""
         check_options("map_batches", options)
         return super().map_batches(
-            partial(all_batches, constructed(fn, fn_constructor_args, fn_constructor_kwargs)),
+            all_batches(constructed(fn, fn_constructor_args, fn_constructor_kwargs), fn_args or (), fn_kwargs or {}),
             batch_size=batch_size if isinstance(batch_size, int) else None,
             batch_format=batch_format,
-            fn_args=fn_args or (),
-            fn_kwargs=fn_kwargs,
             keeps_rows=None if udf_modifying_row_count is None else not udf_modifying_row_count,
         )
 
@@ -107,16 +108,9 @@ class Dataset(PlainDataset):
         """Apply a function to each row."""
         return super().map(for_rows("map", fn, options))
 
-    def filter(self, fn: Callable[..., bool] | None = None, expr: Any = None, **options: Any) -> Dataset:
-        """Keep the rows for which a function, or an expression of pandas, is true."""
-        if fn is not None:
-            return super().filter(for_rows("filter", fn, options))
-        if not isinstance(expr, str):
-            raise TypeError("filter() takes a function of a row, or an expression as a string")
-        check_options("filter", options)
-        return self.map_batches(
-            lambda frame: frame.query(expr).reset_index(drop=True), batch_format="pandas", udf_modifying_row_count=True
-        )
+    def filter(self, fn: Callable[..., bool], **options: Any) -> Dataset:
+        """Keep the rows for which a function is true."""
+        return super().filter(for_rows("filter", fn, options))
 
     def flat_map(self, fn: Callable[..., Iterable[Any]], **options: Any) -> Dataset:
         """Replace each row by the rows of a list."""
@@ -183,10 +177,6 @@ class Dataset(PlainDataset):
         check_options("random_shuffle", options)
         return super().random_shuffle(seed=seed, buffer_rows=buffer_rows)
 
-    def randomize_block_order(self, *, seed: int | None = None) -> Dataset:
-        """Shuffle the rows anew in each epoch, as ``random_shuffle()`` does."""
-        return self.random_shuffle(seed=seed)
-
     def repartition(self, *args: Any, shuffle: bool = False, **options: Any) -> Dataset:
         """Return the dataset itself, or shuffled: its rows are divided among the workers when they train."""
         return self.random_shuffle() if shuffle else self
@@ -205,33 +195,6 @@ class Dataset(PlainDataset):
     def split_at_indices(self, indices: Sequence[int]) -> list[Dataset]:
         """Return the parts between these rows."""
         return self._parts(len(indices) + 1, lambda rows: [0, *(min(place, rows) for place in indices), rows])
-
-    def split_proportionately(self, proportions: Sequence[float]) -> list[Dataset]:
-        """Return parts of these sizes, as fractions, and the rest."""
-        if not proportions or sum(proportions) >= 1 or min(proportions) <= 0:
-            raise ValueError(f"proportions must be fractions whose sum is below 1, got {proportions!r}")
-        parts = list(accumulate(proportions))
-        return self._parts(len(parts) + 1, lambda rows: [0, *(round(rows * part) for part in parts), rows])
-
-    def streaming_split(self, n: int, *, equal: bool = False, **options: Any) -> list[DataIterator]:
-        """Return an iterator for each of ``n`` workers."""
-        check_options("streaming_split", options)
-        return [DataIterator(self, name="dataset", worker=Worker(rank, n)) for rank in range(n)]
-
-    def train_test_split(
-        self, test_size: float, *, shuffle: bool = False, seed: int | None = None, stratify: str | None = None
-    ) -> tuple[Dataset, Dataset]:
-        """Return two datasets: for training, and for tests."""
-        if stratify is not None:
-            raise TypeError(
-                "train_test_split(stratify=...) is not offered: split the data with scikit-learn's train_test_split(), "
-                "and pass the parts to ray.data.from_pandas()"
-            )
-        return super().train_test_split(test_size, shuffle=shuffle, seed=seed)
-
-    def random_sample(self, fraction: float, *, seed: int | None = None) -> Dataset:
-        """Return a random part of the rows."""
-        return self._part(lambda rows: (0, round(rows * fraction)), seed=seed or 0)
 
     def _parts(self, count: int, ends: Callable[[int], list[int]]) -> list[Dataset]:
         """Return the rows between each end and the next one, which depend on the number of rows."""
@@ -270,14 +233,6 @@ class Dataset(PlainDataset):
     def columns(self, fetch_if_missing: bool = True) -> list[str]:
         """Return the names of the columns."""
         return list(super().schema().names)
-
-    def num_blocks(self) -> int:
-        """Return the number of row groups or files, or 1 for other data."""
-        return len(getattr(self.open().source, "block_rows", "?"))
-
-    def stats(self) -> str:
-        """Return a sentence: the workers' iterators know how long they have waited."""
-        return "See stats() of ray.train.get_dataset_shard() on the workers"
 
     # -- batches in this process ----------------------------------------------------------------------------------
 
@@ -323,14 +278,6 @@ class Dataset(PlainDataset):
         """Return the rows of several datasets, one after the other."""
         return self.in_memory(joined([dataset.read() for dataset in (self, *others)]))
 
-    def zip(self, *others: PlainDataset) -> Dataset:
-        """Return rows with the columns of several datasets. A name that comes again ends with _1, _2, and so on."""
-        columns: dict[str, Any] = {}
-        for place, dataset in enumerate((self, *others)):
-            for name, column in to_columns(dataset.read()).items():
-                columns[f"{name}_{place}" if name in columns else name] = column
-        return self.in_memory(columns)
-
     def sort(self, key: str | list[str], descending: bool | list[bool] = False, **options: Any) -> Dataset:
         """Return the rows in the order of some columns."""
         ascending = [not flag for flag in descending] if isinstance(descending, list) else not descending
@@ -347,27 +294,8 @@ class Dataset(PlainDataset):
         values = column_of(self._frame_with("unique", column)[column].drop_duplicates())
         return [plain_value(value) for value in values]
 
-    def sum(self, on: str | list[str] | None = None, **options: Any) -> Any:
-        """Return the sum of a column, or a dict of those of several ones."""
-        return self._aggregated("sum", on)
-
-    def mean(self, on: str | list[str] | None = None, **options: Any) -> Any:
-        """Return the mean of a column, or a dict of those of several ones."""
-        return self._aggregated("mean", on)
-
-    def min(self, on: str | list[str] | None = None, **options: Any) -> Any:
-        """Return the least value of a column, or a dict of those of several ones."""
-        return self._aggregated("min", on)
-
-    def max(self, on: str | list[str] | None = None, **options: Any) -> Any:
-        """Return the largest value of a column, or a dict of those of several ones."""
-        return self._aggregated("max", on)
-
-    def std(self, on: str | list[str] | None = None, ddof: int = 1, **options: Any) -> Any:
-        """Return the standard deviation of a column, or a dict of those of several ones."""
-        return self._aggregated("std", on, ddof=ddof)
-
-    def _aggregated(self, how: str, on: str | list[str] | None, **options: Any) -> Any:
+    def _aggregated(self, how: str, on: str | list[str] | None = None, **options: Any) -> Any:
+        """Return the sum, mean and so on of a column, or a dict of those of several ones."""
         frame = self._frame_with(how, on or ())
         found: dict[str, Any] = {}
         try:
@@ -390,10 +318,6 @@ class Dataset(PlainDataset):
     def write_csv(self, path: str, *, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
         """Write a CSV file into a directory. ``options``: of ``pyarrow.csv.write_csv()``."""
         write_files(self.read(), path, "csv", mode, options)
-
-    def write_json(self, path: str, *, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
-        """Write a file of JSON lines into a directory."""
-        write_files(self.read(), path, "json", mode, options)
 
 
 def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,16 +117,8 @@ def _present(name: str, column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     numbers = _numbers(name, column)
     found: np.ndarray[Any, Any] = numbers[~np.isnan(numbers)]
     if not found.size:
-        raise _all_missing(name)
+        raise DataError(f"column {name!r} has no values to fit to: all are missing")
     return found
-
-
-def _all_missing(name: str) -> DataError:
-    return DataError(f"column {name!r} has no values to fit to: all are missing")
-
-
-def _is_gap(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
 
 
 class StandardScaler(_OfColumns):
@@ -153,77 +144,6 @@ class MinMaxScaler(_OfColumns):
         return (_numbers(name, column) - least) / ((most - least) or 1)
 
 
-class OrdinalEncoder(_OfColumns):
-    """Replace each value by its place among the sorted values; values that are new become NaN."""
-
-    def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
-        try:
-            values = sorted({value for value in column.tolist() if not _is_gap(value)})
-        except TypeError as error:
-            raise DataError(f"column {name!r} has no order: {error}; convert it with map_batches()") from error
-        return {f"unique_values({name})": {value: place for place, value in enumerate(values)}}
-
-    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        places = self.stats_[f"unique_values({name})"]
-        return np.array([places.get(value, np.nan) for value in column.tolist()])
-
-
-class LabelEncoder(OrdinalEncoder):
-    """Replace the labels of one column by their places among the sorted labels."""
-
-    def __init__(self, label_column: str, *, output_column: str | None = None) -> None:
-        super().__init__([label_column], [output_column or label_column])
-
-    def inverse_transform(self, ds: PlainDataset) -> Dataset:
-        """Return the dataset with the labels in place of their places."""
-        (name,), (encoded,) = self.columns, self.output_columns
-        labels = list(self.stats_[f"unique_values({name})"])
-
-        def decoded(batch: Columns) -> dict[str, Any]:
-            places = _column(batch, encoded).tolist()
-            return {**batch, name: [None if _is_gap(place) else labels[int(place)] for place in places]}
-
-        return Dataset.of(PlainDataset.map_batches(ds, decoded))
-
-
-class OneHotEncoder(OrdinalEncoder):
-    """Replace each value by an array with a 1 in its place; a value that is new has none."""
-
-    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
-        count = len(self.stats_[f"unique_values({name})"])
-        return (super()._changed(name, column)[:, None] == np.arange(count)).astype(np.uint8)
-
-
-class SimpleImputer(_OfColumns):
-    """Replace missing values by the mean, the most frequent value, or a constant."""
-
-    def __init__(
-        self,
-        columns: Sequence[str],
-        strategy: str = "mean",
-        fill_value: Any = None,
-        *,
-        output_columns: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(columns, output_columns)
-        if strategy not in ("mean", "most_frequent", "constant"):
-            raise ValueError(f"strategy must be 'mean', 'most_frequent' or 'constant', got {strategy!r}")
-        self.strategy, self.fill_value = strategy, fill_value
-        self._is_fittable = strategy != "constant"
-
-    def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
-        if self.strategy == "mean":
-            return {f"mean({name})": float(_present(name, column).mean())}
-        counts = Counter(value for value in column.tolist() if not _is_gap(value))
-        if not counts:
-            raise _all_missing(name)
-        return {f"most_frequent({name})": counts.most_common(1)[0][0]}
-
-    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> list[Any]:
-        filling = self.stats_[f"{self.strategy}({name})"] if self._is_fittable else self.fill_value
-        return [filling if _is_gap(value) else value for value in column.tolist()]
-
-
 class Concatenator(Preprocessor):
     """Join columns into one column of arrays."""
 
@@ -247,15 +167,6 @@ class Concatenator(Preprocessor):
         kept = {name: column for name, column in batch.items() if name not in self.columns}
         joined = np.concatenate(parts, axis=1)
         return {**kept, self.output_column_name: joined if self.dtype is None else joined.astype(self.dtype)}
-
-
-class BatchMapper(Preprocessor):
-    """A function for batches, as Ray had it until 2.6."""
-
-    _is_fittable = False
-
-    def __init__(self, fn: Callable[[Any], Any], batch_format: str = "pandas", **options: Any) -> None:
-        setattr(self, f"_transform_{batch_format}", fn)
 
 
 class Chain(Preprocessor):

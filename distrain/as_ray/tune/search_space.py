@@ -5,17 +5,18 @@ With the same seed, the values are those that Ray 2.60 draws, as both ask numpy 
 
 from __future__ import annotations
 
-import copy
 import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from distrain.system.imports import require
 
 Path = tuple[Any, ...]
 """Keys and indices that lead to a value in nested dicts and lists."""
+_GRID = "grid_search"
 
 
 class Domain:
@@ -23,11 +24,13 @@ class Domain:
 
     text: how a program writes it.
     draw: takes a random generator of numpy, and the config as far as it is drawn.
+    comes_last: it is drawn after all others, because it may use their values.
     """
 
-    def __init__(self, text: str, draw: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, text: str, draw: Callable[[Any, Any], Any], *, comes_last: bool = False) -> None:
         self._text = text
         self._draw = draw
+        self.comes_last = comes_last
 
     def sample(self, config: Any = None, size: int = 1, random_state: Any = None) -> Any:
         """Return one value, or a list of several."""
@@ -60,6 +63,11 @@ def _integer(generator: Any, lower: int, upper: int) -> int:
 
 
 def _log_real(generator: Any, lower: float, upper: float) -> float:
+    if not 0 < lower <= upper < math.inf:
+        raise ValueError(
+            f"loguniform({lower}, {upper}): both bounds must be above 0, and finite; give the values themselves, not "
+            "their logarithms"
+        )
     numpy = require("numpy")
     return float(numpy.exp(_real(generator, numpy.log(lower), numpy.log(upper))))
 
@@ -68,36 +76,26 @@ def _log_integer(generator: Any, lower: int, upper: int) -> int:
     return math.floor(_log_real(generator, lower, upper))
 
 
-def _steps(bound: float, q: float, rounded: Callable[[float], int]) -> int:
-    """Return the number of steps of size q up to a bound."""
-    nearest = round(bound / q)
-    return nearest if math.isclose(bound / q, nearest) else rounded(bound / q)
+def _normal(generator: Any, mean: float, sd: float) -> float:
+    return float(generator.normal(mean, sd, size=1)[0])
 
 
-def _stepped_real(draw: Callable[[Any, float, float], float], lower: float, upper: float, q: float) -> Any:
-    bounds = _steps(lower, q, math.ceil) * q, _steps(upper, q, math.floor) * q
-    return lambda generator, _: float(require("numpy").round(draw(generator, *bounds) / q) * q)
+def _between(name: str, draw: Callable[[Any, Any, Any], Any], first: float, second: float) -> Domain:
+    return Domain(f"{name}({first}, {second})", lambda generator, _: draw(generator, first, second))
 
 
-def _stepped_integer(draw: Callable[[Any, int, int], int], lower: int, upper: int, q: int) -> Any:
-    low, high = _steps(lower, q, math.ceil), _steps(upper, q, math.floor)
-    if high < low:
-        raise ValueError(f"there is no multiple of {q} between {lower} and {upper}")
-    return lambda generator, _: draw(generator, low, high + (q != 1)) * q
+def _rounded(name: str, draw: Callable[[Any, Any, Any], Any], first: float, second: float, q: float) -> Domain:
+    """Return a domain of floats that are rounded to multiples of q."""
+    return Domain(
+        f"{name}({first}, {second}, {q})",
+        lambda generator, _: float(require("numpy").round(draw(generator, first, second) / q) * q),
+    )
 
 
-def _check_positive(kind: str, lower: float, upper: float) -> None:
-    if not 0 < lower <= upper < math.inf:
-        raise ValueError(
-            f"{kind}({lower}, {upper}): both bounds must be above 0, and finite; give the values themselves, not their "
-            "logarithms"
-        )
-
-
-def _check_steps(kind: str, lower: float, upper: float, q: float) -> None:
-    for bound in (lower, upper):
-        if not math.isclose(bound / q, round(bound / q)):
-            raise ValueError(f"{kind}({lower}, {upper}, {q}): {bound} is not divisible by {q}")
+def _multiples(name: str, draw: Callable[[Any, int, int], int], lower: int, upper: int, q: int) -> Domain:
+    """Return a domain of integers that are multiples of q, with the upper bound unless q is 1."""
+    low, high = math.ceil(lower / q), upper // q + (q != 1)
+    return Domain(f"{name}({lower}, {upper}, {q})", lambda generator, _: draw(generator, low, high) * q)
 
 
 # -- what a search space is made of ----------------------------------------------------------------------------------
@@ -119,65 +117,56 @@ def choice(categories: Sequence[Any]) -> Domain:
 
 def uniform(lower: float, upper: float) -> Domain:
     """Return a domain of floats."""
-    return Domain(f"uniform({lower}, {upper})", lambda generator, _: _real(generator, lower, upper))
+    return _between("uniform", _real, lower, upper)
 
 
 def quniform(lower: float, upper: float, q: float) -> Domain:
     """Return a domain of floats that are multiples of q."""
-    _check_steps("quniform", lower, upper, q)
-    return Domain(f"quniform({lower}, {upper}, {q})", _stepped_real(_real, lower, upper, q))
+    return _rounded("quniform", _real, lower, upper, q)
 
 
 def loguniform(lower: float, upper: float, base: float = 10) -> Domain:
     """Return a domain of floats whose logarithms are uniform."""
-    _check_positive("loguniform", lower, upper)
-    return Domain(f"loguniform({lower}, {upper})", lambda generator, _: _log_real(generator, lower, upper))
+    return _between("loguniform", _log_real, lower, upper)
 
 
 def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Domain:
     """Return a domain of multiples of q whose logarithms are uniform."""
-    _check_positive("qloguniform", lower, upper)
-    _check_steps("qloguniform", lower, upper, q)
-    return Domain(f"qloguniform({lower}, {upper}, {q})", _stepped_real(_log_real, lower, upper, q))
+    return _rounded("qloguniform", _log_real, lower, upper, q)
 
 
 def randint(lower: int, upper: int) -> Domain:
     """Return a domain of integers, without the upper bound."""
-    return Domain(f"randint({lower}, {upper})", lambda generator, _: _integer(generator, lower, upper))
+    return _between("randint", _integer, lower, upper)
 
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Domain:
     """Return a domain of integers that are multiples of q, with the upper bound unless q is 1."""
-    return Domain(f"qrandint({lower}, {upper}, {q})", _stepped_integer(_integer, lower, upper, q))
+    return _multiples("qrandint", _integer, lower, upper, q)
 
 
 def lograndint(lower: int, upper: int, base: float = 10) -> Domain:
     """Return a domain of integers whose logarithms are uniform, without the upper bound."""
-    _check_positive("lograndint", lower, upper)
-    return Domain(f"lograndint({lower}, {upper})", lambda generator, _: _log_integer(generator, lower, upper))
+    return _between("lograndint", _log_integer, lower, upper)
 
 
 def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Domain:
     """Return a domain of multiples of q whose logarithms are uniform."""
-    _check_positive("qlograndint", lower, upper)
-    return Domain(f"qlograndint({lower}, {upper}, {q})", _stepped_integer(_log_integer, lower, upper, q))
+    return _multiples("qlograndint", _log_integer, lower, upper, q)
 
 
 def randn(mean: float = 0.0, sd: float = 1.0) -> Domain:
     """Return a domain of normally distributed floats."""
-    return Domain(f"randn({mean}, {sd})", lambda generator, _: float(generator.normal(mean, sd, size=1)[0]))
+    return _between("randn", _normal, mean, sd)
 
 
 def qrandn(mean: float, sd: float, q: float) -> Domain:
     """Return a domain of normally distributed floats that are rounded to multiples of q."""
-    return Domain(
-        f"qrandn({mean}, {sd}, {q})",
-        lambda generator, _: float(require("numpy").round(generator.normal(mean, sd, size=1)[0] / q) * q),
-    )
+    return _rounded("qrandn", _normal, mean, sd, q)
 
 
 def sample_from(func: Callable[..., Any]) -> Domain:
-    """Return a domain of what a function returns. It may take the config, as far as it is drawn."""
+    """Return a domain of what a function returns. It may take the config, which has all other values."""
     takes_config = bool(inspect.signature(func).parameters)
 
     def draw(_: Any, config: Any) -> Any:
@@ -185,127 +174,65 @@ def sample_from(func: Callable[..., Any]) -> Domain:
             return func()
         try:
             return func(config)
-        except (AttributeError, KeyError):  # a function of earlier versions: `lambda spec: spec.config.a`
-            return func(_Drawn({"config": config}))
+        except AttributeError:  # a function of earlier versions: `lambda spec: spec.config.a`
+            return func(SimpleNamespace(config=_Attributes(config)))
 
-    return Domain(f"sample_from({getattr(func, '__name__', func)})", draw)
+    return Domain(f"sample_from({getattr(func, '__name__', func)})", draw, comes_last=True)
+
+
+class _Attributes(dict[str, Any]):
+    """A config whose keys are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = self[name]
+        return _Attributes(value) if isinstance(value, dict) else value
 
 
 # -- configs ---------------------------------------------------------------------------------------------------------
-
-_GRID = "grid_search"
-
-
-class _NotYetError(Exception):
-    """A function of :func:`sample_from` needs a value that is not drawn yet."""
-
-
-class _Drawn(dict[str, Any]):
-    """A config that raises :class:`_NotYetError` for values that are not drawn yet. Keys are attributes, too."""
-
-    def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
-        if _is_open(value):
-            raise _NotYetError(key)
-        return _Drawn(value) if isinstance(value, dict) else value
-
-    def get(self, key: str, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
 
 
 def _is_grid(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {_GRID}
 
 
-def _is_open(value: Any) -> bool:
-    return isinstance(value, Domain) or _is_grid(value)
-
-
 def _copied(value: Any) -> Any:
-    """Copy dicts and lists, but not what is in them. Tuples with domains become lists, and tuples again at the end."""
+    """Copy dicts and lists, but not what is in them."""
     if isinstance(value, dict) and not _is_grid(value):
         return {key: _copied(item) for key, item in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+    return [_copied(item) for item in value] if type(value) is list else value
 
 
 def _open_values(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield the grids and domains below a value, each with its path."""
-    if _is_open(value):
+    if isinstance(value, Domain) or _is_grid(value):
         yield path, value
         return
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield from _open_values(item, (*path, key))
 
 
-def _with(config: Any, path: Path, value: Any) -> Any:
-    """Return the config with another value at a path."""
-    if not path:
-        return value
-    if isinstance(config, tuple):
-        return tuple(_with(item, path[1:], value) if i == path[0] else item for i, item in enumerate(config))
-    config[path[0]] = _with(config[path[0]], path[1:], value)
-    return config
+def _set(config: Any, path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        config = config[key]
+    config[path[-1]] = value
 
 
-def configs(space: Mapping[str, Any], seed: Any, *, constant_grid_search: bool = False) -> Iterator[dict[str, Any]]:
+def configs(space: Mapping[str, Any], seed: Any) -> Iterator[dict[str, Any]]:
     """Yield one sample: a config for every combination of the grids. The first grid by name varies fastest.
 
     seed: a generator of numpy, see :func:`generator_of`.
-    constant_grid_search: draw the domains once for all combinations.
     """
-    plain: dict[str, Any] = _copied(dict(space))
-    if constant_grid_search:
-        plain = _drawn(plain, seed)
-    found = [(path, value[_GRID]) for path, value in _open_values(plain) if _is_grid(value)]
+    found = [(path, value[_GRID]) for path, value in _open_values(dict(space)) if _is_grid(value)]
     grids = sorted(found, key=lambda pair: tuple(map(str, pair[0])), reverse=True)
     for values in itertools.product(*(values for _, values in grids)):
-        config = _copied(plain)
+        config: dict[str, Any] = _copied(dict(space))
         for (path, _), value in zip(grids, values, strict=True):
-            config = _with(config, path, copy.copy(value) if isinstance(value, dict) else value)
-        config = _drawn(config, seed)
-        if next(_open_values(config), None) is None:
-            yield config
-        else:  # a value was itself a space
-            yield from configs(config, seed)
-
-
-def _drawn(config: dict[str, Any], generator: Any) -> dict[str, Any]:
-    """Draw a value of every domain, those last that depend on others. Raises ValueError if they depend in a circle."""
-    waiting = [(path, value) for path, value in _open_values(config) if isinstance(value, Domain)]
-    while waiting:
-        later: list[tuple[Path, Domain, str]] = []
-        for path, domain in waiting:
-            try:
-                config = _with(config, path, domain.sample(_Drawn(config), random_state=generator))
-            except _NotYetError as error:
-                later.append((path, domain, str(error)))
-        if len(later) == len(waiting):
-            if any(_is_grid(value) for _, value in _open_values(config)):
-                return config  # they may depend on the grids, whose values come later
-            path, domain, missing = later[0]
-            raise ValueError(f"{'/'.join(map(str, path))}: {domain} needs {missing}, which is never drawn")
-        waiting = [(path, domain) for path, domain, _ in later]
-    return config
-
-
-def updated(space: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the space with some values given, also in nested dicts."""
-    new = dict(space)
-    for name, value in values.items():
-        before = new.get(name)
-        both = isinstance(value, Mapping) and isinstance(before, Mapping) and not _is_grid(before)
-        new[name] = updated(before, value) if both else value  # type: ignore[arg-type]
-    return new
+            _set(config, path, _copied(value))
+        drawn = [(path, domain) for path, domain in _open_values(config) if isinstance(domain, Domain)]
+        for path, domain in sorted(drawn, key=lambda pair: pair[1].comes_last):
+            _set(config, path, domain.sample(config, random_state=seed))
+        yield config
 
 
 def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:

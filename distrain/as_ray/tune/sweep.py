@@ -1,6 +1,6 @@
 """The trials of ``ray.tune.Tuner``, each a run in a directory of its own; and their results. Runs in: coordinator.
 
-The directory of a sweep has a file with the configs of its trials, so that a sweep that was interrupted goes on with
+The directory of a sweep has a file with the configs of its trials, so that a sweep that was interrupted continues with
 those that have not ended. What became of a trial is in the directory of its run.
 """
 
@@ -25,14 +25,14 @@ from distrain.system.pickling import pickled
 from distrain.system.remote_path import RemotePath, locate
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
     from pathlib import Path
 
     import pandas
 
+    from distrain.api.config import RunConfig
+
 _FILE = "trials.pkl"
-_SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,77 +47,47 @@ class Trial:
     location: Path | RemotePath
 
     @property
-    def name(self) -> str:
-        return self.location.name
-
-    @property
-    def status(self) -> str:
-        """The status in its run.json; empty if it has not begun."""
-        return str(read_manifest(self.location).get("status", ""))
-
-    @property
     def has_ended(self) -> bool:
         """True if it has finished or failed, not if it was stopped."""
-        return self.status in (FINISHED, FAILED)
+        return read_manifest(self.location).get("status") in (FINISHED, FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The trials of a directory.
-
-    settings: what else its Tuner has been given, for one that is restored.
-    """
+    """The trials of a directory."""
 
     location: Path | RemotePath
     trials: list[Trial]
-    settings: Any
 
     @classmethod
-    def open(
-        cls,
-        storage_path: str | os.PathLike[str] | None,
-        name: str | None,
-        filesystem: Any,
-        *,
-        stem: str,
-        space: str,
-        settings: Any,
-        make_configs: Callable[[], list[dict[str, Any]]],
-    ) -> Sweep:
-        """Return the unfinished sweep of that name, else a new one, whose name may get a number.
+    def open(cls, run: RunConfig, stem: str, space: str, make_configs: Callable[[], list[dict[str, Any]]]) -> Sweep:
+        """Return the unfinished sweep of the run's name, else a new one, whose name may get a number.
 
         space: the search space as text. Raises StorageError if the unfinished sweep has another one.
         """
-        storage = locate(names.DEFAULT_STORAGE if storage_path is None else storage_path, filesystem)
-        given, number = name or new_name(stem), 1
+        path = names.DEFAULT_STORAGE if run.storage_path is None else run.storage_path
+        storage = locate(path, run.storage_filesystem)
+        given, number = run.name or new_name(stem), 1
         location = storage / given
         while (stored := _stored(location)) is not None:
             sweep = cls._of(location, stored)
-            if not all(trial.has_ended for trial in sweep.trials):
+            ended = sum(trial.has_ended for trial in sweep.trials)
+            if ended < len(sweep.trials):
                 if stored["space"] != space:
                     raise StorageError(
                         f"{location} is an unfinished sweep with another param_space or num_samples: give the new one "
                         "another name, or continue the old one with its own"
                     )
-                ended = sum(trial.has_ended for trial in sweep.trials)
                 say(f"continuing the unfinished sweep {location}: {ended} of {len(sweep.trials)} trials have ended")
                 return sweep
             number += 1
             location = storage / f"{given}-{number}"
-        stored = {"space": space, "stem": stem, "configs": make_configs(), "settings": settings}
+        stored = {"space": space, "stem": stem, "configs": make_configs()}
         if isinstance(location, RemotePath):
             (location / _FILE).write_bytes(pickled(stored))
         else:
             location.mkdir(parents=True, exist_ok=True)
             write_atomically(location / _FILE, pickled(stored))
-        return cls._of(location, stored)
-
-    @classmethod
-    def at(cls, path: str | os.PathLike[str], filesystem: Any = None) -> Sweep:
-        """Return the sweep of a directory. Raises StorageError if there is none."""
-        location = locate(path, filesystem)
-        if (stored := _stored(location)) is None:
-            raise StorageError(f"{location} is not the directory of a sweep: it has no {_FILE}")
         return cls._of(location, stored)
 
     @classmethod
@@ -127,11 +97,7 @@ class Sweep:
             Trial(config=config, label=label, location=location / f"{stored['stem']}_{i:05d}")
             for i, (config, label) in pairs
         ]
-        return cls(location=location, trials=trials, settings=stored["settings"])
-
-    def results(self, metric: str | None, mode: str | None) -> ResultGrid:
-        """Return what became of the trials."""
-        return ResultGrid([TrialResult.of(trial) for trial in self.trials], self.location, metric, mode)
+        return cls(location=location, trials=trials)
 
 
 def _labels(configs: list[dict[str, Any]]) -> list[str]:
@@ -168,58 +134,33 @@ class TrialResult(Result):
     def of(cls, trial: Trial) -> TrialResult:
         """Read the result of a trial; an empty one with an error if it has not begun."""
         manifest = read_manifest(trial.location)
-        if not manifest:
-            result = Result(metrics=None, checkpoint=None, path=str(trial.location), error=_not_begun(trial))
+        if manifest:
+            filesystem = trial.location.given if isinstance(trial.location, RemotePath) else None
+            result = Result.from_path(str(trial.location), filesystem)
         else:
-            result = Result.from_path(
-                str(trial.location), trial.location.given if isinstance(trial.location, RemotePath) else None
-            )
+            error = TrainingFailedError(f"the trial {trial.location.name} has not begun; start the sweep again")
+            result = Result(metrics=None, checkpoint=None, path=str(trial.location), error=error)
         values = {each.name: getattr(result, each.name) for each in fields(Result)}
         began, ended = manifest.get("started", 0.0), manifest.get("updated", 0.0)
         metrics = {
             "training_iteration": sum(1 for _ in read_metrics(trial.location / names.METRICS)) if manifest else 0,
-            "trial_id": manifest.get("run_id", trial.name),
+            "trial_id": manifest.get("run_id", trial.location.name),
             "time_total_s": ended - began,
-            "timestamp": int(ended),
             "done": trial.has_ended,
             **(result.metrics or {}),
             "config": trial.config,
         }
         return cls(**{**values, "metrics": metrics}, config=trial.config)
 
-    @property
-    def metrics_dataframe(self) -> pandas.DataFrame | None:
-        """Every report of rank 0 as a row, numbered by ``training_iteration``."""
-        frame = super().metrics_dataframe
-        if frame is not None and "training_iteration" not in frame:
-            frame["training_iteration"] = range(1, len(frame) + 1)
-        return frame
-
-    def history(self, metric: str) -> list[float]:
-        """Return the values of a metric that were reported, oldest first."""
-        rows = [flat(record["metrics"]) for record in read_metrics(self._run / names.METRICS)] if self.has_run else []
-        return [float(row[metric]) for row in rows if isinstance(row.get(metric), (int, float))]
-
-    @property
-    def has_run(self) -> bool:
-        """True if the trial has begun."""
-        return bool(read_manifest(self._run))
-
-
-def _not_begun(trial: Trial) -> TrainingFailedError:
-    return TrainingFailedError(f"the trial {trial.name} has not begun; start the sweep again under its name")
-
 
 class ResultGrid(Sequence[TrialResult]):
     """The results of all trials, in the order of their configs."""
 
-    def __init__(
-        self, results: list[TrialResult], location: Path | RemotePath, metric: str | None, mode: str | None
-    ) -> None:
-        self._results = results
-        self._location = location
+    def __init__(self, sweep: Sweep, metric: str | None, mode: str | None) -> None:
+        self._results = [TrialResult.of(trial) for trial in sweep.trials]
         self._metric = metric
         self._mode = mode
+        self.experiment_path = str(sweep.location)
 
     def __len__(self) -> int:
         return len(self._results)
@@ -231,18 +172,7 @@ class ResultGrid(Sequence[TrialResult]):
         return iter(self._results)
 
     def __repr__(self) -> str:
-        text = ",\n".join(map(repr, self._results))
-        return f"ResultGrid<[\n{text}\n]>"
-
-    @property
-    def experiment_path(self) -> str:
-        """The directory of the sweep, a path or URL."""
-        return str(self._location)
-
-    @property
-    def filesystem(self) -> Any:
-        """The filesystem of that directory, as fsspec has it."""
-        return self._results[0].filesystem
+        return f"ResultGrid({self._results!r})"
 
     @property
     def errors(self) -> list[TrainingFailedError]:
@@ -259,32 +189,27 @@ class ResultGrid(Sequence[TrialResult]):
         """The number of trials that have finished."""
         return len(self) - self.num_errors
 
-    def get_best_result(
-        self,
-        metric: str | None = None,
-        mode: str | None = None,
-        scope: str = "last",
-        filter_nan_and_inf: bool = True,
-    ) -> TrialResult:
-        """Return the result with the best value of a metric, the only one if there is one trial.
+    def get_best_result(self, metric: str | None = None, mode: str | None = None, scope: str = "last") -> TrialResult:
+        """Return the result with the best last value of a metric, the only one if there is one trial.
 
-        metric, mode: by default those of the TuneConfig. scope: which of its values counts, the last one, the best of
-            all, or an average of all, or of the last 5 or 10.
+        metric, mode: by default those of the TuneConfig.
 
         Raises ValueError without a metric or mode, RuntimeError if no trial has reported the metric.
         """
+        if scope != "last":
+            raise ValueError(f"get_best_result(scope={scope!r}): only 'last'; compare result.metrics_dataframe instead")
         if len(self) == 1:
             return self._results[0]
         metric, mode = metric or self._metric, mode or self._mode
-        for name, value in (("metric", metric), ("mode", mode)):
-            if not value:
-                raise ValueError(
-                    f"get_best_result() needs a {name}: pass {name}=..., or TuneConfig({name}=...) to the Tuner"
-                )
-        if mode not in ("min", "max") or scope not in _SCOPES:
-            raise ValueError(f"mode must be min or max, scope one of {', '.join(_SCOPES)}; got {mode!r}, {scope!r}")
-        scored = [(self._value(result, str(metric), mode, scope), result) for result in self._results]
-        usable = [pair for pair in scored if pair[0] is not None and (not filter_nan_and_inf or math.isfinite(pair[0]))]
+        if metric is None or mode not in ("min", "max"):
+            raise ValueError(
+                "get_best_result() needs a metric, and a mode, which is min or max: pass them, or "
+                f"TuneConfig(metric=..., mode=...) to the Tuner; got {metric!r}, {mode!r}"
+            )
+        scored: list[tuple[Any, TrialResult]] = [
+            (flat(result.metrics or {}).get(metric), result) for result in self._results
+        ]
+        usable = [pair for pair in scored if isinstance(pair[0], (int, float)) and math.isfinite(pair[0])]
         if not usable:
             known = sorted({name for result in self._results for name in flat(result.metrics or {})})
             raise RuntimeError(
@@ -293,29 +218,8 @@ class ResultGrid(Sequence[TrialResult]):
             )
         return (min if mode == "min" else max)(usable, key=lambda pair: pair[0])[1]
 
-    @staticmethod
-    def _value(result: TrialResult, metric: str, mode: str, scope: str) -> Any:
-        if scope == "last":
-            value = flat(result.metrics or {}).get(metric)
-            return value if isinstance(value, (int, float)) else None
-        values = result.history(metric)
-        if scope.startswith("last-"):
-            values = values[-int(scope.split("-")[1]) :]
-        if not values:
-            return None
-        return (min if mode == "min" else max)(values) if scope == "all" else sum(values) / len(values)
-
-    def get_dataframe(self, filter_metric: str | None = None, filter_mode: str | None = None) -> pandas.DataFrame:
-        """Return a row for each trial: its last metrics, or those of its best report, its config, and its directory."""
+    def get_dataframe(self) -> pandas.DataFrame:
+        """Return a row for each trial: its last metrics, its config, and its directory."""
         import pandas
 
-        return pandas.DataFrame([self._row(result, filter_metric, filter_mode) for result in self._results])
-
-    @staticmethod
-    def _row(result: TrialResult, metric: str | None, mode: str | None) -> dict[str, Any]:
-        metrics = {name: value for name, value in (result.metrics or {}).items() if name != "config"}
-        frame = result.metrics_dataframe if metric is not None and result.has_run else None
-        if frame is not None and metric in frame:
-            best = frame[metric].idxmax() if mode == "max" else frame[metric].idxmin()
-            metrics |= frame.loc[best].to_dict()
-        return {**flat(metrics), **flat({"config": result.config}), "logdir": result.path}
+        return pandas.DataFrame([{**flat(result.metrics or {}), "logdir": result.path} for result in self._results])

@@ -8,21 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
+from distrain.cli.run.check import show, show_emptied
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
 from distrain.cli.run.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
-from distrain.cli.run.preflight import Preflight
-from distrain.cli.run.preflight_table import show, show_emptied
 from distrain.cli.run.slurm_job import batch_job
 from distrain.cli.run.target import work_of, workers_path
 from distrain.console.detached import run_detached
 from distrain.console.error_screen import show_error
-from distrain.coordinator.connection.choice import hosts_of, transports_for
-from distrain.coordinator.connection.worker_settings import settings_for
-from distrain.coordinator.requests import STACKS, ask
+from distrain.coordinator.connection.choice import hosts_of
 from distrain.coordinator.run_errors import exit_code_of
-from distrain.coordinator.store.remote_store import local_directory_of
-from distrain.coordinator.trainer import run_work
+from distrain.coordinator.trainer import check_hosts, run_work
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import (
     ControllerError,
@@ -35,10 +31,8 @@ from distrain.errors import (
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
-from distrain.storage.paths import RunPaths
 from distrain.system.arguments import in_users_words, options_named
-from distrain.system.log import say, warn
-from distrain.system.text import without_controls
+from distrain.system.log import log_level, say, warn
 from distrain.trackers.choice import parse_tracker
 
 if TYPE_CHECKING:
@@ -73,28 +67,27 @@ def _launch(
 ) -> int:
     if options.detach and (other := _runs_nothing(options)):
         parser.error(f"--detach is for runs; leave it out with {other}")
-    if options.stacks:
-        return _show_stacks(options.stacks)
     if ignored := ignored_options(options):
         warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
     try:
         if options.slurm or options.dry_run:
             return _submit(options, arguments)
         hosts = _hosts(options)
-        if options.check or options.clear_caches:
-            return _check(options, hosts, user_path)
-        work = work_of(options, user_path)
+        checks = options.check or options.clear_caches
+        work = work_of(options, user_path, is_needed=not checks)
         scaling = _scaling_config(options, hosts)
         run = _run_config(options, hosts, scaling)
     except (ValueError, TypeError, OSError, ResourcesError) as error:
         parser.error(in_users_words(str(error)))
+    if checks:
+        return _check(work, scaling, run, workers_path(work, user_path), empties=options.clear_caches)
     train = partial(_run, work, scaling, run, workers_path(work, user_path))
     return run_detached(train) if options.detach else train()
 
 
 def _runs_nothing(options: argparse.Namespace) -> str | None:
     """Return the option that makes the command do something else than to run here, or None."""
-    others = ("stacks", "check", "clear_caches", "slurm", "dry_run")
+    others = ("check", "clear_caches", "slurm", "dry_run")
     return next((f"--{name.replace('_', '-')}" for name in others if getattr(options, name)), None)
 
 
@@ -228,41 +221,19 @@ def _submit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Sequence[str]) -> int:
+def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str], *, empties: bool) -> int:
     """Check the hosts and show a table of them, or empty their caches. Return 0, or 1 if there is a problem."""
     from rich.console import Console
 
-    scaling = _scaling_config(options, hosts)
-    transports = transports_for(
-        hosts,
-        scaling,
-        os.environ,
-        ships=options.enabled,
-        makes_environment=options.env_from is not None,
-    )
-    settings = settings_for(
-        transports,
-        directory=os.getcwd(),
-        sys_path=user_path,
-        environment=environment_variables(options.env),
-        own_environment=os.environ,
-        interface="" if options.clear_caches else scaling.interface or "",
-    )
-    preflight = Preflight(transports, settings, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
     try:
-        preflight.clear_caches() if options.clear_caches else preflight.run()
+        with log_level(run.log_level):
+            findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path, empties_caches=empties)
     except KeyboardInterrupt:
         return _SIGINT_EXIT
-    if options.clear_caches:
-        return 0 if show_emptied(preflight) else 1
-    show(preflight, Console(highlight=False))
-    return 0 if preflight.is_fit else 1
-
-
-def _show_stacks(folder: str) -> int:
-    try:
-        print(without_controls(ask(RunPaths(local_directory_of(folder)), STACKS)))
     except DistrainError as error:
-        show_error(type(error), str(error), title="no stacks")
-        return 2
-    return 0
+        show_error(type(error), in_users_words(str(error)))
+        return exit_code_of(error)
+    if empties:
+        return 0 if show_emptied(findings, hosts) else 1
+    show(findings, hosts, Console(highlight=False))
+    return 1 if any(finding.is_fatal for finding in findings) else 0

@@ -36,11 +36,8 @@ NO_OPTION = {
     "checkpoint_config": _OWN_CONFIG,
     "failure_config": _OWN_CONFIG,
     "logging_config": _OWN_CONFIG,
-    "placement_strategy": "Ray's; it has no effect",
     "shipping_config": _OWN_CONFIG,
     "storage_filesystem": "an object of Python; a URL as --storage-path names its file system",
-    "trainer_resources": "Ray's; it has no effect",
-    "verbose": "Ray Tune's; --log-level does the same",
 }
 """Fields that make no sense on a command line, and why."""
 _NAMES = {

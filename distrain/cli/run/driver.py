@@ -7,10 +7,10 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.ray_names import AS_RAY, is_asked_for_as_ray
 from distrain.cli.run.config_options import CONFIGS
 from distrain.cli.run.options import environment_variables, is_function
 from distrain.cli.run.target import work_of, workers_path
-from distrain.system.imports import AS_RAY, import_as_ray, is_asked_for_as_ray
 from distrain.trackers.choice import VARIABLE as TRACKERS
 from distrain.trackers.choice import parse_tracker
 from distrain.worker.user_code import users_part
@@ -46,8 +46,10 @@ def driver_of(
     work, variables = work_of(options, user_path), environment_variables(options.env)
 
     def drive() -> None:
+        from distrain.as_ray.importing import activate  # the import activates it, too
+
         _set_variables(options, variables)
-        import_as_ray()
+        activate()
         sys.path[:] = workers_path(work, user_path)
         try:
             work.run()

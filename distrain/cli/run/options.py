@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.cli.run.config_options import add_options_of, parse_ranks
 from distrain.hosts.hostfile import ALWAYS_SET
-from distrain.system.ray_names import did_you_mean
+from distrain.system.text import did_you_mean
 from distrain.system.version import __version__
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ _SHORT = {"redirects": "-r", "tee": "-t"}
 _INSTEAD = {
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
     "print-completion": "`distrain completion` prints it",
+    "stacks": "`distrain stacks RUN` shows them",
     "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",
 }
-"""Options of torchrun that distrain does not have, and what to do instead."""
+"""Options that distrain does not have, most of them torchrun's, and what to do instead."""
 
 _EPILOG = """\
 targets:
@@ -167,15 +168,14 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
     )
     add_options_of(LoggingConfig, add)
     ranks = group.add_mutually_exclusive_group().add_argument
-    shown = ("--ranks-shown", "--console-ranks")
-    ranks(*shown, metavar="0,2-5", help="ranks whose output is shown here (default: all); the logs have everything")
+    shown = "ranks whose output is shown here (default: all); the logs have everything"
+    ranks("--ranks-shown", metavar="0,2-5", help=shown)
     ranks("--local-ranks-filter", metavar="0,2-5", help="the same, for the local ranks of each host")
 
 
 def _add_actions(add: Callable[..., object]) -> None:
     add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
     add("--clear-caches", action="store_true", help="delete what distrain has stored on the hosts")
-    add("--stacks", metavar="RUN_DIR", help="show the stacks of all ranks of a running run")
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

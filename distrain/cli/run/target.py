@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli.run.options import is_function
-from distrain.system.ray_names import did_you_mean
+from distrain.system.text import did_you_mean
 from distrain.worker.job import job
 from distrain.worker.job.early_variables import sets_early
-from distrain.worker.job.main_module import is_archive
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
 
-def work_of(options: argparse.Namespace, user_path: Sequence[str]) -> job.Work:
-    """Return the work that the command line names. Raises ValueError or OSError for a wrong target or config."""
+def work_of(options: argparse.Namespace, user_path: Sequence[str], *, is_needed: bool = True) -> job.Work:
+    """Return the work that the command line names. Raises ValueError or OSError for a wrong target or config.
+
+    is_needed: False returns some work if the command line names none.
+    """
     from distrain.torch.config import TorchConfig
 
     backend = TorchConfig()
@@ -29,16 +31,17 @@ def work_of(options: argparse.Namespace, user_path: Sequence[str]) -> job.Work:
         source = _source_of_module(f"{module}.__main__", places) or _source_of_module(module, places)
         alone = source is not None and sets_early(source)
         return job.ScriptWork(backend=backend, module=module, argv=options.module[1:], imports_alone=alone)
+    if options.target is None and not is_needed:
+        return job.FunctionWork(backend=backend, function=print, config={})
     if options.target is None:
         raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")
     if is_function(options.target):
         _check_function(options, user_path)
         return job.TargetWork(backend=backend, target=options.target, config=_config(options), launched_in=os.getcwd())
     _refuse_config(options, "a script")
-    path = options.target if is_archive(options.target) else _existing(options.target)
-    alone = sets_early(os.path.join(path, "__main__.py") if os.path.isdir(path) else path)
+    path = _existing(options.target)
     return job.ScriptWork(
-        backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd(), imports_alone=alone
+        backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd(), imports_alone=sets_early(path)
     )
 
 
@@ -68,7 +71,7 @@ def _module(options: argparse.Namespace) -> str:
 
 def _existing(path: str) -> str:
     if Path(path).is_dir():
-        raise ValueError(f"the directory {path!r} has no __main__.py; name a script in it")
+        raise ValueError(f"{path!r} is a directory; name a script in it, or run a package with -m")
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path!r} in {os.getcwd()}")
     return path

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
 import signal
 import subprocess
 import time
-from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain import wire
@@ -89,15 +86,13 @@ def _ignore(*arguments: object) -> None:
 
 
 class LinkCallbacks(NamedTuple):
-    """The callbacks of a link, which is their first argument. It is dropped before on_refused or on_end is called.
+    """The callbacks of a link, which is their first argument.
 
-    on_refused: gets the topic (see :class:`~distrain.decisions.host_checks.Finding`) and the reason.
-    on_end: the agent has ended although it should not; see :meth:`AgentLink.why_it_ended`.
+    on_end: the agent has ended, or was refused and dropped; gets the reason.
     """
 
     on_message: Callable[[AgentLink, wire.Message], None] = _ignore
-    on_refused: Callable[[AgentLink, str, str], None] = _ignore
-    on_end: Callable[[AgentLink], None] = _ignore
+    on_end: Callable[[AgentLink, str], None] = _ignore
 
 
 class AgentLink:
@@ -109,21 +104,17 @@ class AgentLink:
         """Seconds of silence after which the agent counts as dead."""
         self.hello: dict[str, Any] = {}
         """Fields of its HELLO. A refused agent may have sent other fields than this version knows."""
-        self.greeted_in_s: float | None = None
-        """Seconds until its HELLO arrived; None before."""
         self.greeted = False
         """True once a HELLO was accepted."""
         self.dropped = False
         self.has_rested = False
         """True if the agent has served another run before."""
         self._transport = transport
-        self._argv = argv
         self._loop = loop
         self._callbacks = callbacks
         self._stray = b""
         self._pidfd = -1
         """Descriptor of the process, while the output has ended and the process may end any moment."""
-        self._began = time.monotonic()
         child = ChildLink(argv, stderr=subprocess.PIPE, greeting=True)
         self._process, self._channel = child.process, child.channel
         assert self._process.stderr is not None
@@ -156,24 +147,23 @@ class AgentLink:
         if self.has_rested and not self.greeted and not is_hello:
             return  # it belongs to the former run
         if is_hello and (refused := self._greet(frame.header)) is not None:
-            self._refuse(*refused)
+            self._refuse(refused)
             return
         try:
             message = frame.message()
         except WireError as error:
-            self._refuse("reached", f"it does not speak the protocol of distrain: {error}")
+            self._refuse(f"it does not speak the protocol of distrain: {error}")
             return
         self.greeted = self.greeted or is_hello
         self._callbacks.on_message(self, message)
 
-    def _greet(self, hello: dict[str, Any]) -> tuple[str, str] | None:
+    def _greet(self, hello: dict[str, Any]) -> str | None:
         self.hello = hello
-        self.greeted_in_s = time.monotonic() - self._began
         return refusal(hello, None if self._transport.makes_environment else platform.python_version())
 
-    def _refuse(self, about: str, why: str) -> None:
+    def _refuse(self, why: str) -> None:
         self.drop()
-        self._callbacks.on_refused(self, about, why)
+        self._callbacks.on_end(self, why)
 
     def _read_stderr(self) -> None:
         """Keep what the agent or ssh prints. It is shown only if it explains an end."""
@@ -221,7 +211,7 @@ class AgentLink:
 
     def wake(self, loop: Loop, callbacks: LinkCallbacks) -> None:
         """Use the agent for another run. It sends another HELLO."""
-        self.greeted, self.has_rested, self._began = False, True, time.monotonic()
+        self.greeted, self.has_rested = False, True
         self._stray = b""
         idle_loop = self._loop
         self._use(loop, callbacks)
@@ -253,7 +243,7 @@ class AgentLink:
         why = "stopped (SIGSTOP)" if self._transport.host.is_local else "host or network down, or the host is frozen"
         return f"its agent has been silent for {silence_s:.0f} s: {why}?{self._last_words()}"
 
-    def why_it_ended(self) -> str:
+    def _why_it_ended(self) -> str:
         """Explain the end of the connection."""
         if self._channel.broken is not None:
             return f"it does not speak the protocol of distrain: {self._channel.broken}"
@@ -270,10 +260,16 @@ class AgentLink:
                 how += f", which is {program}'s when it cannot connect or log in"
             elif code == _NOT_FOUND and not self.greeted:
                 how += ", there is no such program: python= in the hostfile names the interpreter of a host"
-        command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
-        if code is not None and code == self._transport.failed_code and not self.greeted:
-            command = f"; this must work without a question: {process.describe(self._transport.argv(['true']))}"
-        return f"its agent has ended: {how}{command}{self._last_words()}"
+        return f"its agent has ended: {how}{self._what_must_work()}{self._last_words()}"
+
+    def _what_must_work(self) -> str:
+        """Return a command that the user can try, if the agent could not be started."""
+        if self.greeted or not self._process.returncode or self._process.returncode < 0:
+            return ""
+        if self._process.returncode == self._transport.failed_code:
+            return f"; this must work without a question: {process.describe(self._transport.argv(['true']))}"
+        version = [self._transport.host.python or "python3", "--version"]
+        return f"; this must work: {process.describe(self._transport.argv(version))}"
 
     @property
     def was_turned_away(self) -> bool:
@@ -287,7 +283,7 @@ class AgentLink:
         """Wait for the end of the process after that of its output, for a limited time, without blocking the loop."""
         self._process.send_signal(signal.SIGCONT)  # a guard that was stopped continues, and empties the host now
         if self._process.poll() is not None:
-            self._callbacks.on_end(self)
+            self._callbacks.on_end(self, self._why_it_ended())
             return
         self._pidfd = process.open_pidfd(self._process.pid)
         if self._pidfd >= 0:
@@ -301,7 +297,7 @@ class AgentLink:
     def _end(self) -> None:
         self._stop_awaiting_end()
         self._process.poll()
-        self._callbacks.on_end(self)
+        self._callbacks.on_end(self, self._why_it_ended())
 
     def _stop_awaiting_end(self) -> None:
         self._loop.cancel(self._end_timer)
@@ -311,26 +307,19 @@ class AgentLink:
             self._pidfd = -1
 
     def _last_words(self) -> str:
-        lines = self.stray_output().splitlines()[-_LAST_LINES:]
-        text = "\n".join(line[:_LONGEST_LINE] for line in lines)
-        return f"; last words:\n{text}" if text else ""
-
-    def stray_output(self) -> str:
         """Return the latest text that the agent or ssh has printed outside of the protocol."""
         self._read_stderr()
-        return (self._channel.decoder.chatter + self._stray).decode(errors="replace").strip()
-
-    @property
-    def exit_code(self) -> int | None:
-        """Exit code of the process after :meth:`why_it_ended`; None if it still runs."""
-        return self._process.returncode
+        text = (self._channel.decoder.chatter + self._stray).decode(errors="replace").strip()
+        kept = 1 if "Traceback (most recent call last)" in text else _LAST_LINES
+        lines = [line[:_LONGEST_LINE] for line in text.splitlines()[-kept:]]
+        return "; last words:\n" + "\n".join(lines) if lines else ""
 
     def close(self, loop: Loop, on_closed: Callable[[AgentLink], None]) -> None:
         """Tell the agent to empty its host and to end, and use another loop from now on.
 
         on_closed: called when it has ended. Nothing else that it sends is handled any more.
         """
-        self._use(loop, LinkCallbacks(on_end=on_closed))
+        self._use(loop, LinkCallbacks(on_end=lambda link, why: on_closed(link)))
         self._listen()
         self.send(wire.Close())
         self._channel.flush()
@@ -376,40 +365,13 @@ def run_all(commands: Iterable[Sequence[str]], *, timeout_s: float, at_once: int
 
     until: when no further program is started (time.monotonic). Return the number of those that were not started.
     """
-    waiting, running, loop = deque(commands), set[process.Process](), Loop()
+    from concurrent.futures import ThreadPoolExecutor  # most runs sweep no host
 
-    def end(child: process.Process) -> None:
-        assert child.stdout is not None
-        loop.forget(child.stdout.fileno())
-        loop.cancel(str(child.pid))
-        child.stdout.close()
-        child.kill()  # it has closed its output, and ends, or is late
-        process.reap(child)
-        running.discard(child)
+    def run(argv: Sequence[str]) -> bool:
+        is_started = time.monotonic() < until
+        if is_started:
+            process.output_of(argv, ".", timeout_s)
+        return is_started
 
-    def read(child: process.Process) -> None:
-        assert child.stdout is not None
-        if not os.read(child.stdout.fileno(), 64 << 10):
-            end(child)
-
-    def start() -> None:
-        with contextlib.suppress(OSError):
-            child = process.spawn(waiting.popleft(), stderr=subprocess.DEVNULL)
-            assert child.stdin is not None
-            assert child.stdout is not None
-            child.stdin.close()
-            running.add(child)
-            loop.on_readable(child.stdout.fileno(), partial(read, child))
-            loop.call_in(str(child.pid), timeout_s, partial(end, child))
-
-    try:
-        while running or (waiting and time.monotonic() < until):
-            while waiting and len(running) < at_once and time.monotonic() < until:
-                start()
-            if running:
-                loop.step()
-    finally:
-        for child in list(running):
-            end(child)
-        loop.close()
-    return len(waiting)
+    with ThreadPoolExecutor(max_workers=at_once) as pool:
+        return [*pool.map(run, commands)].count(False)

@@ -112,8 +112,7 @@ class Connections:
 
         callbacks = LinkCallbacks(
             on_message=self._receive,
-            on_refused=lambda link, about, why: self._on_lost(HostLost(name, why)) if link.greeted else give_up(),
-            on_end=lambda link: self._on_lost(HostLost(name, link.why_it_ended())) if link.greeted else give_up(),
+            on_end=lambda link, why: self._on_lost(HostLost(name, why)) if link.greeted else give_up(),
         )
         agent.link.wake(self._loop, callbacks)
         self._loop.call_in("wake", _WAKE_TIMEOUT_S, give_up)
@@ -133,8 +132,7 @@ class Connections:
             former.dispose()
         callbacks = LinkCallbacks(
             on_message=self._receive,
-            on_refused=lambda link, about, why: self._on_lost(HostLost(name, why)),
-            on_end=lambda link: self._on_lost(HostLost(name, link.why_it_ended(), turned_away=link.was_turned_away)),
+            on_end=lambda link, why: self._on_lost(HostLost(name, why, turned_away=link.was_turned_away)),
         )
         try:
             argv = self._agent_argv(transport, self._ids.get(name))
@@ -152,8 +150,8 @@ class Connections:
         return agent_argv(transport, ids, run_id, self._gpus(transport), *([lost] if lost else []), flags=flags)
 
     def _gpus(self, transport: Transport) -> str:
-        scaling = self._request.scaling
-        return "gpus" if scaling.use_gpu or scaling.numa_binding or transport.host.gpus else "no-gpus"
+        scaling, checks = self._request.scaling, self._request.checks_hosts
+        return "gpus" if checks or scaling.use_gpu or scaling.numa_binding or transport.host.gpus else "no-gpus"
 
     def _id_on(self, name: str) -> str:
         return f"{self._request.run_id}.{self._position[name]}"
@@ -229,6 +227,8 @@ class Connections:
 
     def _sweep(self, ids: Mapping[str, str]) -> None:
         """Kill the processes with these ids, by host; on many hosts at the same time."""
+        if not ids:
+            return
         flags = self._request.python_flags
         commands = (sweeper_argv(self._transports[name], run_id, flags=flags) for name, run_id in ids.items())
         until = time.monotonic() + _SWEEP_LIMIT_S

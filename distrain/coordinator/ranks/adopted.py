@@ -178,8 +178,8 @@ class AdoptedRanks:
                 self._take_stacks([name], _STACKS_S)
             case wire.Stop():
                 self._stop_ranks(name, message)
-            case wire.BreakIn(attempt=attempt, rank=rank):
-                self._say(name, wire.DebuggerClosed(attempt=attempt, rank=rank, why=_NO_DEBUGGER))
+            case wire.DebuggerInput(attempt=attempt, rank=rank):
+                self._say(name, wire.DebuggerSays(attempt=attempt, rank=rank, body=b"", closed=_NO_DEBUGGER))
             case wire.Release(rank=rank):
                 self._queue(rank, message)
                 self._exit(rank, exit_code=0)
@@ -349,8 +349,6 @@ def request_for_adopted(request: RunRequest, plan: WorldPlan | None = None) -> R
     scaling = replace(
         request.scaling,
         num_workers=1 if plan is None else plan.world_size,
-        trainer_resources=None,  # nobody has to hear of it, and of the next one, again
-        placement_strategy="PACK",
     )
     hosts = request.hosts.keys() if plan is None else plan.hosts
     return replace(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from distrain import wire
 from distrain.api.context import TrainContext
 from distrain.coordinator.ranks.adopted import AdoptedRanks
+from distrain.coordinator.ranks.handshake import HandshakeError
 from distrain.coordinator.ranks.rank_channel import Entrance, RankChannel, connect
 from distrain.coordinator.ranks.this_process import OwnRank, Signals, environment, module_path, only_one
 from distrain.coordinator.stop_signals import STOP_SIGNALS, preempted
@@ -34,7 +35,6 @@ from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.system import process
 from distrain.system.loop import SignalRelay
 from distrain.system.pickling import pickled
-from distrain.transfer.streams.streams import StreamEndedError
 from distrain.worker.job.job import Work, unpickle_return_value
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ class RankGroup:
             if problem is None:
                 try:
                     connection = stack.enter_context(connect(address, offer.port, offer.secret, self.launcher.rank))
-                except (OSError, StreamEndedError) as error:
+                except (OSError, HandshakeError) as error:
                     problem = f"cannot connect to rank 0 on {address}, port {offer.port}: {error}"
             self.agree(problem)
             assert connection is not None

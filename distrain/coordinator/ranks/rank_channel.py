@@ -1,7 +1,7 @@
 """The connection between rank 0 and another rank, over TCP, if another launcher has started them. Runs in: coordinator.
 
 Both sides prove that they know the secret of the run before anything else is read
-(:mod:`distrain.transfer.streams.peers`).
+(:mod:`distrain.coordinator.ranks.handshake`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ import weakref
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.coordinator.ranks.handshake import HandshakeError, introduce, keep_alive, receive, welcome
 from distrain.errors import LaunchError, StandInError, StorageError, WireError, WorkerGroupError
 from distrain.system.naming import ranks_have
 from distrain.system.remote_path import RemotePath
 from distrain.transfer.executor import StorageExecutor
-from distrain.transfer.streams.peers import introduce, keep_alive, receive, welcome
-from distrain.transfer.streams.streams import StreamEndedError
 from distrain.wire.channel import Channel, read_pipe
 
 if TYPE_CHECKING:
@@ -101,9 +100,9 @@ class Entrance:
             welcome(connection, self.secret)
             rank = int.from_bytes(receive(connection, _RANK_BYTES, time.monotonic() + _CONNECT_S), "big")
             if rank not in range(1, self._ranks) or rank in self._connections:
-                raise StreamEndedError(f"rank {rank}")
+                raise HandshakeError(f"rank {rank}")
             keep_alive(connection)
-        except (OSError, StreamEndedError):
+        except (OSError, HandshakeError):
             connection.close()  # a stranger; who connects learns it from that
         else:
             self._connections[rank] = connection
@@ -114,7 +113,7 @@ class Entrance:
 
 
 def connect(address: str, port: int, secret: str, rank: int) -> socket.socket:
-    """Connect to the :class:`Entrance` of rank 0. Raise OSError or StreamEndedError."""
+    """Connect to the :class:`Entrance` of rank 0. Raise OSError or HandshakeError."""
     connection = socket.create_connection((address, port), timeout=_CONNECT_S)
     try:
         introduce(connection, secret)

@@ -6,11 +6,11 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from distrain.storage.retention import flatten
 from distrain.storage.runs.details import extremes_of, reports_of
+from distrain.system.text import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from distrain.storage.runs.listing import Run
 
@@ -41,10 +41,14 @@ def command_of(run: Run) -> str:
     return shlex.join(["python", *map(str, argv)] if program.endswith(".py") else map(str, argv))
 
 
-def different_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the settings that differ, each with its value for each run; None where a run has none."""
-    settings = [_settings(run) for run in runs]
-    rows = {name: [each.get(name) for each in settings] for name in _all_names(settings)}
+def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the settings and metrics that differ, each with its value for each run; None where a run has none.
+
+    A metric of rank 0 has its last, its least and its largest value. Raise OSError.
+    """
+    tables = [_settings(run) | _metrics(run) for run in runs]
+    names = dict.fromkeys(name for table in tables for name in table)
+    rows = {name: [table.get(name) for table in tables] for name in names}
     return {name: values for name, values in rows.items() if len({json.dumps(item) for item in values}) > 1}
 
 
@@ -53,24 +57,11 @@ def _settings(run: Run) -> dict[str, Any]:
     return {**flatten(chosen), "command": command_of(run), "hosts": ", ".join(run.hosts), "ranks": run.ranks}
 
 
-def metrics_of(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the last, the least and the largest value of rank 0's metrics, each for each run. Raise OSError."""
-    tables = [_metrics(run) for run in runs]
-    return {name: [each.get(name) for each in tables] for name in _all_names(tables)}
-
-
 def _metrics(run: Run) -> dict[str, Any]:
     reports = list(reports_of(run))
-    if not reports:
-        return {}
-    last, extremes = flatten(reports[-1]["metrics"]), extremes_of(reports)
-    found: dict[str, Any] = {"step": reports[-1]["step"]}
-    for name in dict.fromkeys([*last, *extremes]):
-        found[f"{name} (last)"] = last.get(name)
-        if name in extremes:
-            found |= {f"{name} (least)": extremes[name].least, f"{name} (largest)": extremes[name].largest}
+    found: dict[str, Any] = {"step": reports[-1]["step"]} if reports else {}
+    last = flatten(reports[-1]["metrics"]) if reports else {}
+    for name, extreme in extremes_of(reports).items():
+        found |= {f"{name} (last)": last.get(name), f"{name} (least)": extreme.least}
+        found[f"{name} (largest)"] = extreme.largest
     return found
-
-
-def _all_names(tables: Iterable[dict[str, Any]]) -> Iterable[str]:
-    return dict.fromkeys(name for table in tables for name in table)

@@ -1,13 +1,11 @@
 """Deletion of runs that have ended. Runs in: anywhere.
 
-The lock of a run is held while it is deleted, so no coordinator can use it. A local run directory is renamed first. If
-this process is killed, the rest has a name by which the next :func:`delete_rests` finds it. A remote run keeps its
-run.json until the end, so that it is still a run.
+The lock of a run is held while it is deleted, so no coordinator can use it. run.json is deleted at the end: what a
+killed process has left is still a run, which the next deletion finds.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +17,6 @@ from distrain.storage.runs.listing import ENDED, Run, local_run, remote_run
 
 if TYPE_CHECKING:
     from distrain.system.remote_path import RemotePath
-
-_DELETED = ".deleted-run-"
-"""The beginning of the name of a run directory that is being deleted."""
 
 
 def delete_run(run: Run, before: float) -> None:
@@ -43,19 +38,16 @@ def _delete_local(folder: Path, before: float) -> None:
     try:
         # This process holds the lock, so a run that says that it is running counts as in use here.
         _check(local_run(str(folder)), before)
-        target = folder.with_name(f"{_DELETED}{folder.name}")
-        if target.exists():  # an earlier run of that name was not deleted to its end
-            _delete_tree(target)
-        folder.rename(target)
-        _delete_tree(target)
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == names.MANIFEST):
+            if path.name == names.LOCK:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        shutil.rmtree(folder)
     finally:
         lock.release()
-
-
-def _check(run: Run, before: float) -> None:
-    """Raise StorageError for a run that is not as it was listed: somebody has continued it meanwhile."""
-    if not run.is_run or run.ended > before:
-        raise StorageError("it has changed meanwhile")
 
 
 def _delete_remote(folder: RemotePath, before: float) -> None:
@@ -75,21 +67,7 @@ def _delete_remote(folder: RemotePath, before: float) -> None:
     folder.remove()
 
 
-def delete_rests(storage: Path | RemotePath, *, dry_run: bool = False) -> int:
-    """Delete what killed processes have left of runs in a storage path. Return the number of these runs."""
-    if not isinstance(storage, Path) or not storage.is_dir():
-        return 0
-    rests = [path for path in storage.iterdir() if path.name.startswith(_DELETED) and path.is_dir()]
-    if not dry_run:
-        for path in rests:
-            _delete_tree(path)
-    return len(rests)
-
-
-def _delete_tree(folder: Path) -> None:
-    """Delete a directory. Another process may be deleting it, too. Raise OSError."""
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        if os.path.lexists(folder):
-            _delete_tree(folder)
+def _check(run: Run, before: float) -> None:
+    """Raise StorageError for a run that is not as it was listed: somebody has continued it meanwhile."""
+    if not run.is_run or run.ended > before:
+        raise StorageError("it has changed meanwhile")

@@ -1,31 +1,42 @@
-"""The contents of the files of one run: its checkpoints, best metrics and error. Runs in: anywhere."""
+"""What the files of one run say: its checkpoints, reports and error, and a sentence about it all. Runs in: anywhere.
+
+A damaged file costs its own part only. A warning says so.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
+import re
+import time
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from distrain.errors import StorageError
 from distrain.storage import names
 from distrain.storage.checkpoint import MANIFEST_FILE
-from distrain.storage.lines import read_events, read_metrics
-from distrain.storage.paths import RunPaths, is_copy
-from distrain.storage.retention import flatten
-from distrain.storage.runs.listing import FAILED, Run
+from distrain.storage.lines import read_metrics
+from distrain.storage.paths import DAMAGED, is_copy, number_of
+from distrain.storage.records import CommittedCheckpoint, committed_at
+from distrain.storage.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING, Run
+from distrain.system.remote_path import RemotePath
+from distrain.system.text import LIBRARY_FILE, count, duration, flatten, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
-
-class SavedCheckpoint(NamedTuple):
-    """A committed checkpoint. ``step`` and ``bytes`` are those in its manifest."""
-
-    name: str
-    step: int
-    bytes: int
-    metrics: dict[str, Any]
-    time: float
+_MOST_READS = 10
+"""How often to list the checkpoints of a run that deletes some meanwhile."""
+_FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in ', re.MULTILINE)
+_LONGEST_REASON = 240
+_VERBS = {
+    RUNNING: "running for",
+    FINISHED: "finished after",
+    FAILED: "failed after",
+    ABORTED: "stopped after",
+    KILLED: "killed after",
+}
 
 
 class Extreme(NamedTuple):
@@ -37,29 +48,46 @@ class Extreme(NamedTuple):
     largest_step: int
 
 
-def checkpoints_of(run: Run) -> list[SavedCheckpoint]:
-    """Return the checkpoints of a run, the oldest first, without copies and damaged ones. Raise OSError."""
-    folder = run.location
-    if isinstance(folder, Path):
-        paths: Iterable[Any] = RunPaths(folder).checkpoints()
-    else:
-        paths = [folder / name for name in folder.names() if not name.startswith(".")]
-    found = []
-    for path in paths:
-        try:
-            manifest = json.loads((path / MANIFEST_FILE).read_bytes())
-            if not is_copy(path.name, manifest):
-                found.append((int(manifest["index"]), _saved(path.name, manifest)))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # it is none, or is being deleted
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def checkpoints_of(run: Path | RemotePath) -> list[CommittedCheckpoint]:
+    """Return the checkpoints of a run, the oldest first, without copies. Warn of damaged ones. Raise OSError."""
+    for _ in range(_MOST_READS):
+        found, some_deleted = _checkpoints_now(run)
+        if not some_deleted:  # otherwise the run is still training, and has replaced them by others
+            break
+    return sorted(found, key=lambda saved: saved.index if saved.index >= 0 else number_of(saved.path.name))
+
+
+def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint], bool]:
+    """Return the checkpoints, and whether some were deleted while they were read."""
+    found, some_deleted = [], False
+    for name in run.names() if isinstance(run, RemotePath) else (path.name for path in run.iterdir()):
+        if name.startswith((".", DAMAGED)):
             continue
-    return [saved for _, saved in sorted(found, key=lambda pair: pair[0])]
+        folder = run / name
+        try:
+            manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
+            if not is_copy(name, manifest):
+                found.append(committed_at(folder, manifest))
+        except (FileNotFoundError, NotADirectoryError):
+            if number_of(name) < 0 or isinstance(folder, RemotePath):  # not a checkpoint
+                continue
+            some_deleted = some_deleted or not folder.exists()
+            if folder.exists():
+                warnings.warn(f"skipped a checkpoint: {folder} is damaged: it has no {MANIFEST_FILE}", stacklevel=4)
+        except StorageError as error:
+            warnings.warn(f"skipped a checkpoint: {error}", stacklevel=4)
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, OSError) and isinstance(run, RemotePath):
+                raise
+            text = f"skipped a checkpoint: {folder} is damaged, its manifest cannot be read ({error})"
+            warnings.warn(text, stacklevel=4)
+    return found, some_deleted
 
 
-def _saved(name: str, manifest: dict[str, Any]) -> SavedCheckpoint:
-    size = sum(int(fact["size"]) for fact in manifest["files"].values())
-    return SavedCheckpoint(
-        name, int(manifest.get("step", 0)), size, manifest["metrics"], float(manifest.get("time", 0))
-    )
+# -- reports ---------------------------------------------------------------------------------------------------------
 
 
 def reports_of(run: Run, rank: int | None = 0) -> Iterator[dict[str, Any]]:
@@ -84,20 +112,71 @@ def extremes_of(reports: Iterable[dict[str, Any]]) -> dict[str, Extreme]:
     return found
 
 
-def hangs_of(run: Run) -> int:
-    """Return how often all ranks have hung. Raise OSError."""
-    return sum(event["event"] == "hang" for event in read_events(run.location / names.EVENTS))
+# -- the end ---------------------------------------------------------------------------------------------------------
 
 
-def error_of(run: Run) -> str:
-    """Return the text of the error of a failed run, "" if there is none."""
-    return error_with_type(run)[1] if run.state == FAILED else ""
-
-
-def error_with_type(run: Run) -> tuple[str, str]:
-    """Return the name of the type and the text of the error that fit() has raised, "" if there is none."""
+def error_of(run: Path | RemotePath) -> dict[str, Any]:
+    """Return the contents of error.json: why fit() has raised an error. ``{}`` if there is none."""
     try:
-        error = json.loads((run.location / names.ERROR_TEXT).read_bytes())
-        return str(error["type"]), str(error["message"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "", ""
+        error = json.loads((run / names.ERROR_TEXT).read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as damage:
+        warnings.warn(f"{names.ERROR_TEXT} cannot be read: {damage}", stacklevel=2)
+        return {}
+    return error if isinstance(error, dict) else {}
+
+
+def failures_in(error: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the failed ranks that error.json names, the culprit first."""
+    found = error.get("failures")
+    return [failure for failure in found if isinstance(failure, dict)] if isinstance(found, list) else []
+
+
+def failed_at(failure: Mapping[str, Any]) -> str:
+    """Return the innermost line of the user's code in the traceback of a failure, such as ``train.py:88``, or ""."""
+    frames = list(_FRAME.finditer(str(failure.get("traceback") or "")))
+    own = [frame for frame in frames if not LIBRARY_FILE.search(frame["file"])] or frames
+    return f"{own[-1]['file'].rpartition('/')[2]}:{own[-1]['line']}" if own else ""
+
+
+def verdict(run: Run, last: Mapping[str, Any] | None) -> str:
+    """Return one sentence about the state of a run: how far it is or has come, and which rank failed, where and why.
+
+    last: rank 0's last report, with its ``step``.
+    """
+    if run.state not in _VERBS:
+        return printable(f"{run.state}: {run.problem}" if run.problem else run.state)
+    until = time.time() if run.state == RUNNING else run.ended
+    if run.state == KILLED and last is not None:  # run.json was last written when the attempt began
+        until = last.get("time", until)
+    text = f"{_VERBS[run.state]} {duration(until - run.began)}{_where(last)}"
+    if run.state == KILLED:
+        text += ": the process that called fit() was killed, or its machine crashed"
+    elif run.state in (FAILED, ABORTED) and (why := _reason(run)):
+        text += f": {why}"
+    if (restarts := len(run.attempts_now) - 1) > 0:
+        text += f", after {count(restarts, 'restart')}"
+    if run.state in (ABORTED, KILLED):
+        text += f"; it continues if you start it again with --name {run.name}"
+    return printable(text)
+
+
+def _where(last: Mapping[str, Any] | None) -> str:
+    if last is None:
+        return ", without a report"
+    progress = last.get("progress")
+    if isinstance(progress, list) and len(progress) == 2 and all(isinstance(n, (int, float)) and n for n in progress):
+        return f" at step {progress[0]:,} of {progress[1]:,} ({progress[0] / progress[1]:.0%})"
+    return f" at step {last['step']:,}"
+
+
+def _reason(run: Run) -> str:
+    """Return which rank failed, where and why; else why the last attempt has ended."""
+    error = error_of(run.location)
+    for failure in failures_in(error)[:1]:
+        host = f" on {failure['host']}" if failure.get("host") else ""
+        where = f" ({place})" if (place := failed_at(failure)) else ""
+        return f"rank {failure.get('rank')}{host}: {str(failure.get('summary'))[:_LONGEST_REASON]}{where}"
+    ends = [str(attempt["failure"]) for attempt in run.attempts if attempt.get("failure")]
+    return (ends[-1] if ends else str(error.get("message") or "").partition("\n")[0])[:_LONGEST_REASON].rstrip(".")

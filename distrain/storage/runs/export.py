@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.storage.retention import flatten
 from distrain.storage.runs.details import reports_of
 from distrain.system.imports import require
-from distrain.system.text import without_controls
+from distrain.system.text import flatten, without_controls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from distrain.storage.runs.listing import Run
 
@@ -62,26 +60,17 @@ def _csv_cell(item: Any) -> Any:
 
 
 def write_parquet(run: Run, file: IO[bytes]) -> None:
-    """Write the reports as Parquet. Raise ImportError if pyarrow is not installed."""
+    """Write the reports as Parquet, a column of several types as text. Raise ImportError without pyarrow."""
     pyarrow, parquet = require("pyarrow"), require("pyarrow.parquet")
+
+    def column(items: list[Any]) -> Any:
+        try:
+            return pyarrow.array(items)
+        except (pyarrow.ArrowException, OverflowError):  # of several types, or an int beyond 64 bits
+            return pyarrow.array([None if item is None else str(item) for item in items])
+
     names, rows = rows_of(run)
-    columns = {name: _column([row.get(name) for row in rows]) for name in names}
-    parquet.write_table(pyarrow.table(columns), file)
-
-
-def _column(items: Sequence[Any]) -> list[Any]:
-    """Return the values of a column in one type: as they are if they are numbers or all of one type, else as text."""
-    kinds = {type(item) for item in items if item is not None}
-    if kinds <= {int, float} and float in kinds:
-        return [None if item is None else _as_float(item) for item in items]
-    return list(items) if len(kinds) <= 1 and not kinds & {list} else [None if i is None else str(i) for i in items]
-
-
-def _as_float(item: float) -> float:
-    try:
-        return float(item)
-    except OverflowError:  # an int beyond the floats
-        return math.inf if item > 0 else -math.inf
+    parquet.write_table(pyarrow.table({name: column([row.get(name) for row in rows]) for name in names}), file)
 
 
 FORMATS: dict[str, Callable[[Run, IO[bytes]], None]] = {"csv": write_csv, "parquet": write_parquet}

@@ -17,7 +17,7 @@ from distrain.storage.lines import last_record
 from distrain.storage.lock_probe import is_locked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from distrain.system.remote_path import RemotePath
 
@@ -71,9 +71,12 @@ class Run(NamedTuple):
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
-        """The attempts, the oldest first."""
+        """The attempts, the oldest first, without those that a damaged run.json does not number or date."""
         listed = self.manifest.get("attempts")
-        return [attempt for attempt in listed if isinstance(attempt, dict)] if isinstance(listed, list) else []
+        found = [attempt for attempt in listed if isinstance(attempt, dict)] if isinstance(listed, list) else []
+        return [
+            attempt for attempt in found if isinstance(attempt.get("attempt"), int) and _number(attempt.get("started"))
+        ]
 
     @property
     def attempts_now(self) -> list[dict[str, Any]]:
@@ -120,11 +123,11 @@ class Run(NamedTuple):
         folder = self.location
         if isinstance(folder, Path):
             return _size_of(folder)
-        return sum(size for size, _ in folder.files().values())
+        return sum(folder.files().values())
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e15 else 0.0
 
 
 def _size_of(folder: str | Path) -> int:
@@ -314,8 +317,3 @@ def _checked(run: Run) -> Run:
     if run.state == DAMAGED:
         raise NoSuchRun(f"{run.path} is damaged: {run.problem}")
     return run
-
-
-def run_names(storage: Path | RemotePath) -> Iterable[str]:
-    """Return the names that may be runs, for the completion of command lines: nothing is opened."""
-    return _names_in(storage)

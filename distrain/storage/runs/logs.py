@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import os
 import re
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.storage import names
-from distrain.storage.lines import lines_backwards
 from distrain.storage.runs.listing import RUNNING, STARTING, Run, WrongArgument, run_at
 from distrain.system.text import without_controls
 
@@ -26,8 +24,8 @@ _ATTEMPT = re.compile(r"attempt_(\d+)")
 _RANK = re.compile(r"rank_(\d+)\.log")
 POLL_S = 0.2
 """Seconds between two looks at the logs that are followed."""
-_LONGEST_TAIL = 1 << 20
-"""Bytes in which the last lines of a log that is followed are searched."""
+_TAIL, _LONG_LINE = 1 << 20, 1000
+"""Bytes in which the last lines of a log are searched: at least, and for each line."""
 _STATE_S = 1.0
 """Seconds between two looks at the state of a run whose logs do not grow."""
 
@@ -68,14 +66,8 @@ def _ranges(ranks: list[int]) -> str:
 def read_lines(file: Path | RemotePath, last: int | None = None) -> Iterator[str]:
     """Yield the lines of a log, or the last of them. Raise OSError. A local log may be larger than the memory."""
     with contextlib.closing(file.open("rb") if isinstance(file, Path) else io.BytesIO(file.read_bytes())) as log:
-        if last is None:
-            yield from map(_shown, log)
-            return
-        parts = lines_backwards(log)
-        end = next(parts, b"")  # what follows the last newline
-        tail = deque(itertools.islice(parts, last - bool(end)) if last else ())
-        tail.extendleft([end] * bool(end and last))
-        yield from map(_shown, reversed(tail))
+        lines = log if last is None else deque(_last_lines(log, last), maxlen=last)
+        yield from map(_shown, lines)
 
 
 def _shown(line: bytes) -> str:
@@ -145,7 +137,7 @@ class Follower:
         if os.stat(file).st_size != self._read.get(rank):  # few of many logs grow between two looks
             with open(file, "rb") as log:
                 if rank not in self._read and self._last is not None:
-                    data = _last_lines(log, self._last)
+                    data = b"".join(_last_lines(log, self._last))
                 else:
                     log.seek(self._read.get(rank, 0))
                     data = log.read()
@@ -158,13 +150,13 @@ class Follower:
         return data
 
 
-def _last_lines(log: IO[bytes], count: int) -> bytes:
+def _last_lines(log: IO[bytes], count: int) -> list[bytes]:
     """Return the last whole lines of a file, and what follows them. Leave the position at the end."""
-    start = max(0, log.seek(0, os.SEEK_END) - _LONGEST_TAIL)
+    start = max(0, log.seek(0, os.SEEK_END) - max(_TAIL, _LONG_LINE * count))
     log.seek(start)
     lines = log.readlines()[1 if start else 0 :]
     is_torn = bool(lines) and not lines[-1].endswith(b"\n")
-    return b"".join(lines[max(0, len(lines) - count - is_torn) :])
+    return lines[max(0, len(lines) - count - is_torn) :]
 
 
 def current(run: Run) -> Run:

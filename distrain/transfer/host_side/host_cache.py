@@ -3,34 +3,37 @@
 ::
 
     $DISTRAIN_CACHE, else $XDG_CACHE_HOME/distrain, else ~/.cache/distrain
-        blobs/ab/abcdef...      files of projects by their digest, for all runs
+        projects/{digest}/      the files of a project: /home/me/train.py of the user's machine is home/me/train.py
         runs/{place}/           one directory for each run; see run_mirror
-        environments/{key}/     virtual environments, with {key}.lock, which their users have locked together
-        programs/{key}/         distrain itself, put there by the bootstrap; the processes that run it have locked it
+        environments/{key}/     virtual environments; see environments
+        programs/{key}/         distrain itself, put there by the bootstrap
         .trim.lock              locked by a process that deletes what is old; see cache_cleaning
         CACHEDIR.TAG            says that the directory is distrain's; backup programs leave it out
 
-Only locks say who uses what, so a kill needs no repair but of files. Whatever has ``.new-`` in its name is incomplete.
+The processes that use a directory have locked it. So a kill needs no repair. Whatever begins with ``.new-`` is
+incomplete.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distrain.transfer.host_side.cache_files import explaining_full_disk
+from distrain.transfer.host_side.cache_files import delete, lock_folder
 from distrain.transfer.host_side.run_mirror import RunMirror
+from distrain.wire.shipped_file import digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from distrain.wire.shipped_file import ShippedFile
 
-KINDS = ("blobs", "runs", "environments", "programs")
+KINDS = ("projects", "runs", "environments", "programs")
 _MADE_BEFORE = ("environments", "programs")
 """Directories that may be there before the cache was used for the first time."""
 _TAG = "CACHEDIR.TAG"
@@ -42,11 +45,7 @@ _CURE = "name another directory with env.DISTRAIN_CACHE=/path in the hostfile"
 
 
 class HostCache:
-    """The directory. blobs, environments, runs, programs: the directories in it.
-
-    A run first calls claim_run(), so that others see that it is there, then missing(), and RunMirror.place() when the
-    missing files are there.
-    """
+    """The directory. projects, runs, environments, programs: the directories in it."""
 
     def __init__(self, root: Path | None = None) -> None:
         """Make the directory if necessary. root: None for the usual place.
@@ -55,7 +54,9 @@ class HostCache:
         distrain's, and OSError if it cannot be made.
         """
         self.root = _usual_root() if root is None else root
-        self.blobs, self.runs, self.environments, self.programs = (self.root / kind for kind in KINDS)
+        self._used: set[str] = set()
+        """Digests of the projects that this process has locked."""
+        self.projects, self.runs, self.environments, self.programs = (self.root / kind for kind in KINDS)
         try:
             with contextlib.suppress(FileExistsError):
                 self.root.mkdir(mode=0o700, parents=True)
@@ -68,43 +69,46 @@ class HostCache:
             text = f"cannot use {self.root} for the files of runs on this host ({error.strerror or error}); {_CURE}"
             raise OSError(error.errno or 0, text) from error
 
-    def missing(self, files: Sequence[ShippedFile]) -> list[str]:
-        """Return the digests of the files that have to be brought to this host, each once. Raise OSError.
+    def has_project(self, digest: str, files: Iterable[ShippedFile]) -> bool:
+        """Return whether a project is here. From then on it stays as long as this process lives. Raise OSError.
 
-        The other ones are kept for at least an hour.
+        One that was damaged, such as by a power failure, is deleted.
         """
-        sizes = {file.digest: file.size for file in files}
-        return [digest for digest, size in sizes.items() if not self._has_blob(digest, size)]
-
-    def _has_blob(self, digest: str, size: int) -> bool:
-        path = self.blob(digest)
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_size == size:
-                os.utime(path)
-                return True
-            os.unlink(path)
+        folder = self.projects / digest
+        if digest in self._used:
+            return True
+        fd = lock_folder(folder, fcntl.LOCK_SH)
+        if fd is None:
+            return False
+        if all(_is_intact(folder / file.path.lstrip("/"), file) for file in files):
+            self._used.add(digest)
+            return True
+        delete(folder)
+        os.close(fd)
         return False
-
-    def blob(self, digest: str) -> Path:
-        """Return where the file with a digest is, or has to be put."""
-        return self.blobs / digest[:2] / digest
 
     def claim_run(self, place: str) -> RunMirror:
         """Make and lock the directory of a run: ``place``, or another one if a living process uses that.
 
-        The lock lasts as long as this process and those that it forks, or until RunMirror.end(). Raise OSError, and
-        ValueError if ``place`` is no file name.
+        The lock lasts as long as this process, or until RunMirror.end(). Raise OSError, and ValueError if ``place`` is
+        not a file name.
         """
         if place.startswith(".") or not place or "/" in place:
             raise ValueError(f"the directory of a run must have a plain name, got {place!r}")
         deadline = time.monotonic() + _FORMER_AGENT_S
-        with explaining_full_disk(self.root):
-            while (run := RunMirror.claim(self.runs / place, self.blobs)) is None:
-                if time.monotonic() > deadline:
-                    others = (self.runs / f"{place}-{number}" for number in itertools.count(2))
-                    return next(filter(None, (RunMirror.claim(path, self.blobs) for path in others)))
-                time.sleep(_POLL_S)
+        while (run := RunMirror.claim(self.runs / place)) is None:
+            if time.monotonic() > deadline:
+                others = (self.runs / f"{place}-{number}" for number in itertools.count(2))
+                return next(filter(None, map(RunMirror.claim, others)))
+            time.sleep(_POLL_S)
         return run
+
+
+def _is_intact(path: Path, file: ShippedFile) -> bool:
+    try:
+        return path.stat().st_size == file.size and digest_of(path, file.size) == file.digest
+    except OSError:
+        return False
 
 
 def existing_cache() -> HostCache | None:
@@ -120,7 +124,7 @@ def _usual_root() -> Path:
     usual = os.path.join(parent if os.path.isabs(parent) else "~/.cache", "distrain")
     root = os.path.expanduser(named or usual)
     if not os.path.isabs(root):
-        why = f"DISTRAIN_CACHE={named} is no absolute path" if named else "this user has no home directory"
+        why = f"DISTRAIN_CACHE={named} is not an absolute path" if named else "this user has no home directory"
         raise OSError(f"no directory for the files of runs on this host: {why}; {_CURE}")
     return Path(root)
 

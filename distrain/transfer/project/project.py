@@ -69,14 +69,15 @@ class Project:
 
     def with_digests(self) -> Project:
         """Read the files, and return the project with their digests. Raise LaunchError if a file cannot be read."""
-        read = (file if file.digest else _read(file.path) for file in self.files)
+        read = (_read(file.path) for file in self.files)
         return replace(self, files=tuple(file for file in read if file is not None))
 
 
 def _read(path: str) -> ShippedFile | None:
     """Read a file. Return None if it has just been deleted."""
     try:
-        return _shipped_file(path, os.stat(path), digest_of(Path(path)))
+        status = os.stat(path)
+        return _shipped_file(path, status, digest_of(Path(path), status.st_size))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -10,27 +10,21 @@ import contextlib
 import importlib.metadata
 import json
 import re
-import shlex
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from distrain.errors import LaunchError
 from distrain.system import process
 from distrain.system.scratch import temporary_directory
-from distrain.transfer.host_side.environments import CONSTRAINT, find_uv
+from distrain.transfer.host_side.environments import find_uv
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from importlib.metadata import Distribution
 
 FREEZE = "freeze"
 """The source that stands for the packages of this interpreter."""
-
-_SHIPPED_AS_CODE = (
-    "name published packages only; one that is developed on this machine is shipped as code if its directory is on "
-    "sys.path"
-)
 
 
 def requirements_of(source: str, *, directory: str) -> str:
@@ -57,12 +51,12 @@ def requirements_of(source: str, *, directory: str) -> str:
 
 # -- requirements files ----------------------------------------------------------------------------------------------
 
-_INCLUDE = re.compile(
-    r"(?:(?:-r|--requirement)|(?P<constraint>-c|--constraint))(?:\s+|\s*=\s*|(?<=^-[rc]))(?P<path>\S.*)"
+_INCLUDE = re.compile(r"(?:-r|--requirement)[\s=]*(?P<path>\S.*)")
+_UNREACHABLE = re.compile(
+    r"(?:-c|--constraint)\b|(?:-e|--editable)(?!.*://)|(?:-f|--find-links)(?!.*://|[\s=]*[/$])"
+    r"|(?:[^;]*@\s*)?(?:file:(?!/)|\.{1,2}/)|[^/$-][^:;]*\.(?:whl|zip|tar\.gz)$"
 )
-_PLACE = re.compile(r"(?:-f|--find-links|-i|--index-url|--extra-index-url)(?:\s+|\s*=\s*|(?<=^-[fi]))(?P<path>\S+)")
-_EDITABLE = re.compile(r"(?:-e|--editable)(?:\s+|\s*=\s*|(?<=^-e))(?P<path>\S+)")
-_ARCHIVE = re.compile(r"\.(whl|zip|tar|tgz|tar\.\w+)$", re.IGNORECASE)
+"""Matches a line that needs another file of this machine."""
 
 
 def _lines(path: Path, above: tuple[Path, ...]) -> Iterator[str]:
@@ -70,62 +64,22 @@ def _lines(path: Path, above: tuple[Path, ...]) -> Iterator[str]:
     path = path.resolve()
     if path in above:
         raise LaunchError(f"requirements files include each other in a circle: {' -> '.join(map(str, [*above, path]))}")
-    for number, line in _logical_lines(path):
-        include = _INCLUDE.fullmatch(line)
-        if include is None or "://" in include["path"]:
-            _check_reachable(line, f"{path}, line {number}")
-            yield line
-            continue
-        included = _lines(path.parent / shlex.split(include["path"])[0], (*above, path))
-        yield from included if include["constraint"] is None else map(_as_constraint, included)
-
-
-def _logical_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number and the text of each line. Lines that a backslash continues are joined, comments are removed."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"the requirements file {path} cannot be read ({error}): correct its name or text") from error
-    begun = ""
-    for number, line in enumerate([*text.splitlines(), ""], 1):
-        begun += line.removesuffix("\\")
-        if not line.endswith("\\"):
-            if stripped := re.sub(r"(^|\s)#.*", "", begun).strip():
-                yield number, stripped
-            begun = ""
-
-
-def _as_constraint(line: str) -> str:
-    return line if line.startswith((CONSTRAINT, "-")) else CONSTRAINT + line
-
-
-def _check_reachable(line: str, where: str) -> None:
-    """Raise LaunchError if a line names a file or directory that a host cannot have."""
-    if place := _PLACE.fullmatch(line):
-        if _is_relative(place["path"]):
-            raise LaunchError(f"{where}: {line!r} is a directory of this machine: write an absolute path or a URL")
-    elif path_in(line) is not None:
-        raise LaunchError(f"{where}: {line!r} is a path on this machine: {_SHIPPED_AS_CODE}")
-
-
-def path_in(line: str) -> str | None:
-    """Return the local path that a line installs from, if it is editable or relative; else None."""
-    if editable := _EDITABLE.match(line):
-        path = editable["path"]
-        return path if "://" not in path or path.startswith("file:") else None
-    if line.startswith("-"):
-        return None
-    requirement = re.split(r";|\s--", line)[0].strip()
-    name, at, target = requirement.partition("@")
-    if at and "/" not in name:
-        return target.strip() if _is_relative(target.strip()) else None
-    is_path = "/" in requirement or requirement.startswith((".", "file:")) or _ARCHIVE.search(requirement)
-    return requirement if is_path and _is_relative(requirement) else None
-
-
-def _is_relative(path: str) -> bool:
-    """Tell if a path is relative. A URL is not, and neither is one that begins with a variable of the host."""
-    return "://" not in path and not path.removeprefix("file:").startswith(("/", "${"))
+    for line in re.sub(r"\\\n", "", text).splitlines():
+        line = re.sub(r"(^|\s)#.*", "", line).strip()
+        include = _INCLUDE.fullmatch(line)
+        if include is not None and "://" not in include["path"]:
+            yield from _lines(path.parent / include["path"], (*above, path))
+        elif _UNREACHABLE.match(line):
+            raise LaunchError(
+                f"{path}: {line!r} needs a file of this machine: name published packages only; a package that is "
+                "developed here is copied as code if its directory is on sys.path"
+            )
+        elif line:
+            yield line
 
 
 # -- uv.lock ---------------------------------------------------------------------------------------------------------
@@ -157,18 +111,16 @@ def _exported(lock: Path) -> str:
 
 def _indexes(lock: str) -> list[str]:
     """Return an option for each index that a lock file names, first for the one with the most packages."""
-    counted = Counter(re.findall(r'registry = "(https?://[^"]+)"', lock))
-    kinds = ["--index-url", *["--extra-index-url"] * len(counted)]
-    return [f"{kind} {url}" for kind, (url, _) in zip(kinds, counted.most_common())]  # noqa: B905 - one too many
+    counted = Counter(re.findall(r'registry = "(https?://[^"]+)"', lock)).most_common()
+    return [f"{'--extra-index-url' if number else '--index-url'} {url}" for number, (url, _) in enumerate(counted)]
 
 
 def _published(lines: Iterable[str]) -> Iterator[str]:
     """Yield the lines of an export, but a comment instead of each package that is on this machine only."""
     for line in lines:
-        if re.match(r"\s|#", line) or not line:
-            continue
-        is_local = path_in(line) is not None or "file://" in line
-        yield f"# left out, as it is on the user's machine only: {line}" if is_local else line
+        if line and not re.match(r"\s|#", line):
+            is_local = "file://" in line or re.match(r"-e\b|[./]", line)
+            yield f"# left out, as it is on the user's machine only: {line}" if is_local else line
 
 
 # -- freeze ----------------------------------------------------------------------------------------------------------
@@ -176,30 +128,19 @@ def _published(lines: Iterable[str]) -> Iterator[str]:
 _NEVER = {"distrain", "pip", "setuptools", "wheel"}
 
 
-class _Installed(NamedTuple):
-    """One distribution of this interpreter.
-
-    reference: what installs it elsewhere; empty if it cannot be installed elsewhere. origin: where it comes from if not
-    from an index.
-    """
-
-    distribution: Distribution
-    reference: str
-    origin: str
-
-
 def _frozen() -> str:
     """Return the distributions of this interpreter as a requirements file."""
-    installed = {name: _installed(name, found) for name, found in sorted(_distributions().items())}
+    installed = _distributions()
     left_to_others = _pinned_by_local_builds(installed)
     lines = []
-    for name, one in installed.items():
-        if not one.reference:
-            lines.append(f"# left out, as it comes from {one.origin}: {name} {one.distribution.version}")
+    for name, distribution in sorted(installed.items()):
+        reference, origin = _reference(name, distribution)
+        if not reference:
+            lines.append(f"# left out, as it comes from {origin}: {name} {distribution.version}")
         elif name in left_to_others:
-            lines.append(f"# left out, as {left_to_others[name]} decides on its version: {one.reference}")
+            lines.append(f"# left out, as another package decides on its version: {reference}")
         else:
-            lines.append(one.reference)
+            lines.append(reference)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -213,54 +154,34 @@ def _distributions() -> dict[str, Distribution]:
     return {name: distribution for name, distribution in found.items() if name not in _NEVER}
 
 
-def _installed(name: str, distribution: Distribution) -> _Installed:
+def _reference(name: str, distribution: Distribution) -> tuple[str, str]:
+    """Return what installs a distribution elsewhere, or an empty text and where it comes from."""
     direct = json.loads(distribution.read_text("direct_url.json") or "{}")
     url = str(direct.get("url", ""))
-    version = distribution.version.partition("+")[0]
-    if not url:
-        source = _source_tree(distribution)
-        return _Installed(distribution, "" if source else f"{name}=={version}", source)
     if "archive_info" in direct and not url.startswith("file:"):
-        return _Installed(distribution, f"{name} @ {url}", "")
-    return _Installed(distribution, "", url)
-
-
-def _source_tree(distribution: Distribution) -> str:
-    """Return the directory of a distribution whose metadata is next to its source, as ``setup.py develop`` puts it."""
+        return f"{name} @ {url}", ""
     folder = Path(str(distribution.locate_file("")))
-    is_source = any((folder / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg"))
-    return str(folder) if is_source else ""
+    if not url and any((folder / file).is_file() for file in ("pyproject.toml", "setup.py", "setup.cfg")):
+        url = str(folder)  # its metadata is next to its source, as ``setup.py develop`` puts it
+    return ("" if url else f"{name}=={distribution.version.partition('+')[0]}"), url
 
 
-def _pinned_by_local_builds(installed: dict[str, _Installed]) -> dict[str, str]:
-    """Return the distributions whose version goes with a build such as ``+cu130``, and that build.
+def _pinned_by_local_builds(installed: Mapping[str, Distribution]) -> set[str]:
+    """Return the distributions whose version goes with a build such as ``+cu130``.
 
     The build on the usual index may want other versions of them, those of the CUDA libraries for example.
     """
-    local = {name for name, one in installed.items() if "+" in one.distribution.version}
-    pinned: dict[str, str] = {}
-    todo = [(name, name, frozenset[str]()) for name in sorted(local)]
+    local = {name for name, distribution in installed.items() if "+" in distribution.version}
+    pinned: set[str] = set()
+    todo = list(local)
     while todo:
-        name, build, extras = todo.pop()
-        for other, other_extras in _bounded_requirements(installed[name].distribution, extras):
-            if other in installed and other not in local and other not in pinned:
-                pinned[other] = build
-                todo.append((other, build, other_extras))
+        for text in installed[todo.pop()].requires or ():
+            requirement = re.match(r"([\w.-]+)[^;]*?(?:(?<!!)==|~=|<)", text)
+            name = _normalised(requirement[1]) if requirement else ""
+            if name in installed and name not in local | pinned:
+                pinned.add(name)
+                todo.append(name)
     return pinned
-
-
-_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[(?P<extras>[^]]*)\])?(?P<versions>[^;]*)(?:;(?P<marker>.*))?")
-
-
-def _bounded_requirements(distribution: Distribution, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield what a distribution requires below or at a version: its name, and its extras."""
-    for text in distribution.requires or ():
-        match = _REQUIREMENT.match(text)
-        if match is None or not re.search(r"(?<!!)==|~=|<", match["versions"]):
-            continue
-        wanted = re.search(r"""extra\s*==\s*["']([^"']+)""", match["marker"] or "")
-        if wanted is None or wanted[1] in extras:
-            yield _normalised(match["name"]), frozenset(re.findall(r"[\w.-]+", match["extras"] or ""))
 
 
 def _normalised(name: str) -> str:

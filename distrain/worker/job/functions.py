@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
-import textwrap
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,10 +21,7 @@ _NOT_PLAIN = (
 
 
 def check_signature(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function if a call with a config, or with nothing, runs it. Raises TypeError or ValueError.
-
-    Raises ValueError also for one whose checkpoints report() would refuse.
-    """
+    """Return the function if a call with a config, or with nothing, runs it. Raises TypeError or ValueError."""
     if not callable(function):
         raise TypeError(f"train_loop_per_worker must be a function, got {function!r} ({type(function).__name__})")
     check_plain("train_loop_per_worker", function)
@@ -39,7 +33,6 @@ def check_signature(function: Callable[..., Any]) -> Callable[..., Any]:
             f"train_loop_per_worker must take no argument or one (the config); {name_of(function)} requires: {names}. "
             "Put what it needs into train_loop_config, or bind it with functools.partial."
         )
-    check_checkpoint_directory(function)
     return function
 
 
@@ -51,45 +44,6 @@ def check_plain(label: str, function: Callable[..., Any]) -> None:
         if makes_one(function) or makes_one(type(function).__call__):
             name = name_of(function)
             raise TypeError(f"{label} must be a plain function, but a call of {name} makes {kind}: {advice}")
-
-
-def check_checkpoint_directory(function: Callable[..., Any]) -> None:
-    """Raise ValueError for a function whose checkpoints are the directory of all temporary files.
-
-    report() would refuse them, but only when the first ones are trained. The source has to leave no doubt: ``X =
-    tempfile.gettempdir()``, X bound nowhere else, and a checkpoint of X.
-    """
-    function = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
-    if "gettempdir" not in getattr(getattr(function, "__code__", None), "co_names", ()):  # nearly all
-        return
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError):  # typed into an interpreter, or a lambda
-        return
-    nodes = list(ast.walk(tree))
-    bound = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-    shared = {
-        target.id
-        for node in nodes
-        if isinstance(node, ast.Assign) and _called(node.value) == "gettempdir"
-        for target in node.targets
-        if isinstance(target, ast.Name) and bound[target.id] == 1
-    }
-    for node in nodes:
-        if isinstance(node, ast.Call) and _called(node) in ("Checkpoint", "from_directory"):
-            for given in node.args:
-                if _called(given) == "gettempdir" or (isinstance(given, ast.Name) and given.id in shared):
-                    line = function.__code__.co_firstlineno + node.lineno - 1
-                    raise ValueError(
-                        f"{function.__code__.co_filename}:{line}: {ast.unparse(given)} is a shared directory, and the "
-                        "checkpoint would take in the temporary files of all programs. Write its files into a "
-                        "directory of their own: checkpoint_dir = tempfile.mkdtemp()"
-                    )
-
-
-def _called(node: ast.expr) -> str:
-    """Return the last part of the name of what is called, "" for anything but a call."""
-    return ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
 
 
 def call_with_config(function: Callable[..., Any], config: dict[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from distrain.system.notebook import cell_of
 from distrain.system.pickling import pickled
 from distrain.worker.job.functions import call_with_config, check_signature, name_of
 from distrain.worker.job.preload import makes_optimizers, third_party_modules
-from distrain.worker.job.unpicklable import NamedValue, find_unpicklable, largest_parts
+from distrain.worker.job.unpicklable import NamedValue, find_unpicklable
 
 if TYPE_CHECKING:
     import types
@@ -141,7 +141,7 @@ class TargetWork(Work):
 class ScriptWork(Work):
     """A script or a module with its own arguments, run as ``__main__`` as torchrun does.
 
-    path: the script, a zip file with a ``__main__.py``, or a directory with one.
+    path: the script.
     module: the name of the module, instead of ``path``.
     launched_in: the directory in which the launcher found the script; workers may be in another.
     imports_alone: nothing must be imported before the script, because it sets variables that libraries read then.
@@ -168,12 +168,8 @@ class ScriptWork(Work):
         assert self.path is not None
         path = _existing(self.path, self.launched_in)
         sys.argv = [path, *self.argv]
-        if main_module.is_archive(path):
-            sys.path[0:0] = [os.path.abspath(path)]
-            main_module.run_archive()
-        else:
-            sys.path[0:0] = [str(Path(path).resolve().parent)]
-            main_module.run_script(path)
+        sys.path[0:0] = [str(Path(path).resolve().parent)]
+        main_module.run_script(path)
 
 
 def _existing(path: str, launched_in: str) -> str:
@@ -185,17 +181,11 @@ def _existing(path: str, launched_in: str) -> str:
     launched = os.path.join(launched_in, path)
     brought = os.environ.get(MIRROR, "")
     for candidate in (*([brought + os.path.abspath(launched)] if brought else []), path, launched):
-        if _can_run(candidate):
+        if os.path.isfile(candidate):
             return candidate
     paths = dict.fromkeys(map(os.path.abspath, (path, launched)))
     hint = "share it between the hosts, copy it there, or set cwd= in the hostfile"
     raise JobError(f"this host has no file {' and no file '.join(paths)}; {hint}")
-
-
-def _can_run(path: str) -> bool:
-    from distrain.worker.job import main_module
-
-    return os.path.isfile(path) or main_module.is_archive(path)
 
 
 def _copied(config: dict[str, Any]) -> dict[str, Any]:
@@ -237,7 +227,7 @@ def make_job(work: Work, *, workers_per_host: int = 1) -> Job:
     preload = dict.fromkeys((*work.backend.preload, *of_datasets, *third_party_modules(blob, function)))
     if workers_per_host >= _SHARED_FROM and "torch" in preload and makes_optimizers(blob, function):
         preload[_FOR_OPTIMIZERS] = None
-    return Job(blob=blob, preload=tuple(preload), warning=_size_warning(work, len(blob)))
+    return Job(blob=blob, preload=tuple(preload), warning=_size_warning(len(blob)))
 
 
 def _sources_without_files() -> dict[str, list[str]]:
@@ -256,13 +246,12 @@ def _explanation(work: Work, error: BaseException) -> str:
     )
 
 
-def _size_warning(work: Work, size: int) -> str | None:
+def _size_warning(size: int) -> str | None:
     if size <= LARGE_PAYLOAD_BYTES:
         return None
-    biggest = ", ".join(f"{path}: {count / 1e6:.1f} MB" for path, count in largest_parts(work.parts(), 3))
     return (
-        f"the training function, its config and datasets are {size / 1e6:.1f} MB, which every worker has to unpickle "
-        f"({biggest}). Load large objects inside the training function, and large datasets from files."
+        f"the training function, its config and datasets are {size / 1e6:.1f} MB, which every worker has to unpickle. "
+        "Load large objects inside the training function, and large datasets from files."
     )
 
 

@@ -15,7 +15,6 @@ import pickle
 import runpy
 import sys
 import types
-import zipfile
 from importlib.machinery import SourceFileLoader
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
@@ -47,22 +46,6 @@ def run_script(path: str) -> None:
     main = replace_main()
     main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     exec(code, main.__dict__)  # noqa: S102 - it is the user's script
-
-
-def run_archive() -> None:
-    """Run the ``__main__.py`` of the directory or zip file that is first on sys.path, as ``python path`` does."""
-    replace_main()
-    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
-
-
-def is_archive(path: str) -> bool:
-    """Tell a directory or zip file with a ``__main__.py`` from a script."""
-    if os.path.isdir(path):
-        return os.path.isfile(os.path.join(path, "__main__.py"))
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return "__main__.py" in archive.namelist()
 
 
 def run_module(name: str) -> None:

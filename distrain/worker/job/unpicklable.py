@@ -45,15 +45,6 @@ def describe_unpicklable(name: str, value: object) -> str:
     return f"{path} ({type(culprit).__module__}.{type(culprit).__qualname__})"
 
 
-def largest_parts(parts: Iterable[NamedValue], count: int) -> list[tuple[str, int]]:
-    """Return the paths and pickled sizes of the largest parts. A function counts as what it refers to."""
-    sizes: list[tuple[int, str]] = []
-    for path, value in parts:
-        inner = parts_of(path, value) if isinstance(value, types.FunctionType) else [(path, value)]
-        sizes += [(len(pickled(part)), name) for name, part in inner if can_pickle(part)]
-    return [(path, size) for size, path in sorted(sizes, reverse=True)[:count]]
-
-
 def parts_of(path: str, value: object) -> Iterator[NamedValue]:
     """Yield the values that ``value`` holds, each with its path below ``path``."""
     return ((f"{path}{suffix}", part) for suffix, part in _parts(value))

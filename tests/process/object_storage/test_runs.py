@@ -6,8 +6,6 @@ import json
 import os
 import re
 import tempfile
-import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,18 +17,12 @@ import distrain
 from distrain import (
     Checkpoint,
     CheckpointConfig,
-    CheckpointConsistencyMode,
     CheckpointUploadMode,
-    DataParallelTrainer,
     FailureConfig,
     Result,
-    RunConfig,
-    ScalingConfig,
     StorageError,
-    TrainingFailedError,
     ValidationConfig,
 )
-from distrain.coordinator.store.remote_store import RemoteStore
 from distrain.errors import CheckpointError, WorkerGroupError
 from distrain.storage.file_transfer import hash_files
 from distrain.system.remote_path import RemotePath
@@ -100,13 +92,6 @@ def test_the_best_are_kept_and_the_latest(one_fit: Fit, bucket: Bucket) -> None:
     assert [metrics["step"] for _, metrics in result.best_checkpoints] == [0]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-def test_an_attempt_goes_on_at_the_checkpoint_of_the_last_one(one_fit: Fit, mode: CheckpointUploadMode) -> None:
-    config = {"fail_at": 1, "mode": mode.value}
-    result = one_fit(train, config, name="run", failure_config=FailureConfig(max_failures=1))
-    assert result.return_value == 2
-
-
 def test_a_failed_run_goes_on_and_a_finished_one_is_left_alone(one_fit: Fit, bucket: Bucket) -> None:
     with pytest.raises(WorkerGroupError, match=f"logs:       {bucket.url}/run/logs/attempt_0"):
         one_fit(train, {"fail_at": 1}, name="run")
@@ -119,16 +104,6 @@ def test_a_failed_run_goes_on_and_a_finished_one_is_left_alone(one_fit: Fit, buc
     assert sorted(steps) == [0, 0, 1, 1, 2, 2]
     assert one_fit(train, {}, name="run").path == f"{bucket.url}/run-2"
     assert sorted(bucket.files("run")) == sorted(bucket.files("run"))
-
-
-def test_a_run_that_goes_on_appends_to_its_files_of_lines(bucket: Bucket) -> None:
-    run = RemotePath(f"{bucket.url}/run")
-    for name in ("metrics.jsonl", "events.jsonl", "console.log"):
-        (run / name).write_bytes(f"{name}\n".encode())
-    store = RemoteStore(run)
-    paths = (store.paths.metrics, store.paths.events, store.paths.console)
-    assert [path.read_text() for path in paths] == ["metrics.jsonl\n", "events.jsonl\n", "console.log\n"]
-    store.close()
 
 
 def test_a_new_run_starts_from_a_remote_checkpoint(one_fit: Fit, bucket: Bucket) -> None:
@@ -165,13 +140,6 @@ def test_a_filesystem_may_be_given_instead_of_a_url(one_fit: Fit, bucket: Bucket
     assert result.metrics_dataframe is not None
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_memory_is_refused_at_once(fit: Fit, workers: int) -> None:
-    fit = replace(fit, storage=f"memory://{uuid.uuid4().hex}")  # type: ignore[arg-type]
-    with pytest.raises(StorageError, match="is in the memory of this process, and the other processes of a run cannot"):
-        fit(train, {}, workers=workers, name="run")
-
-
 def in_place_one_after_the_other() -> None:
     """Rank 0 is done when rank 1 has written half of its object."""
     storage, rank = distrain.get_context().get_storage(), distrain.get_context().get_world_rank()
@@ -205,24 +173,6 @@ def test_a_local_directory_that_ranks_share_is_deleted_when_all_have_stored_it(
     assert not (tmp_path / "shared").exists()
 
 
-def report_a_download_again() -> list[str]:
-    folder = tempfile.mkdtemp()
-    Path(folder, "file").write_text("text")
-    distrain.report({}, Checkpoint(folder))
-    distrain.get_all_reported_checkpoints()
-    checkpoint = distrain.get_checkpoint()
-    assert checkpoint is not None
-    with checkpoint.as_directory() as copy:
-        distrain.report({}, Checkpoint(copy), checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
-        distrain.get_all_reported_checkpoints()
-        return os.listdir(copy)
-
-
-@varied
-def test_the_local_copy_that_a_host_shares_is_not_deleted(one_fit: Fit) -> None:
-    assert one_fit(report_a_download_again, workers=1).return_value == ["file"]
-
-
 def read_all(config: dict[str, Any]) -> list[str]:
     """What a rank gets to see of the checkpoints of its run, by old handles and by new ones."""
     handles = []
@@ -251,147 +201,10 @@ def test_without_workers_all_of_it_works_too(one_fit: Fit, bucket: Bucket) -> No
     assert bucket.files("run").keys() >= KEPT_BY_ALL
 
 
-def named_and_in_place(config: dict[str, Any]) -> list[str]:
-    """A checkpoint with a name, the same name again, one that a function has stored, and one that was there before."""
-    storage = distrain.get_context().get_storage()
-    folder = tempfile.mkdtemp()
-    Path(folder, "model.txt").write_text("one")
-    for _ in range(2):
-        distrain.report({}, Checkpoint(folder), checkpoint_dir_name="epoch=1")
-
-    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
-        path = storage.build_checkpoint_path_from_name(name)
-        storage.storage_filesystem.put(f"{checkpoint.path}/model.txt", f"{path}/deep/model.txt")
-        return Checkpoint(path)
-
-    distrain.report({}, Checkpoint(folder), checkpoint_dir_name="by-hand", checkpoint_upload_fn=upload)
-    there = upload(Checkpoint(folder), "there-already")
-    distrain.report({}, there, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
-    with pytest.raises(ValueError, match="must be a directory in the run directory s3://"):
-        distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
-    distrain.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)  # whose numbers are taken then
-    distrain.report({}, there)  # once more, as a copy
-    return [there.path]
-
-
-@varied
-@pytest.mark.parametrize("workers", [0, 1])
-def test_names_and_files_that_are_there_already(one_fit: Fit, bucket: Bucket, workers: int) -> None:
-    result = one_fit(named_and_in_place, workers=workers, name="run")
-    names = ["by-hand", "checkpoint_000004", "epoch=1", "epoch=1-2", "there-already"]
-    assert bucket.committed("run") == names
-    order = [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints]
-    assert order == ["epoch=1", "epoch=1-2", "by-hand", "there-already", "checkpoint_000004"]
-    for checkpoint, _ in result.best_checkpoints:
-        with checkpoint.as_directory() as folder:
-            [file] = [path for path in Path(folder).rglob("*") if path.is_file()]
-            assert file.read_text() == "one"
-
-
-@varied
-def test_metadata_that_is_no_json_keeps_no_checkpoint_from_being_committed(
-    one_fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def train(config: dict[str, Any]) -> None:
-        folder = tempfile.mkdtemp()
-        Path(folder, ".metadata.json").write_text("hello")
-        distrain.report({"step": 1}, checkpoint=Checkpoint(folder))
-
-    trainer = DataParallelTrainer(
-        train,
-        scaling_config=ScalingConfig(num_workers=1),
-        run_config=RunConfig(storage_path=one_fit.storage, name="run"),
-        metadata={"run": 1},
-    )
-    checkpoint = trainer.fit().checkpoint
-    assert checkpoint is not None
-    assert f".metadata.json of {checkpoint.path} holds no JSON object; the run's" in capsys.readouterr().err
-    with checkpoint.as_directory() as folder:
-        assert Path(folder, ".metadata.json").read_text() == "hello"
-
-
-NAMES = ["ünï", "a b", "x#y%20z"]
-SPECIAL = ["a::b", "q?x=7", "st*r", "[ab]"]
-"""Names that remote filesystems do not take."""
-
-
-def train_with_names(config: dict[str, Any]) -> list[str]:
-    folder = Path(tempfile.mkdtemp())
-    for name in config["names"]:
-        (folder / name).write_text(name)
-    distrain.report({}, checkpoint=Checkpoint(folder))
-    distrain.get_all_reported_checkpoints()
-    checkpoint = distrain.get_checkpoint()
-    assert checkpoint is not None
-    with checkpoint.as_directory() as read:
-        return sorted(path.read_text() for path in Path(read).iterdir() if not path.name.startswith("."))
-
-
-@varied
-@pytest.mark.parametrize(
-    ("where", "name", "names"), [("local", "exp::1", [*NAMES, *SPECIAL]), ("bucket", "r#1 %20", NAMES)]
-)
-def test_names_may_look_like_parts_of_urls(fit: Fit, bucket: Bucket, where: str, name: str, names: list[str]) -> None:
-    there = fit if where == "local" else replace(fit, storage=bucket.url)  # type: ignore[arg-type]
-    result = there(train_with_names, {"names": names}, name=name, workers=1)
-    assert result.return_value == sorted(names)
-    assert Result.from_path(result.path).return_value == sorted(names)
-    assert result.path.endswith(f"/{name}")
-
-
-@varied
-@pytest.mark.parametrize("names", [["q?versionId=7"], ["a", "st*r"]])
-def test_a_file_whose_name_remote_storage_does_not_take_is_named_by_report(one_fit: Fit, names: list[str]) -> None:
-    with pytest.raises(TrainingFailedError, match=rf"{re.escape(names[-1])}' has .*: give the file, the run or its"):
-        one_fit(train_with_names, {"names": names}, name="run", workers=1)
-
-
 @pytest.mark.parametrize("name", ["r?versionId=7", "exp::1"])
 def test_a_run_whose_name_remote_storage_does_not_take_is_refused_at_once(one_fit: Fit, name: str) -> None:
     with pytest.raises(StorageError, match=rf"{re.escape(name)}' has .*: give the file, the run or its storage_path"):
-        one_fit(train_with_names, {"names": []}, name=name)
-
-
-@varied
-def test_a_checkpoint_without_files_can_be_read(one_fit: Fit, bucket: Bucket) -> None:
-    def train(config: dict[str, Any]) -> list[str]:
-        distrain.report({}, checkpoint=Checkpoint(tempfile.mkdtemp()))
-        [reported] = distrain.get_all_reported_checkpoints()
-        with reported.checkpoint.as_directory() as folder:
-            return os.listdir(folder)
-
-    assert one_fit(train, name="run").return_value == []
-
-
-def test_a_download_that_overlaps_with_the_deletion_says_why_it_failed(one_fit: Fit) -> None:
-    def train(config: dict[str, Any]) -> str:
-        def report(files: int) -> None:
-            folder = Path(tempfile.mkdtemp())
-            for index in range(files):
-                (folder / str(index)).write_bytes(b"x")
-            distrain.report({}, checkpoint=Checkpoint(folder))
-            distrain.get_all_reported_checkpoints()
-
-        def get_all(path: RemotePath, names: list[str], target: Path) -> None:
-            whole(path, names[:1], target)
-            report(1)
-            report(1)
-            while path.exists():
-                time.sleep(0.05)
-            whole(path, names[1:], target)
-
-        report(2)
-        first, whole = distrain.get_checkpoint(), RemotePath.get_all
-        assert first is not None
-        RemotePath.get_all = get_all  # type: ignore[method-assign, assignment]
-        try:
-            return first.to_directory()
-        except CheckpointError as error:
-            return str(error)
-
-    error = one_fit(train, name="run", workers=1, checkpoint_config=CheckpointConfig(num_to_keep=1)).return_value
-    assert "checkpoint_000000 was deleted while it was read" in error
-    assert "read a newer checkpoint, or keep more of them (CheckpointConfig.num_to_keep)" in error
+        one_fit(train, name=name)
 
 
 @varied

@@ -10,30 +10,19 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-import distrain
 from distrain import (
-    BackendConfig,
-    FailureConfig,
-    RunConfig,
-    ScalingConfig,
     StorageError,
 )
-from distrain.coordinator.connection.transport import CommandTransport
-from distrain.coordinator.trainer import run_work
 from distrain.errors import ControllerError, WorkerGroupError
-from distrain.hosts.hostfile import HostSpec
-from distrain.system.remote_path import OPENING_PATIENCE_S
-from distrain.worker.job.job import FunctionWork
 from tests.conftest import wait_until
 from tests.process import test_validation
-from tests.process.conftest import when_shown
 from tests.process.object_storage.bucket import Bucket, Door
-from tests.process.object_storage.training import Waiter, train, wait_for
+from tests.process.object_storage.training import Waiter, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,49 +76,6 @@ def test_a_trouble_that_passes_costs_only_time(
         result = one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
     assert result.return_value == 0
     assert bucket.committed("run") == [f"checkpoint_00000{n}" for n in range(3)]
-
-
-def loses_the_network(config: dict[str, Any]) -> int:
-    """Fail after the first checkpoint, as soon as there is a file."""
-    if distrain.get_checkpoint() is None:
-        train({"steps": 1})
-        distrain.get_all_reported_checkpoints()
-        wait_for(Path(config["until"]))
-        raise RuntimeError("on purpose")
-    return train({"steps": 2})
-
-
-@pytest.mark.slow
-def test_a_trouble_that_costs_an_attempt_does_not_cost_the_run(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    away_s = OPENING_PATIENCE_S + 5.0
-    with Waiter(go, lambda: (bucket.door.shut(), go.touch(), time.sleep(away_s), bucket.door.open())):
-        retried = FailureConfig(max_failures=1)
-        result = one_fit(loses_the_network, {"until": str(go)}, name="run", failure_config=retried)
-    assert result.return_value == 1
-    assert bucket.committed("run") == ["checkpoint_000000", "checkpoint_000001"]
-
-
-class Listening(BackendConfig):
-    """A framework whose ranks all listen, so that every host is asked for ports."""
-
-    has_endpoints = True
-
-
-def test_several_hosts_that_have_reserved_ports_wait_for_the_storage_together(bucket: Bucket, tmp_path: Path) -> None:
-    """The attempt begins when what the last one has left is stored, and not without one of them."""
-    go = tmp_path / "go"
-    hosts = [HostSpec(name=name, address=name, slots=1) for name in ("one", "two")]
-    work = FunctionWork(function=loses_the_network, config={"until": str(go)}, backend=Listening())
-    run = RunConfig(name="run", storage_path=bucket.url, failure_config=FailureConfig(max_failures=1))
-    with Waiter(go, lambda: (bucket.door.hold(), go.touch())), when_shown("restart 1 of 1", bucket.door.open):
-        result = run_work(
-            work,
-            ScalingConfig(num_workers=2),
-            run,
-            transports=[CommandTransport(host=host, template=("sh", "-c", "{command}"), ships=False) for host in hosts],
-        )
-    assert result.return_value == 1
 
 
 @pytest.mark.slow

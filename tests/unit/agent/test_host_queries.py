@@ -2,42 +2,92 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
-from dataclasses import replace
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from distrain import wire
+from distrain.agent import host_queries
 from distrain.agent.host_queries import HostQueries
 from distrain.system.loop import Loop
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+ASKED = wire.ProbeHost(nonce="nonce", packages=["cloudpickle", "missing"], sys_path=[None])
 
 
-def test_a_storage_that_hangs_does_not_block_another_inspection(tmp_path: Path) -> None:
+class Host:
+    """This host, and its answers."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.answers: list[wire.HostProbed] = []
+        self.queries = HostQueries(self.loop, self._take)
+
+    def _take(self, answer: wire.Message) -> None:
+        assert isinstance(answer, wire.HostProbed)
+        self.answers.append(answer)
+
+    def answer(self, question: wire.ProbeHost) -> wire.HostProbed:
+        self.queries.probe(question)
+        return self.wait(len(self.answers) + 1)
+
+    def wait(self, count: int) -> wire.HostProbed:
+        while len(self.answers) < count:
+            self.loop.step()
+        return self.answers[-1]
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    host = Host()
+    yield host
+    host.queries._port.close()
+    host.loop.close()
+
+
+def test_versions_are_looked_up_and_nothing_else_is_looked_at(host: Host) -> None:
+    answer = host.answer(ASKED)
+    assert answer.versions == {"cloudpickle": importlib.metadata.version("cloudpickle"), "missing": None}
+    assert (answer.nonce, answer.port, answer.memory_free_bytes, answer.cache) == ("nonce", 0, 0, "")
+    assert time.time() - 60 < answer.received <= answer.sent <= time.time()
+
+
+def test_a_thorough_look_finds_more(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTRAIN_CACHE", str(tmp_path / "cache"))
+    asked = wire.ProbeHost(nonce="nonce", is_thorough=True, folder=str(tmp_path))
+    answer = host.answer(asked)
+    assert answer.memory_free_bytes > 0
+    assert answer.disk_free_bytes > 0
+    assert answer.cache == "0 B"
+
+
+def test_hosts_connect_to_each_other(host: Host) -> None:
+    there = host.answer(wire.ProbeHost(nonce="nonce", is_reached=True, address="127.0.0.1"))
+    assert (there.address, there.interface, there.failed) == ("127.0.0.1", "lo", None)
+    peers = {"here": ("127.0.0.1", there.port), "nowhere": ("127.0.0.2", there.port)}
+    answer = host.answer(wire.ProbeHost(nonce="nonce", peers=peers))
+    assert answer.failed_peers == {"nowhere": "Connection refused"}
+
+
+def test_an_address_that_cannot_be_had_is_said(host: Host) -> None:
+    there = host.answer(wire.ProbeHost(nonce="nonce", is_reached=True, address="192.0.2.1"))
+    assert (there.address, there.port) == ("", 0)
+    assert there.failed is not None
+
+
+def test_a_file_system_that_hangs_does_not_block_another_answer(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A read from a named pipe waits for a writer."""
-    hanging, probe_file = tmp_path / "hangs", tmp_path / "probe_file"
-    os.mkfifo(hanging)
-    probe_file.write_text("nonce")
-    asked = wire.InspectHost(
-        directory=str(tmp_path),
-        sys_path=[None],
-        packages=[],
-        storage=str(tmp_path),
-        probe_file=str(probe_file),
-        nonce="nonce",
-    )
-    answers: list[wire.Message] = []
-    loop = Loop()
-    queries = HostQueries(loop, answers.append)
-    queries.answer(replace(asked, probe_file=str(hanging)))
-    queries.answer(asked)
-    while not answers:
-        loop.step()
-    [answer] = answers
-    assert isinstance(answer, wire.InspectionResult)
-    assert answer.storage_problem is None
-    hanging.write_text("now")
-    while len(answers) < 2:
-        loop.step()
-    loop.close()
+    os.mkfifo(tmp_path / "hangs")
+    monkeypatch.setattr(host_queries, "disk_free_bytes", lambda folder: len(folder and Path(folder).read_text()))
+    host.queries.probe(wire.ProbeHost(nonce="hangs", is_thorough=True, folder=str(tmp_path / "hangs")))
+    assert host.answer(ASKED).nonce == "nonce"
+    (tmp_path / "hangs").write_text("now")
+    assert host.wait(2).nonce == "hangs"

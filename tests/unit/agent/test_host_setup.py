@@ -19,7 +19,7 @@ from distrain.hosts.host import MIRROR
 from distrain.storage.checkpoint import locked_for_reading
 from distrain.system.loop import Loop
 from distrain.transfer.host_side import environments
-from distrain.wire.shipped_file import ShippedFile, digest_of
+from distrain.wire.shipped_file import ShippedFile, digest_of, project_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ class Host:
     def _shipped(self, name: str) -> ShippedFile:
         path = self.there / name
         status = path.stat()
-        return ShippedFile(str(path), status.st_size, status.st_mtime_ns, 0o644, digest_of(path))
+        return ShippedFile(str(path), status.st_size, status.st_mtime_ns, 0o644, digest_of(path, status.st_size))
 
     @property
     def mirror(self) -> str:
@@ -76,14 +76,8 @@ class Host:
         return self.question(storage=str(self.storage), probe_file=probe, nonce=NONCE, **fields)
 
     def ask(self, question: wire.SetUpHost) -> wire.HostSetUp:
-        return self._answer(lambda: self.setup.begin(question))
-
-    def go_on(self) -> wire.HostSetUp:
-        return self._answer(self.setup.go_on)
-
-    def _answer(self, cause: Callable[[], None]) -> wire.HostSetUp:
         before = len(self.answers)
-        cause()
+        self.setup.begin(question)
         self.wait_until(lambda: len(self.answers) > before)
         (answer,) = self.answers[before:]
         return answer
@@ -107,16 +101,19 @@ class Host:
     def deliver(self, answer: wire.HostSetUp) -> None:
         """Do what the mover does."""
         for file in self.files:
-            if file.digest in answer.missing:
-                blob = Path(answer.blobs, file.digest[:2], file.digest)
-                blob.parent.mkdir(exist_ok=True)
-                shutil.copyfile(file.path.replace(str(self.there), str(self.elsewhere)), blob)
+            target = Path(answer.wanted, file.path[1:])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file.path.replace(str(self.there), str(self.elsewhere)), target)
+
+    def bring_nothing(self, question: wire.SetUpHost) -> None:
+        Path(self.ask(question).wanted).mkdir(parents=True)
+        self.ask(question)
 
     def bring(self, question: wire.SetUpHost) -> wire.HostSetUp:
         """Set up the host, which does not see the project."""
         self.deliver(self.ask(question))
-        answer = self.go_on()
-        assert answer.missing == []
+        answer = self.ask(question)
+        assert (answer.wanted, answer.failed) == ("", None)
         return answer
 
 
@@ -162,7 +159,7 @@ def prepare(directory: Path | str, **environment: str) -> wire.Prepare:
 
 
 def test_a_host_that_sees_the_project_uses_it_where_it_is(host: Host) -> None:
-    assert host.ask(host.question()) == wire.HostSetUp(missing=[])
+    assert host.ask(host.question()) == wire.HostSetUp()
     asked, told = prepare(host.there, PATH="/bin"), spec(host.there, str(host.there), None, A="a")
     assert host.setup.prepare(asked) == asked
     assert host.setup.worker(told) == told
@@ -171,33 +168,33 @@ def test_a_host_that_sees_the_project_uses_it_where_it_is(host: Host) -> None:
 
 def test_a_host_that_sees_none_of_the_files_gets_copies(host: Host) -> None:
     host.hide()
-    answer = host.ask(host.question(folders=[str(host.there), str(host.there / "empty")]))
-    assert sorted(answer.missing) == sorted(file.digest for file in host.files)
-    assert answer.blobs == f"{host.cache}/blobs"
-    assert answer.failed is None
-    host.deliver(answer)
-    assert host.go_on().missing == []
+    question = host.question(folders=[str(host.there), str(host.there / "empty")])
+    answer = host.ask(question)
+    assert answer.wanted == f"{host.cache}/projects/{project_digest(host.files)}"
+    assert answer.checkpoints == f"{host.cache}/runs/{PLACE}/checkpoints"
+    assert host.bring(question).storage_problem is None
     for file in host.files:
         copy = Path(f"{host.mirror}{file.path}")
-        assert digest_of(copy) == file.digest
+        assert digest_of(copy, file.size) == file.digest
         assert copy.stat().st_mtime_ns == file.mtime_ns
     assert Path(f"{host.mirror}{host.there}/empty").is_dir()
 
 
 def test_a_host_with_another_version_of_one_file_gets_copies_of_all(host: Host) -> None:
     (host.there / "train.py").write_text("older")
-    assert len(host.ask(host.question()).missing) == 2
+    assert host.ask(host.question()).wanted
 
 
 def test_a_host_without_one_of_the_directories_gets_copies(host: Host) -> None:
     question = host.question(files=[], folders=[str(host.there), str(host.there / "data")])
-    assert host.ask(question).missing == []
+    host.files = []
+    host.bring_nothing(question)
     assert Path(f"{host.mirror}{host.there}/data").is_dir()
     assert host.setup.worker(spec(host.there)).directory == f"{host.mirror}{host.there}"
 
 
 def test_without_files_there_is_nothing_to_bring(host: Host) -> None:
-    assert host.ask(host.question(files=[], folders=[])) == wire.HostSetUp(missing=[])
+    assert host.ask(host.question(files=[], folders=[])) == wire.HostSetUp()
     assert not host.cache.exists()
 
 
@@ -206,7 +203,7 @@ def test_files_of_an_earlier_run_are_not_brought_again(host: Host) -> None:
     host.bring(host.question())
     host.setup.end()
     host.setup = HostSetup(host.loop, host.sent.append)
-    assert host.ask(host.question(place="another-run")).missing == []
+    assert host.ask(host.question(place="another-run")).wanted == ""
 
 
 def test_a_host_with_copies_keeps_to_them_when_the_project_appears(host: Host) -> None:
@@ -216,11 +213,8 @@ def test_a_host_with_copies_keeps_to_them_when_the_project_appears(host: Host) -
     host.elsewhere.rename(host.there)
     (host.there / "train.py").write_text("newer")
     host.files = [host._shipped("train.py")]
-    answer = host.ask(host.question())
-    assert answer.missing == [host.files[0].digest]
     host.elsewhere = host.there
-    host.deliver(answer)
-    assert host.go_on().missing == []
+    host.bring(host.question())
     assert Path(f"{host.mirror}{host.there}/train.py").read_text() == "newer"
     assert not Path(f"{host.mirror}{host.there}/package/model.py").exists()
 
@@ -236,11 +230,8 @@ def test_paths_of_the_project_become_paths_of_the_copies(host: Host) -> None:
     assert told.context == {"world_rank": 0}
     assert host.setup.prepare(prepare(host.there)).directory == f"{host.mirror}{host.there}"
     assert host.setup.prepare(prepare("/usr")).directory == "/usr"
-    asked = wire.InspectHost(directory=str(host.there), sys_path=[str(host.there), None], packages=["a"])
-    inspected = host.setup.inspection(asked)
-    assert inspected == replace(
-        asked, directory=f"{host.mirror}{host.there}", sys_path=[f"{host.mirror}{host.there}", None]
-    )
+    asked = wire.ProbeHost(nonce="nonce", sys_path=[str(host.there), None], packages=["a"])
+    assert host.setup.probe(asked) == replace(asked, sys_path=[f"{host.mirror}{host.there}", None])
 
 
 def test_an_archive_of_the_module_search_path_is_found_in_the_copies(host: Host) -> None:
@@ -309,7 +300,6 @@ def test_an_entry_that_stands_for_the_interpreter_stays_one(host: Host) -> None:
 
 def test_workers_use_the_environment_that_was_made_for_them(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[Path, str, str]] = []
-    held: list[Path] = []
 
     def make(folder: Path, requirements: str, *, python: str, show: Callable[[str], None]) -> Path:
         made.append((folder, requirements, python))
@@ -317,7 +307,6 @@ def test_workers_use_the_environment_that_was_made_for_them(host: Host, monkeypa
         return folder / "key" / "bin" / "python"
 
     monkeypatch.setattr(environments, "make_environment", make)
-    monkeypatch.setattr(environments, "hold", lambda folder, python: held.append(python))
     monkeypatch.setenv("PATH", "/agents/bin")
     question = host.question(
         requirements="torch\n",
@@ -329,8 +318,7 @@ def test_workers_use_the_environment_that_was_made_for_them(host: Host, monkeypa
         assert host.ask(question).failed is None
     folder = host.cache / "environments"
     python = folder / "key" / "bin" / "python"
-    assert made == [(folder, "torch\n", "3.11")] * 2
-    assert held == [python]
+    assert made == [(folder, "torch\n", "3.11")]
     assert host.sent[0] == wire.Notice(text="installing")
     assert host.setup.worker(spec(host.there, "/users/lib", "/mine")).sys_path == [None, "/mine"]
     prepared = host.setup.prepare(prepare(host.there, PATH="/users/bin", LD_LIBRARY_PATH="/users/lib", A="a"))
@@ -356,7 +344,7 @@ def test_an_environment_that_cannot_be_made_is_a_failure(host: Host, monkeypatch
 
 def test_a_host_that_sees_the_storage_says_so(host: Host) -> None:
     answer = host.ask(host.of_storage())
-    assert answer == wire.HostSetUp(missing=[])
+    assert answer == wire.HostSetUp()
     assert "sees_storage" not in host.setup.worker(spec(host.there)).context
     assert os.listdir(host.storage) == ["manifest"]
 
@@ -367,7 +355,7 @@ def test_a_host_that_does_not_see_the_storage_has_a_directory_for_checkpoints(ho
     assert answer.storage_problem == "cannot be opened: No such file or directory"
     assert answer.checkpoints == f"{host.cache}/runs/{PLACE}/checkpoints"
     assert os.path.isdir(answer.checkpoints)
-    assert (answer.missing, answer.failed) == ([], None)
+    assert (answer.wanted, answer.failed) == ("", None)
     told = host.setup.worker(spec(host.there, str(host.there), A="a"))
     assert told.context == {"world_rank": 0, "sees_storage": False}
     assert (told.directory, told.environment) == (str(host.there), {"A": "a"})  # the project is in place
@@ -413,34 +401,13 @@ def test_a_cache_that_cannot_be_made_is_a_failure_with_a_cure(host: Host) -> Non
     assert "env.DISTRAIN_CACHE=" in failed
 
 
-def test_files_that_were_not_brought_are_missing_still(host: Host) -> None:
-    host.hide()
-    first = host.ask(host.question())
-    host.deliver(replace(first, missing=first.missing[:1]))
-    assert host.go_on().missing == first.missing[1:]
-
-
-def test_a_copy_that_was_damaged_is_a_failure_and_is_brought_again(host: Host) -> None:
+def test_a_copy_that_was_damaged_is_asked_for_again(host: Host) -> None:
     host.hide()
     answer = host.ask(host.question())
     host.deliver(answer)
-    digest = answer.missing[0]
-    blob = Path(answer.blobs, digest[:2], digest)
-    blob.write_bytes(bytes(blob.stat().st_size))
-    failed = host.go_on().failed
-    assert failed == f"{blob} was damaged, and is deleted now; start the run again"
-    assert host.go_on().missing == [digest]
-
-
-def test_a_copy_that_another_process_has_deleted_is_a_failure(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    from distrain.transfer.host_side.host_cache import HostCache
-
-    host.hide()
-    host.ask(host.question())
-    monkeypatch.setattr(HostCache, "missing", lambda self, files: [])
-    failed = host.go_on().failed
-    assert failed is not None
-    assert "No such file or directory" in failed
+    Path(answer.wanted, host.files[0].path[1:]).write_text("x")
+    assert host.ask(host.question()).wanted == answer.wanted
+    host.bring(host.question())
 
 
 # -- checkpoints, and the end ----------------------------------------------------------------------------------------
@@ -472,7 +439,7 @@ def test_at_the_end_only_what_other_runs_may_need_is_left(host: Host) -> None:
     host.settle()
     host.setup.end()
     assert not run.exists()
-    assert all((host.cache / "blobs" / file.digest[:2] / file.digest).exists() for file in host.files)
+    assert len(list((host.cache / "projects").iterdir())) == 1
     host.setup.end()  # harmless when done twice
 
 
@@ -496,7 +463,7 @@ def test_two_agents_of_one_run_on_one_machine_have_different_copies(
     host.hide()
     host.bring(host.question())
     first, host.setup = host.setup, HostSetup(host.loop, host.sent.append)
-    assert host.ask(host.question()).missing == []
+    assert host.ask(host.question()).wanted == ""
     directory = host.setup.worker(spec(host.there)).directory
     assert directory != first.worker(spec(host.there)).directory
     assert os.path.isfile(f"{directory}/train.py")
@@ -514,7 +481,7 @@ def test_the_cache_is_kept_within_its_limit(host: Host, monkeypatch: pytest.Monk
     host.hide()
     host.ask(host.question(cache_bytes=6))
     host.settle()
-    assert limits == []  # the missing files do not wait for it
+    assert limits == []  # the next question does not wait for it
     host.bring(host.question(cache_bytes=6))
     host.settle()
     assert limits == [6]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
-from distrain.cli.debugging import _Session
+from distrain.cli.debugging import _Conversation
 from distrain.cli.main import run_main
 from distrain.storage.runs.listing import local_run
 from distrain.wire.channel import Channel
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BAD = "\x1b[\x002J\x1b[2\x7fJ\x1b[\x1b\x1b2J\x9b2J\x1b]0;title\x07mark"
 
 
-@pytest.mark.parametrize("command", ["ls", "ls --names", "ls --json", "show", "logs", "compare", "export --to csv"])
+@pytest.mark.parametrize("command", ["ls", "ls --json", "show", "logs", "compare", "export --to csv"])
 def test_no_command_lets_a_file_of_a_run_act_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -43,12 +43,16 @@ def test_no_command_lets_a_file_of_a_run_act_on_the_terminal(
     assert_harmless(out + err)
 
 
-def test_a_debugger_lets_no_rank_act_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_debugger_lets_no_rank_act_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda prompt: "q")
     end, other = socket.socketpair()
     with end, other:
-        session = _Session(local_run(str(tmp_path)), Channel(end.fileno(), end.fileno()), 0)
-        session._handle(wire.DebuggerOutput(attempt=0, rank=0, body=BAD.encode()))
-        session._handle(wire.DebuggerPrompt(attempt=0, rank=0, prompt="(Pdb) ", place="", error=BAD))
+        far = Channel(other.fileno(), other.fileno())
+        far.send(wire.DebuggerSays(attempt=0, rank=0, body=BAD.encode(), prompt="(Pdb) ", error=BAD))
+        far.send(wire.DebuggerSays(attempt=0, rank=0, body=b"", closed=BAD))
+        assert _Conversation(Channel(end.fileno(), end.fileno()), 0).hold(local_run(str(tmp_path))) == 0
     out = capsys.readouterr().out
-    assert out.count("mark") == 2
+    assert out.count("mark") == 3
     assert_harmless(out)

@@ -28,8 +28,7 @@ def start(loop: Loop, script: str, ended: dict[str, str], *, number: int = 0) ->
     """Start a shell in place of an agent. Its end is noted in ``ended``."""
     transport = CommandTransport(host=HostSpec(name=f"host{number}", address="host"), template=("far",), ships=False)
     callbacks = LinkCallbacks(
-        on_refused=lambda link, about, why: ended.setdefault(link.name, why),
-        on_end=lambda link: ended.setdefault(link.name, link.why_it_ended()),
+        on_end=lambda link, why: ended.setdefault(link.name, why),
     )
     return AgentLink(loop, transport, ["sh", "-c", script], callbacks)
 

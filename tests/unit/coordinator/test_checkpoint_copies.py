@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
+from distrain.coordinator import checkpoint_copies
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.storage.checkpoint import MANIFEST_FILE, locked_for_deletion
 from distrain.system.background import Background
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOSTS = [f"host{number}" for number in range(8)]
-ADDRESSES = {host: f"10.0.0.{number}" for number, host in enumerate(HOSTS)}
 FILES = {"model/weights": b"weights" * 100, "step": b"7", "empty": b""}
 
 
@@ -33,21 +33,6 @@ class Delivery:
     order: wire.Deliver
     then: Callable[[str | None], None]
 
-    @property
-    def giver(self) -> str | None:
-        """The host that they come from; None for this machine."""
-        if self.order.peer is None:
-            return None
-        address, port, secret = self.order.peer
-        giver = next(host for host, known in ADDRESSES.items() if known == address)
-        assert (port, secret) == served_by(giver)
-        return giver
-
-
-def served_by(host: str) -> tuple[int, str]:
-    """Port and secret at which a host serves its directories."""
-    return 1000 + zlib.crc32(host.encode()) % 1000, f"secret of {host}"
-
 
 class Hosts:
     """The movers of all hosts. They answer when the test says so; those of a lost host never do."""
@@ -55,8 +40,6 @@ class Hosts:
     def __init__(self) -> None:
         self.deliveries: list[Delivery] = []
         self.history: list[Delivery] = []
-        self.asked_to_serve: deque[tuple[str, str, Callable[[wire.Serving], None]]] = deque()
-        self.serves_at_once = True
         self.dropped: list[tuple[str, str]] = []
 
     def checkpoints_on(self, host: str) -> str:
@@ -64,32 +47,14 @@ class Hosts:
 
     def deliver(self, host: str, order: wire.Deliver, then: Callable[[str | None], None]) -> None:
         delivery = Delivery(host, order, then)
-        assert delivery.giver != host
         self.deliveries.append(delivery)
         self.history.append(delivery)
-
-    def serve(self, host: str, folder: str, address: str, then: Callable[[wire.Serving], None]) -> None:
-        assert address == ADDRESSES[host]
-        assert folder.startswith(f"/cache/{host}/")
-        self.asked_to_serve.append((host, folder, then))
-        if self.serves_at_once:
-            self.listen()
-
-    def listen(self, failed: str | None = None) -> None:
-        """The host that was asked first to serve listens, or cannot."""
-        host, _, then = self.asked_to_serve.popleft()
-        port, secret = served_by(host)
-        then(wire.Serving(failed=failed) if failed else wire.Serving(port=port, secret=secret))
-
-    def forget_serving(self, host: str, folder: str) -> None:
-        assert folder.startswith(f"/cache/{host}/")
 
     def drop_checkpoint(self, host: str, folder: str) -> None:
         self.dropped.append((host, folder))
 
     def lost(self, host: str) -> None:
         self.deliveries = [delivery for delivery in self.deliveries if delivery.host != host]
-        self.asked_to_serve = deque(asked for asked in self.asked_to_serve if asked[0] != host)
 
     # -- what tests do
 
@@ -101,9 +66,12 @@ class Hosts:
             self.deliveries.remove(delivery)
             delivery.then(failed)
 
+    def finish_last(self) -> None:
+        self.deliveries.pop().then(None)
+
     @property
-    def under_way(self) -> list[tuple[str | None, str]]:
-        return [(delivery.giver, delivery.host) for delivery in self.deliveries]
+    def under_way(self) -> list[str]:
+        return [delivery.host for delivery in self.deliveries]
 
 
 class Later:
@@ -126,12 +94,10 @@ class Copies:
 
     def __init__(self, thread: Background | Later) -> None:
         self.hosts = Hosts()
-        self.addresses = dict(ADDRESSES)
         self.answers: list[tuple[str, wire.CheckpointFetched]] = []
         self.copies = CheckpointCopies(
             self.hosts,  # type: ignore[arg-type]
             thread,  # type: ignore[arg-type]
-            addresses=lambda: self.addresses,
         )
 
     def fetch(self, checkpoint: Path, *hosts: str) -> None:
@@ -192,9 +158,9 @@ def test_a_host_gets_all_files_from_this_machine_and_is_told_where_they_are(copi
     (delivery,) = copies.hosts.deliveries
     assert delivery.host == HOSTS[0]
     assert delivery.order.folder.startswith(f"/cache/{HOSTS[0]}/checkpoint_000001-")
-    assert delivery.order.peer is None
-    assert delivery.order.files == [
-        (str(checkpoint / name), name, len(data), f"crc32:{zlib.crc32(data)}") for name, data in sorted(FILES.items())
+    assert delivery.order.root == str(checkpoint)
+    assert [(path, size, digest) for path, size, _, _, digest in delivery.order.files] == [
+        (str(checkpoint / name), len(data), f"crc32:{zlib.crc32(data)}") for name, data in sorted(FILES.items())
     ]
     assert not copies.answers
     copies.hosts.finish()
@@ -208,7 +174,8 @@ def test_directories_without_files_come_along(copies: Copies, checkpoint: Path) 
     copies.fetch(checkpoint, HOSTS[0])
     (delivery,) = copies.hosts.deliveries
     assert sorted(delivery.order.folders) == ["link", "link/empty", "model", "model/empty"]
-    assert {name for _, name, _, _ in delivery.order.files} == {*FILES, "link/weights"}
+    names = {os.path.relpath(path, checkpoint) for path, *_ in delivery.order.files}
+    assert names == {*FILES, "link/weights"}
 
 
 def test_what_the_manifest_says_about_a_file_is_not_computed_again(copies: Copies, checkpoint: Path) -> None:
@@ -217,7 +184,8 @@ def test_what_the_manifest_says_about_a_file_is_not_computed_again(copies: Copie
     manifest = {"attempt": 0, "index": 1, "files": {"model/weights": entry, "deleted by the user": deleted}}
     (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest))
     copies.fetch(checkpoint, HOSTS[0])
-    digests = {name: digest for _, name, _, digest in copies.hosts.deliveries[0].order.files}
+    files = copies.hosts.deliveries[0].order.files
+    digests = {os.path.relpath(path, checkpoint): digest for path, *_, digest in files}
     assert digests["model/weights"] == "crc32:42"
     assert digests["step"] == f"crc32:{zlib.crc32(FILES['step'])}"
     assert digests.keys() == FILES.keys()
@@ -255,8 +223,8 @@ def test_a_delivery_that_fails_is_answered_and_the_next_who_asks_causes_another(
 
 def test_a_delivery_that_fails_does_not_keep_the_other_hosts_waiting(copies: Copies, checkpoint: Path) -> None:
     copies.fetch(checkpoint, *HOSTS[:2])
-    copies.hosts.finish(failed="Permission denied")
-    assert copies.hosts.under_way == [(None, HOSTS[1])]
+    copies.hosts.finish(HOSTS[0], failed="Permission denied")
+    assert copies.hosts.under_way == [HOSTS[1]]
     copies.hosts.finish()
     assert copies.failed == ["Permission denied", None]
 
@@ -271,217 +239,30 @@ def test_two_checkpoints_of_the_same_name_go_to_different_directories(copies: Co
 # -- many hosts ------------------------------------------------------------------------------------------------------
 
 
-def test_this_machine_sends_a_checkpoint_once_and_the_number_of_copies_doubles(
-    copies: Copies, checkpoint: Path
+def test_all_hosts_get_a_checkpoint_at_the_same_time_and_it_is_read_once(
+    copies: Copies, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hashed: list[str] = []
+    monkeypatch.setattr(
+        checkpoint_copies, "hash_files", lambda folder, names: hashed.extend(names) or [(name, 1, 2) for name in names]
+    )
     copies.fetch(checkpoint, *HOSTS)
-    rounds = []
-    while copies.hosts.deliveries:
-        givers = [giver for giver, _ in copies.hosts.under_way]
-        assert len(set(givers)) == len(givers)  # nobody gives two at once
-        ready = {host for host, _ in copies.answers}
-        assert set(givers) - {None} <= ready
-        rounds.append(len(givers))
-        now = [delivery.host for delivery in copies.hosts.deliveries]
-        copies.hosts.finish(*now)
-    assert rounds == [1, 1, 2, 4]
-    assert sorted(copies.answered) == HOSTS
-    assert [delivery.giver for delivery in copies.hosts.history].count(None) == 1
-    for delivery in copies.hosts.history:
-        assert delivery.order.folder.startswith(f"/cache/{delivery.host}/")
-        assert (len(delivery.order.files), delivery.order.folders) == (len(FILES), ["model"])
-
-
-def test_a_host_that_asks_later_gets_its_copy_from_another_host(copies: Copies, checkpoint: Path) -> None:
-    copies.bring(checkpoint, HOSTS[0])
-    copies.fetch(checkpoint, HOSTS[1])
-    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[1])]
-
-
-def test_a_host_that_others_cannot_address_gives_nothing(copies: Copies, checkpoint: Path) -> None:
-    copies.addresses[HOSTS[0]] = ""
-    del copies.addresses[HOSTS[1]]
-    copies.fetch(checkpoint, *HOSTS[:4])
+    assert copies.hosts.under_way == HOSTS
+    assert sorted(hashed) == sorted(FILES)
+    copies.hosts.finish(HOSTS[3])
+    assert copies.answered == [HOSTS[3]]
+    assert copies.copies.is_busy
     copies.hosts.finish()
-    copies.hosts.finish()
-    assert copies.hosts.under_way == [(None, HOSTS[2])]
-    copies.hosts.finish()
-    assert copies.hosts.under_way == [(HOSTS[2], HOSTS[3])]
-
-
-def test_a_host_that_reaches_no_other_gets_the_checkpoint_from_this_machine(copies: Copies, checkpoint: Path) -> None:
-    copies.bring(checkpoint, HOSTS[0])
-    copies.fetch(checkpoint, HOSTS[1], HOSTS[2])
-    copies.hosts.finish(HOSTS[1], failed="Connection refused")
-    assert copies.answered == [HOSTS[0]]
-    # The host that was free again goes on with the next one, while this machine sends.
-    assert sorted(copies.hosts.under_way, key=str) == [(HOSTS[0], HOSTS[2]), (None, HOSTS[1])]
-    copies.hosts.finish()
-    assert copies.failed == [None] * 3
-    assert not is_locked(checkpoint)
-
-
-def test_if_no_host_reaches_another_this_machine_sends_to_one_after_the_other(copies: Copies, checkpoint: Path) -> None:
-    copies.fetch(checkpoint, *HOSTS[:4])
-    while copies.hosts.deliveries:
-        assert [giver for giver, _ in copies.hosts.under_way].count(None) <= 1
-        for delivery in list(copies.hosts.deliveries):
-            copies.hosts.finish(delivery.host, failed="Connection refused" if delivery.giver else None)
-    assert sorted(copies.answered) == HOSTS[:4]
-    assert copies.failed == [None] * 4
-    assert [delivery.giver for delivery in copies.hosts.history].count(None) == 4
-    assert not copies.copies.is_busy
-    assert not is_locked(checkpoint)
-
-
-def test_a_failure_of_this_machine_after_one_of_a_peer_is_the_answer(copies: Copies, checkpoint: Path) -> None:
-    copies.bring(checkpoint, HOSTS[0])
-    copies.fetch(checkpoint, HOSTS[1])
-    copies.hosts.finish(failed="Connection refused")
-    copies.hosts.finish(failed="Permission denied")
-    assert copies.failed == [None, "Permission denied"]
-    assert not copies.hosts.deliveries
     assert not copies.copies.is_busy
 
 
-def test_if_a_host_cannot_listen_this_machine_sends(copies: Copies, checkpoint: Path) -> None:
-    copies.bring(checkpoint, HOSTS[0])
-    copies.hosts.serves_at_once = False
-    copies.fetch(checkpoint, HOSTS[1])
-    assert not copies.hosts.deliveries
-    copies.hosts.listen(failed="Cannot assign requested address")
-    assert copies.hosts.under_way == [(None, HOSTS[1])]
-    copies.hosts.finish()
-    assert copies.failed == [None, None]
-
-
-# -- hosts that are lost ---------------------------------------------------------------------------------------------
-
-
-def test_if_a_host_is_lost_while_this_machine_sends_the_next_one_gets_the_checkpoint(
-    copies: Copies, checkpoint: Path
-) -> None:
-    copies.fetch(checkpoint, *HOSTS[:2])
-    copies.lose(HOSTS[0])
-    assert copies.hosts.under_way == [(None, HOSTS[1])]
-    copies.hosts.finish()
-    assert copies.answered == [HOSTS[1]]
-    assert not copies.copies.is_busy
-    assert not is_locked(checkpoint)
-
-
-def test_a_host_that_was_lost_while_this_machine_sends_gets_the_checkpoint_when_it_is_back(
-    copies: Copies, checkpoint: Path
-) -> None:
-    copies.fetch(checkpoint, HOSTS[0])
-    copies.lose(HOSTS[0])
-    copies.fetch(checkpoint, HOSTS[0])
-    assert copies.hosts.under_way == [(None, HOSTS[0])]
-    copies.hosts.finish()
-    assert copies.answered == [HOSTS[0]]
-
-
-def test_a_host_that_was_lost_with_its_copy_gets_another_one(copies: Copies, checkpoint: Path) -> None:
-    copies.bring(checkpoint, HOSTS[0])
-    copies.lose(HOSTS[0])
-    copies.bring(checkpoint, HOSTS[0])
-    assert copies.failed == [None, None]
-    assert len(copies.hosts.history) == 2
-
-
-def test_a_host_that_is_back_may_reach_the_others_now(copies: Copies, checkpoint: Path) -> None:
-    copies.bring(checkpoint, HOSTS[0])
-    copies.fetch(checkpoint, HOSTS[1])
-    copies.hosts.finish(failed="Connection refused")
-    copies.lose(HOSTS[1])
-    copies.fetch(checkpoint, HOSTS[1])
-    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[1])]
-
-
-def test_a_host_that_is_lost_while_it_waits_gets_nothing(copies: Copies, checkpoint: Path) -> None:
-    copies.fetch(checkpoint, *HOSTS[:3])
-    copies.lose(HOSTS[1])
-    while copies.hosts.deliveries:
-        copies.hosts.finish()
-    assert copies.answered == [HOSTS[0], HOSTS[2]]
-    assert not copies.copies.is_busy
-    assert not is_locked(checkpoint)
-
-
-def test_a_host_whose_copy_is_lost_on_the_way_leaves_its_giver_free_for_others(
-    copies: Copies, checkpoint: Path
-) -> None:
-    copies.bring(checkpoint, HOSTS[0])
-    copies.fetch(checkpoint, HOSTS[1], HOSTS[2])
-    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[1])]
-    copies.lose(HOSTS[1])
-    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[2])]
-    copies.hosts.finish()
-    assert copies.answered == [HOSTS[0], HOSTS[2]]
-    assert not is_locked(checkpoint)
-
-
-def test_a_host_that_is_lost_while_its_giver_begins_to_listen_gets_nothing(copies: Copies, checkpoint: Path) -> None:
-    copies.bring(checkpoint, HOSTS[0])
-    copies.hosts.serves_at_once = False
-    copies.fetch(checkpoint, HOSTS[1])
-    copies.lose(HOSTS[1])
-    copies.hosts.listen()
-    assert not copies.hosts.deliveries
-    assert not is_locked(checkpoint)
-    copies.hosts.serves_at_once = True
-    copies.fetch(checkpoint, HOSTS[2])
-    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[2])]
-
-
-def test_a_host_that_is_back_before_its_giver_listens_is_brought_one_copy(copies: Copies, checkpoint: Path) -> None:
-    copies.bring(checkpoint, HOSTS[0])
-    copies.hosts.serves_at_once = False
-    copies.fetch(checkpoint, HOSTS[1])
-    copies.lose(HOSTS[1])
-    copies.fetch(checkpoint, HOSTS[1])
-    while copies.hosts.asked_to_serve:
-        copies.hosts.listen()
-    copies.hosts.serves_at_once = True
-    while copies.hosts.deliveries:
-        copies.hosts.finish()
-    assert copies.answered == [HOSTS[0], HOSTS[1]]
-    assert len(copies.hosts.history) == 2
-
-
-def test_if_a_giver_is_lost_before_it_listens_the_checkpoint_comes_from_elsewhere(
-    copies: Copies, checkpoint: Path
-) -> None:
-    copies.bring(checkpoint, HOSTS[0])
-    copies.hosts.serves_at_once = False
-    copies.fetch(checkpoint, HOSTS[1])
-    copies.lose(HOSTS[0])
-    assert copies.hosts.under_way == [(None, HOSTS[1])]
-    copies.hosts.finish()
-    assert copies.answered == [HOSTS[0], HOSTS[1]]
-    assert not copies.copies.is_busy
-    assert not is_locked(checkpoint)
-
-
-def test_if_a_giver_is_lost_while_it_gives_the_checkpoint_comes_from_elsewhere(
-    copies: Copies, checkpoint: Path
-) -> None:
-    copies.bring(checkpoint, HOSTS[0])
-    copies.fetch(checkpoint, HOSTS[1])
-    copies.lose(HOSTS[0])
-    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[1])]  # its mover sees the end of the connection
-    copies.hosts.finish(failed="Connection reset by peer")
-    assert copies.hosts.under_way == [(None, HOSTS[1])]
-    copies.hosts.finish()
-    assert copies.failed == [None, None]
-    assert not is_locked(checkpoint)
-
-
-def test_the_checkpoint_is_free_once_the_last_host_that_wants_it_is_lost(copies: Copies, checkpoint: Path) -> None:
+def test_a_host_that_was_lost_gets_the_checkpoint_when_it_is_back(copies: Copies, checkpoint: Path) -> None:
     copies.fetch(checkpoint, HOSTS[0])
     copies.lose(HOSTS[0])
     assert not copies.copies.is_busy
     assert not is_locked(checkpoint)
+    copies.bring(checkpoint, HOSTS[0])
+    assert copies.failed == [None]
 
 
 # -- the lock --------------------------------------------------------------------------------------------------------
@@ -534,18 +315,6 @@ def test_a_host_that_has_its_copy_keeps_it_when_the_checkpoint_vanishes(checkpoi
     assert [why is None for why in copies.failed] == [True, False, True]
 
 
-def test_the_files_are_looked_up_once_for_hosts_that_ask_meanwhile(checkpoint: Path) -> None:
-    thread = Later()
-    copies = Copies(thread)
-    copies.fetch(checkpoint, HOSTS[1])
-    copies.lose(HOSTS[1])
-    copies.fetch(checkpoint, HOSTS[0])
-    assert copies.copies.is_busy
-    assert len(thread.work) == 1
-    thread.go_on()
-    assert copies.hosts.under_way == [(None, HOSTS[0])]
-
-
 def test_a_host_that_is_lost_while_the_files_are_looked_up_gets_nothing(checkpoint: Path) -> None:
     thread = Later()
     copies = Copies(thread)
@@ -579,7 +348,7 @@ def test_a_host_keeps_the_first_and_the_latest_copy(copies: Copies, tmp_path: Pa
         copies.fetch(checkpoints[number], HOSTS[0])
     assert len(copies.hosts.history) == count
     copies.fetch(checkpoints[1], HOSTS[0])  # it was dropped
-    assert copies.hosts.under_way == [(HOSTS[1], HOSTS[0])]
+    assert copies.hosts.under_way == [HOSTS[0]]
 
 
 def test_a_copy_stays_until_its_host_has_the_next_one(copies: Copies, tmp_path: Path) -> None:
@@ -597,21 +366,10 @@ def test_a_copy_stays_until_its_host_has_the_next_one(copies: Copies, tmp_path: 
 def test_a_copy_that_is_still_to_come_is_not_dropped(copies: Copies, tmp_path: Path) -> None:
     checkpoints = [make_checkpoint(tmp_path / f"checkpoint_{number}") for number in range(3)]
     copies.bring(checkpoints[0], HOSTS[0])
-    copies.fetch(checkpoints[1], HOSTS[1], HOSTS[0])
+    copies.fetch(checkpoints[1], HOSTS[0])
     copies.fetch(checkpoints[2], HOSTS[0])
-    copies.hosts.finish(HOSTS[0])
+    copies.hosts.finish_last()
     assert not copies.hosts.dropped
-    copies.bring(checkpoints[1])
-    assert copies.answered == [HOSTS[0], HOSTS[0], HOSTS[1], HOSTS[0]]
+    copies.hosts.finish()
+    assert copies.answered == [HOSTS[0]] * 3
     assert len(copies.hosts.dropped) == 1  # the third one is older now
-
-
-def test_a_copy_that_another_host_reads_is_not_dropped(copies: Copies, tmp_path: Path) -> None:
-    checkpoints = [make_checkpoint(tmp_path / f"checkpoint_{number}") for number in range(3)]
-    copies.bring(checkpoints[0], HOSTS[0])
-    copies.bring(checkpoints[1], HOSTS[0])
-    copies.fetch(checkpoints[1], HOSTS[1])
-    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[1])]
-    copies.fetch(checkpoints[2], HOSTS[0])
-    copies.hosts.finish(HOSTS[0])
-    assert not copies.hosts.dropped

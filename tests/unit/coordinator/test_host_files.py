@@ -29,12 +29,19 @@ QUESTION = wire.SetUpHost(files=[], folders=[], place="run", cache_bytes=7, stor
 HOSTS = ["a", "b", "c"]
 
 
+class Read(Project):
+    """A project whose files exist only here."""
+
+    def with_digests(self) -> Project:
+        return self
+
+
 def shipped(path: str, content: str, size: int = 10) -> ShippedFile:
     return ShippedFile(path, size, 1, 0o644, f"{content:0<40}")
 
 
 def project(*files: ShippedFile) -> Project:
-    return Project(files=files, folders=("/project",), notes=())
+    return Read(files=files, folders=("/project",), notes=("data.bin is not shipped",))
 
 
 CODE, MODEL = shipped("/project/train.py", "c0de"), shipped("/project/model.py", "30de1", size=20)
@@ -72,6 +79,10 @@ class Mover:
         self.orders: list[wire.Message] = []
         self.is_idle = True
         self.is_closed = False
+        self.is_started = False
+
+    def start(self) -> None:
+        self.is_started = True
 
     def order(self, order: wire.Message) -> None:
         self.orders.append(order)
@@ -118,13 +129,12 @@ class Lab:
         for host in hosts:
             self.files.set_up(host, partial(self.is_up.append, host))
 
-    def answer(self, host: str, *missing: ShippedFile, **fields: Any) -> None:
-        digests = [file.digest for file in missing]
-        self.files.on_set_up(host, wire.HostSetUp(missing=digests, blobs=f"/cache/{host}/blobs", **fields))
+    def answer(self, host: str, **fields: Any) -> None:
+        self.files.on_set_up(host, wire.HostSetUp(**fields))
 
-    def bring(self, host: str, *missing: ShippedFile, failed: str | None = None) -> None:
-        """The host lacks files, and they are brought there, or not."""
-        self.answer(host, *missing)
+    def bring(self, host: str, failed: str | None = None) -> None:
+        """The host lacks the project, and it is copied there, or not."""
+        self.answer(host, wanted=f"/cache/{host}/project", checkpoints=f"/cache/{host}/run")
         self.mover(host).answer(wire.Delivered(failed=failed))
 
     def mover(self, host: str) -> Mover:
@@ -208,33 +218,42 @@ def test_the_directory_of_a_run_is_named_after_its_storage(tmp_path: Path) -> No
 # -- setting up ------------------------------------------------------------------------------------------------------
 
 
-def test_a_host_that_lacks_nothing_is_set_up_at_once(lab: Lab) -> None:
-    lab.set_up("a", "b")
-    assert lab.files.is_busy(["a"])
-    lab.answer("a")
-    assert lab.is_up == ["a"]
-    assert not lab.files.is_busy(["a", "not asked"])
-    assert lab.files.is_busy(["a", "b"])
-    assert list(lab.loop.timers) == ["set up b"]
-    assert not Mover.made
+def test_the_project_is_read_once_before_hosts_are_asked(lab: Lab) -> None:
+    held: list[Callable[[], None]] = []
+    lab.background = type("Held", (), {"do": lambda self, work, then: held.append(lambda: then(work()))})()
+    lab.set_up(*HOSTS)
+    assert [len(lab.asked(host)) for host in HOSTS] == [0, 0, 1]
+    assert lab.files.is_busy([])
+    lab.files.lost("b")
+    (read,) = held
+    read()
+    assert [len(lab.asked(host)) for host in HOSTS] == [1, 0, 1]
+    assert not lab.files.is_busy([])
+    assert lab.searches == 0
 
 
-def test_what_a_host_lacks_is_brought_there_once(lab: Lab, lines: list[str]) -> None:
-    copy = shipped("/project/copy.py", "c0de")
-    lab = Lab(Shipping(question=QUESTION, project=project(MODEL, CODE, copy), takes_project=HOSTS))
+def test_a_project_that_cannot_be_read_refuses_the_hosts() -> None:
+    class Unreadable(Project):
+        def with_digests(self) -> Project:
+            raise LaunchError("/project/train.py cannot be shipped")
+
+    found = Unreadable(files=(CODE,), folders=(), notes=())
+    lab = Lab(Shipping(question=QUESTION, project=found, takes_project=("a",)))
     lab.set_up("a")
-    lab.answer("a", CODE)
-    (order,) = lab.orders("a")
-    assert (order.folder, order.folders, order.peer) == ("/cache/a/blobs", [], None)
-    assert [(name, size, digest) for _, name, size, digest in order.files] == [
-        (f"c0/{CODE.digest}", CODE.size, CODE.digest)
+    assert lab.refused == [("a", "/project/train.py cannot be shipped")]
+
+
+def test_what_a_host_lacks_is_copied_there(lab: Lab, lines: list[str]) -> None:
+    lab.set_up("a")
+    lab.answer("a", wanted="/cache/projects/d1", checkpoints="/cache/run")
+    assert lab.orders("a") == [
+        wire.Deliver(folder="/cache/projects/d1", root="/", files=[*PROJECT.files], staging="/cache/run")
     ]
-    assert order.files[0][0] in (CODE.path, copy.path)
-    assert lines == ["bringing 1 file (10 B) of your code to a"]
+    assert lines == ["copying 2 files (30 B) of your code to a", "data.bin is not shipped"]
     assert (lab.mover("a").argv, lab.mover("a").flags) == (("mover", '["ssh", "a"]'), ("-P",))
-    assert not lab.is_up
+    assert len(lab.asked("a")) == 1
     lab.mover("a").answer(wire.Delivered())
-    assert lab.sent[-1] == ("a", wire.FilesDelivered())
+    assert lab.asked("a") == lab.asked("a")[:1] * 2
     assert not lab.is_up
     lab.answer("a")
     assert lab.is_up == ["a"]
@@ -243,14 +262,13 @@ def test_what_a_host_lacks_is_brought_there_once(lab: Lab, lines: list[str]) -> 
 
 def test_a_delivery_that_fails_is_tried_again_with_the_project_as_it_is_then(lab: Lab) -> None:
     lab.set_up("a")
-    lab.bring("a", CODE, failed="/project/train.py has changed while it was shipped")
+    lab.bring("a", failed="train.py has changed while it was copied, or was damaged on the way")
     assert (lab.searches, len(lab.asked("a"))) == (0, 1)
     assert not lab.refused
     lab.found = NEWER
     lab.loop.fire("bring a")
     assert [question.files for question in lab.asked("a")] == [[*PROJECT.files], [*NEWER.files]]
-    lab.bring("a", NEWER.files[1])
-    assert lab.sent[-1] == ("a", wire.FilesDelivered())
+    lab.bring("a")
     lab.answer("a")
     assert lab.is_up == ["a"]
 
@@ -259,25 +277,33 @@ def test_the_third_delivery_that_fails_is_the_last(lab: Lab, lines: list[str]) -
     lab.set_up("a")
     delays = []
     for number in range(3):
-        lab.bring("a", CODE, failed=f"reason {number}")
+        lab.bring("a", failed=f"reason {number}")
         if number < 2:
             assert not lab.refused
             delays.append(lab.loop.timers["bring a"][0])
             lab.loop.fire("bring a")
-    assert lab.refused == [("a", "your code cannot be brought there: reason 2")]
+    assert lab.refused == [("a", "your code cannot be copied there: reason 2")]
     assert "bring a" not in lab.loop.timers
     assert delays[0] < delays[1]
-    assert len(lines) == 1  # not one for each
+    assert len(lines) <= 2  # not one for each
     assert not lab.is_up
+
+
+def test_a_full_disk_is_no_reason_to_try_again(lab: Lab) -> None:
+    lab.set_up("a", "b")
+    lab.bring("a", failed="[Errno 28] No space left on device: '/cache/x'")
+    lab.answer("b", failed="[Errno 28] No space left on device: '/cache/y'")
+    for _, why in lab.refused:
+        assert why.endswith("or name another directory with env.DISTRAIN_CACHE= in the hostfile")
+    assert len(lab.refused) == 2
 
 
 def test_a_host_that_is_set_up_has_all_its_tries_again(lab: Lab) -> None:
     lab.set_up("a")
     for _ in range(2):
-        lab.bring("a", CODE, failed="no")
-        lab.loop.fire("bring a")
-        lab.bring("a", CODE, failed="no")
-        lab.loop.fire("bring a")
+        for _ in range(2):
+            lab.bring("a", failed="no")
+            lab.loop.fire("bring a")
         lab.answer("a")
         lab.files.refresh(["a"])
     assert not lab.refused
@@ -285,7 +311,7 @@ def test_a_host_that_is_set_up_has_all_its_tries_again(lab: Lab) -> None:
 
 def test_if_the_project_cannot_be_found_again_the_former_one_is_tried(lab: Lab) -> None:
     lab.set_up("a")
-    lab.bring("a", CODE, failed="the connection was turned away")
+    lab.bring("a", failed="the connection was turned away")
     lab.found = "too large"
     lab.loop.fire("bring a")
     assert [question.files for question in lab.asked("a")] == [[*PROJECT.files]] * 2
@@ -299,26 +325,23 @@ def test_a_host_that_cannot_be_set_up_is_refused(lab: Lab) -> None:
     assert not lab.loop.timers
 
 
-def test_a_host_that_lacks_files_of_a_former_project_is_asked_again(lab: Lab) -> None:
+def test_a_host_gets_the_files_that_it_was_asked_about(lab: Lab) -> None:
+    """Meanwhile the project was found anew for another host."""
     lab.set_up("a", "b")
-    lab.bring("b", CODE, failed="/project/train.py has changed while it was shipped")
+    lab.bring("b", failed="/project/train.py has changed while it was copied")
     lab.found = NEWER
     lab.loop.fire("bring b")
-    lab.answer("a", CODE)  # the question was about the project as it was
-    assert not lab.orders("a")
-    assert [question.files for question in lab.asked("a")] == [[*PROJECT.files], [*NEWER.files]]
+    lab.answer("a", wanted="/cache/projects/d1", checkpoints="/cache/run")
+    assert lab.orders("a")[0].files == [*PROJECT.files]
 
 
-def test_a_host_that_never_finds_what_was_brought_is_refused(lab: Lab) -> None:
+def test_a_host_that_never_finds_what_was_copied_is_refused(lab: Lab) -> None:
     lab.set_up("a")
-    for number in range(20):
-        lab.answer("a", CODE)
-        if lab.refused:
-            break
-        assert len(lab.orders("a")) == number + 1
-        lab.mover("a").answer(wire.Delivered())
-    assert len(lab.orders("a")) <= 4
-    assert [host for host, _ in lab.refused] == ["a"]
+    for _ in range(3):
+        lab.bring("a")
+        assert not lab.refused
+    lab.answer("a", wanted="/cache/a/project")
+    assert lab.refused == [("a", "files of your code that were copied to /cache/a/project have vanished")]
 
 
 def test_a_host_that_does_not_answer_is_announced_and_then_refused(lab: Lab, lines: list[str]) -> None:
@@ -334,7 +357,7 @@ def test_a_host_that_does_not_answer_is_announced_and_then_refused(lab: Lab, lin
 def test_the_wait_begins_again_when_files_have_been_brought_and_ends_with_the_answer(lab: Lab) -> None:
     lab.set_up("a")
     lab.loop.fire("set up a")
-    lab.answer("a", CODE)
+    lab.answer("a", wanted="/w")
     assert "set up a" not in lab.loop.timers
     lab.mover("a").answer(wire.Delivered())
     assert lab.loop.timers["set up a"][0] == 20
@@ -379,28 +402,15 @@ def test_only_the_answer_to_the_latest_question_counts(lab: Lab) -> None:
     lab.answer("a")
     assert lab.files.is_busy(["a"])
     assert not lab.is_up
-    lab.bring("a", NEWER.files[1])
-    assert lab.files.is_busy(["a"])
     lab.answer("a")
     assert not lab.files.is_busy(["a"])
     assert lab.is_up == ["a"]
 
 
-def test_the_answer_to_a_delivery_does_not_count_if_there_is_a_newer_question(lab: Lab) -> None:
-    lab.set_up("a")
-    lab.bring("a", CODE)
-    lab.found = NEWER
-    lab.files.refresh(["a"])
-    lab.answer("a")
-    assert lab.files.is_busy(["a"])
-    lab.answer("a")
-    assert not lab.files.is_busy(["a"])
-
-
 def test_workers_wait_while_the_project_is_searched(lab: Lab) -> None:
     held: list[Callable[[], None]] = []
-    lab.background = type("Held", (), {"do": lambda self, work, then: held.append(lambda: then(work()))})()
     lab.set_up("a", "b")
+    lab.background = type("Held", (), {"do": lambda self, work, then: held.append(lambda: then(work()))})()
     lab.answer("a")
     lab.answer("b")
     lab.files.refresh(["a", "b"])
@@ -440,6 +450,7 @@ def test_hosts_that_do_not_see_the_storage_are_announced_once(lab: Lab, lines: l
     lab.answer("c", storage_problem="is not there")
     assert [lab.files.is_apart(host) for host in [*HOSTS, "unknown"]] == [True, False, True, False]
     assert lab.files.checkpoints_on("a") == "/cache/a/checkpoints"
+    assert [lab.mover(host).is_started for host in ("a", "c")] == [True, True]
     for _ in range(2):
         lab.files.announce(HOSTS)
     [line] = lines
@@ -449,20 +460,6 @@ def test_hosts_that_do_not_see_the_storage_are_announced_once(lab: Lab, lines: l
     lab.answer("a", storage_problem="is not there")
     lab.files.announce(HOSTS)
     assert len(lines) == 1
-
-
-def test_hosts_with_different_problems_have_different_lines(lab: Lab, lines: list[str]) -> None:
-    lab.set_up("a", "b")
-    lab.answer("a", storage_problem="is not there")
-    lab.answer("b", storage_problem="hangs")
-    lab.files.announce(HOSTS)
-    for line, (host, problem) in zip(lines, (("a", "is not there"), ("b", "hangs")), strict=True):
-        assert line.startswith(f"{host} does not see the run directory, which {problem}; its checkpoints")
-
-
-def test_a_checkpoint_is_dropped_by_the_agent(lab: Lab) -> None:
-    lab.files.drop_checkpoint("a", "/cache/checkpoint")
-    assert lab.sent == [("a", wire.DropCheckpoint(folder="/cache/checkpoint"))]
 
 
 # -- movers ----------------------------------------------------------------------------------------------------------
@@ -479,40 +476,23 @@ def copied(rank: int = 0) -> wire.FilesCopied:
 def test_each_host_has_one_mover_whose_answers_go_to_who_waits(lab: Lab) -> None:
     lab.set_up("a", "b")
     brought: list[tuple[str, str | None]] = []
-    served: list[wire.Serving] = []
-    deliver = wire.Deliver(folder="/f", files=[], staging="/s")
+    deliver = wire.Deliver(folder="/f", root="/r", files=[], staging="/s")
     lab.files.upload("a", upload())
     lab.files.deliver("a", deliver, lambda failed: brought.append(("first", failed)))
-    lab.files.serve("a", "/f", "10.0.0.1", served.append)
     lab.files.deliver("a", deliver, lambda failed: brought.append(("second", failed)))
     lab.files.deliver("b", deliver, lambda failed: brought.append(("of b", failed)))
     assert len(Mover.made) == 2
-    assert lab.orders("a") == [upload(), deliver, wire.Serve(folder="/f", address="10.0.0.1"), deliver]
-    for answer in (copied(), wire.Delivered(failed="no"), wire.Serving(port=1, secret="s"), wire.Delivered()):
+    assert lab.orders("a") == [upload(), deliver, deliver]
+    for answer in (copied(), wire.Delivered(failed="no"), wire.Delivered()):
         lab.mover("a").answer(answer)
     assert lab.received == [("a", copied())]
     assert brought == [("first", "no"), ("second", None)]
-    assert served == [wire.Serving(port=1, secret="s")]
-
-
-def test_a_host_is_asked_once_to_serve_a_directory_unless_it_fails(lab: Lab) -> None:
-    lab.set_up("a")
-    served: list[wire.Serving] = []
-    good, bad = wire.Serving(port=1, secret="s"), wire.Serving(failed="no")
-    for answer in (bad, good):
-        lab.files.serve("a", "/f", "10.0.0.1", served.append)
-        lab.mover("a").answer(answer)
-    lab.files.serve("a", "/f", "10.0.0.1", served.append)
-    assert served == [bad, good, good]
-    assert len(lab.orders("a")) == 2
-    lab.files.serve("a", "/other", "10.0.0.1", served.append)
-    assert len(lab.orders("a")) == 3
 
 
 def test_a_host_that_is_lost_is_forgotten(lab: Lab) -> None:
     lab.set_up("a", "b")
-    lab.answer("b", CODE)
-    lab.bring("a", CODE, failed="no")
+    lab.answer("b", wanted="/w")
+    lab.bring("a", failed="no")
     assert lab.loop.timers.keys() == {"bring a"}
     lab.files.lost("a")
     assert not lab.loop.timers
@@ -530,7 +510,7 @@ def test_a_host_that_is_lost_is_forgotten(lab: Lab) -> None:
 
 def test_answers_of_the_mover_of_a_lost_host_are_ignored(lab: Lab) -> None:
     lab.set_up("a")
-    lab.answer("a", CODE)
+    lab.answer("a", wanted="/w")
     former = lab.mover("a")
     lab.files.lost("a")
     lab.set_up("a")
@@ -539,7 +519,7 @@ def test_answers_of_the_mover_of_a_lost_host_are_ignored(lab: Lab) -> None:
     former.answer(copied())
     assert lab.sent == before
     assert not lab.received
-    lab.answer("a", CODE)
+    lab.answer("a", wanted="/w")
     assert lab.mover("a") is not former
 
 
@@ -547,7 +527,8 @@ def test_a_host_that_is_lost_before_the_project_is_found_is_not_asked(lab: Lab) 
     held: list[Callable[[], None]] = []
     lab.background = type("Held", (), {"do": lambda self, work, then: held.append(lambda: then(work()))})()
     lab.set_up("a")
-    lab.bring("a", CODE, failed="no")
+    held.pop()()
+    lab.bring("a", failed="no")
     lab.loop.fire("bring a")
     lab.files.lost("a")
     held[0]()
@@ -558,26 +539,14 @@ def test_the_end_of_an_attempt_ends_what_is_fetched_for_it(lab: Lab) -> None:
     lab.set_up(*HOSTS)
     lab.files.upload("a", upload())
     lab.files.upload("b", upload())
-    lab.files.deliver("b", wire.Deliver(folder="/f", files=[], staging="/s"), lambda failed: None)
-    lab.files.serve("c", "/f", "10.0.0.1", lambda answer: None)
-    lab.mover("c").answer(wire.Serving(port=1, secret="s"))
+    lab.files.deliver("b", wire.Deliver(folder="/f", root="/r", files=[], staging="/s"), lambda failed: None)
+    lab.files.upload("c", upload())
     lab.mover("c").is_idle = True
     lab.files.end_attempt()
     assert [lab.mover(host).is_closed for host in HOSTS] == [True, False, False]
     lab.files.upload("a", upload(1))
     assert not lab.mover("a").is_closed
     assert lab.mover("a").orders == [upload(1)]
-
-
-def test_a_host_whose_mover_was_ended_is_asked_again_to_serve(lab: Lab) -> None:
-    served: list[wire.Serving] = []
-    lab.set_up("a")
-    for port in (1, 2):
-        lab.files.serve("a", "/f", "10.0.0.1", served.append)
-        lab.mover("a").answer(wire.Serving(port=port, secret="s"))
-        lab.files.upload("a", upload())
-        lab.files.end_attempt()
-    assert [answer.port for answer in served] == [1, 2]
 
 
 def test_the_end_of_the_run_ends_all_movers(lab: Lab) -> None:

@@ -11,11 +11,11 @@ import pytest
 from distrain import wire
 from distrain.coordinator import launch_checks
 from distrain.coordinator.launch_checks import LaunchChecks
-from distrain.decisions.host_checks import ANSWER_TIMEOUT_S
+from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding
 from distrain.decisions.placement import make_plan
 from distrain.hosts.host import HostInfo
 from distrain.system.background import Background
-from tests.unit.decisions.test_host_checks import INSPECTED, OWN
+from tests.unit.decisions.test_host_checks import OWN, PROBED
 from tests.unit.decisions.test_run_machine import order, request
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from distrain.hosts.world import WorldPlan
 
+NONCE = "0" * 32
 OWN_VERSIONS = {"cloudpickle": OWN["cloudpickle"]}
-GOOD = replace(INSPECTED, versions=OWN_VERSIONS)
+GOOD = replace(PROBED, nonce=NONCE, versions=OWN_VERSIONS)
 LACKING = replace(GOOD, versions={"cloudpickle": None})
 
 
@@ -33,17 +34,22 @@ class Launch:
 
     def __init__(self, **options: Any) -> None:
         self.request = request(["one", "two"], 2, **options)
-        self.sent: list[tuple[str, type[wire.Message]]] = []
-        self.refused: list[tuple[str, str]] = []
+        self.sent: list[tuple[str, bool]] = []
+        """Hosts that were asked, and if others should connect to them."""
+        self.found: list[Finding] = []
         self.timers: dict[str, Callable[[], None]] = {}
         loop: Any = SimpleNamespace(call_in=self._call_in)
         self.checks = LaunchChecks(
             loop,
             self.request,
             Background(None, "files"),
-            send=lambda host, message: self.sent.append((host, type(message))),
-            refuse=lambda host, why: self.refused.append((host, why)),
+            send=self._send,
+            report=self.found.append,
         )
+
+    def _send(self, host: str, message: wire.Message) -> None:
+        assert isinstance(message, wire.ProbeHost)
+        self.sent.append((host, message.is_reached))
 
     def _call_in(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
         assert delay_s == ANSWER_TIMEOUT_S
@@ -58,28 +64,22 @@ class Launch:
 
 
 @pytest.fixture(autouse=True)
-def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    texts: list[str] = []
-    monkeypatch.setattr(launch_checks, "warn", texts.append)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_checks, "package_versions", lambda packages, path: OWN_VERSIONS)
-    return texts
+    monkeypatch.setattr(launch_checks.uuid, "uuid4", lambda: SimpleNamespace(hex=NONCE))
 
 
 def test_hosts_of_two_networks_are_inspected_and_connect_to_each_other() -> None:
     launch = Launch()
     launch.checks.begin(launch.plan("a", "b"))
-    both = ("one", "two")
-    assert launch.sent == [
-        *((host, wire.OpenProbePort) for host in both),
-        *((host, wire.InspectHost) for host in both),
-    ]
+    assert launch.sent == [("one", True), ("two", True)]
     assert launch.checks.is_under_way
 
 
 def test_hosts_of_one_machine_meet_without_being_tried() -> None:
     launch = Launch()
     launch.checks.begin(launch.plan("same", "same"))
-    assert launch.sent == [("one", wire.InspectHost), ("two", wire.InspectHost)]
+    assert launch.sent == [("one", False), ("two", False)]
 
 
 def test_this_machine_alone_is_not_checked() -> None:
@@ -89,15 +89,14 @@ def test_this_machine_alone_is_not_checked() -> None:
     assert not launch.checks.is_under_way
 
 
-def test_a_host_that_cannot_train_is_refused_and_another_problem_is_a_warning(warnings: list[str]) -> None:
+def test_problems_are_reported() -> None:
     launch = Launch()
     launch.checks.begin(launch.plan("same", "same"))
     launch.checks.handle("one", LACKING)
     launch.checks.handle("two", replace(GOOD, versions={"cloudpickle": "3.0.0"}))
-    [(host, why)] = launch.refused
-    assert (host, why[:36]) == ("one", "its interpreter has no cloudpickle; ")
-    [text] = warnings
-    assert text.startswith("two: it has cloudpickle 3.0.0, this machine 3.1.2")
+    first, second = launch.found
+    assert (first.host, first.text[:36], first.is_fatal) == ("one", "its interpreter has no cloudpickle; ", True)
+    assert (second.host, second.text[:27], second.is_fatal) == ("two", "it has cloudpickle 3.0.0, t", False)
     assert not launch.checks.is_under_way
 
 
@@ -114,12 +113,15 @@ def test_hosts_that_were_checked_are_not_checked_again_unless_they_were_lost() -
     assert len(launch.sent) == 4
 
 
-def test_a_file_system_that_hangs_is_a_warning_and_a_later_answer_is_ignored(warnings: list[str]) -> None:
-    launch = Launch()
+@pytest.mark.parametrize("checks_hosts", [False, True])
+def test_a_host_that_hangs_is_reported_once_and_only_a_check_of_hosts_fails(checks_hosts: bool) -> None:
+    launch = Launch(checks_hosts=checks_hosts)
     launch.checks.begin(launch.plan("same", "same"))
     launch.checks.handle("two", GOOD)
     launch.timers["checks"]()
-    assert warnings == ["one: it could not look at /work within 15 s: does the file system hang there?"]
+    launch.timers["checks"]()
+    [found] = launch.found
+    assert (found.host, found.text[:31], found.is_fatal) == ("one", "it has not answered within 15 s", checks_hosts)
     assert not launch.checks.is_under_way
     launch.checks.handle("one", LACKING)
-    assert launch.refused == []
+    assert launch.found == [found]

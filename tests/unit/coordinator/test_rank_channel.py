@@ -10,10 +10,9 @@ import pytest
 
 from distrain import StorageError, wire
 from distrain.coordinator.ranks import rank_channel
+from distrain.coordinator.ranks.handshake import HandshakeError, introduce
 from distrain.coordinator.ranks.rank_channel import Entrance, RankChannel, connect
 from distrain.errors import WorkerGroupError
-from distrain.transfer.streams.peers import introduce
-from distrain.transfer.streams.streams import StreamEndedError
 from distrain.wire.channel import Channel
 from tests.conftest import wait_until
 
@@ -30,7 +29,7 @@ def entrance() -> Iterator[Entrance]:
 
 
 def test_only_who_knows_the_secret_gets_in(entrance: Entrance) -> None:
-    with pytest.raises((OSError, StreamEndedError)):
+    with pytest.raises((OSError, HandshakeError)):
         connect("127.0.0.1", entrance.port, "wrong", 1)
     with socket.create_connection(("127.0.0.1", entrance.port)) as mute:
         ranks = [connect("127.0.0.1", entrance.port, entrance.secret, rank) for rank in (2, 1)]

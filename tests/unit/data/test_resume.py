@@ -532,14 +532,3 @@ def test_data_that_has_changed(capfd: pytest.CaptureFixture[str]) -> None:
     assert start[0]["epoch"] == 2
     with pytest.raises(DataError, match="resume=False begins with epoch 0"):
         resumed("error")
-
-
-def test_a_stream_without_states_can_be_refused() -> None:
-    (part,) = iterators(as_dataset(Stateless(), "x"), 1, {})
-    loop = iter(part.iter_batches(batch_size=4))
-    next(loop)
-    again = DataIterator(
-        as_dataset(Stateless(), "x"), name="x", worker=Worker(0, 1), start={0: part.position()}, skip_streams=False
-    )
-    with pytest.raises(DataError, match=r"the stream has no state_dict\(\), so the 4 rows before the checkpoint"):
-        next(iter(again.iter_batches(batch_size=4)))

@@ -16,13 +16,10 @@ from distrain.decisions.host_checks import (
     HostChecks,
     Question,
     clock_findings,
-    directory_findings,
     disk_findings,
-    inspection,
     must_connect,
     peers_of,
     refusal,
-    storage_findings,
     version_findings,
 )
 from distrain.system.version import __version__
@@ -35,10 +32,7 @@ if TYPE_CHECKING:
 
 HELLO = {"wire": wire.WIRE_VERSION, "distrain": __version__, "python": "3.11.7"}
 OWN = {"torch": "2.13.0", "cloudpickle": "3.1.2"}
-INSPECTED = wire.InspectionResult(
-    received=0.0, sent=0.0, versions=OWN, directory_problem=None, storage_problem=None, disk_free_bytes=1 << 40,
-    memory_free_bytes=1 << 30,
-)  # fmt: skip
+PROBED = wire.HostProbed(nonce="nonce", versions=OWN)
 
 
 # -- versions --------------------------------------------------------------------------------------------------------
@@ -53,16 +47,14 @@ def test_another_patch_of_the_same_python_is_welcome(python: str) -> None:
 def test_another_python_is_refused(python: str) -> None:
     found = refusal(HELLO, python)
     assert found is not None
-    assert found[0] == "python"
-    assert f"it has Python 3.11.7, this machine {python}" in found[1]
+    assert f"it has Python 3.11.7, this machine {python}" in found
 
 
 @pytest.mark.parametrize("other", [{"wire": 99}, {"distrain": "9.9.9"}, {"distrain": "9.9.9", "python": "2.7"}])
 def test_another_distrain_is_refused_first_of_all(other: dict[str, Any]) -> None:
     found = refusal({**HELLO, **other}, "3.11.7")
     assert found is not None
-    assert found[0] == "distrain"
-    assert f"pip install distrain=={__version__}" in found[1]
+    assert f"pip install distrain=={__version__}" in found
 
 
 def findings(**theirs: str | None) -> list[tuple[str, bool]]:
@@ -102,30 +94,15 @@ def test_what_this_machine_does_not_have_others_need_not_have_either() -> None:
     assert version_findings("alpha", {"torch": None}, {"torch": None}) == []
 
 
-# -- what was inspected ----------------------------------------------------------------------------------------------
+# -- details ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_well_is_no_finding() -> None:
-    assert not directory_findings("alpha", INSPECTED, "/work")
-    assert not storage_findings("alpha", INSPECTED, "/runs")
-    assert not disk_findings("alpha", INSPECTED, "/runs")
-    assert not disk_findings("alpha", replace(INSPECTED, disk_free_bytes=0), "/runs")  # unknown
-
-
-def test_directory_and_storage_are_named_with_what_was_seen() -> None:
-    bad = replace(INSPECTED, directory_problem="No such file or directory", storage_problem="is another one")
-    [directory] = directory_findings("alpha", bad, "/work")
-    assert directory.text.startswith("no worker can run in /work: No such file or directory; create it, or set cwd=")
-    [storage] = storage_findings("alpha", bad, "/runs")
-    assert storage.text == "the storage /runs is another one: its checkpoints go over the connection"
-    assert not storage.is_fatal
-    assert directory.is_fatal
-
-
-def test_a_disk_that_is_nearly_full_is_a_warning() -> None:
-    [found] = disk_findings("alpha", replace(INSPECTED, disk_free_bytes=3 << 20), "/runs")
-    assert found.text.startswith("only 3 MiB are free in /runs")
-    assert not found.is_fatal
+@pytest.mark.parametrize(("free_bytes", "texts"), [(1 << 40, []), (0, []), (3_000_000, ["only 3.0 MB are free"])])
+def test_a_disk_that_is_nearly_full_is_a_warning(free_bytes: int, texts: list[str]) -> None:
+    """0 means that it is not known."""
+    found = disk_findings("alpha", free_bytes)
+    assert [one.text[:20] for one in found] == texts
+    assert not any(one.is_fatal for one in found)
 
 
 @pytest.mark.parametrize(("ahead_s", "uncertain_s"), [(0.9, 0.0), (-1.0, 0.0), (3.0, 2.5), (0.0, 60.0)])
@@ -143,12 +120,16 @@ def test_a_clock_that_is_wrong_is_a_warning(ahead_s: float, words: str) -> None:
 # -- connections -----------------------------------------------------------------------------------------------------
 
 
-def opened(number: int) -> wire.ProbeAddress:
-    return wire.ProbeAddress(nonce="nonce", address=f"10.0.0.{number}", port=1000 + number, interface="eth0")
+def opened(number: int) -> wire.HostProbed:
+    return replace(PROBED, address=f"10.0.0.{number}", port=1000 + number, interface="eth0")
 
 
-def result(**failed: str) -> wire.ProbeResult:
-    return wire.ProbeResult(nonce="nonce", failed=failed)
+def result(**failed: str) -> wire.HostProbed:
+    return wire.HostProbed(nonce="nonce", failed_peers=failed)
+
+
+def reached(address: str, peer: str = "") -> wire.ProbeHost:
+    return wire.ProbeHost(nonce="nonce", is_reached=True, address=address, peer=peer)
 
 
 def connections(**addresses: str) -> HostChecks:
@@ -159,7 +140,7 @@ def three(**addresses: str) -> HostChecks:
     return connections(**{"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3", **addresses})
 
 
-def questions(steps: Sequence[Question | Finding]) -> dict[str, wire.Message]:
+def questions(steps: Sequence[Question | Finding]) -> dict[str, wire.ProbeHost]:
     assert all(isinstance(step, Question) for step in steps)
     return {step.host: step.message for step in steps if isinstance(step, Question)}
 
@@ -169,24 +150,22 @@ def found_in(steps: Sequence[Question | Finding]) -> list[Finding]:
     return [step for step in steps if isinstance(step, Finding)]
 
 
-def all_open(checks: HostChecks) -> dict[str, wire.Message]:
+def all_open(checks: HostChecks) -> dict[str, wire.ProbeHost]:
     assert checks.handle("a", opened(1)) == []
     assert checks.handle("b", opened(2)) == []
     return questions(checks.handle("c", opened(3)))
 
 
 def silent(checks: HostChecks) -> list[str]:
-    found = checks.overdue(15.0)
-    assert all(finding.text == "it has not answered within 15 s: is it frozen?" for finding in found)
-    return [finding.host for finding in found]
+    return [finding.host for finding in checks.overdue(15.0)]
 
 
 def test_every_host_connects_to_every_other_when_all_ports_are_open() -> None:
     checks = three()
-    assert questions(checks.begin())["b"] == wire.OpenProbePort(address="10.0.0.2", nonce="nonce")
+    assert questions(checks.begin())["b"] == reached("10.0.0.2")
     assert silent(checks) == ["a", "b", "c"]
     asked = all_open(checks)
-    assert asked["b"] == wire.ProbePeers(peers={"a": ("10.0.0.1", 1001), "c": ("10.0.0.3", 1003)}, nonce="nonce")
+    assert asked["b"] == wire.ProbeHost(peers={"a": ("10.0.0.1", 1001), "c": ("10.0.0.3", 1003)}, nonce="nonce")
     assert len(asked) == 3
     for host, still_silent in (("b", "abc"), ("a", "ac"), ("c", "c")):
         assert silent(checks) == list(still_silent)
@@ -204,9 +183,9 @@ def test_a_single_host_has_no_connections() -> None:
 
 def test_a_host_that_does_not_know_its_address_finds_it_toward_another() -> None:
     asked = questions(three(a="").begin())
-    assert asked["a"] == wire.OpenProbePort(address="", nonce="nonce", peer="10.0.0.2")
+    assert asked["a"] == reached("", peer="10.0.0.2")
     asked = questions(connections(a="", b="").begin())
-    assert asked["a"] == wire.OpenProbePort(address="", nonce="nonce", peer="")
+    assert asked["a"] == reached("")
 
 
 def test_who_cannot_connect_to_whom_is_reported_once_for_each_host() -> None:
@@ -215,7 +194,7 @@ def test_who_cannot_connect_to_whom_is_reported_once_for_each_host() -> None:
     checks.handle("a", result(c="no answer within 4 s"))
     assert checks.handle("b", result(c="no answer within 4 s", a="Connection refused")) == []
     first, second = found_in(checks.handle("c", result()))
-    assert (first.host, first.about, first.is_fatal) == ("a", "peers", True)
+    assert (first.host, first.is_fatal) == ("a", True)
     assert first.text.startswith("b cannot connect to it at 10.0.0.1 (eth0): Connection refused; let TCP through")
     assert second.text.startswith("a, b cannot connect to it at 10.0.0.3 (eth0): no answer within 4 s")
     assert checks.handle("c", result()) == []
@@ -242,9 +221,9 @@ def test_many_callers_are_not_all_named() -> None:
 def test_a_host_that_cannot_open_a_port_is_reported_and_nobody_connects_to_it() -> None:
     checks = three()
     checks.handle("a", opened(1))
-    checks.handle("b", wire.ProbeAddress(nonce="nonce", failed="Network is unreachable"))
+    checks.handle("b", wire.HostProbed(nonce="nonce", failed="Network is unreachable"))
     asked = questions(checks.handle("c", opened(3)))
-    assert {name: list(probe.peers) for name, probe in asked.items() if isinstance(probe, wire.ProbePeers)} == {
+    assert {name: list(probe.peers) for name, probe in asked.items()} == {
         "a": ["c"], "b": ["c", "a"], "c": ["a"],
     }  # fmt: skip
     [found] = checks.connection_findings()
@@ -295,23 +274,20 @@ def test_answers_of_another_round_are_ignored() -> None:
     checks = three()
     assert checks.handle("d", opened(4)) == []
     all_open(checks)
-    assert checks.handle("a", wire.ProbeAddress(nonce="before", address="10.0.0.9", port=9)) == []
-    assert checks.handle("a", wire.ProbeResult(nonce="before", failed={"c": "no"})) == []
+    assert checks.handle("a", replace(opened(9), nonce="before")) == []
+    assert checks.handle("a", replace(result(c="no"), nonce="before")) == []
     assert silent(checks) == ["a", "b", "c"]
 
 
-# -- inspections -----------------------------------------------------------------------------------------------------
+# -- a launch --------------------------------------------------------------------------------------------------------
 
 
 def launch(**options: Any) -> HostChecks:
     """Return the checks of two hosts before they train together."""
     asked = request(["one", "two"], 2, **{"backend": TorchConfig(), **options})
-    inspections = {
-        host: inspection(settings, OWN, storage="/runs/run", probe_file="/runs/run/run.json", content="id")
-        for host, settings in asked.hosts.items()
-    }
     addresses = {host: f"at-{host}" for host in asked.hosts}
-    return HostChecks(inspections, addresses, nonce="nonce", own_versions=OWN, must_connect=must_connect(asked))
+    questions = dict.fromkeys(asked.hosts, wire.ProbeHost(nonce="", packages=[*OWN]))
+    return HostChecks(questions, addresses, nonce="nonce", own_versions=OWN, must_connect=must_connect(asked))
 
 
 def blocked(checks: HostChecks) -> list[tuple[str, bool]]:
@@ -321,43 +297,28 @@ def blocked(checks: HostChecks) -> list[tuple[str, bool]]:
     return [(found.host, found.is_fatal) for found in found_in(checks.handle("two", result()))]
 
 
-def test_hosts_are_asked_for_versions_and_storage_and_to_open_ports() -> None:
-    asked = launch().begin()
-    assert [question.host for question in asked] == ["one", "two", "one", "two"]
-    assert asked[1].message == wire.OpenProbePort(address="at-two", nonce="nonce")
-    assert asked[2].message == wire.InspectHost(
-        directory="/work", sys_path=["/work"], packages=["torch", "cloudpickle"], storage="/runs/run",
-        probe_file="/runs/run/run.json", nonce="id",
-    )  # fmt: skip
+def test_hosts_are_asked_for_versions_and_to_open_ports_at_once() -> None:
+    asked = questions(launch().begin())
+    assert list(asked) == ["one", "two"]
+    assert asked["one"] == replace(reached("at-one"), packages=["torch", "cloudpickle"])
 
 
-def test_versions_and_storage_are_compared() -> None:
-    bad = replace(INSPECTED, versions={**OWN, "torch": "2.0"}, storage_problem="is another one")
-    checks = launch()
-    found = found_in(checks.handle("one", bad))
-    assert [(f.about, f.is_fatal) for f in found] == [("torch", False), ("storage", False)]
+def test_versions_are_compared_once() -> None:
+    checks, bad = launch(), replace(opened(1), versions={**OWN, "torch": "2.0"})
+    assert [found.is_fatal for found in found_in(checks.handle("one", bad))] == [False]
     assert checks.handle("one", bad) == []
     assert checks.handle("three", bad) == []
+    checks.handle("two", opened(2))
+    assert checks.handle("one", result()) == []
 
 
-@pytest.mark.parametrize(("storage", "where"), [("/runs/run", "/runs/run"), ("", "/work")])
-def test_a_host_whose_file_system_hangs_is_reported_once(storage: str, where: str) -> None:
-    asked = inspection(order(1), OWN, storage=storage, probe_file="", content="")
-    checks = HostChecks({"one": asked, "two": asked}, {"one": "", "two": ""}, nonce="nonce", own_versions=OWN)
-    checks.handle("two", INSPECTED)
+def test_a_host_that_hangs_is_reported_and_the_others_continue_without_it() -> None:
+    checks = launch()
     checks.handle("two", opened(2))
     [found] = checks.overdue(15.0)
-    assert found.host == "one"
-    assert found.text == f"it could not look at {where} within 15 s: does the file system hang there?"
-
-
-def test_a_host_that_is_lost_is_not_waited_for_in_a_launch() -> None:
-    checks = launch()
-    checks.handle("one", opened(1))
-    checks.handle("one", INSPECTED)
-    assert not checks.is_done
-    assert list(questions(checks.remove("two"))) == ["one"]
-    checks.handle("one", result())
+    assert (found.host, found.text[:34]) == ("one", "it has not answered within 15 s: d")
+    assert list(questions(checks.remove("one"))) == ["two"]
+    checks.handle("two", result())
     assert checks.is_done
     assert checks.overdue(15.0) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distrain import wire
-from distrain.decisions.pace import WINDOW_S, Pace, SlowRank
+from distrain.decisions.pace import VITALS_S, Pace, SlowRank
 
 
 @dataclass
@@ -26,17 +26,17 @@ class Run:
 
     def window(self, own: list[float], reports: list[int] | None = None) -> list[SlowRank]:
         """Let a window pass. ``own``: the share of its time for which each rank works and does not wait."""
-        self.now += WINDOW_S
+        self.now += VITALS_S
         slow: list[SlowRank] = []
         for rank, state in enumerate(self.ranks):
             state.reports += reports[rank] if reports else 10
-            own_s = own[rank] * WINDOW_S
+            own_s = own[rank] * VITALS_S
             now = self.now if rank == len(self.ranks) - 1 else self.now - 1
             vitals = wire.Vitals(
                 attempt=0,
                 rank=rank,
                 own_s=own_s,
-                waiting_s=WINDOW_S - own_s,
+                waiting_s=VITALS_S - own_s,
                 place="load_batch (train.py:31)",
                 place_s=own_s * 0.62,
             )

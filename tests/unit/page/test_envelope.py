@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.page.envelope import Envelope, Mark
+from distrain.page.envelope import Envelope
 
 
 def envelope_of(values: list[float], *, block: int = 700, most_bins: int = 64) -> Envelope:
@@ -33,20 +33,20 @@ def test_peaks_of_one_step_survive() -> None:
 
 def test_nan_and_infinity_are_marked_and_leave_the_other_points_alone() -> None:
     envelope = envelope_of([1.0, math.nan, 2.0, math.inf, -math.inf, 3.0])
-    assert envelope.marks == [Mark(1, "nan"), Mark(3, "inf"), Mark(4, "-inf")]
+    assert envelope.marks == [(1, "nan"), (3, "inf"), (4, "-inf")]
     assert envelope.points(100) == [(0, 1.0), (2, 2.0), (5, 3.0)]
     assert (envelope.count, envelope.nonfinite) == (6, 3)
 
 
 def test_of_many_nan_the_first_is_marked() -> None:
     envelope = envelope_of([1.0] * 5000 + [math.nan] * 5000)
-    assert envelope.marks[0] == Mark(5000, "nan")
+    assert envelope.marks[0] == (5000, "nan")
     assert len(envelope.marks) <= 200
     assert envelope.nonfinite == 5000
 
 
 def test_numbers_beyond_the_floats_are_infinite() -> None:
-    assert envelope_of([1, 10**400, -(10**400)]).marks == [Mark(1, "inf"), Mark(2, "-inf")]
+    assert envelope_of([1, 10**400, -(10**400)]).marks == [(1, "inf"), (2, "-inf")]
 
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=300), st.integers(1, 50), st.integers(2, 40))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.page.time_use import AttemptTimes, goodput, where_time_went
+from distrain.page.time_use import AttemptTimes, where_time_went
 
 
 def parts_of(
@@ -44,17 +44,9 @@ def test_a_hang_counts_as_such_even_if_its_work_was_repeated() -> None:
     assert parts_of(first, second, hangs=hangs) == {"training": 67, "hung": 24, "repeated": 9}
 
 
-def test_an_attempt_that_never_trained_has_only_started() -> None:
+def test_what_never_trained_has_only_started() -> None:
     assert parts_of(AttemptTimes(started=0, training=None, ended=30), ended=30) == {"starting": 30}
-
-
-def test_a_run_without_attempts_has_only_started() -> None:
     assert parts_of(ended=3.0) == {"starting": 3}
-    assert goodput(where_time_went([], started=5, ended=5)) is None
-
-
-def test_goodput_is_the_share_of_training() -> None:
-    assert goodput(where_time_went([AttemptTimes(started=0, training=25, ended=100)], started=0, ended=100)) == 0.75
 
 
 times = st.floats(0, 1000)

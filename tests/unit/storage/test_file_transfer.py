@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import errno
 import os
 import signal
-import stat
-import subprocess
 import threading
 import zlib
 from pathlib import Path
@@ -57,8 +54,8 @@ def test_hashing_ends_early_when_nobody_needs_it_any_more(source: Path, monkeypa
         hash_files(source, ["deep/file"], threads=1, is_needed=lambda: next(needed, False))
 
 
-def test_more_files_than_may_be_open_are_copied_in_their_order(tmp_path: Path) -> None:
-    names = [f"{number % 7}/{number}" for number in range(1500)]
+def test_many_files_are_copied_in_their_order(tmp_path: Path) -> None:
+    names = [f"{number % 7}/{number}" for number in range(100)]
     for name in names:
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "source" / name).write_text(name)
@@ -132,16 +129,6 @@ def test_a_copy_that_a_signal_handler_interrupts_leaves_no_thread(tmp_path: Path
     wait_until(lambda: tasks() <= before, what="the end of the threads")
 
 
-def test_without_threads_a_copy_is_hashed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*arguments: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    data = bytes(range(256)) * (48 << 12)
-    (tmp_path / "source").write_bytes(data)
-    monkeypatch.setattr(_thread, "start_new_thread", start)
-    assert copied(tmp_path, tmp_path / "target") == (len(data), zlib.crc32(data))
-
-
 def test_a_copy_that_cannot_be_read_again_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(fd: int, buffers: Any, offset: int) -> int:
         raise OSError(errno.EIO, "Input/output error")
@@ -154,35 +141,7 @@ def test_a_copy_that_cannot_be_read_again_is_none(tmp_path: Path, monkeypatch: p
         synced(tmp_path)
 
 
-def test_a_child_that_is_forked_during_a_copy_does_not_keep_it_from_ending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = bytes(range(256)) * (48 << 12)
-    (tmp_path / "source").write_bytes(data)
-    children, hash_part = [], file_transfer._hash_part
-
-    def fork_first(*arguments: int) -> int:
-        if not children:
-            children.append(subprocess.Popen(["sleep", "60"], pass_fds=open_pipes()))
-        return hash_part(*arguments)
-
-    monkeypatch.setattr(file_transfer, "_hash_part", fork_first)
-    try:
-        assert copied(tmp_path, tmp_path / "target") == (len(data), zlib.crc32(data))
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-
-
-def open_pipes() -> list[int]:
-    fds = [int(name) for name in os.listdir("/proc/self/fd")]
-    return [fd for fd in fds if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISFIFO(os.fstat(fd).st_mode)]
-
-
-def test_an_error_of_the_thread_that_hashes_is_the_error_of_the_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_while_a_copy_is_hashed_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: int) -> int:
         raise OSError(errno.EIO, "the disk is broken")
 

@@ -87,16 +87,6 @@ def test_the_manifest_tells_files_sizes_hashes_ranks_and_metrics(store: LocalSto
     assert (manifest["ranks"], manifest["metrics"], manifest["index"]) == ([0, 2], {"loss": 0.5}, 0)
 
 
-def test_commits_are_numbered_on(store: LocalStore) -> None:
-    assert [commit(store, ordinal).path.name for ordinal in (1, 2)] == ["checkpoint_000000", "checkpoint_000001"]
-    assert [saved.path.name for saved in store.committed] == ["checkpoint_000000", "checkpoint_000001"]
-
-
-def test_nothing_is_left_of_the_staging_after_a_commit(store: LocalStore) -> None:
-    commit(store)
-    assert list(store.paths.staging.iterdir()) == []
-
-
 def test_a_commit_that_fails_leaves_no_checkpoint(store: LocalStore) -> None:
     store.staging_directory(0, 1)
     with pytest.raises(OSError, match="never-written"):
@@ -155,17 +145,6 @@ def test_a_checkpoint_that_is_being_read_is_not_deleted(store: LocalStore) -> No
     assert not folders[0].exists()
 
 
-def test_a_checkpoint_whose_validation_ends_while_it_is_being_read_is_not_deleted(store: LocalStore) -> None:
-    saved = commit(store, 1)
-    commit(store, 2)
-    with Checkpoint(saved.path).as_directory() as folder:
-        store.add_validation(saved, "VALIDATED", {"accuracy": 1.0})  # which replaces the manifest
-        store.delete([0])
-        assert Path(folder, "model.pt").read_bytes() == b"weights"
-    store.delete([0])
-    assert not Path(folder).exists()
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]"])
 def test_a_manifest_that_is_damaged_when_its_validation_ends_is_named(
     store: LocalStore, text: str, capsys: pytest.CaptureFixture[str]
@@ -200,15 +179,6 @@ def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path)
     first._directory.release()  # as a crash does it
     second = LocalStore(root)
     assert not second.paths.staging.exists()
-    second.close()
-
-
-def test_a_staging_directory_of_another_generation_is_another_one(root: Path) -> None:
-    first = LocalStore(root)
-    earlier = first.staging_directory(0, 1)
-    first.close()
-    second = LocalStore(root)
-    assert second.staging_directory(0, 1) != earlier
     second.close()
 
 
@@ -294,18 +264,6 @@ def test_a_checkpoint_whose_manifest_does_not_say_its_name_is_of_an_earlier_vers
     store.close()
 
 
-def test_several_damaged_checkpoints_are_passed_over(root: Path) -> None:
-    first = LocalStore(root)
-    folders = [commit(first, ordinal).path for ordinal in (1, 2, 3)]
-    first.close()
-    for folder in folders[1:]:
-        DAMAGES["flipped"][0](folder)
-    store = LocalStore(root)
-    store.verify()
-    assert [saved.path for saved in store.committed] == folders[:1]
-    store.close()
-
-
 def test_what_users_may_change_is_no_damage(root: Path) -> None:
     first = LocalStore(root)
     first.metadata = {"seed": 1}
@@ -347,23 +305,6 @@ def test_every_checkpoint_gets_the_metadata_of_the_run(store: LocalStore) -> Non
         assert Checkpoint(saved.path).get_metadata() == store.metadata
         assert manifest_entry(saved) == (len(data), f"{zlib.crc32(data):08x}")
         assert manifest_entry(saved, "model.pt") is not None
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_its_own_metadata_comes_first(store: LocalStore, rank: int) -> None:
-    store.metadata = {"model": "small", "epoch": 0}
-    saved = commit(store, parts={0: {"a": b"1"}, rank: {METADATA_FILE: b'{"epoch": 3, "own": true}'}})
-    data = (saved.path / METADATA_FILE).read_bytes()
-    assert Checkpoint(saved.path).get_metadata() == {"model": "small", "epoch": 3, "own": True}
-    assert manifest_entry(saved) == (len(data), f"{zlib.crc32(data):08x}")
-
-
-def test_without_metadata_of_the_run_a_checkpoint_keeps_its_own(store: LocalStore) -> None:
-    own = b'{"own":  true}'
-    saved = commit(store, parts={0: {METADATA_FILE: own}})
-    assert (saved.path / METADATA_FILE).read_bytes() == own
-    assert manifest_entry(saved) == (len(own), f"{zlib.crc32(own):08x}")
-    assert not (commit(store, 2).path / METADATA_FILE).exists()
 
 
 @pytest.mark.parametrize("own", [b"[1]", b"no json", b"\xff\xfe", b""])
@@ -421,11 +362,6 @@ def test_a_child_that_train_func_has_forked_does_not_hold_the_run_directory(root
         os.kill(child, 0)
     finally:
         os.kill(child, signal.SIGKILL)
-
-
-def test_a_closed_store_gives_the_directory_free(root: Path) -> None:
-    LocalStore(root).close()
-    LocalStore(root).close()
 
 
 def test_a_path_that_cannot_be_a_directory_is_a_storage_error(tmp_path: Path) -> None:

@@ -31,6 +31,22 @@ def test_only_directories_with_our_names_are_checkpoints(root: Path) -> None:
     assert RunPaths(root).checkpoints() == []
 
 
+TAKEN = ("run.json", "metrics.jsonl", "error.json", "error.pkl", "return_value.pkl", "logs", "stacks", "run.json.new")
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (TAKEN, "as the run directory has something else of that name"),
+        (("", "a/b", "..", ".hidden", "damaged-x"), "must be a plain name of a directory"),
+        (("ü" * 101,), "must not be longer than 200 bytes, got 202"),
+    ],
+)
+def test_names_that_no_checkpoint_can_have(root: Path, names: tuple[str, ...], why: str) -> None:
+    assert all(why in str(RunPaths(root).name_problem(name)) for name in names)
+    assert RunPaths(root).name_problem("ü" * 100) is None
+
+
 @pytest.mark.parametrize("name", ["a\x1b[2J", "a\nb", "a\x9b2J", "\udcff"])
 def test_no_checkpoint_has_a_name_that_acts_on_a_terminal(root: Path, name: str) -> None:
     problem = RunPaths(root).name_problem(name)

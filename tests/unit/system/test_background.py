@@ -47,18 +47,6 @@ def test_work_is_done_in_order_and_reported_in_the_loops_thread(loop: Loop, back
     assert done == [(number, False, True) for number in range(100)]
 
 
-def test_the_loop_does_not_wait(loop: Loop, background: Background) -> None:
-    go_on, fired, done = threading.Event(), [], []
-    background.do(lambda: go_on.wait(20.0), done.append)
-    loop.call_in("timer", 0.0, lambda: fired.append(True))
-    loop.step()
-    assert (fired, done) == ([True], [])
-    go_on.set()
-    while background.pending:
-        loop.step()
-    assert done == [True]
-
-
 def test_an_error_of_the_work_is_reported(loop: Loop, background: Background) -> None:
     error = OSError("no space")
 
@@ -78,14 +66,6 @@ def test_an_error_that_nobody_expects_is_raised_in_the_loop(loop: Loop, backgrou
     with pytest.raises(SystemExit):
         loop.step()
     assert background.pending == 0
-
-
-def test_work_may_report_on_the_way(loop: Loop, background: Background) -> None:
-    told: list[str] = []
-    background.do(lambda: background.report(lambda: told.append("half")), lambda _: told.append("whole"))
-    while background.pending:
-        loop.step()
-    assert told == ["half", "whole"]
 
 
 def test_after_the_end_nothing_is_reported(loop: Loop, background: Background) -> None:
@@ -124,17 +104,6 @@ def test_a_report_that_raises_keeps_no_other_one_back(loop: Loop, background: Ba
         except RuntimeError:
             continue
     assert (done, background.pending) == ([2], 0)
-
-
-def test_without_a_thread_the_work_fails(loop: Loop, background: Background, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    failed: list[OSError] = []
-    background.do(lambda: 1, None, failed.append)
-    assert "raise the limit on processes" in str(failed[0])
-    assert background.pending == 0
 
 
 # -- several threads ---------------------------------------------------------------------------------------------------

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.system.loop import Loop, SignalRelay
+from distrain.system.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,25 +39,6 @@ def moment() -> float:
 # -- descriptors -----------------------------------------------------------------------------------------------------
 
 
-def test_data_calls_back(loop: Loop, pipe: tuple[int, int]) -> None:
-    seen: list[bytes] = []
-    loop.on_readable(pipe[0], lambda: seen.append(os.read(pipe[0], 100)))
-    os.write(pipe[1], b"data")
-    loop.step()
-    assert seen == [b"data"]
-
-
-def test_the_end_of_a_stream_calls_back(loop: Loop) -> None:
-    read_fd, write_fd = os.pipe()
-    seen: list[bytes] = []
-    loop.on_readable(read_fd, lambda: seen.append(os.read(read_fd, 100)))
-    os.close(write_fd)
-    loop.step()
-    loop.forget(read_fd)
-    os.close(read_fd)
-    assert seen == [b""]
-
-
 def test_a_descriptor_that_takes_data_calls_back_until_told_otherwise(loop: Loop, pipe: tuple[int, int]) -> None:
     calls: list[str] = []
     loop.on_writable(pipe[1], lambda: calls.append("writable"))
@@ -69,15 +48,6 @@ def test_a_descriptor_that_takes_data_calls_back_until_told_otherwise(loop: Loop
     loop.call_at("now", moment(), lambda: calls.append("timer"))
     loop.step()
     assert calls == ["writable", "writable", "timer"]
-
-
-def test_a_new_callback_replaces_the_old_one(loop: Loop, pipe: tuple[int, int]) -> None:
-    calls: list[str] = []
-    loop.on_readable(pipe[0], lambda: calls.append("old"))
-    loop.on_readable(pipe[0], lambda: calls.append("new"))
-    os.write(pipe[1], b"data")
-    loop.step()
-    assert calls == ["new"]
 
 
 def test_a_forgotten_descriptor_is_not_called_in_the_same_turn(loop: Loop) -> None:
@@ -98,11 +68,6 @@ def test_a_forgotten_descriptor_is_not_called_in_the_same_turn(loop: Loop) -> No
         os.close(fd)
 
 
-def test_forgetting_is_harmless(loop: Loop) -> None:
-    loop.forget(-1)
-    loop.forget(12345)
-
-
 # -- timers ----------------------------------------------------------------------------------------------------------
 
 
@@ -113,31 +78,6 @@ def test_a_timer_calls_once(loop: Loop) -> None:
     loop.call_at("end", moment(), lambda: calls.append("end"))
     loop.step()
     assert calls == ["one", "end"]
-
-
-def test_a_timer_is_not_early(loop: Loop) -> None:
-    start = time.monotonic()
-    loop.call_in("one", 0.03, loop.stop)
-    loop.run()
-    assert time.monotonic() - start >= 0.03
-
-
-def test_a_name_has_one_timer(loop: Loop) -> None:
-    calls: list[str] = []
-    loop.call_at("one", moment(), lambda: calls.append("old"))
-    loop.call_at("one", moment(), lambda: calls.append("new"))
-    loop.step()
-    assert calls == ["new"]
-
-
-def test_a_cancelled_timer_is_silent(loop: Loop) -> None:
-    calls: list[str] = []
-    loop.call_at("one", moment(), lambda: calls.append("one"))
-    loop.call_at("two", moment(), lambda: calls.append("two"))
-    loop.cancel("one")
-    loop.cancel("never was")
-    loop.step()
-    assert calls == ["two"]
 
 
 def test_a_timer_may_cancel_another_one_that_is_due(loop: Loop) -> None:
@@ -187,42 +127,6 @@ def test_silence_is_counted_from_the_end_of_a_pause(loop: Loop) -> None:
     time.sleep(0.6)
     loop.step()
     assert loop.silence_s(heard_at) == 0.0
-
-
-def test_run_ends_with_the_turn_in_which_it_is_stopped(loop: Loop, pipe: tuple[int, int]) -> None:
-    calls: list[str] = []
-    loop.on_readable(pipe[0], loop.stop)
-    loop.call_at("one", moment(), lambda: calls.append("one"))
-    os.write(pipe[1], b"data")
-    loop.run()
-    assert calls == ["one"]
-
-
-def test_loops_of_other_threads_get_the_signals_that_are_passed_on() -> None:
-    """Also those that were passed on before the loop began, and none of other times."""
-    got: dict[str, list[int]] = {"early": [], "late": []}
-    waits = threading.Event()
-
-    def follow(name: str, count: int) -> None:
-        loop = Loop()
-        with loop.signals([], got[name].append):
-            waits.set()
-            while len(got[name]) < count:
-                loop.step()
-        loop.close()
-
-    with SignalRelay() as relay:
-        early = threading.Thread(target=follow, args=("early", 2))
-        early.start()
-        assert waits.wait(5)
-        relay.pass_on(signal.SIGTERM)
-        late = threading.Thread(target=follow, args=("late", 2))
-        late.start()
-        relay.pass_on(signal.SIGINT)
-        early.join(5)
-        late.join(5)
-    assert got == {"early": [15, 2], "late": [15, 2]}
-    assert SignalRelay.current is None
 
 
 def test_a_signal_whose_handler_is_not_pythons_keeps_it() -> None:

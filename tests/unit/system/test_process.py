@@ -61,16 +61,6 @@ def start_with_tracker(name: str) -> tuple[subprocess.Popen[bytes], psutil.Proce
     return leader, sleeper, tracker
 
 
-def test_a_resource_tracker_outlives_its_group_and_removes_the_shared_memory() -> None:
-    name = f"distrain-test-{os.getpid()}"
-    leader, sleeper, tracker = start_with_tracker(name)
-    assert Path("/dev/shm", name).exists()
-    assert sleeper.pid in process.kill_groups([leader.pid])
-    assert leader.wait() == -signal.SIGKILL
-    tracker.wait(20.0)
-    assert not Path("/dev/shm", name).exists()
-
-
 def test_a_resource_tracker_that_is_stopped_gets_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "TRACKERS_S", 0.1)
     name = f"distrain-test-{os.getpid()}"
@@ -104,17 +94,6 @@ def test_resource_trackers_are_known_by_their_command(
 ) -> None:
     monkeypatch.setattr(process, "command_line", lambda pid: [word.encode() for word in words])
     assert process.is_resource_tracker(1) is expected
-
-
-def test_a_program_that_replaced_a_process_catches_none_of_its_signals() -> None:
-    before = signal.signal(process.STACKS_SIGNAL, lambda *_: None)
-    try:
-        assert process.catches(os.getpid(), process.STACKS_SIGNAL)
-        with subprocess.Popen(["sleep", "1000"]) as other:
-            assert not process.catches(other.pid, process.STACKS_SIGNAL)
-            other.kill()
-    finally:
-        signal.signal(process.STACKS_SIGNAL, before)
 
 
 SHOWS = """
@@ -172,12 +151,6 @@ def test_more_open_files_are_allowed_for_a_while_and_children_get_the_usual_limi
         assert limit_of_a_child() == soft - 500
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_a_limit_that_is_high_enough_stays_as_it_is() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with process.many_open_files(1, 2):
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
 
 
 def test_too_low_a_hard_limit_is_an_error_with_the_number_that_is_needed() -> None:

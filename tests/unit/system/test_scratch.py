@@ -43,24 +43,6 @@ def test_what_nobody_holds_is_removed_and_nothing_else(tmp_path: Path, monkeypat
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([Path(held).name, "of-the-user"])
 
 
-def test_only_who_has_the_same_tmpdir_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert scratch.scratch_directory() is None
-    monkeypatch.setenv("DISTRAIN_SCRATCH", "")
-    path = scratch.claim()
-    assert scratch.scratch_directory() == path
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
-    assert scratch.scratch_directory() is None
-
-
-def test_without_a_place_for_temporary_files_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    assert scratch.claim() is None
-    scratch.clear(None)
-    scratch.remove(None)
-    scratch.clear(str(tmp_path / "missing" / "distrain-run-x"))
-    scratch.remove_abandoned()
-
-
 def test_the_next_start_kills_what_a_killed_host_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guard, agent and forkserver were killed at once: nobody else can."""
     monkeypatch.setenv("DISTRAIN_SCRATCH", "")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from distrain import RunConfig
 from distrain.errors import LaunchError
 from distrain.trackers import Mlflow, TensorBoard, Tracker, Wandb
 from distrain.trackers.choice import check_packages, parse_tracker, pickled_trackers, trackers_of
@@ -69,9 +68,9 @@ def test_a_wrong_environment_names_the_variable() -> None:
         (["wandb:project=a", Wandb()], ValueError, "two trackers are called 'wandb'"),
     ],
 )
-def test_wrong_trackers_are_refused_by_the_config(trackers: Any, kind: type[Exception], text: str) -> None:
+def test_wrong_trackers_are_refused(trackers: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as raised:
-        RunConfig(trackers=trackers)
+        trackers_of(trackers, {})
     assert text in str(raised.value)
 
 

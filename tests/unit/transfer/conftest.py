@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain.transfer.host_side.host_cache import HostCache
-from distrain.wire.shipped_file import ShippedFile, digest_of
+from distrain.wire.shipped_file import ShippedFile, digest_of, project_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ def cache(tmp_path: Path) -> HostCache:
 
 
 class Project:
-    """Files on the user's machine, and how they come to the host."""
+    """Files on the user's machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,13 +43,9 @@ class Project:
         path.chmod(mode)
         if mtime_ns is not None:
             os.utime(path, ns=(mtime_ns, mtime_ns))
-        return self.shipped(name)
-
-    def shipped(self, name: str) -> ShippedFile:
-        path = self.folder / name
         status = path.stat()
-        mode = stat.S_IMODE(status.st_mode)
-        return ShippedFile(str(path), status.st_size, status.st_mtime_ns, mode, digest_of(path))
+        digest = digest_of(path, status.st_size)
+        return ShippedFile(str(path), status.st_size, status.st_mtime_ns, stat.S_IMODE(mode), digest)
 
 
 @pytest.fixture
@@ -57,17 +53,21 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "project")
 
 
-def deliver(cache: HostCache, *files: ShippedFile) -> list[ShippedFile]:
-    missing = cache.missing(files)
-    for file in files:
-        if file.digest in missing:
-            cache.blob(file.digest).parent.mkdir(exist_ok=True)
-            shutil.copyfile(file.path, cache.blob(file.digest))
-    return list(files)
+def deliver(cache: HostCache, *files: ShippedFile) -> Path:
+    """Do what the mover does, and return the directory of the project."""
+    folder = cache.projects / project_digest(files)
+    for file in files if not folder.exists() else ():
+        target = folder / file.path[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file.path, target)
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def place(run: RunMirror, cache: HostCache, *files: ShippedFile) -> None:
-    run.place(deliver(cache, *files), [])
+    folder = deliver(cache, *files)
+    assert cache.has_project(folder.name, files)
+    run.place(folder, [])
 
 
 def below(folder: Path) -> dict[str, str]:
@@ -85,10 +85,9 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def put(path: Path, size: int = 100 * KB, old: float = 0.0) -> Path:
+def put(path: Path, size: int = 100 * KB) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(size))
-    age(path, old)
     return path
 
 

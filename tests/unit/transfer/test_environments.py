@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain.transfer.host_side import environments
-from distrain.transfer.host_side.cache_files import try_lock, unlock
-from distrain.transfer.host_side.environments import find_uv, hold, make_environment
+from distrain.transfer.host_side.cache_files import lock_folder
+from distrain.transfer.host_side.environments import find_uv, make_environment
 from tests.conftest import wait_until
 from tests.wheels import make_wheel
 
@@ -131,17 +131,16 @@ def test_pip_installs_where_there_is_no_uv(folder: Path, tmp_path: Path, monkeyp
 
 
 def check_installation(tool: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, version in (("tiny", "1.0"), ("tiny", "2.0"), ("other", "1.0")):
-        make_wheel(tmp_path / "wheels", name, version)
+    for version in ("1.0", "2.0"):
+        make_wheel(tmp_path / "wheels", "tiny", version)
     monkeypatch.setenv(f"{tool.upper()}_FIND_LINKS", str(tmp_path / "wheels"))
     shown: list[str] = []
-    text = "# two lines\n--no-index\ntiny\n#constraint tiny<2\n#constraint other==1.0\n"
-    python = make_environment(folder, text, python=f"{PYTHON}.1", show=shown.append)
-    assert python.parent.parent.parent == folder
+    text = "# one line\n--no-index\ntiny<2\n"
+    python = make_environment(folder, text, python=PYTHON, show=shown.append)
+    assert python.parent.parent.parent.parent == folder
     assert version_in(python, "tiny") == "1.0"
-    assert "ModuleNotFoundError" in version_in(python, "other")  # a constraint installs nothing
     assert re.match(rf"making a virtual environment for Python {PYTHON} with \S+: 1 package, in ", shown[0])
-    assert re.match(r"the virtual environment is ready: \d+ MB", shown[-1])
+    assert re.match("the virtual environment is ready", shown[-1])
     shown.clear()
     began = time.perf_counter()
     assert make_environment(folder, text, python=PYTHON, show=shown.append) == python
@@ -152,9 +151,9 @@ def check_installation(tool: str, folder: Path, tmp_path: Path, monkeypatch: pyt
 def test_the_error_has_the_words_of_uv(folder: Path) -> None:
     if not UV:
         pytest.skip("uv is not installed")
-    with pytest.raises(OSError, match=r"uv pip install .* ended with 1\n(?s:.*)no-such-package"):
+    with pytest.raises(OSError, match=r"uv pip install .* ended with 1 (?s:.*)no-such-package"):
         make(folder, "--no-index\nno-such-package==1\n")
-    assert [entry.suffix for entry in folder.iterdir()] == [".lock"]
+    assert not list(folder.iterdir())
 
 
 # -- which tool ------------------------------------------------------------------------------------------------------
@@ -162,14 +161,6 @@ def test_the_error_has_the_words_of_uv(folder: Path) -> None:
 
 def test_without_uv_and_without_that_python_it_says_what_to_install(folder: Path, no_tools: Path) -> None:
     with pytest.raises(OSError, match=r"neither uv nor Python 3\.99 .*: install uv .*, or Python 3\.99 with its venv"):
-        make(folder, python="3.99.1")
-
-
-def test_a_python_without_ensurepip_as_on_debian(folder: Path, no_tools: Path) -> None:
-    python = no_tools / "python3.99"
-    python.write_text("#!/bin/sh\necho 'ensurepip is not available'\nexit 1\n")
-    python.chmod(0o755)
-    with pytest.raises(OSError, match=r"python3\.99 -I -m venv .* ended with 1 \(install uv .* \(python3\.99-venv on"):
         make(folder, python="3.99")
 
 
@@ -197,7 +188,7 @@ def test_of_several_indexes_the_best_version_counts(
 
 def test_other_requirements_and_another_python_need_another_environment(folder: Path, fake_uv: FakeUv) -> None:
     fake_uv("")
-    pythons = [make(folder), make(folder, "a==2\n"), make(folder, python="3.99"), make(folder, python=f"{PYTHON}.0")]
+    pythons = [make(folder), make(folder, "a==2\n"), make(folder, python="3.99"), make(folder)]
     assert len({str(python) for python in pythons}) == 3
     assert pythons[0] == pythons[3]
 
@@ -230,7 +221,7 @@ def test_what_a_killed_process_has_left_is_replaced_and_its_tools_are_dead(
         child.wait()
     for pid in map(int, pids.read_text().split()):
         wait_until(lambda pid=pid: is_dead(pid), what=f"the death of {pid}")
-    assert list(folder.glob("*/half"))
+    assert list(folder.glob("*/venv/half"))
     fake_uv("touch $environment/whole")
     environment = make(folder).parent.parent
     assert not (environment / "half").exists()
@@ -244,7 +235,7 @@ def test_a_tool_that_this_process_has_killed_and_reaped_counts_as_failed(folder:
         "lambda line: print(line, flush=True)", "lambda line: 'begun' in line and process.kill_descendants()"
     )
     source = f"from distrain.transfer.host_side import environments\nfrom distrain.system import process\n{source}"
-    source = source.replace("print(make", "environments.SHOW_EVERY_S = 0\nprocess.adopt_orphans()\nprint(make")
+    source = source.replace("print(make", "environments._SHOW_EVERY_S = 0\nprocess.adopt_orphans()\nprint(make")
     done = subprocess.run([sys.executable, "-c", source, folder, PYTHON], stderr=subprocess.PIPE, text=True, timeout=30)
     assert "OSError" in done.stderr
     assert "ended with 137" in done.stderr
@@ -253,7 +244,8 @@ def test_a_tool_that_this_process_has_killed_and_reaped_counts_as_failed(folder:
 
 def test_an_environment_whose_python_is_gone_is_made_again(folder: Path, fake_uv: FakeUv) -> None:
     log = fake_uv("")
-    python = make(folder)
+    with maker(folder) as child:
+        python = Path(child.communicate(timeout=20)[0].splitlines()[-1])
     python.unlink()
     python.symlink_to("/no/such/python")
     assert make(folder) == python
@@ -266,7 +258,7 @@ def test_an_environment_whose_python_is_gone_is_made_again(folder: Path, fake_uv
 
 def test_a_failure_has_the_last_output_and_leaves_nothing(folder: Path, fake_uv: FakeUv) -> None:
     fake_uv("seq 101 130; echo no match >&2; exit 3")
-    with pytest.raises(OSError, match=r"uv pip install .* ended with 3\n") as caught:
+    with pytest.raises(OSError, match=r"uv pip install .* ended with 3 \(the host needs disk space") as caught:
         make(folder)
     lines = [line.strip() for line in str(caught.value).splitlines()]
     assert lines[1:] == [*map(str, range(117, 131)), "no match"]
@@ -275,26 +267,11 @@ def test_a_failure_has_the_last_output_and_leaves_nothing(folder: Path, fake_uv:
     assert make(folder).exists()
 
 
-@pytest.mark.parametrize(
-    ("output", "cure"),
-    [
-        ("error: No space left on device (os error 28)", "free space on the file systems of"),
-        ("OSError: [Errno 122] Disk quota exceeded", "free space on the file systems of"),
-        ("error: Failed to fetch: `https://usual/simple/a/`", "the host must reach a package index"),
-        ("Temporary failure in name resolution", "the host must reach a package index"),
-    ],
-)
-def test_a_usual_failure_comes_with_its_cure(folder: Path, fake_uv: FakeUv, output: str, cure: str) -> None:
-    fake_uv(f"echo '{output}'; exit 1")
-    with pytest.raises(OSError, match=cure):
-        make(folder)
-
-
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_the_progress_is_shown_now_and_then(
     folder: Path, fake_uv: FakeUv, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
-    monkeypatch.setattr(environments, "SHOW_EVERY_S", 0.4)
+    monkeypatch.setattr(environments, "_SHOW_EVERY_S", 0.4)
     monkeypatch.setattr(environments, "_TICK_S", 0.1)
     fake_uv(
         "echo fetching tiny; "
@@ -317,18 +294,9 @@ def test_the_progress_is_shown_now_and_then(
 # -- use ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_environment_in_use_is_locked_and_one_that_is_gone_is_refused(folder: Path, fake_uv: FakeUv) -> None:
+def test_an_environment_in_use_is_locked(folder: Path, fake_uv: FakeUv) -> None:
     fake_uv("")
-    python = make(folder)
-    environment = python.parent.parent
-    lock = environment.with_name(f"{environment.name}.lock")
-    fds = [hold(folder, python), hold(folder, python)]
-    for fd in fds:
-        assert try_lock(lock) is None
-        os.close(fd)
-    free = try_lock(lock)
-    assert free is not None
-    unlock(free)
-    shutil.rmtree(environment)
-    with pytest.raises(OSError, match="has just been deleted by another process"):
-        hold(folder, python)
+    home = make(folder).parent.parent.parent
+    assert make(folder).exists()  # again, while it is in use
+    assert lock_folder(home, fcntl.LOCK_EX) is None
+    assert lock_folder(home, fcntl.LOCK_SH) is not None

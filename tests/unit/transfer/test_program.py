@@ -352,25 +352,21 @@ def started_in(folder: Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_interpreter_at_the_path_of_this_one_comes_first(folder: Path, tmp_path: Path) -> None:
-    install(tmp_path / "own", folder / f"python{VERSION}", folder / "python3")
-    assert started_in(folder) == (0, "own -c code a  b\n", "")
-
-
-def test_else_it_is_the_one_of_the_same_version(folder: Path) -> None:
-    install(folder / f"python{VERSION}", folder / "python3", folder / "python")
-    assert started_in(folder) == (0, f"python{VERSION} -c code a  b\n", "")
-
-
-def test_interpreters_of_other_versions_are_passed_over(folder: Path) -> None:
-    install(folder / "python3", version="3.5")
-    install(folder / "python")
-    assert started_in(folder) == (0, "python -c code a  b\n", "")
-
-
-def test_without_one_of_the_same_version_another_one_tells_what_is_wrong(folder: Path) -> None:
-    install(folder / "python3", folder / "python", version="3.5")
-    assert started_in(folder) == (0, "python3 -c code a  b\n", "")
+@pytest.mark.parametrize(
+    ("same", "older", "chosen"),
+    [
+        (("../own", f"python{VERSION}", "python3"), (), "own"),
+        ((f"python{VERSION}", "python3", "python"), (), f"python{VERSION}"),
+        (("python",), ("python3",), "python"),
+        ((), ("python3", "python"), "python3"),  # it tells what is wrong
+    ],
+)
+def test_the_interpreter_is_the_same_or_has_the_same_version(
+    folder: Path, same: tuple[str, ...], older: tuple[str, ...], chosen: str
+) -> None:
+    install(*(folder / name for name in same))
+    install(*(folder / name for name in older), version="3.5")
+    assert started_in(folder) == (0, f"{chosen} -c code a  b\n", "")
 
 
 def test_without_any_interpreter_the_names_that_were_tried_are_told(folder: Path) -> None:

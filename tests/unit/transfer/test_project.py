@@ -102,7 +102,7 @@ def test_a_file_is_described_by_its_content_and_its_status(plain: Path) -> None:
     path.chmod(0o4750)
     os.utime(path, ns=(1, 1_234_567_890_123_456_789))
     project = find(plain)
-    assert project.files == (ShippedFile(str(path), 7, 1_234_567_890_123_456_789, 0o750, digest_of(path)),)
+    assert project.files == (ShippedFile(str(path), 7, 1_234_567_890_123_456_789, 0o750, digest_of(path, 7)),)
     assert project.size == 7
     assert project.notes == ()
 
@@ -136,10 +136,10 @@ def test_special_files_are_left_out(repository: Path, plain: Path) -> None:
 def test_a_file_that_vanishes_is_left_out(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(plain, "a.py", "b.py")
 
-    def vanishing(path: Path) -> str:
+    def vanishing(path: Path, size: int) -> str:
         if path.name == "a.py":
             path.unlink()
-        return digest_of(path)
+        return digest_of(path, size)
 
     monkeypatch.setattr(project_module, "digest_of", vanishing)
     assert found(plain) == ["b.py"]
@@ -148,7 +148,7 @@ def test_a_file_that_vanishes_is_left_out(plain: Path, monkeypatch: pytest.Monke
 def test_an_unreadable_file_is_named_with_the_cure(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(plain, "a.py")
 
-    def refused(path: Path) -> str:
+    def refused(path: Path, size: int) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(project_module, "digest_of", refused)
@@ -438,14 +438,6 @@ def test_packages_imported_from_elsewhere_are_shipped(plain: Path, tmp_path: Pat
     assert project.folders == (str(tmp_path / "lib"), str(tmp_path / "one"), str(plain))
 
 
-def test_links_within_a_package_from_elsewhere_are_followed(plain: Path, tmp_path: Path) -> None:
-    write(tmp_path, "lib/package/__init__.py")
-    (tmp_path / "lib/package/again.py").symlink_to("__init__.py")
-    project = find(plain, modules=module("package", tmp_path / "lib/package/__init__.py"))
-    assert names(project, tmp_path) == ["lib/package/__init__.py", "lib/package/again.py"]
-    assert project.notes == ()
-
-
 def test_of_a_package_without_a_file_the_parts_are_shipped(plain: Path, tmp_path: Path) -> None:
     write(tmp_path, "lib/space/part/__init__.py", "lib/space/part/deep/a.py", "lib/space/other/b.py")
     modules = module("space", None) | module("space.part.deep.a", tmp_path / "lib/space/part/deep/a.py")
@@ -484,15 +476,6 @@ def test_modules_of_the_interpreter_and_those_without_a_file_stay(
     project = find(plain, modules={**modules, "json": sys.modules["json"], "pytest": pytest, "sys": sys})
     assert project.files == ()
     assert project.folders == (str(plain),)
-
-
-def test_by_default_the_modules_of_this_process_count(
-    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, "lib/imported_here.py")
-    monkeypatch.setitem(sys.modules, *module("imported_here", tmp_path / "lib/imported_here.py").popitem())
-    project = find_project(sys_path=[], directory=str(plain), limit_bytes=100_000_000)
-    assert str(tmp_path / "lib/imported_here.py") in [file.path for file in project.files]
 
 
 def test_a_lazy_module_is_not_imported(plain: Path) -> None:

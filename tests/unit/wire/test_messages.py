@@ -71,13 +71,6 @@ def test_every_message_survives_the_round_trip(kind: str, data: st.DataObject) -
     assert decoded(wire.encode(message)) == [message]
 
 
-def test_every_message_class_has_a_kind() -> None:
-    concrete = {
-        name for name in dir(wire) if isinstance(cls := getattr(wire, name), type) and issubclass(cls, wire.Message)
-    }
-    assert concrete - {"Message"} == set(wire.MESSAGES)
-
-
 @settings(max_examples=50)
 @given(st.lists(any_message, max_size=4), st.data())
 def test_any_split_of_the_stream_gives_the_same_messages(messages: list[wire.Message], data: st.DataObject) -> None:
@@ -85,12 +78,6 @@ def test_any_split_of_the_stream_gives_the_same_messages(messages: list[wire.Mes
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     assert decoded(*pieces) == messages
-
-
-def test_byte_by_byte() -> None:
-    messages = [wire.Ping(), wire.Output(attempt=0, rank=3, stream=1, body=bytes(range(256))), wire.Close()]
-    stream = wire.MAGIC + b"".join(map(wire.encode, messages))
-    assert decoded(*(bytes([byte]) for byte in stream), greeting=True) == messages
 
 
 def test_a_frame_keeps_the_bytes_it_came_in() -> None:
@@ -130,13 +117,6 @@ def test_chatter_before_the_magic_is_skipped_and_kept(chatter: bytes, split: int
     assert decoder.chatter == chatter
 
 
-def test_chatter_is_whole_when_no_magic_ever_comes() -> None:
-    decoder = wire.Decoder(greeting=True)
-    decoder.feed(b"bash: line 1: python3: command ")
-    decoder.feed(b"not found\n")
-    assert decoder.chatter == b"bash: line 1: python3: command not found\n"
-
-
 def test_chatter_keeps_its_end_when_there_is_much_of_it() -> None:
     decoder = wire.Decoder(greeting=True)
     for _ in range(100):
@@ -144,10 +124,6 @@ def test_chatter_keeps_its_end_when_there_is_much_of_it() -> None:
     decoder.feed(b"the reason" + wire.MAGIC)
     assert decoder.chatter.endswith(b"the reason")
     assert len(decoder.chatter) < 50_000
-
-
-def test_a_part_of_the_magic_is_not_taken_for_it() -> None:
-    assert decoded(wire.MAGIC[:4], wire.MAGIC + wire.encode(wire.Ping()), greeting=True) == [wire.Ping()]
 
 
 # -- bytes that are no frames ----------------------------------------------------------------------------------------
@@ -160,11 +136,6 @@ def test_a_part_of_the_magic_is_not_taken_for_it() -> None:
 def test_a_garbage_header_is_a_wire_error(header: bytes) -> None:
     with pytest.raises(WireError, match="not distrain's"):
         wire.Decoder().feed(frame_bytes(header))
-
-
-def test_text_instead_of_frames_is_a_wire_error() -> None:
-    with pytest.raises(WireError, match="no header of distrain"):
-        wire.Decoder().feed(b"Segmentation fault\n")
 
 
 @pytest.mark.parametrize("kind", ["NoSuchMessage", "Message", None, 7, [], {}])

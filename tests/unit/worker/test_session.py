@@ -8,11 +8,10 @@ import json
 import math
 import os
 import pickle
-import re
-import tempfile
 import threading
 import time
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,11 +25,11 @@ from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.wire.channel import Channel
 from distrain.worker.main import _first_frames
+from distrain.worker.report_checks import is_kept
 from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 
 class Worker:
@@ -126,14 +125,6 @@ def test_non_finite_numbers_can_be_reported(worker: Worker, value: float) -> Non
     assert repr(reported(worker, {"value": value})["value"]) == repr(float(value))
 
 
-def test_the_name_of_a_metric_may_be_that_of_a_file_that_is_not_utf_8(worker: Worker) -> None:
-    assert reported(worker, {os.fsdecode(b"caf\xe9"): 1}) == {"caf\\udce9": 1}
-
-
-def test_number_keys_become_strings(worker: Worker) -> None:
-    assert reported(worker, {"per_class": {0: 0.5, 1: 0.6}}) == {"per_class": {"0": 0.5, "1": 0.6}}
-
-
 CIRCULAR: dict[str, Any] = {}
 CIRCULAR["self"] = [CIRCULAR]
 
@@ -147,8 +138,6 @@ CIRCULAR["self"] = [CIRCULAR]
         ({(1, 2): 3}, TypeError, r"has the key \(1, 2\)"),
         ([("loss", 1)], TypeError, "takes a dict"),
         ({"a": CIRCULAR}, ValueError, r"metrics\['a'\]\['self'\]\[0\]\['self'\].* contain itself"),
-        ({"a": {"b": 10**5000}}, ValueError, r"metrics\['a'\]\['b'\] is an integer of 16,610 bits"),
-        ({"a": {10**5000: 1}}, ValueError, r"a key of metrics\['a'\] is an integer of 16,610 bits"),
     ],
 )
 def test_what_cannot_be_recorded_is_named(worker: Worker, metrics: Any, error: type[Exception], words: str) -> None:
@@ -168,26 +157,6 @@ def test_a_report_that_fails_counts(worker: Worker, folder: Path, tmp_path: Path
     failed, without, reported, _ = worker.said()
     assert [(m.index, m.ordinal) for m in (failed, without, reported)] == [(1, 1), (2, None), (3, 2)]
     assert failed.why.startswith("TypeError: report(): metrics['a'] is a builtins.object")
-
-
-@pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_a_report_that_raises_the_error_of_an_earlier_one_counts(
-    worker: Worker, folder: Path, *, has_checkpoint: bool
-) -> None:
-    distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
-    worker.coordinator.send(wire.FilesStored(attempt=2, rank=1, ordinal=1, failed="no space left"))
-    with pytest.raises(CheckpointError, match="no space left"):
-        distrain.report({}, Checkpoint(folder) if has_checkpoint else None)
-    _, failed = worker.said()
-    assert (type(failed), failed.index, failed.ordinal) == (wire.ReportFailed, 2, 2 if has_checkpoint else None)
-
-
-def test_reports_are_counted_and_carry_rank_and_attempt(worker: Worker) -> None:
-    for _ in range(3):
-        distrain.report({})
-    said = worker.said()
-    assert [message.index for message in said] == [1, 2, 3]
-    assert {(message.rank, message.attempt, message.ordinal) for message in said} == {(1, 2, None)}
 
 
 class AcknowledgingLine:
@@ -234,16 +203,6 @@ def test_a_checkpoint_is_announced_then_copied_as_ordered(worker: Worker, folder
     assert os.listdir(tmp_path / "staging") == ["rng-1.bin"]
 
 
-def test_ordinals_count_checkpoints_only(worker: Worker, folder: Path, tmp_path: Path) -> None:
-    ordinals = []
-    for ordinal in (1, 2):
-        distrain.report({})
-        worker.orders_copy(ordinal, tmp_path / "staging")
-        distrain.report({}, Checkpoint(folder))
-        ordinals += [(m.index, m.ordinal) for m in worker.said() if isinstance(m, wire.Reported) and m.ordinal]
-    assert ordinals == [(2, 1), (4, 2)]
-
-
 def test_a_checkpoint_that_an_alarm_kept_from_being_announced_counts(
     worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,26 +216,6 @@ def test_a_checkpoint_that_an_alarm_kept_from_being_announced_counts(
     worker.orders_copy(2, tmp_path / "staging")
     distrain.report({}, Checkpoint(folder))
     assert [(type(m), m.ordinal) for m in worker.said()[:2]] == [(wire.ReportFailed, 1), (wire.Reported, 2)]
-
-
-def test_a_refusal_is_raised_with_its_reason(worker: Worker, folder: Path, tmp_path: Path) -> None:
-    worker.coordinator.send(wire.FilesStored(attempt=2, rank=1, ordinal=1, failed="too late"))
-    with pytest.raises(CheckpointError, match="too late"):
-        distrain.report({}, Checkpoint(folder))
-
-
-def test_a_dict_checkpoint_is_delivered_as_a_file(worker: Worker, tmp_path: Path) -> None:
-    worker.orders_copy(1, tmp_path / "staging", "dict_checkpoint.pkl")
-    distrain.report({}, Checkpoint.from_dict({"epoch": 3}))
-    assert Checkpoint(tmp_path / "staging").to_dict()["epoch"] == 3
-
-
-def test_get_checkpoint_is_the_latest_committed_one(worker: Worker, tmp_path: Path) -> None:
-    assert distrain.get_checkpoint() is None
-    worker.commits(1, tmp_path)
-    checkpoint = distrain.get_checkpoint()
-    assert checkpoint is not None
-    assert checkpoint.path == str(tmp_path)
 
 
 def test_get_checkpoint_waits_until_what_was_reported_is_committed(worker: Worker, tmp_path: Path) -> None:
@@ -341,22 +280,6 @@ def test_a_file_with_a_name_of_ours_is_refused(worker: Worker, folder: Path, nam
     assert list(map(type, worker.said())) == [wire.ReportFailed]
 
 
-def test_a_temporary_directory_of_somebody_else_is_in_nobodys_way(
-    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("os.getuid", lambda: 4711)
-    (tmp_path / "distrain-4711").mkdir()
-    worker.orders_copy(1, tmp_path / "target", "model.pt", "rng-1.bin")
-    distrain.report({}, Checkpoint(folder))
-    assert (tmp_path / "target" / "model.pt").exists()
-
-
-def test_a_missing_directory_is_an_error(worker: Worker, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="does not exist"):
-        distrain.report({}, Checkpoint(tmp_path / "gone"))
-
-
 def test_a_checkpoint_in_place_is_announced_without_links(worker: Worker, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "run" / "epoch-1"
     folder.mkdir(parents=True)
@@ -382,15 +305,60 @@ def test_an_option_that_needs_the_storage_is_refused_where_it_is_not_seen(
     assert list(map(type, worker.said())) == [wire.ReportFailed]
 
 
-def test_metrics_can_be_reported_where_the_working_directory_is_gone(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# -- what report() refuses -------------------------------------------------------------------------------------------
+
+
+def test_options_of_a_checkpoint_that_cannot_be_meant_are_refused(worker: Worker, folder: Path) -> None:
+    run = Path(worker.session.context.get_trial_dir())
+    (run / "logs").mkdir(parents=True)
+    (run / "committed").mkdir()
+    (run / "committed" / ".manifest.json").touch()
+    in_place = {"checkpoint_upload_mode": CheckpointUploadMode.NO_UPLOAD}
+    refused: list[tuple[Path, dict[str, Any], type[Exception], str]] = [
+        (
+            folder,
+            in_place,
+            ValueError,
+            "must be a directory in the run directory",
+        ),
+        (
+            run / "logs",
+            in_place,
+            ValueError,
+            "something else of that name",
+        ),
+        (
+            run / "committed",
+            in_place,
+            ValueError,
+            "is a committed checkpoint already",
+        ),
+        (folder, {"checkpoint_upload_fn": lambda *_: None}, TypeError, "must return the Checkpoint that it has stored"),
+        (folder, {"checkpoint_dir_name": "run.json"}, ValueError, "something else of that name"),
+        (folder, {"checkpoint_dir_name": 5}, TypeError, "checkpoint_dir_name must be a"),
+        (folder, {"delete_local_checkpoint_after_upload": "no"}, TypeError, "must be True, False or None"),
+        (Path.home(), {}, CheckpointError, "shared directory"),
+        (run.parent, {}, CheckpointError, "contains the run directory"),
+    ]
+    for path, options, kind, text in refused:
+        with pytest.raises(kind, match=text):
+            distrain.report({}, Checkpoint(path), **options)
+
+
+def test_directories_that_somebody_needs_are_never_deleted(
+    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    os.chdir(gone)
-    gone.rmdir()
-    assert reported(worker, {"loss": 1}) == {"loss": 1}
+    context = worker.session.context
+    run = Path(context.get_trial_dir())
+    (run / "mine").mkdir(parents=True)
+    (run / "checkpoint_000000" / "model").mkdir(parents=True)
+    (run / "checkpoint_000000" / ".manifest.json").touch()
+    (tmp_path / "link").symlink_to(run / "checkpoint_000000" / "model")
+    kept = [run / "mine", run / "checkpoint_000000", run / "checkpoint_000000" / "model", tmp_path / "link", run.parent]
+    assert all(is_kept(Checkpoint(path), context) for path in kept)
+    assert not is_kept(Checkpoint(folder), context)
+    monkeypatch.chdir(folder)
+    assert is_kept(Checkpoint(folder), context)
 
 
 # -- local files -----------------------------------------------------------------------------------------------------
@@ -426,17 +394,6 @@ def test_local_files_stay_if_the_checkpoint_was_committed_without_them(
     assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
 
 
-def test_local_files_of_a_dropped_checkpoint_stay(worker: Worker, folder: Path, tmp_path: Path) -> None:
-    report_and_delete(worker, folder, tmp_path / "target")
-    other = tmp_path / "other"
-    other.mkdir()
-    report_and_delete(worker, other, tmp_path / "target", 2)
-    worker.commits(2, tmp_path)
-    worker.session.wait_for_commits()  # for nothing
-    assert folder.exists()
-    assert not other.exists()
-
-
 def test_nobody_waits_for_the_commit_of_a_dropped_checkpoint(worker: Worker, folder: Path, tmp_path: Path) -> None:
     report_and_delete(worker, folder, tmp_path / "target")
     worker.coordinator.send(wire.CommitDone(attempt=2, rank=1, ordinal=1, path="", has_files=False))
@@ -468,17 +425,6 @@ def test_a_directory_that_is_reported_again_is_not_deleted_for_the_first_report(
     assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
 
 
-def test_a_file_that_the_user_writes_again_is_neither_deleted_nor_changed_in_the_checkpoint(
-    worker: Worker, folder: Path, tmp_path: Path
-) -> None:
-    report_and_delete(worker, folder, tmp_path / "target")
-    (folder / "model.pt").write_bytes(b"updated")
-    worker.commits(1, tmp_path)
-    worker.session.wait_for_commits()
-    assert os.listdir(folder) == ["model.pt"]
-    assert (tmp_path / "target" / "model.pt").read_bytes() == b"weights"
-
-
 def test_a_worker_waits_for_commits_but_not_long_after_all_have_finished(
     worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -495,18 +441,6 @@ def test_a_worker_waits_for_commits_but_not_long_after_all_have_finished(
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("worker")
-def test_the_whole_temporary_folder_is_refused_with_the_fix() -> None:
-    with pytest.raises(CheckpointError, match=r"checkpoint_dir = tempfile\.mkdtemp\(\)"):
-        distrain.report({}, Checkpoint(tempfile.gettempdir()))
-
-
-def test_a_folder_around_the_run_is_refused(worker: Worker, tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    with pytest.raises(CheckpointError, match="copied into itself"):
-        distrain.report({}, Checkpoint(tmp_path / "runs"))
 
 
 def test_a_validation_argument_that_cannot_be_pickled_is_named_and_nothing_is_reported(
@@ -528,11 +462,6 @@ def test_a_timeout_that_is_no_time_is_refused(timeout_s: Any, kind: type[Excepti
         distrain.get_all_reported_checkpoints(timeout_s=timeout_s)
 
 
-def test_a_timeout_may_be_infinite(worker: Worker) -> None:
-    worker.coordinator.send(wire.CheckpointList(attempt=2, rank=1, index=1, body=b"[]"))
-    assert distrain.get_all_reported_checkpoints(timeout_s=math.inf) == []
-
-
 # -- collectives -----------------------------------------------------------------------------------------------------
 
 
@@ -545,21 +474,6 @@ def test_a_barrier_is_announced_and_awaited(worker: Worker) -> None:
     collective.barrier()
     [joined] = worker.said()
     assert (joined.rank, joined.attempt, joined.index, joined.operation) == (1, 2, 1, "barrier()")
-    assert joined.body == b""
-
-
-def test_collectives_are_counted_apart_from_reports(worker: Worker) -> None:
-    for index in (1, 2, 3):
-        distrain.report({})
-        worker.coordinator.send(met(index))
-        collective.barrier()
-    assert [message.index for message in worker.said() if isinstance(message, wire.CollectiveEntered)] == [1, 2, 3]
-
-
-def test_ranks_other_than_0_send_no_data(worker: Worker) -> None:
-    worker.coordinator.send(met(1, pickle.dumps({"from": 0})))
-    assert collective.broadcast_from_rank_zero(object()) == {"from": 0}
-    [joined] = worker.said()
     assert joined.body == b""
 
 
@@ -734,25 +648,6 @@ def test_every_getter_of_the_session_is_one_of_the_context() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["get_world_rank", "get_trial_resources"])
-def test_outside_of_a_worker_they_raise_too(name: str) -> None:
-    with pytest.raises(RuntimeError, match="only works inside a worker"):
-        getattr(session, name)()
-
-
-def test_what_a_getter_returns_may_be_changed() -> None:
-    CONTEXT.get_metadata()["new"] = 1
-    CONTEXT.get_trial_resources()["CPU"] = 1
-    assert CONTEXT.get_metadata() == {"a": {"b": 1}}
-    assert CONTEXT.get_trial_resources() == {"GPU": 0.5}
-
-
-def test_the_resources_of_a_trial_are_those_of_its_workers() -> None:
-    resources = dataclasses.replace(CONTEXT, world_size=3).get_trial_resources()
-    assert resources.bundles == [{"GPU": 0.5}] * 3
-    assert resources.required_resources == {"GPU": 1.5}
-
-
 def test_the_storage_says_where_things_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     storage = dataclasses.replace(CONTEXT, storage_path=str(tmp_path)).get_storage()
@@ -762,9 +657,3 @@ def test_the_storage_says_where_things_are(tmp_path: Path, monkeypatch: pytest.M
     assert storage.local_working_directory == str(tmp_path)
     storage.storage_filesystem.makedirs(storage.experiment_fs_path)
     assert (tmp_path / "run").is_dir()
-
-
-def test_names_of_checkpoints_differ() -> None:
-    storage = CONTEXT.get_storage()
-    names = {storage.make_default_checkpoint_dir_name() for _ in range(3)}
-    assert all(re.fullmatch(r"checkpoint_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d\.\d{6}", name) for name in names)

@@ -1,22 +1,35 @@
 """Names of Ray that distrain lacks, each with a sentence on what to do instead. Runs in: anywhere.
 
 The sentence is in the AttributeError of ``distrain.Tuner`` or ``result.config``, in the ImportError of
-``from distrain import Tuner`` or ``import distrain.tune``, and in the TypeError of ``TorchTrainer(datasets=...)``.
+``from distrain import Tuner`` or ``import distrain.tune``, and in the TypeError of ``RunConfig(stop=...)``.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
+
+AS_RAY = "DISTRAIN_AS_RAY"
+"""The variable that asks for the stand-in for Ray, distrain.as_ray."""
+
+
+def is_asked_for_as_ray() -> bool:
+    """Tell if the environment asks for the stand-in for Ray."""
+    return os.environ.get(AS_RAY, "0") not in ("", "0")
+
+
+# -- sentences -------------------------------------------------------------------------------------------------------
 
 _AS_RAY = "`distrain run --as-ray` runs a script of Ray that has it, as it is"
 _CLUSTER = f"there is no cluster to connect to: fit() starts the workers and ends them, so leave it out; {_AS_RAY}"
-_DATA = "use distrain.data, or a DataLoader (or tf.data.Dataset) in train_func"
 _FRAMEWORK = "use DataParallelTrainer, and call the framework in train_func"
 _INFERENCE = "inference is not a part of distrain: load the files of result.checkpoint.as_directory()"
 _KEPT = "the trainer does not show it: keep the object that you passed to it"
@@ -25,112 +38,66 @@ _OUTER_LOOP = (
     "there is no Tune: loop over your settings and call fit() for each, for example in the objective of an Optuna "
     f"study; {_AS_RAY}"
 )
-_RANKS = "a name of Ray 1: use get_context().get_world_rank(), get_local_rank() or get_world_size()"
 _TASKS = f"there are no tasks, actors or objects: call the function itself, or use concurrent.futures; {_AS_RAY}"
 _TORCH = "use TorchTrainer, and make the library's own Trainer in train_func"
 _TPU = "TPUs are not supported"
 _TRAIN = "distrain itself replaces ray.train and ray.air: `import distrain as train`, `from distrain import session`"
 
 MISSING = {
-    "AccelerateTrainer": _TORCH,
-    "BatchPredictor": _INFERENCE,
     "Callback": "derive from distrain.UserCallback",
-    "CheckpointStrategy": "a name of Ray 1: use CheckpointConfig",
     "DataIterator": "it is distrain.data.DataIterator",
     "Dataset": "it is distrain.data.Dataset",
-    "HorovodConfig": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
-    "HorovodTrainer": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
-    "HuggingFaceTrainer": _TORCH,
     "JaxConfig": "it is distrain.jax.JaxConfig",
     "JaxTrainer": "it is distrain.jax.JaxTrainer",
     "LightGBMTrainer": _FRAMEWORK,
     "LightningConfigBuilder": _TORCH,
     "LightningTrainer": _TORCH,
-    "MosaicTrainer": _TORCH,
     "NCCLHangError": "hangs of any kind are a HangError; see FailureConfig.hang_timeout_s",
     "Predictor": _INFERENCE,
     "PreemptionInfo": "use should_stop()",
-    "RLTrainer": _FRAMEWORK,
     "ResultGrid": _OUTER_LOOP,
-    "SklearnTrainer": _FRAMEWORK,
     "SyncConfig": "there is nothing to sync: workers write into RunConfig.storage_path themselves",
     "TRAIN_DATASET_KEY": "write 'train'",
-    "TensorflowPredictor": _INFERENCE,
-    "TorchDetectionPredictor": _INFERENCE,
-    "TorchPredictor": _INFERENCE,
     "TorchXLAConfig": _TPU,
     "TrainRunContext": "it is called RunContext",
     "Trainer": _OF_RAY_1,
     "TrainingCallback": "derive from distrain.UserCallback",
-    "TransformersTrainer": _TORCH,
     "TuneConfig": _OUTER_LOOP,
     "TuneReportCallback": _OUTER_LOOP,
     "Tuner": _OUTER_LOOP,
     "ValidationFn": "any function will do for ValidationConfig(fn=...): leave the annotation out",
     "XGBoostConfig": _FRAMEWORK,
     "XGBoostTrainer": _FRAMEWORK,
-    "actor": _TASKS,
     "air": _TRAIN,
-    "available_resources": "see ScalingConfig(hosts=...), and `distrain check` for what hosts have",
-    "cluster_resources": "see ScalingConfig(hosts=...), and `distrain check` for what hosts have",
-    "get": _TASKS,
-    "get_actor": _TASKS,
     "get_preemption_info": "use should_stop()",
     "horovod": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
     "init": _CLUSTER,
-    "is_initialized": _CLUSTER,
-    "kill": _TASKS,
     "label_selector": "hosts have no labels here",
     "lightgbm": _FRAMEWORK,
-    "load_checkpoint": "a name of Ray 1: use get_checkpoint()",
     "local_dir": "an old name of storage_path",
-    "local_rank": _RANKS,
-    "method": _TASKS,
-    "nodes": "see ScalingConfig(hosts=...), and `distrain check` for what hosts have",
     "preprocessor": "prepare the data in train_func",
-    "put": _TASKS,
     "remote": _TASKS,
     "rllib": "reinforcement learning is not a part of distrain: " + _FRAMEWORK,
     "runtime_env": "use RunConfig(worker_runtime_env={'env_vars': {...}})",
-    "save_checkpoint": "a name of Ray 1: use report(metrics, checkpoint=...)",
     "serve": "serving is not a part of distrain",
     "shutdown": _CLUSTER,
-    "sklearn": _FRAMEWORK,
     "stop": "leave the loop of train_func instead",
     "topology": _TPU,
     "train": _TRAIN,
     "tune": _OUTER_LOOP,
     "use_tpu": _TPU,
     "v2": _TRAIN,
-    "wait": _TASKS,
-    "world_rank": _RANKS,
-    "world_size": _RANKS,
     "xgboost": _FRAMEWORK,
     "xla": _TPU,
-    "Checkpoint.from_bytes": "write the bytes into files, and use Checkpoint.from_directory(path)",
-    "Checkpoint.from_uri": "Checkpoint(path) takes URLs, too",
-    "Checkpoint.to_bytes": "read the files of checkpoint.as_directory()",
-    "Checkpoint.to_uri": "copy the files of checkpoint.as_directory() there, for example with fsspec's put()",
-    "Checkpoint.uri": "use checkpoint.path, which is a path or a URL",
-    "RunContext.dataset_config": _KEPT,
     "Result.config": "a Result does not keep the train_loop_config: report what you need of it as metrics",
-    "Result.dataframe": "use metrics_dataframe",
     "Result.log_dir": "use path; the output of the ranks is in logs/ below it",
     "Result.metrics_history": "use metrics_dataframe",
     "Trainer.as_trainable": _OUTER_LOOP,
     "Trainer.backend_config": _KEPT,
     "Trainer.datasets": _KEPT,
-    "Trainer.dataset_config": _KEPT,
-    "Trainer.get_dataset_config": _KEPT,
-    "Trainer.preprocess_datasets": _DATA,
-    "Trainer.run": _OF_RAY_1,
     "Trainer.run_config": _KEPT,
     "Trainer.scaling_config": _KEPT,
-    "Trainer.setup": "do it at the beginning of train_func",
-    "Trainer.shutdown": "leave it out: no worker is left when fit() returns",
-    "Trainer.start": "leave it out: fit() starts the workers",
     "Trainer.train_loop_config": _KEPT,
-    "Trainer.training_loop": "it is the function that you pass to the trainer",
 }
 """Names of Ray without a counterpart here, and what to do instead. A name with a dot is an attribute of one class."""
 
@@ -144,12 +111,15 @@ IGNORED = {
     "fail_fast": "use max_failures=0",
     "log_to_file": "output is always kept, in logs/ of the run directory",
     "max_preemption_failures": "a run that was stopped continues when it is started again under its name",
+    "placement_strategy": "hosts are filled in order, up to their slots",
     "preemption_grace_s": "see RunConfig.stop_grace_s",
     "ray_remote_kwargs": "the function is called in a process on the machine of fit()",
     "progress_reporter": "reports are shown as lines, and kept in metrics.jsonl",
     "relax_collectives_on_preemption": "see should_stop()",
     "sync_config": "there is nothing to sync: workers write into RunConfig.storage_path themselves",
+    "trainer_resources": "the coordinator takes no slot of a worker",
     "use_gpu": "see ScalingConfig(use_gpu=...)",
+    "verbose": "see LoggingConfig(log_level=...)",
 }
 """Arguments of Ray without effect here, and what distrain does instead."""
 
@@ -158,6 +128,7 @@ _DEFAULTS = {
     "elastic_resize_monitor_interval_s": 60.0,
     "enable_shard_locality": True,
     "max_preemption_failures": -1,
+    "placement_strategy": "PACK",
 }
 """Defaults of Ray that are truthy. They cause no warning."""
 
@@ -174,23 +145,6 @@ def _text(plain: str, sentence: str | None) -> str:
     return plain if sentence is None else f"{plain}: {sentence}"
 
 
-def explain_absent_names(module: str) -> None:
-    """Explain the names of Ray that a public module lacks.
-
-    A module with a ``__getattr__`` of its own calls :func:`explain` instead.
-
-    An empty ``__path__`` makes ``from module import name`` look for a submodule, and so ask the finder below. Without
-    it, Python replaces the text of the AttributeError by its own.
-    """
-
-    def __getattr__(name: str) -> NoReturn:
-        raise AttributeError(explain(module, name))
-
-    namespace = vars(sys.modules[module])
-    namespace.setdefault("__path__", [])
-    namespace["__getattr__"] = __getattr__
-
-
 class _Finder:
     """The last finder of ``sys.meta_path``. It finds no module, but raises ImportError with the sentence."""
 
@@ -202,17 +156,6 @@ class _Finder:
 
 
 sys.meta_path.append(_Finder)
-
-
-def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a suggestion for a misspelt word, for the end of an error message; empty if no known word is similar.
-
-    prefix: what the suggested word begins with in addition, such as dashes, which would make all words similar.
-    """
-    import difflib
-
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 _Class = TypeVar("_Class", bound=type)
@@ -234,15 +177,6 @@ def explaining(owner: str) -> Callable[[_Class], _Class]:
         return cls
 
     return decorate
-
-
-class ExplainedClass(type):
-    """Metaclass: names that a class itself lacks, such as ``Checkpoint.from_uri``, are explained by their sentences."""
-
-    def __getattr__(cls, name: str) -> NoReturn:
-        owners = (base.__name__ for base in cls.__mro__)
-        sentence = next((MISSING[f"{owner}.{name}"] for owner in owners if f"{owner}.{name}" in MISSING), None)
-        raise AttributeError(_text(f"type object {cls.__name__!r} has no attribute {name!r}", sentence))
 
 
 # -- arguments -------------------------------------------------------------------------------------------------------

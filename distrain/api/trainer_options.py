@@ -1,0 +1,60 @@
+"""The arguments that all trainers take, written once. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+from distrain.api.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
+from distrain.storage.checkpoint import Checkpoint
+from distrain.system.arguments import check_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_Constructor = TypeVar("_Constructor", bound="Callable[..., None]")
+
+
+class TrainerOptions(TypedDict, total=False):
+    """Keyword arguments of every trainer; see :class:`~distrain.DataParallelTrainer`."""
+
+    train_loop_config: Mapping[str, Any] | None
+    scaling_config: ScalingConfig | None
+    run_config: RunConfig | None
+    datasets: Mapping[str, Any] | None
+    dataset_config: DataConfig | None
+    resume_from_checkpoint: Checkpoint | str | Path | None
+    metadata: Mapping[str, Any] | None
+    validation_config: ValidationConfig | None
+
+
+_KINDS = {
+    "train_loop_config": Mapping,
+    "scaling_config": ScalingConfig,
+    "run_config": RunConfig,
+    "datasets": Mapping,
+    "dataset_config": DataConfig,
+    "resume_from_checkpoint": Checkpoint,
+    "metadata": Mapping,
+    "validation_config": ValidationConfig,
+}
+
+
+def check_options(options: TrainerOptions) -> None:
+    """Raise TypeError for a value of another type."""
+    for name, kind in _KINDS.items():
+        check_type(name, options.get(name), kind, optional=True)
+
+
+def showing_options(constructor: _Constructor) -> _Constructor:
+    """Have ``help()`` show the keys of TrainerOptions in place of ``**options``."""
+    own = inspect.signature(constructor)
+    named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind.__forward_arg__)
+        for name, kind in TrainerOptions.__annotations__.items()
+    ]
+    constructor.__signature__ = own.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
+    return constructor

@@ -1,0 +1,117 @@
+"""The output of ``distrain check``: a table of the hosts, and their problems. Runs in: coordinator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distrain.system.arguments import in_users_words
+from distrain.system.naming import name_hosts
+from distrain.system.text import without_controls
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from distrain.coordinator.host_check import HostFacts
+    from distrain.decisions.host_checks import Finding
+    from distrain.hosts.gpu_health import GpuHealth
+
+_PACKAGES = ("torch", "cloudpickle")
+"""Packages whose versions are shown."""
+
+
+def show(findings: Sequence[Finding], hosts: Mapping[str, HostFacts], console: Console) -> None:
+    """Print a table, broken into several if the console is narrow, then the problems and a verdict."""
+    from rich.text import Text
+
+    bad = {finding.host for finding in findings if finding.is_fatal}
+    marks = {True: ("x" if console.options.ascii_only else "✗", "bold red"), False: ("!", "yellow")}
+    for table in _tables(console, [_row(name, facts) for name, facts in hosts.items()]):
+        console.print(table)
+        console.print()
+    hosts_with: dict[tuple[bool, str], list[str]] = {}
+    for finding in sorted(findings, key=lambda finding: not finding.is_fatal):
+        hosts_with.setdefault((finding.is_fatal, finding.text), []).append(finding.host)
+    for (is_fatal, problem), names in hosts_with.items():
+        mark, style = marks[is_fatal]
+        text = without_controls(in_users_words(problem)).replace("\n", "\n    ")
+        console.print(Text.assemble((f"{mark} {name_hosts(names)}: ", style), text), soft_wrap=not console.is_terminal)
+    good = "this host can train" if len(hosts) == 1 else f"{len(hosts)} hosts can train together"
+    named = ", ".join(name for name in hosts if name in bad)
+    console.print(Text(f"cannot train like this: {named}" if bad else good, style="bold"), soft_wrap=True)
+
+
+def show_emptied(findings: Sequence[Finding], hosts: Mapping[str, HostFacts]) -> bool:
+    """Print what was deleted on each host. Return True if all hosts have answered."""
+    problems = {finding.host: finding.text for finding in findings}
+    for name, facts in hosts.items():
+        print(f"{name}: {facts.probed.cache if facts.probed is not None else problems.get(name, 'no answer')}")
+    return all(facts.probed is not None for facts in hosts.values())
+
+
+def _row(name: str, facts: HostFacts) -> dict[str, str]:
+    """Return the cells of a host, by column."""
+    row = {"host": name, "reached": "no" if facts.hello is None else "yes"}
+    if (hello := facts.hello) is not None:
+        names = [gpu["name"] for gpu in hello.gpus or ()]
+        row |= {
+            "python": hello.python,
+            "CPUs": str(hello.cpus),
+            "GPUs": ", ".join(f"{names.count(each)} {each}" for each in dict.fromkeys(names)) or "none",
+        }
+    if hello is not None and (probed := facts.probed) is not None:
+        memory = hello.memory_bytes
+        row |= {
+            **{package: _version(probed.versions[package]) for package in _PACKAGES if package in probed.versions},
+            "RAM free": f"{_gib(min(probed.memory_free_bytes, memory))} of {_gib(memory)} GiB",
+            "disk free": f"{_gib(probed.disk_free_bytes)} GiB",
+            "cache": probed.cache,
+            "GPU free": _least_free(facts.gpus),
+            "address": f"{probed.address} {probed.interface}".strip(),
+            "clock": f"{round(facts.ahead_s, 1) or 0.0:+.1f} s",  # not -0.0
+            "storage": "ok" if facts.sees_storage else "",
+        }
+    return row
+
+
+def _tables(console: Console, rows: Sequence[Mapping[str, str]]) -> list[Table]:
+    """Break the columns into tables that fit the console. Each begins with the names of the hosts."""
+    unbounded = console.options.update(max_width=10_000)
+    first, *rest = (
+        column for column in dict.fromkeys(key for row in rows for key in row) if any(row.get(column) for row in rows)
+    )
+    tables, columns = [], [first]
+    for column in rest:
+        wider = console.measure(_table(rows, [*columns, column]), options=unbounded).maximum
+        if len(columns) > 1 and wider > console.width:
+            tables.append(_table(rows, columns))
+            columns = [first]
+        columns.append(column)
+    return [*tables, _table(rows, columns)]
+
+
+def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*(row.get(column, "") for column in columns))
+    return table
+
+
+def _version(version: str | None) -> str:
+    return "none" if version is None else version or "?"
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / 2**30:.{0 if amount >= 10 << 30 else 1}f}"
+
+
+def _least_free(gpus: Sequence[GpuHealth]) -> str:
+    """Return the free memory of the GPU that has the least; empty if it is not known."""
+    known = [gpu for gpu in gpus if gpu.memory_bytes]
+    gpu = min(known, key=lambda gpu: gpu.free_bytes, default=None)
+    return "" if gpu is None else f"{_gib(gpu.free_bytes)} of {_gib(gpu.memory_bytes)} GiB"

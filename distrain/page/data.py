@@ -1,0 +1,377 @@
+"""Everything that the page shows of a run, as one object for its script, from the files of the run. Runs in: anywhere.
+
+Tables are ``{"head": ..., "rows": ..., "numbers": the columns of numbers}``. A damaged or missing file costs its own
+part only. A note says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain.errors import StorageError
+from distrain.page.reports import read_reports
+from distrain.page.time_use import AttemptTimes, where_time_went
+from distrain.storage import names
+from distrain.storage.lines import read_events
+from distrain.storage.runs.details import checkpoints_of, error_of, failed_at, failures_in, verdict
+from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, run_at
+from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
+from distrain.system.naming import rank_list
+from distrain.system.stacks import summarize_stacks
+from distrain.system.text import amount, count, duration, flatten, size, without_controls
+from distrain.system.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from distrain.page.envelope import Envelope
+    from distrain.page.reports import Reports
+    from distrain.storage.records import CommittedCheckpoint
+    from distrain.system.remote_path import RemotePath
+
+_POINTS = 30_000
+"""Points of all curves together, which bounds the size of the page."""
+_MOST_POINTS = 1_500
+"""Points of one curve."""
+_MOST_ROWS = 100
+_MOST_LINES = 40
+_MOST_LOGS = 8
+_MOST_STACKS = 2_000
+_LONGEST_STACK = 64 << 10
+_LONGEST_TEXT = 20_000
+"""Characters of one piece of text; of a longer one, the end is shown."""
+_COLOURS = re.compile(r"\x1b\[[0-?]*m")
+
+Table = dict[str, Any]
+
+
+def page_data(folder: Path | RemotePath) -> dict[str, Any]:
+    """Return what the page shows. Raise StorageError if there is neither a manifest nor a report."""
+    run = run_at(folder)
+    if not run.manifest and run.state != DAMAGED and not (folder / names.METRICS).exists():
+        raise StorageError(f"{folder} is not a run directory: {run.problem or f'it has no {names.MANIFEST}'}")
+    notes = [run.problem] if run.problem else []
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        error = error_of(folder)
+        events = _read_all(lambda: list(read_events(folder / names.EVENTS)), notes)
+        saved = _read_all(lambda: checkpoints_of(folder), notes)
+        logs = _logs(run, error)
+        starts = [(a["attempt"], _whole(a.get("first_step")), bool(a.get("training"))) for a in run.attempts]
+        reports = read_reports(folder / names.METRICS, starts, notes)
+        sentence = verdict(run, reports.last)
+    times = _times(run, reports)
+    spans = [(_number(e.get("since")), _number(e["time"])) for e in events if e["event"] == "hang"]
+    hangs = [(since, until) for since, until in spans if since is not None and until is not None]
+    data = {
+        "name": str(run.manifest.get("name") or folder.name),
+        "location": str(folder),
+        "state": run.state,
+        "verdict": f"{sentence[:1].upper()}{sentence[1:]}.",
+        "notes": [*notes, *(str(warning.message) for warning in warned)][:20],
+        "failures": [_failure(one) for one in failures_in(error)[:_MOST_LOGS]],
+        "message": str(error.get("message") or ""),
+        "where": _where(folder, error),
+        "curves": _curves(reports),
+        "more_metrics": len(reports.more_metrics),
+        "starts": sorted({first for _, first, _ in starts[1:] if first})[-50:],
+        "ranks": _ranks(run, reports),
+        "attempts": _attempts(run, times),
+        "events": _events(run, events),
+        "checkpoints": _checkpoints(run, saved, events),
+        "time": _time_use(run, times, hangs),
+        "logs": logs,
+        "settings": _settings(run.manifest),
+        "made": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "version": __version__,
+    }
+    return {key: _plain(value) for key, value in data.items()}
+
+
+def _read_all(read: Any, notes: list[str]) -> list[Any]:
+    try:
+        return list(read())
+    except OSError as error:
+        notes.append(str(error))
+        return []
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON without colours and control characters, and without the beginnings of very long texts."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if not isinstance(value, str) or (value.isascii() and value.isprintable() and len(value) <= _LONGEST_TEXT):
+        return value
+    return _COLOURS.sub("", without_controls(value[-_LONGEST_TEXT:]))
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: Iterable[int] = ()) -> Table | None:
+    if not rows:
+        return None
+    shown = [[str(cell) for cell in row] for row in rows[:_MOST_ROWS]]
+    return {"head": head, "rows": shown, "numbers": list(numbers), "more": len(rows) - len(shown)}
+
+
+# -- the failure -----------------------------------------------------------------------------------------------------
+
+
+def _failure(one: Mapping[str, Any]) -> dict[str, Any]:
+    role = {"culprit": "failed first", "victim": "because of another rank"}.get(str(one.get("role")), "")
+    lines = one.get("last_lines")
+    return {
+        "rank": f"rank {one.get('rank')}" + (f" on {one['host']}" if one.get("host") else ""),
+        "role": role,
+        "why": f"{one.get('summary') or 'no reason is known'}" + (f" ({at})" if (at := failed_at(one)) else ""),
+        "traceback": str(one.get("traceback") or ""),
+        "lines": list(map(str, lines[-_MOST_LINES:])) if isinstance(lines, list) else [],
+    }
+
+
+def _where(folder: Path | RemotePath, error: Mapping[str, Any]) -> list[str]:
+    """Return where ranks were that had to be killed, by attempt; else where error.json says that they were."""
+    found = [f"attempt {which}: {line}" for which, lines in _stacks(folder) for line in lines]
+    listed = error.get("where")
+    return found[-_MOST_LINES:] or (list(map(str, listed[:_MOST_LINES])) if isinstance(listed, list) else [])
+
+
+def _stacks(folder: Path | RemotePath) -> list[tuple[int, list[str]]]:
+    found, left = [], _MOST_STACKS
+    for attempt in sorted(folder.glob(f"{names.STACKS}/attempt_*")) if isinstance(folder, Path) else ():
+        texts = {}
+        for path in sorted(attempt.glob("rank_*.txt"))[:left]:
+            with suppress(OSError, ValueError), path.open("rb") as file:
+                texts[int(path.stem.removeprefix("rank_"))] = file.read(_LONGEST_STACK).decode(errors="replace")
+        left -= len(texts)
+        if texts and attempt.name.removeprefix("attempt_").isdecimal():
+            found.append((int(attempt.name.removeprefix("attempt_")), summarize_stacks(texts)))
+    return found
+
+
+def _logs(run: Run, error: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return the last lines of the ranks that have failed, and of others, in the last attempt of a local run."""
+    if not isinstance(run.location, Path) or not (attempts := attempts_with_logs(run)):
+        return []
+    files = log_files(run, attempts[-1])
+    failed = [failure.get("rank") for failure in failures_in(error)]
+    chosen = sorted(files, key=lambda rank: (rank not in failed, rank))[:_MOST_LOGS]
+    found = []
+    for rank in chosen:
+        with suppress(OSError):
+            found.append((f"rank {rank}, attempt {attempts[-1]}", list(read_lines(files[rank], _MOST_LINES))))
+    return found
+
+
+# -- metrics and ranks -----------------------------------------------------------------------------------------------
+
+
+def _curves(reports: Reports) -> list[dict[str, Any]]:
+    most = max(16, min(_MOST_POINTS, _POINTS // max(1, len(reports.curves))))
+    return [_curve(name, curve, most) for name, curve in reports.curves.items()]
+
+
+def _curve(name: str, curve: Envelope, most: int) -> dict[str, Any]:
+    points: dict[int, float | None] = {step: float(f"{value:.6g}") for step, value in curve.points(most)}
+    if curve.count <= most:
+        points |= dict.fromkeys((step for step, _ in curve.marks), None)
+    parts = [count(curve.count, "value")]
+    if curve.first and curve.last and curve.lowest and curve.highest:
+        parts += [f"first {amount(curve.first[1])}", f"last {amount(curve.last[1])}"]
+        parts.append(f"lowest {amount(curve.lowest[1])} at step {curve.lowest[0]:,}")
+        parts.append(f"highest {amount(curve.highest[1])} at step {curve.highest[0]:,}")
+    if curve.marks:
+        parts.append(f"{curve.nonfinite:,} not finite, the first ({curve.marks[0][1]}) at step {curve.marks[0][0]:,}")
+    return {
+        "name": name,
+        "x": sorted(points),
+        "y": [points[step] for step in sorted(points)],
+        "marks": curve.marks,
+        "summary": "; ".join(parts),
+        "is_positive": curve.lowest is not None and curve.lowest[1] > 0,
+    }
+
+
+_RANKS = ("rank", "host", "last step", "behind the latest report", "interval", "waited for data", "for checkpoints")
+
+
+def _ranks(run: Run, reports: Reports) -> Table | None:
+    """Return the table of the ranks, those first that are behind the others, and then those that report slowly."""
+    hosts = {rank: host for host, ranks in run.hosts.items() if isinstance(ranks, list) for rank in map(str, ranks)}
+    ordered = sorted(reports.ranks.items(), key=lambda item: (item[1].attempt, item[1].step, -item[1].interval))
+    latest = max((one.last for one in reports.ranks.values()), default=0)
+    rows = []
+    for rank, one in ordered:
+        waits = [there.waits.get(rank, [0.0, 0.0]) for there in reports.attempts.values()]
+        spent = [duration(total) if (total := sum(each[kind] for each in waits)) else "-" for kind in (0, 1)]
+        times = duration(latest - one.last), duration(one.interval)
+        rows.append((rank, hosts.get(str(rank), ""), f"{one.step:,}", *times, *spent))
+    return _table(_RANKS, rows, (2, 3, 4, 5, 6))
+
+
+# -- the time --------------------------------------------------------------------------------------------------------
+
+
+def _times(run: Run, reports: Reports) -> list[AttemptTimes]:
+    """Return the times of the attempts. An end that nobody has recorded is the last report before it, or the start."""
+    found = []
+    for n, attempt in enumerate(run.attempts):
+        there = reports.attempts.get(attempt["attempt"])
+        training, ended = _number(attempt.get("training")), _number(attempt.get("ended"))
+        is_last = n == len(run.attempts) - 1
+        if ended is None and is_last and run.state == RUNNING:
+            ended = time.time()
+        elif ended is None:
+            ended = max(attempt["started"], training or 0, there.last_time if there else 0)
+            ended = max(ended, run.ended) if is_last and run.state != KILLED else ended
+        kept_until = None
+        if any(later.get("training") for later in run.attempts[n + 1 :]):
+            kept_until = (there and there.kept_until) or training
+        data, checkpoint = max(there.waits.values() if there else (), key=sum, default=[0.0, 0.0])
+        found.append(
+            AttemptTimes(
+                started=attempt["started"],
+                training=training,
+                ended=max(ended, attempt["started"]),
+                kept_until=kept_until,
+                data=data,
+                checkpoint=checkpoint,
+            )
+        )
+    return found
+
+
+def _time_use(run: Run, times: Sequence[AttemptTimes], hangs: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
+    if not times:
+        return None
+    started = min(_number(run.manifest.get("started")) or times[0].started, times[0].started)
+    ended = max(one.ended for one in times)
+    if run.state not in (RUNNING, KILLED):
+        ended = max(ended, run.ended)
+    parts = where_time_went(times, started=started, ended=ended, hangs=hangs)
+    total = sum(part.seconds for part in parts) or 1.0
+    shown = [part for part in parts if part.seconds >= 0.0005 * total or part.kind == "training"]
+    rows = [(part.label, duration(part.seconds), f"{part.seconds / total:.1%}", part.meaning) for part in shown]
+    return {
+        "goodput": f"{parts[0].seconds / total:.0%} of {duration(total)}",
+        "parts": [(part.kind, part.seconds / total) for part in shown],
+        "table": _table(("part", "time", "share", "meaning"), rows, (1, 2)),
+    }
+
+
+def _attempts(run: Run, times: Sequence[AttemptTimes]) -> Table | None:
+    rows = []
+    for attempt, timed in zip(run.attempts, times, strict=True):
+        hosts = attempt.get("hosts") if isinstance(attempt.get("hosts"), dict) else {}
+        named = [f"{host} ({rank_list(ranks)})" for host, ranks in list((hosts or {}).items())[:8] if _are_ranks(ranks)]
+        more = [f"{len(hosts) - 8:,} more"] if hosts and len(hosts) > 8 else []
+        step = _whole(attempt.get("first_step"))
+        begin = f"{attempt.get('checkpoint') or 'the beginning'}" + (f" (step {step:,})" if step else "")
+        is_running = run.state == RUNNING and attempt is run.attempts[-1]
+        rows.append(
+            (
+                attempt["attempt"],
+                f"+{duration(timed.started - times[0].started)}",
+                duration(timed.ended - timed.started),
+                begin,
+                attempt.get("failure") or ("running" if is_running else run.state),
+                ", ".join(named + more),
+            )
+        )
+    return _table(("attempt", "began", "lasted", "from", "ended", "hosts (ranks)"), rows[::-1], (1, 2))
+
+
+def _are_ranks(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(rank, int) for rank in value)
+
+
+def _events(run: Run, events: Iterable[Mapping[str, Any]]) -> Table | None:
+    """Return the table of what events.jsonl has beside checkpoints: hangs, slow ranks, troubles with hosts."""
+    rows = [
+        (
+            _after(run, event["time"]),
+            event["event"],
+            ", ".join(f"{name}: {value}" for name, value in event.items() if name not in ("time", "event")),
+        )
+        for event in events
+        if event["event"] != "checkpoint"
+    ]
+    return _table(("after", "event", "details"), rows[::-1])
+
+
+def _after(run: Run, moment: object) -> str:
+    started, at = _number(run.manifest.get("started")), _number(moment)
+    return "?" if started is None or at is None else f"+{duration(at - started)}"
+
+
+# -- checkpoints and settings ----------------------------------------------------------------------------------------
+
+
+def _checkpoints(run: Run, kept: Sequence[CommittedCheckpoint], events: Iterable[Mapping[str, Any]]) -> Table | None:
+    """Return the table of the checkpoints in the directory, and of those in events.jsonl that were deleted since."""
+    there = {saved.path.name: saved for saved in kept}
+    made = {str(event.get("name")): event for event in events if event["event"] == "checkpoint"}
+    used: dict[str, list[int]] = {}
+    for attempt in run.attempts:
+        used.setdefault(str(attempt.get("checkpoint")), []).append(attempt["attempt"])
+    rows = []
+    for name in [*made, *(name for name in there if name not in made)]:
+        event, saved = made.get(name, {}), there.get(name)
+        step = _whole(event.get("step", saved and saved.step))
+        held = _whole(event.get("bytes", saved and saved.bytes))
+        seconds = _number(event.get("seconds"))
+        flat = flatten(saved.metrics) if saved else {}
+        metrics = [f"{key}={amount(item)}" for key, item in flat.items() if isinstance(item, (int, float))]
+        rows.append(
+            (
+                name,
+                "?" if step is None else f"{step:,}",
+                _after(run, saved.time if saved and saved.time else event.get("time")),
+                size(held or 0),
+                "?" if seconds is None else duration(seconds),
+                ("kept" if saved else "deleted")
+                + (f"; attempts from it: {rank_list(used[name])}" if name in used else ""),
+                " ".join(metrics[:6]),
+            )
+        )
+    return _table(("checkpoint", "step", "after", "size", "took", "state", "metrics"), rows[::-1], (1, 2, 3, 4))
+
+
+_SHOWN_ELSEWHERE = ("attempts", "status", "name", "agents")
+
+
+def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, Table | None]]:
+    """Return the rest of run.json: the configs, the versions and the command, a table for each."""
+    fields = {name: value for name, value in manifest.items() if name not in _SHOWN_ELSEWHERE}
+    if isinstance(argv := fields.pop("argv", None), list):
+        fields["command"] = shlex.join(map(str, argv))
+    for name in ("started", "continued", "updated"):
+        with suppress(KeyError, TypeError, ValueError, OverflowError, OSError):
+            fields[name] = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(fields[name]))
+    groups = {name: flatten(value) for name, value in fields.items() if isinstance(value, dict)}
+    groups = {"run": {n: value for n, value in fields.items() if n not in groups and value is not None}, **groups}
+    return [
+        (name, _table(("name", "value"), [(key, _text(value)) for key, value in group.items()]))
+        for name, group in groups.items()
+        if group
+    ]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,262 @@
+"""The protocol of a stream, which carries the content of files between the mover and a host.
+
+A stream is a pair of descriptors. The server on the host begins with :data:`~distrain.wire.MAGIC`; all bytes before
+that, such as the greeting of a login shell, are skipped. Then the mover sends one request after the other, and reads
+the answer to each. A header is its size (4 bytes, big-endian) and JSON. Contents are the bytes of all files, one after
+the other; the header before them has their sizes. An end that cannot send what it has announced closes the stream.
+
+- ``put`` (folder, staging, folders, files) is followed by contents. The server stores them in ``staging``, compares
+  their digests, and renames it to ``folder``. The answer is a header: empty, or with ``failed``.
+- ``get`` (folder, files, others) is answered by a header with ``failed``, or with the ``sizes`` of the files and all
+  ``folders`` in the directory; then come the contents, and a header with the ``crcs`` of the files, and name, size and
+  crc32 of each of the ``others``.
+
+Runs in: mover, stream server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import zlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distrain import wire
+from distrain.storage.flushing import begin_flush, naming
+from distrain.wire.channel import widen_pipe
+from distrain.wire.shipped_file import ShippedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CHUNK_BYTES = 1 << 20
+_SIZE_BYTES = 4
+_LARGEST_HEADER = 256 << 20
+_CHATTER_KEPT = 4 << 10
+_FLUSHED_BYTES = 8 << 20
+"""Bytes of a file after which the kernel begins to write them to disk."""
+_CRC32 = "crc32:"
+
+
+class StreamEndedError(Exception):
+    """The other end of the stream is gone, or sends something else than this protocol."""
+
+
+class RefusedError(Exception):
+    """The other end could not do what it was asked for, and says why. The stream stays usable."""
+
+
+def checked_name(name: str) -> str:
+    """Return a path below a folder. Raise RefusedError for one that leads out of it, or to the folder itself."""
+    parts = name.split("/")
+    if not name or name.startswith("/") or "\0" in name or ".." in parts or parts == ["."]:
+        raise RefusedError(f"{name!r} is not a file below the folder")
+    return name
+
+
+# -- digests ---------------------------------------------------------------------------------------------------------
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes | memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+class Crc32:
+    """A crc32, with the interface of a hash of hashlib."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Hash more bytes."""
+        self.value = zlib.crc32(data, self.value)
+
+    def hexdigest(self) -> str:
+        """Return the digest as :func:`as_digest` does."""
+        return as_digest(self.value)
+
+
+def as_digest(crc: int) -> str:
+    """Return the digest of a file whose crc32 is known."""
+    return f"{_CRC32}{crc}"
+
+
+def _hash_for(digest: str) -> _Hash:
+    return Crc32() if digest.startswith(_CRC32) else hashlib.sha256()
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """The bytes that arrive over a descriptor, through one buffer. All methods raise StreamEndedError at the end."""
+
+    def __init__(self, fd: int) -> None:
+        widen_pipe(fd)
+        self._fd = fd
+        self._buffer = memoryview(bytearray(_CHUNK_BYTES))
+        self._start = self._end = 0
+
+    def some(self, most: int) -> memoryview:
+        """Return the next bytes, at least one, without copying them. They are valid until the next call."""
+        if self._start == self._end:
+            try:
+                self._start, self._end = 0, os.readv(self._fd, [self._buffer])
+            except OSError as error:
+                raise StreamEndedError(str(error)) from None
+            if not self._end:
+                raise StreamEndedError("it has ended")
+        start = self._start
+        self._start = min(self._end, start + most)
+        return self._buffer[start : self._start]
+
+    def exactly(self, size: int) -> bytes:
+        """Return so many bytes."""
+        data = bytearray()
+        while len(data) < size:
+            data += self.some(size - len(data))
+        return bytes(data)
+
+    def header(self) -> dict[str, Any]:
+        """Return the next header. Raise RefusedError if it tells of a failure."""
+        size = int.from_bytes(self.exactly(_SIZE_BYTES), "big")
+        if size > _LARGEST_HEADER:
+            raise StreamEndedError(f"not a distrain header ({size} bytes)")
+        header: dict[str, Any] = json.loads(self.exactly(size))
+        if "failed" in header:
+            raise RefusedError(header["failed"])
+        return header
+
+    def skip_chatter(self) -> None:
+        """Read up to the magic. Raise StreamEndedError, with the last bytes as its argument, if there is none."""
+        seen = b""
+        try:
+            while not seen.endswith(wire.MAGIC):
+                seen = seen[-_CHATTER_KEPT:] + bytes(self.some(1))
+        except StreamEndedError:
+            raise StreamEndedError(seen.decode(errors="replace").strip()) from None
+
+
+class Arrivals:
+    """Files that arrive over a stream and are stored. All bytes are read, also after an error."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self.problem: OSError | None = None
+        """The first error of the disk."""
+
+    def store(self, path: str, size: int, digest: str = _CRC32) -> str:
+        """Store the next file, and return its digest, of the same kind as ``digest``. Raise StreamEndedError."""
+        found = _hash_for(digest)
+        fd = self._open(path)
+        start = flushed = 0
+        while start < size:
+            data = self._reader.some(size - start)
+            found.update(data)
+            self._write(fd, path, data)
+            start += len(data)
+            if start - flushed >= _FLUSHED_BYTES or start == size:
+                begin_flush(fd, flushed, start - flushed)
+                flushed = start
+        if fd >= 0:
+            os.close(fd)
+        return found.hexdigest()
+
+    def _open(self, path: str) -> int:
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            self.problem = self.problem or error
+            return -1
+
+    def _write(self, fd: int, path: str, data: memoryview) -> None:
+        try:
+            while data and self.problem is None:
+                with naming(path):
+                    data = data[os.write(fd, data) :]
+        except OSError as error:
+            self.problem = error
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write bytes to a stream. Raise StreamEndedError if nobody reads them."""
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    except OSError as error:
+        raise StreamEndedError(str(error)) from None
+
+
+def send_header(fd: int, header: dict[str, Any]) -> None:
+    """Send a header. Raise StreamEndedError."""
+    data = json.dumps(header, separators=(",", ":")).encode()
+    write_all(fd, len(data).to_bytes(_SIZE_BYTES, "big") + data)
+
+
+def send_contents(fd: int, files: Sequence[tuple[str, int]]) -> list[int]:
+    """Send the contents of files, given by path and size. Return the crc32 of each.
+
+    Raise OSError if a file cannot be read, or has become shorter: then the stream has to be closed. Raise
+    StreamEndedError.
+    """
+    widen_pipe(fd)
+    batch, crcs = _Batch(fd), []
+    for path, size in files:
+        with open(path, "rb", buffering=0) as file, naming(path):
+            crcs.append(batch.add(file.fileno(), size))
+    batch.flush()
+    return crcs
+
+
+class _Batch:
+    """Bytes that are sent together, as most files are small."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._buffer = memoryview(bytearray(_CHUNK_BYTES))
+        self._used = 0
+
+    def add(self, source: int, size: int) -> int:
+        """Send the next file, and return its crc32."""
+        crc = 0
+        while size:
+            if self._used == len(self._buffer):
+                self.flush()
+            part = self._buffer[self._used : self._used + size]
+            read = os.readv(source, [part])
+            if not read:
+                raise OSError(errno.EIO, "the file became shorter while it was read")
+            crc = zlib.crc32(part[:read], crc)
+            self._used += read
+            size -= read
+        return crc
+
+    def flush(self) -> None:
+        """Send what was kept back."""
+        used, self._used = self._used, 0
+        write_all(self._fd, self._buffer[:used])
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+def files_in(request: dict[str, Any]) -> dict[str, ShippedFile]:
+    """Return the files of a ``put``, by their names below its folder."""
+    return {checked_name(name): ShippedFile(name, *fields) for name, *fields in request["files"]}
+
+
+def make_folders(top: str, names: Sequence[str]) -> None:
+    """Make a directory, and directories below it, where nothing else has their names. Raise OSError."""
+    os.makedirs(top, exist_ok=True)
+    for name in sorted({*filter(None, names)}):
+        with contextlib.suppress(FileExistsError, NotADirectoryError):  # another rank has a file of that name
+            os.makedirs(os.path.join(top, checked_name(name)), exist_ok=True)

@@ -1,0 +1,123 @@
+"""The program at the far end of a stream: it reads and writes files for the mover. Runs in: stream server.
+
+The mover starts one on a host, over ssh. Requests come in on stdin, and are answered on stdout, see
+:mod:`distrain.transfer.stream`. The program ends when stdin ends, and deletes what is not complete. If it is killed,
+that stays in a directory of the run, which the agent deletes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain import wire
+from distrain.system import process
+from distrain.transfer.stream import (
+    Arrivals,
+    Reader,
+    RefusedError,
+    StreamEndedError,
+    checked_name,
+    files_in,
+    make_folders,
+    send_contents,
+    send_header,
+    write_all,
+)
+
+if TYPE_CHECKING:
+    from distrain.wire.shipped_file import ShippedFile
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until stdin ends. There are no ``arguments``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    read_fd, write_fd = process.private_stdio()
+    with contextlib.suppress(StreamEndedError):
+        write_all(write_fd, wire.MAGIC)
+        serve(read_fd, write_fd)
+
+
+def serve(read_fd: int, write_fd: int) -> None:
+    """Carry out the requests that come in on a stream. Raise StreamEndedError when there are no more."""
+    reader = Reader(read_fd)
+    while True:
+        request = reader.header()
+        try:
+            if request["do"] == "put":
+                _put(reader, request)
+                send_header(write_fd, {})
+            else:
+                _get(write_fd, **request)
+        except (OSError, RefusedError) as error:
+            send_header(write_fd, {"failed": str(error)})
+
+
+def _put(reader: Reader, request: dict[str, Any]) -> None:
+    """Store files. Raise OSError, RefusedError or StreamEndedError."""
+    folder, staging = request["folder"], request["staging"]
+    files = files_in(request)
+    try:
+        os.mkdir(staging, 0o700)  # its parent is the directory of the run: without that, nobody would delete this
+        make_folders(staging, [*request["folders"], *map(os.path.dirname, files)])
+    except OSError as error:
+        _skip(reader, files)
+        raise error from None
+    try:
+        _receive(reader, staging, files)
+        if not os.path.isdir(folder):  # else another run has copied the same
+            os.rename(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _skip(reader: Reader, files: dict[str, ShippedFile]) -> None:
+    arrivals = Arrivals(reader)
+    for file in files.values():
+        arrivals.store("/dev/null", file.size)
+
+
+def _receive(reader: Reader, staging: str, files: dict[str, ShippedFile]) -> None:
+    """Store files in the staging directory, and compare their digests."""
+    arrivals, damaged = Arrivals(reader), []
+    for name, file in files.items():
+        path = os.path.join(staging, name)
+        if arrivals.store(path, file.size, file.digest) != file.digest:
+            damaged.append(name)
+        if arrivals.problem is None:
+            os.chmod(path, file.mode | 0o600)
+            os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
+    if arrivals.problem is not None:
+        raise arrivals.problem
+    if damaged:
+        raise RefusedError(f"{damaged[0]} has changed while it was copied, or was damaged on the way")
+
+
+def _get(fd: int, do: str, folder: str, files: list[str], others: list[str]) -> None:
+    """Send files. Raise OSError, RefusedError or StreamEndedError; end the program if the contents cannot be sent."""
+    paths = [os.path.join(folder, checked_name(name)) for name in files]
+    sizes = [os.stat(path).st_size for path in paths]
+    folders = [
+        os.path.relpath(os.path.join(parent, name), folder)
+        for parent, names, _ in os.walk(folder, followlinks=True)
+        for name in names
+    ]
+    send_header(fd, {"sizes": sizes, "folders": folders})
+    try:
+        crcs = send_contents(fd, list(zip(paths, sizes, strict=True)))
+        send_header(fd, {"crcs": crcs, "others": _hashes(folder, others)})
+    except OSError as error:  # the mover waits for the rest of the contents
+        sys.exit(str(error))
+
+
+def _hashes(folder: str, names: list[str]) -> list[tuple[str, int, int]]:
+    if not names:
+        return []
+    from distrain.storage.file_transfer import hash_files  # not on top, as each stream waits for the imports there
+
+    return hash_files(Path(folder), names)

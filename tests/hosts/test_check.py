@@ -1,0 +1,192 @@
+"""``python -m distrain.launch --check``: of this machine, of names behind a program named ssh, and of real hosts with
+something wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+
+from tests.conftest import wait_until
+from tests.hosts.conftest import over
+from tests.hosts.faults import blocked_pair, own_disk, python_with, site_of
+from tests.nvml import make_driver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.hosts.one_machine import FakeSsh
+    from tests.hosts.user import Ran, User
+
+SILENT_HOST = "exec sleep 60"
+OLD_PYTHON = "import platform\nplatform.python_version = lambda: '3.9.1'\n"
+WRONG_CLOCK = "import time\nreal = time.time\ntime.time = lambda: real() - 100.0\n"
+ENDS_AFTER_ITS_HELLO = ': | sh -c "$command"; exit 255'
+
+
+def findings(ran: Ran) -> list[str]:
+    """The lines with problems. The exit code tells if any of them is fatal, and no file is left in the storage."""
+    lines = [line for line in ran.out.splitlines() if line.startswith(("✗", "!"))]
+    assert ran.code == any(line.startswith("✗") for line in lines), ran.err
+    assert ("cannot train like this: " in ran.out.splitlines()[-1]) == bool(ran.code)
+    if (ran.folder / "runs").is_dir():
+        assert list((ran.folder / "runs").iterdir()) == []
+    return lines
+
+
+# -- hosts that are well ---------------------------------------------------------------------------------------------
+
+
+@over("this_machine")
+def test_this_machine_is_checked_without_a_hostfile(user: User) -> None:
+    ran = user.checks("--num-workers", "50")  # without slots it takes any number
+    assert (findings(ran), ran.err) == ([], "")
+    assert ran.out.splitlines()[-1] == "this host can train"
+
+
+def test_three_hosts_that_are_well_are_shown_with_what_they_have(user: User) -> None:
+    """One greets at login, one has another interpreter."""
+    (user.folder / "hosts").write_text(user.lab.hostfile.read_text())
+    ran = user.checks()
+    assert (findings(ran), ran.err) == ([], "")
+    head, _, *rows, empty, verdict = ran.out.splitlines()
+    assert head.split()[:6] == ["host", "reached", "python", "CPUs", "GPUs", "torch"]
+    assert [row.split()[0] for row in rows] == ["alpha", "beta:2222", "gamma"]
+    for row, address in zip(rows, ("10.77.0.11", "10.77.0.12", "10.77.0.13"), strict=True):
+        words = row.split()
+        assert words[words.index(address) + 1] == "eth0"
+        assert "ok" in words, "storage"
+    assert (empty, verdict) == ("", "3 hosts can train together")
+
+
+@over("this_machine")
+def test_gpus_that_are_ill_or_in_use_are_named(user: User, tmp_path: Path) -> None:
+    """None of it keeps the host from training."""
+    environment = {"LD_LIBRARY_PATH": str(make_driver(tmp_path / "driver")), "FAKE_GPUS": "gstsuf"}
+    ran = user.checks(**environment, FAKE_USER=str(os.getpid()), CUDA_VISIBLE_DEVICES="0,1,2,3,4,5")
+    assert ran.code == 0
+    assert "6.0 of 8.0 GiB" in ran.out
+    assert [text.removeprefix("! localhost: ").partition(";")[0] for text in findings(ran)] == [
+        "GPU 1, 3: faulty memory, which is replaced when the GPU is reset: nvidia-smi --gpu-reset, or restart the host",
+        "GPU 1, 3: 2 uncorrectable memory errors since the driver was loaded",
+        "GPU 1, 3: slowed down by heat and the power supply (91 °C)",
+        "GPU 2: 2.0 of 8.0 GiB are taken, by graphics or by a process that cannot be seen there",
+        f"GPU 4: used by {psutil.Process().name()} (pid {os.getpid()})",
+        "GPU 5: faulty memory, and no spare memory left to replace it",
+    ]
+
+
+# -- hosts that lack something ---------------------------------------------------------------------------------------
+
+
+@over("fake_ssh")
+def test_no_problem_of_a_host_hides_another_one(user: User) -> None:
+    customized = {"old": OLD_PYTHON, "packages": "", "clock": WRONG_CLOCK}
+    pythons = {name: python_with(user.folder / name, source) for name, source in customized.items()}
+    for package in ("torch-2.0.0", "cloudpickle-1.0.0"):
+        installed = site_of(user.folder / "packages") / f"{package}.dist-info"
+        installed.mkdir()
+        (installed / "METADATA").write_text("Name: {}\nVersion: {}\n".format(*package.split("-")))
+    (user.folder / "hosts").write_text(
+        f"good\nnowhere cwd=/nowhere\nnothing python=/nowhere/python\nold {pythons['old']}\n"
+        f"packages {pythons['packages']}\nclock {pythons['clock']}\n"
+    )
+    ran = user.checks()
+    for beginning in (
+        "✗ old: it has Python 3.9.1, this machine 3.",
+        "✗ nothing: its agent has ended: exit code 127, there is no such program: python= in the hostfile",
+        "✗ nowhere: no worker can run in /nowhere: No such file or directory; create it, or set cwd=",
+        "✗ packages: it has cloudpickle 1.0.0, this machine ",
+        "! packages: it has torch 2.0.0, this machine ",
+        "! clock: its clock is 100.0 s behind this machine's",
+    ):
+        assert any(line.startswith(beginning) for line in findings(ran)), beginning
+    assert len(findings(ran)) == 6
+    assert ran.out.splitlines()[-1] == "cannot train like this: nowhere, nothing, old, packages"
+
+
+def test_a_storage_that_is_not_shared_is_found_although_the_path_exists(user: User) -> None:
+    with own_disk(user.lab, "beta", user.folder / "runs"):
+        ran = user.checks("--hosts", "alpha:1,beta:1")
+    [text] = findings(ran)
+    assert text.startswith("! beta: it does not see the storage, which cannot be opened: No such file")
+
+
+def test_a_pair_that_is_blocked_is_named_both_ways(user: User) -> None:
+    with blocked_pair(user.lab):
+        alpha, beta = findings(user.checks("--hosts", "alpha:1,beta:1,localhost:1"))
+    assert alpha.startswith("✗ alpha: beta cannot connect to it at 10.77.0.11 (eth0): no answer within 4 s; let TCP")
+    assert beta.startswith("✗ beta: alpha cannot connect to it at 10.77.0.12 (eth0): no answer within 4 s; let TCP")
+
+
+def test_a_host_that_is_down_does_not_keep_the_others_from_being_looked_at(user: User) -> None:
+    began = time.monotonic()
+    ran = user.checks("--hosts", "alpha:1,10.77.0.99:1,beta:1")
+    assert time.monotonic() - began < 20.0
+    [text] = findings(ran)
+    assert text.startswith("✗ 10.77.0.99: its agent has ended: exit code 255, which is ssh's when it cannot connect")
+    assert "No route to host" in ran.out
+    assert ran.out.count("eth0") == 2
+
+
+@over("fake_ssh")
+def test_an_interface_that_hosts_lack_is_found(user: User) -> None:
+    """A single host needs none."""
+    [text] = findings(user.checks("--hosts", "one:1,two:1", "--interface", "ib77"))
+    assert text.startswith("✗ one, two: it has no network interface ib77 that is up")
+    assert findings(user.checks("--hosts", "one:1", "--interface", "ib77")) == []
+
+
+@over("fake_ssh")
+def test_a_connection_that_breaks_was_one(lab: FakeSsh, user: User) -> None:
+    """Then it is not that ssh could not connect."""
+    lab.make_ssh(ENDS_AFTER_ITS_HELLO)
+    [text] = findings(user.checks("--hosts", "one:1"))
+    assert text.startswith("✗ one: its agent has ended: exit code 255, which is ssh's when the connection breaks")
+
+
+@over("this_machine")
+def test_gpus_are_counted_for_as_many_workers_as_are_asked_for(user: User) -> None:
+    [text] = findings(user.checks("--use-gpu", "--num-workers", "3", CUDA_VISIBLE_DEVICES=""))
+    assert text.startswith("✗ localhost: localhost has 0 GPUs, but 3 workers with 1 each need 3.")
+
+
+# -- this machine ----------------------------------------------------------------------------------------------------
+
+
+@over("this_machine")
+def test_a_storage_that_cannot_be_used_is_an_error_as_in_a_run(user: User) -> None:
+    (user.folder / "runs").write_text("a file")
+    ran = user.checks()
+    assert ran.code == 2
+    assert f"cannot read {user.folder}/runs/" in ran.err
+
+
+@over("this_machine")
+def test_a_storage_that_is_not_local_is_tried_and_left_empty(user: User, tmp_path: Path) -> None:
+    assert findings(user.checks("--storage-path", f"file://{tmp_path}/far")) == []
+    assert list((tmp_path / "far").rglob("*")) == []
+
+
+@over("fake_ssh")
+def test_too_few_slots_for_the_workers_are_a_wrong_command_line(user: User) -> None:
+    ran = user.checks("--hosts", "one:1,two:2", "--num-workers", "50")
+    assert ran.code == 2
+    assert "--num-workers is 50, but the hosts have only 3 slots: one 1, two 2. Ask for fewer workers" in ran.err
+
+
+@over("fake_ssh")
+def test_ctrl_c_ends_a_check_and_leaves_nothing(lab: FakeSsh, user: User) -> None:
+    lab.make_ssh(f"touch {user.folder}/started\n{SILENT_HOST}")
+    argv = [sys.executable, "-m", "distrain.launch", "--check", "--hosts", "one:1", "--storage-path", "runs"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, cwd=user.folder, env=lab.environment(), stdout=pipe) as running:
+        wait_until((user.folder / "started").exists, what="ssh")
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=4) == 130  # nobody is waited for who has not even answered
+    assert list((user.folder / "runs").iterdir()) == []
