@@ -22,7 +22,6 @@ from distrain import wire
 from distrain.api.observer import AttemptBegan, AttemptEnded, Printed, RankEnded, Stopping
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
-from distrain.coordinator.connection.connections import Connections
 from distrain.coordinator.debuggers import Debuggers
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
@@ -49,9 +48,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.api.config import CheckpointConfig
-    from distrain.coordinator.connection.transport import Transport
     from distrain.coordinator.manifest import RunManifest
     from distrain.coordinator.observers import Observers
+    from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.blame import RunSummary
     from distrain.decisions.events import RunRequest
@@ -70,12 +69,11 @@ class Coordinator:
         self,
         request: RunRequest,
         store: RunStore,
-        transports: Sequence[Transport],
+        ranks: Ranks,
         checkpoint_config: CheckpointConfig,
         observers: Observers,
         *,
         log_dir: Path | None = None,
-        stale_run_ids: Sequence[str] = (),
         manifest: RunManifest,
         start_without_own: Callable[[], str | None] = lambda: None,
         shipping: Shipping | None = None,
@@ -86,7 +84,6 @@ class Coordinator:
         self._store = store
         self._observers = observers
         self._log_dir = log_dir
-        self._stale_run_ids = stale_run_ids
         self._manifest = manifest
         self._attempt = -1
         self._is_over = False
@@ -103,13 +100,8 @@ class Coordinator:
         self._start_without_own = start_without_own
         self._foreign_checkpoint = None if store.latest else request.checkpoint
         """The checkpoint of another run that this run has started from, before it had one itself."""
-        self._hosts = Connections(
-            self._loop,
-            transports,
-            request,
-            on_message=self._on_message,
-            on_lost=self._on_lost,
-        )
+        self._hosts = ranks
+        ranks.begin(self._loop, on_message=self._on_message, on_lost=self._on_lost)
         self._host_files = HostFiles(
             self._loop,
             self._files,
@@ -174,7 +166,7 @@ class Coordinator:
     @property
     def end(self) -> RunSummary:
         """The state of the run, and how it ended if it has."""
-        return self.machine.summary()
+        return self.machine.summary(self._hosts.errors)
 
     @property
     def metrics(self) -> dict[str, Any] | None:
@@ -215,12 +207,10 @@ class Coordinator:
 
     def _run(self) -> None:
         try:
-            for run_id in self._stale_run_ids:  # it was killed, perhaps with its agents
-                self._hosts.sweep(run_id)
+            self._hosts.open()
             self._requests.open()
             self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
             self._do(self.machine.start(time.monotonic()))
-            self._hosts.ping()
             self._verify()
             while not self._is_finished():
                 self._arm_timers()
@@ -456,7 +446,7 @@ class Coordinator:
         if attempt > self._request.first_attempt:
             self._host_files.refresh(plan.hosts)
         self._attempt = attempt
-        self._manifest.agents = self._hosts.inherited_ids
+        self._manifest.agents = list(self._hosts.inherited_ids)
         self._manifest.attempt_begins(attempt, plan)
         self._store.make_parent(self._log(attempt, 0))
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
@@ -472,9 +462,12 @@ class Coordinator:
         self._outputs.close()
         self._manifest.attempt_ended(ended.failures, ended.why)
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
-        self._observers.tell(
-            AttemptEnded(ended.attempt, failures, ended.why, lambda: {one.rank: original(one) for one in failures})
-        )
+        own = dict(self._hosts.errors)
+
+        def exceptions() -> dict[int, BaseException]:
+            return {one.rank: own.get(one.rank) or original(one) for one in failures}
+
+        self._observers.tell(AttemptEnded(ended.attempt, failures, ended.why, exceptions))
 
     def _log(self, attempt: int, rank: int) -> Path:
         return self._store.paths.log(attempt, rank, self._log_dir)

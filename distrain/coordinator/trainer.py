@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import os
@@ -28,25 +27,27 @@ from distrain.api.tracker import check_packages, trackers_of
 from distrain.api.trainer_options import check_options, showing_options
 from distrain.coordinator.connection import resting_agents
 from distrain.coordinator.connection.choice import advice_on_slots, hosts_of, transports_for
+from distrain.coordinator.connection.connections import Connections
 from distrain.coordinator.connection.slurm import run_name
 from distrain.coordinator.connection.transport import LocalTransport, Transport
 from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.host_check import HostCheck, lacking
 from distrain.coordinator.host_files import Shipping
-from distrain.coordinator.launched.ignored_settings import describe_ignored_settings
-from distrain.coordinator.launched.launched import LaunchedRun
-from distrain.coordinator.launched.outer_launcher import OuterLauncher, check_launcher
-from distrain.coordinator.launched.rank_group import RankGroup, join
-from distrain.coordinator.launched.runner import InProcessRun
 from distrain.coordinator.manifest import RunManifest
 from distrain.coordinator.observers import Observers, import_observers, observers_of
+from distrain.coordinator.ranks.adopted import request_for_adopted
+from distrain.coordinator.ranks.ignored_settings import describe_ignored_settings
+from distrain.coordinator.ranks.in_process import InProcessRank
+from distrain.coordinator.ranks.joined import RankGroup, join
+from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launcher
 from distrain.coordinator.run_errors import RunErrors, exit_code_of
 from distrain.coordinator.run_facts import RunFacts, plain
 from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.coordinator.store.event_log import EventLog
 from distrain.coordinator.store.remote_store import open_run
 from distrain.coordinator.store.run_store import RESERVED_BYTES
+from distrain.decisions.blame import RunSummary
 from distrain.decisions.events import RunRequest, Validator
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.retries import start_without_checkpoint
@@ -84,9 +85,9 @@ if TYPE_CHECKING:
 
     from distrain.api.trainer_options import TrainerOptions
     from distrain.coordinator.host_check import HostFacts
+    from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
     from distrain.data.datasets import RunDatasets
-    from distrain.decisions.blame import RunSummary
     from distrain.decisions.host_checks import Finding
     from distrain.hosts.hostfile import HostSpec
     from distrain.storage.paths import RunPaths
@@ -94,7 +95,7 @@ if TYPE_CHECKING:
 __all__ = ["DataParallelTrainer", "run_work"]
 
 
-Runner = Coordinator | InProcessRun | LaunchedRun
+_NOT_BEGUN = RunSummary(state=RunState.CONNECTING, attempt=-1)
 _FULL_DISK_WAIT_S = 5.0
 """Seconds that the end of a run waits for free space on a full disk before it gives up a file."""
 _FULL_DISK_PAUSE_S = 0.5
@@ -440,7 +441,7 @@ def _train(
     try:
         if where.detach is not None:
             where.detach(store.paths, str(store.location))
-        with console_threads() if where.starts_workers else contextlib.nullcontext():
+        with console_threads():
             return _Run(store, request, run, work, where, group).train()
     finally:
         store.close()
@@ -611,8 +612,6 @@ class _Run:
 
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""
-        if not self._where.starts_workers:  # else the coordinator does it, while the hosts connect
-            self._store.verify()
         latest = self._store.latest
         request = self._request = replace(
             self._in_directory(),
@@ -625,17 +624,19 @@ class _Run:
         self._write_start()
         self._facts.begin()
         observers = self._observers()
-        runner = self._runner(request, observers)
         result: Result | None = None
+        coordinator: Coordinator | None = None
         try:
             observers.tell(self._begun)
-            runner.run()
+            ranks, request = self._ranks(request)
+            coordinator = self._coordinator(request, ranks, observers)
+            ranks.drive(coordinator.run)
             complaint = "the last reports could not be written"
             self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
-            result, failure = self._conclude(runner, observers.status)
+            result, failure = self._conclude(coordinator, observers.status)
         except BaseException as error:
             failure = error
-        self._end(runner, observers, result, failure)
+        self._end(coordinator, observers, result, failure)
         if failure is not None:
             raise failure
         assert result is not None
@@ -661,20 +662,22 @@ class _Run:
     def check(self, *, empties_caches: bool) -> tuple[list[Finding], dict[str, HostFacts]]:
         """Look at the hosts, and start no rank."""
         self._write_start()
-        request = self._in_directory()
+        request = replace(self._in_directory(), checks_hosts=True, empties_caches=empties_caches)
         return HostCheck(
-            replace(request, checks_hosts=True, empties_caches=empties_caches),
+            request,
             self._store,
-            self._where.transports,
+            Connections(self._where.transports, request),
             self._config.checkpoint_config,
             Observers(RunStatus(str(self._store.location), time.monotonic(), 0.0)),
             manifest=self._manifest,
             shipping=self._where.shipping.for_run(self._store, request.run_id),
         ).look()
 
-    def _end(self, runner: Runner, observers: Observers, result: Result | None, error: BaseException | None) -> None:
+    def _end(
+        self, runner: Coordinator | None, observers: Observers, result: Result | None, error: BaseException | None
+    ) -> None:
         """Note in run.json how the run has ended, and tell the observers. All other files of the run are there."""
-        end = runner.end
+        end = runner.end if runner is not None else _NOT_BEGUN
         self._facts.end()
         self._manifest.exit_code = exit_code_of(error)
         is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
@@ -686,6 +689,9 @@ class _Run:
         )
         reason = None if end.state is RunState.FINISHED else end.stop_reason
         how = "stopped" if status == "aborted" else status
+        advice = None
+        if runner is not None and reason == "SIGINT":
+            advice = self._run_errors(runner, observers.status).how_to_continue
         ended = Ended(
             status=status,
             how=f"stopped by {stopped_by(reason)}" if reason else how,
@@ -693,7 +699,7 @@ class _Run:
             result=result,
             error=error,
             checkpoints=list(self._store.committed),
-            advice=self._run_errors(runner, observers.status).how_to_continue if reason == "SIGINT" else None,
+            advice=advice,
             storage_works=self._storage_works(end),
         )
         observers.tell(ended)
@@ -762,42 +768,32 @@ class _Run:
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
 
-    def _runner(self, request: RunRequest, observers: Observers) -> Runner:
-        checkpoints = self._config.checkpoint_config
+    def _ranks(self, request: RunRequest) -> tuple[Ranks, RunRequest]:
+        """Return where the ranks live, and what is asked of them. Ranks of another launcher meet here."""
         if self._group is not None:
-            return LaunchedRun(
-                request,
-                self._store,
-                checkpoints,
-                observers,
-                manifest=self._manifest,
-                group=self._group,
-            )
+            joined = self._group.join_up(self._store, request.run_id)
+            return joined, request_for_adopted(request, self._group.plan)
         if not self._where.starts_workers:
-            return InProcessRun(
-                request,
-                self._work,
-                self._store,
-                checkpoints,
-                observers,
-                manifest=self._manifest,
-            )
+            request = request_for_adopted(request)
+            return InProcessRank(request, self._work), request
+        return Connections(self._where.transports, request, stale_run_ids=self._manifest.stale_ids), request
+
+    def _coordinator(self, request: RunRequest, ranks: Ranks, observers: Observers) -> Coordinator:
         return Coordinator(
             request,
             self._store,
-            self._where.transports,
-            checkpoints,
+            ranks,
+            self._config.checkpoint_config,
             observers,
             log_dir=self._log_dir,
             manifest=self._manifest,
-            stale_run_ids=self._manifest.stale_ids,
             start_without_own=self._start_without_own,
             shipping=self._where.shipping.for_run(self._store, request.run_id),
         )
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self, runner: Runner, status: RunStatus) -> tuple[Result, BaseException | None]:
+    def _conclude(self, runner: Coordinator, status: RunStatus) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
         value = runner.end.value
         if value is not None:
@@ -840,7 +836,7 @@ class _Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
 
-    def _run_errors(self, runner: Runner, status: RunStatus) -> RunErrors:
+    def _run_errors(self, runner: Coordinator, status: RunStatus) -> RunErrors:
         end = runner.end
         name, logs, latest = self._store.location.name, None, self._store.latest
         if self._where.starts_workers and end.attempt >= self._manifest.first_attempt:

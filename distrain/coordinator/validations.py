@@ -50,14 +50,14 @@ class Validations:
         self._request = request
         self._store = store
         self._log_dir = log_dir
-        self._loop: Loop | None = None
+        self._loop: Loop
         self._queue: deque[CommittedCheckpoint] = deque()
         self._task: _Task | None = None
         self._opening: CommittedCheckpoint | None = None
         """The checkpoint whose log is being opened."""
 
-    def start(self, loop: Loop | None) -> None:
-        """Queue what an earlier part of the run left unvalidated. Without a loop, :meth:`pump` does the work."""
+    def start(self, loop: Loop) -> None:
+        """Queue what an earlier part of the run left unvalidated."""
         self._loop = loop
         for saved in self._store.committed:
             if saved.is_pending and self._request.validator is not None:
@@ -94,19 +94,6 @@ class Validations:
         task = self._task
         if task is not None and task.deadline is not None and time.monotonic() >= task.deadline:
             self._end(task, Status.VALIDATION_TIMEOUT, {}, "it took longer than its timeout_s")
-
-    def pump(self, timeout_s: float) -> None:
-        """Wait for the validation under way, at most this long; for use without a loop."""
-        task = self._task
-        if task is None:
-            return
-        left_s = timeout_s if task.deadline is None else min(timeout_s, max(0.0, task.deadline - time.monotonic()))
-        channel = task.child.channel
-        channel.flush()
-        frames = channel.wait(left_s)
-        if frames or channel.at_end:
-            self._on_frames(task, frames)
-        self.tick()
 
     def abort(self) -> None:
         """Kill the validation under way and empty the queue. A run that continues this one validates the rest."""
@@ -159,8 +146,7 @@ class Validations:
         deadline = None if limit_s is None else time.monotonic() + limit_s
         task = self._task = _Task(saved, child, log, deadline)
         self._opening = None
-        if self._loop is not None:
-            child.channel.attach(self._loop, lambda frames: self._on_frames(task, frames))
+        child.channel.attach(self._loop, lambda frames: self._on_frames(task, frames))
         child.channel.queue(
             wire.RunValidation(
                 checkpoint=checkpoint,

@@ -136,13 +136,14 @@ class RunStateMachine:
 
     # -- the state of the run -------------------------------------------------------------------------------------
 
-    def summary(self) -> RunSummary:
-        """Return the summary of the run."""
+    def summary(self, errors: Mapping[int, BaseException] | None = None) -> RunSummary:
+        """Return the summary of the run. ``errors``: exceptions by rank, if they were raised in this process."""
         return RunSummary(
             state=self.state,
             attempt=self.attempt,
             value=self.outcomes[0].body if self.is_done else None,
             failures=self.failures,
+            errors=errors or {},
             stopped_ranks=self.stopped_ranks,
             stop_reason=self.stop_reason,
             problem=self.problem,
@@ -352,7 +353,7 @@ class RunStateMachine:
     def _plan_attempt(self, now: float) -> list[Action]:
         before = self.plan
         try:
-            self.plan = make_plan(self._host_pool.connected, self.request.scaling)
+            self.plan = self.request.plan or make_plan(self._host_pool.connected, self.request.scaling)
         except ResourcesError as error:
             self.resources_missing = True
             self._forget_attempt()
@@ -730,6 +731,8 @@ class RunStateMachine:
             signal=signal,
             last_grace_s=last_grace_s,
             culprit_known=culprit_known,
+            problem=self.problem or "",
+            reason=self.stop_reason or "",
         )
         return [SendMessage(host, stop) for host in hosts]
 
@@ -856,8 +859,8 @@ class RunStateMachine:
         if not culprit.lost:
             place = raised_at(culprit.traceback)
             how = f"failed: {culprit.summary}" if culprit.kind == "exception" else culprit.summary
-            log = f"its log: attempt_{self.attempt}/rank_{culprit.rank}.log"
-            return f"rank {culprit.rank}{on_host(culprit.host)} {how}{f' ({place})' if place else ''}; {log}"
+            log = f"; its log: attempt_{self.attempt}/rank_{culprit.rank}.log" if self.request.keeps_logs else ""
+            return f"rank {culprit.rank}{on_host(culprit.host)} {how}{f' ({place})' if place else ''}{log}"
         losses: dict[str, list[RankFailure]] = {}
         for failure in self.failures:
             if failure.lost:

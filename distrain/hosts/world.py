@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class RankPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldPlan:
-    """All ranks of an attempt, in order. The ranks of a host follow each other.
+    """All ranks of an attempt, in order. The ranks of a host follow each other, if distrain has placed them.
 
     shares_gpu: some ranks use the same physical GPU.
     shares_network: all hosts share the network of one machine, so that their ranks can connect over its loopback
@@ -59,7 +58,10 @@ class WorldPlan:
 
     @cached_property
     def _by_host(self) -> dict[str, tuple[RankPlan, ...]]:
-        return {host: tuple(ranks) for host, ranks in groupby(self.ranks, key=lambda rank: rank.host)}
+        found: dict[str, list[RankPlan]] = {}
+        for rank in self.ranks:
+            found.setdefault(rank.host, []).append(rank)
+        return {host: tuple(ranks) for host, ranks in found.items()}
 
     @cached_property
     def _known_address(self) -> str:

@@ -58,6 +58,18 @@ def console_threads() -> Iterator[None]:
                     _writers.clear()
 
 
+def _forget_in_child() -> None:
+    """Let a child of the user's ``os.fork()``, which has no such threads, write to the consoles itself."""
+    global _runs, _lock
+    for writer in _writers.values():
+        os.close(writer.fd)
+    _runs, _lock = 0, threading.Lock()
+    _writers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 def write_to(console: IO[str], text: str | bytes) -> None:
     """Print text, through the console's thread if there is one. Raises OSError or ValueError for a closed console.
 

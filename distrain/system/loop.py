@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.system.process import handled_signals
 
@@ -90,13 +90,15 @@ class Loop:
 
     @contextlib.contextmanager
     def signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> Iterator[None]:
-        """Call :meth:`on_signals` for the block; do nothing in other threads than the main one.
+        """Call :meth:`on_signals` for the block. Another thread than the main one follows the :class:`SignalRelay`.
 
         Signals that this process ignores stay ignored. Signals with a handler in C keep it, because it could not be
         restored.
         """
         if threading.current_thread() is not threading.main_thread():
-            yield
+            relay = SignalRelay.current
+            with contextlib.nullcontext() if relay is None else relay.followed_by(self, callback):
+                yield
             return
         previous = self.on_signals((n for n in numbers if handler_of(n) not in (signal.SIG_IGN, None)), callback)
         try:
@@ -200,6 +202,56 @@ class Loop:
         for fd in self._signal_pipe:
             os.close(fd)
         self._signal_pipe = ()
+
+
+class SignalRelay:
+    """Signals that the main thread passes on to the loops of other threads, which the interpreter gives none.
+
+    A loop that begins later gets the signals of earlier, too. There is one relay at a time.
+    """
+
+    current: ClassVar[SignalRelay | None] = None
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._passed = b""
+        self._pipes: set[int] = set()
+
+    def __enter__(self) -> SignalRelay:
+        SignalRelay.current = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        SignalRelay.current = None
+
+    def pass_on(self, number: int) -> None:
+        """Let every loop that follows call back with the signal."""
+        with self._lock:
+            self._passed += bytes([number])
+            for fd in self._pipes:
+                os.write(fd, bytes([number]))
+
+    @contextlib.contextmanager
+    def followed_by(self, loop: Loop, callback: Callable[[int], None]) -> Iterator[None]:
+        """Call back with each signal, in steps of the loop, within the block."""
+        read_fd, write_fd = os.pipe()
+        with self._lock:
+            os.write(write_fd, self._passed)
+            self._pipes.add(write_fd)
+
+        def read() -> None:
+            for number in os.read(read_fd, 4096):
+                callback(number)
+
+        loop.on_readable(read_fd, read)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pipes.remove(write_fd)
+            loop.forget(read_fd)
+            os.close(read_fd)
+            os.close(write_fd)
 
 
 class PausableClock:

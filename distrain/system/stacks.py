@@ -18,8 +18,8 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 _RAISED = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
 _BOOTSTRAP = re.compile(r"^<|/runpy\.py$")
 _WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
-_BOTTOM = "run_worker"
-"""The outermost function of distrain in a worker."""
+_BOTTOM = {"run_worker": "/worker", "_be_rank": "/coordinator/ranks"}
+"""The outermost function of distrain in a worker, and in a process of the user that is a rank, with its package."""
 PHASES = {
     "_load": "loading train_func",
     "setup": "setting up the process group",
@@ -156,8 +156,8 @@ def last_words(lines: Sequence[str]) -> list[str]:
 
 def _ours(frames: Sequence[_Frame]) -> list[_Frame]:
     """Return the frames of distrain: those of files below the package of the worker's outermost function."""
-    worker = next((frame.folder for frame in frames if frame.function == _BOTTOM), None)
-    root = worker and worker.rpartition("/")[0]
+    bottom = next((frame for frame in frames if frame.function in _BOTTOM), None)
+    root = bottom and bottom.folder.removesuffix(_BOTTOM[bottom.function])
     return [f for f in frames if root is not None and (f.folder == root or f.folder.startswith(f"{root}/"))]
 
 
@@ -165,7 +165,7 @@ def _main_thread(text: str) -> list[_Frame]:
     """Return the thread that runs the worker, or else the one that handled the signal."""
     threads = _threads(text)
     for frames in threads:
-        if any(frame.function == _BOTTOM for frame in frames):
+        if any(frame.function in _BOTTOM for frame in frames):
             return frames
     return threads[-1] if threads else []
 

@@ -181,7 +181,10 @@ class HostFailed(Message):
 
 @message
 class HostSignalled(Message):
-    """A scheduler has sent a signal to the agent, such as SIGUSR1: the job will end soon. Agent -> coordinator."""
+    """A signal asks the run to stop, such as SIGUSR1 of a scheduler: the job will end soon.
+
+    Agent, or a rank that distrain has not started -> coordinator.
+    """
 
     signal: str
 
@@ -296,6 +299,8 @@ class Exited(Message):
 class Stop(Message):
     """End the attempt: a signal, a grace, stacks, SIGTERM, a last grace, SIGKILL.
 
+    problem, reason: why the run cannot go on, and the signal by which the user has asked it to stop; empty if neither.
+
     With a grace of 0, the agent begins with the stacks; with a last grace of 0, SIGKILL follows on the stacks. Ranks
     that do not handle ``signal`` get SIGTERM instead of it. Without ``culprit_known``, the agent uses up the whole time
     for taking stacks, so that a rank that is failing at that moment can still report its exception.
@@ -308,6 +313,8 @@ class Stop(Message):
     signal: str = ""
     last_grace_s: float = 0.0
     culprit_known: bool = True
+    problem: str = ""
+    reason: str = ""
 
 
 @message
@@ -953,13 +960,10 @@ class CollectiveDone(ToWorker):
 class StopVote(FromWorker):
     """The worker waits in its ``call``-th should_stop(). With 0 it does not wait: it tells that it uses should_stop().
 
-    reason: the signal that asks this rank, which another launcher has started, to stop; the run should end.
-
     Worker -> coordinator; answered by :class:`StopDecision`, if it waits.
     """
 
     call: int = 0
-    reason: str = ""
 
 
 @message

@@ -21,7 +21,6 @@ from typing import NoReturn
 
 from distrain import wire
 from distrain.api import current
-from distrain.api.context import TrainContext
 from distrain.storage.checkpoint import fetch_with
 from distrain.system.process import STACKS_SIGNAL, UNWIND_SIGNAL, WAKE_SIGNAL, show_command
 from distrain.wire.channel import Channel
@@ -76,10 +75,9 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     _handle_signals(fds.stacks)
     if forked:
         _reseed()
-    context = _context(spec)
+    session = Session.of(channel, spec)
+    context = session.context
     show_command("distrain:", "rank", str(context.world_rank), "of", context.run_name)
-    checkpoint = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
-    session = Session(channel, context, checkpoint)
     session.handle(early)
     current.session = session
     debugger = Debugger(session, channel, spec.debug_rank)
@@ -206,11 +204,6 @@ def _reseed() -> None:
         numpy_random.seed()
     if torch := sys.modules.get("torch"):
         torch.default_generator.seed()
-
-
-def _context(spec: wire.WorkerSpec) -> TrainContext:
-    """Return the context that the coordinator sent; JSON has made a list of the devices."""
-    return TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})
 
 
 # -- the work --------------------------------------------------------------------------------------------------------

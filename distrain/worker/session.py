@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distrain import wire
 from distrain.api import current
 from distrain.api.config import CheckpointUploadMode
-from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
+from distrain.api.context import (
+    CheckpointConsistencyMode,
+    ReportedCheckpoint,
+    ReportedCheckpointStatus,
+    TrainContext,
+)
 from distrain.api.store_options import StoreOptions
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import POSITIONS, Checkpoint
@@ -42,7 +47,6 @@ from distrain.worker.report_checks import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from distrain.api.context import TrainContext
     from distrain.data.datasets import RunDatasets
     from distrain.data.iterator import DataIterator
     from distrain.data.positions import DataLoop
@@ -56,7 +60,7 @@ SYNC, ASYNC, NO_UPLOAD = CheckpointUploadMode
 
 
 class WorkerChannel(Protocol):
-    """A worker's connection to the coordinator: a ``Channel``, or an object that replaces it in the same process."""
+    """A worker's connection to the coordinator."""
 
     at_end: bool
     has_uploader: bool
@@ -71,6 +75,12 @@ class WorkerChannel(Protocol):
 
 class Session:
     """A worker's side of reports, checkpoints and collectives. Each rank has one."""
+
+    @classmethod
+    def of(cls, channel: WorkerChannel, spec: wire.WorkerSpec) -> Session:
+        """Return the session of the rank that ``spec`` describes."""
+        context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})  # JSON has made it a list
+        return cls(channel, context, context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None)
 
     def __init__(self, channel: WorkerChannel, context: TrainContext, checkpoint: Checkpoint | None) -> None:
         self.context = context

@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import runpy
+import signal
 import sys
 import threading
 import traceback
@@ -267,6 +268,8 @@ def _pickled_exception(error: BaseException) -> bytes:
 
 
 def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT  # as of the interpreter
     if not isinstance(error, SystemExit):
         return 1
     if error.code is None:

@@ -19,6 +19,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.errors import DistrainError
 from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class VitalsSampler:
             if now >= began + self._every_s:
                 try:
                     self._send(own_s, waiting_s, places)
-                except OSError:  # the agent is gone
+                except (OSError, DistrainError):  # the agent is gone, or rank 0
                     return
                 began, own_s, waiting_s = now, 0.0, 0.0
                 places.clear()

@@ -78,7 +78,7 @@ class Fit:
 def await_the_last_write_of_run_json() -> None:
     """Wait in train_func of a run with one worker until the coordinator has written run.json, which it does soon."""
     manifest = Path(distrain.get_context().get_trial_dir(), "run.json")
-    while json.loads(manifest.read_bytes())["attempts"][-1]["training"] is None:
+    while not any(attempt["training"] for attempt in json.loads(manifest.read_bytes())["attempts"][-1:]):
         time.sleep(0.01)
 
 

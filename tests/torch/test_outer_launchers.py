@@ -305,8 +305,8 @@ def test_nobody_waits_for_a_killed_rank(start: Callable[..., Started], tmp_path:
 
 REFUSES = """
 if RANK == int(sys.argv[2]):
-    from distrain.coordinator.launched import rank_group
-    rank_group.storage_problem = lambda *asked: "cannot be opened: No such file or directory"
+    from distrain.coordinator.ranks import joined
+    joined.storage_problem = lambda *asked: "cannot be opened: No such file or directory"
 if RANK == 0 and sys.argv[2] == "0":
     (FOLDER / "runs").write_text("no directory")
 said["outcome"] = outcome(lambda: write(), "run")
@@ -354,30 +354,7 @@ def test_a_failing_rank_ends_the_launcher(
 ONE_AFTER_THE_OTHER = """
 def waits(config):
     barrier()
-    for late in (1, 2):
-        barrier()
-        if RANK == late:
-            time.sleep(0.3)
-        came = time.time()
-        barrier()
-        said.setdefault("barriers", []).append([came, time.time()])
     return [broadcast_from_rank_zero(RANK + number) for number in (5, 6)]
-
-def mixes_up(config):
-    barrier()
-    try:
-        broadcast_from_rank_zero(1) if RANK else barrier()
-    except CollectiveError as error:
-        said["mix-up"] = str(error)
-    return broadcast_from_rank_zero(f"from {RANK}")
-
-def rank_0_finishes(config):
-    if RANK != 0:
-        barrier()
-
-def rank_1_finishes(config):
-    if RANK != 1:
-        barrier()
 
 class OfRank0(int):
     def __reduce__(self):
@@ -394,9 +371,8 @@ def returns_a_lock(config):
 
     return threading.Lock()
 
-for function in (waits, mixes_up, rank_0_finishes, rank_1_finishes, waits):
-    said.setdefault(function.__name__, []).append(outcome(function, function.__name__))
-    write()
+for number in (1, 2):
+    said.setdefault("waits", []).append(outcome(waits, f"waits-{number}"))
 for function in (returns_what_only_rank_0_can_unpickle, returns_a_lock):
     said.setdefault(function.__name__, []).append(outcome(function, function.__name__))
     write()
@@ -414,36 +390,15 @@ def one_after_the_other(tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
     return said_by(started)
 
 
-def test_nobody_leaves_a_barrier_before_the_last_has_come(one_after_the_other: list[dict[str, Any]]) -> None:
-    for ranks in zip(*(said["barriers"] for said in one_after_the_other), strict=True):
-        assert min(left for _, left in ranks) >= max(came for came, _ in ranks)
-
-
 def test_one_fit_after_the_other(one_after_the_other: list[dict[str, Any]]) -> None:
     for said in one_after_the_other:
         assert said["waits"] == [["returned", [5, 6]]] * 2
-
-
-def test_all_ranks_hear_of_a_mix_up_and_meet_again(one_after_the_other: list[dict[str, Any]]) -> None:
-    for said in one_after_the_other:
-        assert said["mixes_up"] == [["returned", "from 0"]]
-        assert "barrier()" in said["mix-up"]
-        assert "broadcast_from_rank_zero()" in said["mix-up"]
 
 
 def test_a_return_value_that_cannot_travel_is_left_out(one_after_the_other: list[dict[str, Any]]) -> None:
     for rank, said in enumerate(one_after_the_other):
         assert said["returns_what_only_rank_0_can_unpickle"] == [["returned", None if rank else 1]]
         assert said["returns_a_lock"] == [["returned", None]]
-
-
-@pytest.mark.parametrize("finished", [0, 1])
-def test_a_rank_that_has_finished_is_named(one_after_the_other: list[dict[str, Any]], finished: int) -> None:
-    for rank in {0, 1, 2} - {finished}:
-        kind, text, *cause = one_after_the_other[rank][f"rank_{finished}_finishes"][0]
-        assert "CollectiveError" in (kind, *cause)
-        assert "finished" in text
-        assert "barrier()" in text
 
 
 # -- without a launcher -----------------------------------------------------------------------------------------------

@@ -43,28 +43,23 @@ _WAKE_TIMEOUT_S = 10.0
 
 
 class Connections:
-    """One link to each host that was connected to.
+    """One link to each host that was connected to. See :class:`~distrain.coordinator.ranks.port.Ranks`.
 
-    on_message: gets the name of a host and its message.
-    on_lost: gets the loss of a host. Nothing more comes from it until :meth:`connect`.
+    stale_run_ids: ids of processes that an earlier part of the run may have left on the hosts, as its own process died.
     """
 
     def __init__(
-        self,
-        loop: Loop,
-        transports: Sequence[Transport],
-        request: RunRequest,
-        *,
-        on_message: Callable[[str, wire.Message], None],
-        on_lost: Callable[[HostLost], None],
+        self, transports: Sequence[Transport], request: RunRequest, *, stale_run_ids: Sequence[str] = ()
     ) -> None:
-        self._loop = loop
+        self.errors: Mapping[int, BaseException] = {}
+        self._stale_run_ids = stale_run_ids
         self._transports = {transport.host.name: transport for transport in transports}
         self._position = {name: position for position, name in enumerate(self._transports)}
         self._ping_interval_s = min([PING_INTERVAL_S, *(_PING_AFTER * one.lease_s for one in transports)])
         self._request = request
-        self._on_message = on_message
-        self._on_lost = on_lost
+        self._loop: Loop
+        self._on_message: Callable[[str, wire.Message], None]
+        self._on_lost: Callable[[HostLost], None]
         self._links: dict[str, AgentLink] = {}
         self._greeted: set[str] = set()
         """The hosts that have had an agent."""
@@ -76,6 +71,19 @@ class Connections:
         self._inherited: resting_agents.Surroundings = (object(),)
         self._has_lost = False
         """True once an agent was replaced. None rests then."""
+
+    def drive(self, run: Callable[[], None]) -> None:
+        run()
+
+    def begin(
+        self, loop: Loop, on_message: Callable[[str, wire.Message], None], on_lost: Callable[[HostLost], None]
+    ) -> None:
+        self._loop, self._on_message, self._on_lost = loop, on_message, on_lost
+
+    def open(self) -> None:
+        for run_id in self._stale_run_ids:
+            self._sweep(dict.fromkeys(self._transports, run_id))
+        self._ping()
 
     def connect(self, name: str) -> None:
         """Wake up an agent that has served an earlier run of this process, or start one."""
@@ -184,7 +192,7 @@ class Connections:
         ids = f"{process.extended_run_ids(self._request.run_id)}:{self._ids[name]}"
         return stream_argv(self._transports[name], ids, self._links[name].hello, flags=self._request.python_flags)
 
-    def ping(self) -> None:
+    def _ping(self) -> None:
         """Send every agent a sign of life, drop those whose lease has expired, and set the timer for the next time."""
         next_in_s = self._ping_interval_s
         for link in list(self._links.values()):
@@ -196,7 +204,7 @@ class Connections:
                 continue
             link.send(_PING)
             next_in_s = min(next_in_s, link.lease_s - silence_s + _LEASE_MARGIN_S)
-        self._loop.call_in("ping", next_in_s, self.ping)
+        self._loop.call_in("ping", next_in_s, self._ping)
 
     def close(self, *, keep: bool) -> None:
         """End every agent, and sweep the hosts of those that had to be killed or were lost.
@@ -216,10 +224,6 @@ class Connections:
 
     def _keep(self, name: str) -> bool:
         return resting_agents.keep(self._links[name], self._ids[name], self._inherited)
-
-    def sweep(self, run_id: str) -> None:
-        """Kill what a run whose coordinator died may have left on the hosts."""
-        self._sweep(dict.fromkeys(self._transports, run_id))
 
     def _sweep(self, ids: Mapping[str, str]) -> None:
         """Kill the processes with these ids, by host; on many hosts at the same time."""

@@ -139,7 +139,7 @@ class RemoteStore(RunStore):
 
     # -- orders ---------------------------------------------------------------------------------------------------
 
-    def start(self, loop: Loop | None, background: Background, run_id: str, flags: Sequence[str]) -> None:
+    def start(self, loop: Loop, background: Background, run_id: str, flags: Sequence[str]) -> None:
         super().start(loop, background, run_id, flags)
         ids = {process.RUN_IDS: process.extended_run_ids(run_id)}
         self._link = OrderLink(loop, self._on_answer, "uploader", flags=flags, environment=ids)
@@ -182,14 +182,6 @@ class RemoteStore(RunStore):
     @property
     def is_idle(self) -> bool:
         return not self._waiting and super().is_idle
-
-    def wait_until_idle(self) -> None:
-        try:
-            if self._link is not None:
-                self._link.settle(self.announce_wait)
-        except KeyboardInterrupt:
-            self.abandon_pending_work()
-            raise
 
     def abandon_pending_work(self) -> None:
         super().abandon_pending_work()
@@ -295,12 +287,17 @@ class RemoteStore(RunStore):
 
     def _finish_storage(self) -> str | None:
         """Delete checkpoints that were not committed, and mirror the small files. Return why that failed, or None."""
+        assert self._link is not None
         problems: list[str | None] = []
         committed = {saved.path.name for saved in self.committed}
         uncommitted = sorted(set(self._directories.values()) - committed)
         self._order(wire.DeleteCheckpoints(directories=uncommitted), lambda failed: None)
         self._order(wire.MirrorRecords(), problems.append)
-        self.wait_until_idle()
+        try:
+            self._link.settle(self.announce_wait)
+        except KeyboardInterrupt:
+            self.abandon_pending_work()
+            raise
         return next((problem for problem in problems if problem), None)
 
     def _release(self, problem: str | None) -> None:

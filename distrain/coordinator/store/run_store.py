@@ -24,9 +24,7 @@ from distrain.storage.records import PENDING, CommittedCheckpoint, file_entry, w
 from distrain.storage.run_lock import LocalLock
 from distrain.system.background import Background
 from distrain.system.log import say, warn
-from distrain.system.remote_path import RemotePath
 from distrain.system.text import is_full_disk
-from distrain.transfer.executor import StorageExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from distrain import wire
     from distrain.storage.commit import Commit
     from distrain.system.loop import Loop
+    from distrain.system.remote_path import RemotePath
 
 RESERVED_BYTES = 64 << 10
 """Disk space that a run keeps for its end."""
@@ -241,10 +240,10 @@ class RunStore(ABC):
 
     # -- work in the background -----------------------------------------------------------------------------------
 
-    def start(self, loop: Loop | None, background: Background, run_id: str, flags: Sequence[str]) -> None:
+    def start(self, loop: Loop, background: Background, run_id: str, flags: Sequence[str]) -> None:
         """Begin the run: do all further work on files in ``background``, in order.
 
-        loop: reads what other processes answer; None if there is no loop.
+        loop: reads what other processes answer.
         flags: options of the interpreter for other processes.
         """
         self._background = background
@@ -279,10 +278,6 @@ class RunStore(ABC):
     def is_idle(self) -> bool:
         """True if no work is pending."""
         return not self._background.pending
-
-    def wait_until_idle(self) -> None:
-        """Wait until no work is pending. For callers without a loop, whose work on files is done at once."""
-        assert self.is_idle
 
     def abandon_pending_work(self) -> None:
         """Stop waiting for pending work, which may or may not be completed."""
@@ -486,9 +481,3 @@ class RunStore(ABC):
     def open_order(self) -> wire.OpenStorage | None:
         """Return the first order for the uploaders of all hosts, or None."""
         return None
-
-    def upload(self, order: wire.Upload, then: Callable[[wire.Message], None]) -> None:
-        """Store a rank's files in this process, then call ``then`` with the answer."""
-        run = self.location if isinstance(self.location, RemotePath) else None
-        executor = StorageExecutor(run, self._warn_from_background)
-        self._background.do(lambda: executor.do(order), then)

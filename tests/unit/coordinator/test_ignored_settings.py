@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from distrain import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
-from distrain.coordinator.launched.ignored_settings import describe_ignored_settings
-from distrain.coordinator.launched.outer_launcher import OuterLauncher
+from distrain.coordinator.ranks.ignored_settings import describe_ignored_settings
+from distrain.coordinator.ranks.outer_launcher import OuterLauncher
 
 TORCHRUN = OuterLauncher(
     name="torchrun", rank=0, world_size=2, local_rank=0, local_world_size=2, node_rank=0, address="127.0.0.1", port=1
 )
 HONOURED = {
     ScalingConfig: {"num_workers", "use_gpu", "resources_per_worker", "accelerator_type", "interface"},
-    FailureConfig: set[str](),
+    FailureConfig: {"hang_report_s"},
     RunConfig: {
+        *("log_dir", "stop_grace_s", "stop_signals"),
         *("name", "storage_path", "storage_filesystem", "failure_config", "checkpoint_config", "worker_runtime_env"),
         *("logging_config", "shipping_config", "progress", "verbose", "callbacks", "trackers"),
     },
@@ -27,10 +28,10 @@ HONOURED = {
 NAMED_ELSEWHERE = {"hosts", "hostfile", "transport", "trainer_resources", "placement_strategy", "debug_rank"}
 """Refused, or named by another line."""
 OTHER_VALUES: dict[str, Any] = {
-    "start_method": "spawn", "ssh_args": "-v", "numa_binding": "node", "hang_report_s": None, "hang_timeout_s": 30.0,
-    "host_lease_s": 30.0, "host_wait_s": 1.0, "log_dir": "logs", "stop_grace_s": 1.0, "ranks": [0], "include": ["a"],
+    "start_method": "spawn", "ssh_args": "-v", "numa_binding": "node", "hang_timeout_s": 30.0,
+    "host_lease_s": 30.0, "host_wait_s": 1.0, "ranks": [0], "include": ["a"],
     "limit_bytes": 5, "env_from": "freeze", "cache_bytes": 5, "max_failures": 3, "retry_same_failure": True,
-    "backoff_s": 1.0, "peer_failure_grace_s": 1.0, "stop_signals": ["SIGTERM"],
+    "backoff_s": 1.0, "peer_failure_grace_s": 1.0,
 }  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def test_every_setting_is_honoured_or_named(config: type, launcher: OuterLaunche
     assert described(ShippingConfig, launcher, include=[]) is None, "as the command line has it"
     for name in {field.name for field in fields(config)} - HONOURED[config] - NAMED_ELSEWHERE:
         line = described(config, launcher, **{name: OTHER_VALUES[name]})
-        if launcher is None and name in ("max_failures", "retry_same_failure", "backoff_s", "stop_signals"):
+        if launcher is None and name in ("max_failures", "retry_same_failure", "backoff_s"):
             assert line is None
         else:
             why = "train_func runs in this process" if launcher is None else "torchrun has started the ranks"
@@ -61,7 +62,8 @@ def test_every_setting_is_honoured_or_named(config: type, launcher: OuterLaunche
 
 
 def test_several_settings_are_one_line() -> None:
-    run = RunConfig(log_dir="logs", failure_config=FailureConfig(max_failures=1, hang_timeout_s=60.0))
-    names = "FailureConfig.max_failures, FailureConfig.hang_timeout_s, RunConfig.log_dir"
+    logging, failure = LoggingConfig(ranks=[0]), FailureConfig(max_failures=1, hang_timeout_s=60.0)
+    run = RunConfig(logging_config=logging, failure_config=failure)
+    names = "FailureConfig.max_failures, FailureConfig.hang_timeout_s, LoggingConfig.ranks"
     line = describe_ignored_settings(ScalingConfig(), run, TORCHRUN)
     assert line == f"{names}: no effect, as torchrun has started the ranks"

@@ -8,7 +8,7 @@ import pytest
 
 from distrain import LaunchError, ScalingConfig
 from distrain.api.backend import BackendConfig
-from distrain.coordinator.launched.outer_launcher import OuterLauncher, check_launcher, find_launcher, first_host
+from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launcher, find_launcher, first_host
 from distrain.system import process
 from distrain.worker.job.job import FunctionWork, ScriptWork
 

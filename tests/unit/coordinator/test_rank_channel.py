@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain import StorageError, wire
-from distrain.coordinator.launched import rank_channel
-from distrain.coordinator.launched.handshake import HandshakeError, introduce
-from distrain.coordinator.launched.rank_channel import Entrance, RankChannel, connect
+from distrain.coordinator.ranks import rank_channel
+from distrain.coordinator.ranks.handshake import HandshakeError, introduce
+from distrain.coordinator.ranks.rank_channel import Entrance, RankChannel, connect
 from distrain.errors import WorkerGroupError
 from distrain.wire.channel import Channel
 from tests.conftest import wait_until
@@ -82,10 +82,10 @@ def test_a_rank_that_does_not_come_is_named(entrance: Entrance, monkeypatch: pyt
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[RankChannel, Channel]]:
+def pair() -> Iterator[tuple[RankChannel, Channel]]:
     ours, theirs = socket.socketpair()
     descriptor = theirs.detach()
-    rank, server = RankChannel(ours, tmp_path), Channel(descriptor, descriptor)
+    rank, server = RankChannel(ours), Channel(descriptor, descriptor)
     yield rank, server
     rank.close()
     server.close()
@@ -95,7 +95,10 @@ def test_messages_before_a_failure_are_heard_first(pair: tuple[RankChannel, Chan
     rank, server = pair
     server.send(wire.CopyFiles(attempt=0, rank=1, ordinal=1, directory="", files=[]))
     server.send(wire.RunFailed(attempt=0, rank=1, text="rank 2 has failed", culprit=2))
-    assert [frame.kind for frame in rank.wait()] == ["CopyFiles", "RunFailed"]
+    heard: list[str] = []
+    while len(heard) < 2:
+        heard += [frame.kind for frame in rank.wait()]
+    assert heard == ["CopyFiles", "RunFailed"]
     with pytest.raises(WorkerGroupError, match="rank 2 has failed") as raised:
         rank.wait()
     assert raised.value.culprit == 2
@@ -139,8 +142,26 @@ def test_a_rank_stores_its_files_itself_when_rank_0_orders_it(
     server.send(
         wire.Upload(attempt=0, rank=1, ordinal=1, source=str(source), files=["model"], others=[], directory=str(target))
     )
-    assert rank.receive() == []
-    [stored] = [frame.message() for frame in server.wait()]
+    stored = None
+    while stored is None:
+        assert rank.receive() == []
+        stored = next((frame.message() for frame in server.wait(0.01)), None)
     assert isinstance(stored, wire.FilesCopied)
     assert stored.failed is None
     assert (target / "model").read_text() == "weights"
+
+
+def test_a_rank_that_is_busy_answers_with_its_stacks_and_is_ended_by_a_signal() -> None:
+    """In a thread of its own, while the one that trains may be anywhere."""
+    ours, theirs = socket.socketpair()
+    descriptor, ordered = theirs.detach(), list[str]()
+    rank, server = RankChannel(ours, rank=3, on_stop=ordered.append), Channel(descriptor, descriptor)
+    server.send(wire.TakeStacks(attempt=2))
+    [dump] = [frame.message() for frame in server.wait(60)]
+    assert isinstance(dump, wire.StackDump)
+    assert (dump.attempt, dump.rank) == (2, 3)
+    assert b"test_a_rank_that_is_busy_answers" in dump.body
+    server.send(wire.Stop(attempt=2, grace_s=1.0, signal="SIGUSR1"))
+    wait_until(lambda: ordered == ["SIGUSR1"])
+    rank.close()
+    server.close()

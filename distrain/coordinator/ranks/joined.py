@@ -1,9 +1,8 @@
 """The ranks that another launcher has started, such as torchrun or srun, and how they meet. Runs in: coordinator.
 
-:func:`join` makes this process one of the ranks. Rank 0 opens the run directory
-(:mod:`distrain.coordinator.launched.launched`), serves the other ranks from a thread
-(:mod:`distrain.coordinator.launched.rank_server`), and tells them at the end what its fit() returns or raises. The
-address of that thread reaches them over the framework's own process group.
+:func:`join` makes this process one of the ranks. Rank 0 opens the run directory, drives the run in a thread
+(:class:`JoinedRanks`), and tells the others at the end what its fit() returns or raises. The address at which they
+connect to it reaches them over the framework's own process group.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import signal
 import socket
 import time
@@ -20,35 +20,36 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.context import TrainContext
-from distrain.coordinator.launched.handshake import HandshakeError
-from distrain.coordinator.launched.rank_channel import RankChannel, connect
-from distrain.coordinator.launched.rank_process import current_session, environment, module_path, only_one, signals
-from distrain.coordinator.stop_signals import STOP_SIGNALS, note_stop, preempted
+from distrain.coordinator.ranks.adopted import AdoptedRanks
+from distrain.coordinator.ranks.handshake import HandshakeError
+from distrain.coordinator.ranks.rank_channel import Entrance, RankChannel, connect
+from distrain.coordinator.ranks.this_process import OwnRank, Signals, environment, module_path, only_one
+from distrain.coordinator.stop_signals import STOP_SIGNALS, preempted
 from distrain.decisions.placement import RANK_DEFAULTS, make_plan, rendezvous_network, visible_devices
-from distrain.errors import ControllerError, DistrainError, LaunchError, PreemptionError, WorkerGroupError
+from distrain.errors import ControllerError, LaunchError, PreemptionError, WorkerGroupError
 from distrain.hosts.host import chosen_interface, collective_variables, interface_problem
 from distrain.hosts.host_info import host_info
 from distrain.hosts.inspection import storage_problem
 from distrain.hosts.network import interface_variables, interfaces
 from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.system import process
+from distrain.system.loop import SignalRelay
 from distrain.system.pickling import pickled
 from distrain.worker.job.job import Work, unpickle_return_value
-from distrain.worker.session import Session
-from distrain.worker.user_code import RankResult, run_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from distrain.api.result import Result
-    from distrain.coordinator.launched.outer_launcher import OuterLauncher
-    from distrain.coordinator.launched.rank_server import RankServer
+    from distrain.coordinator.ranks.outer_launcher import OuterLauncher
+    from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
+    from distrain.worker.user_code import RankResult
 
 _SIGNALS = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 """Batch systems send the last two some time before they end a job, if they are asked to."""
-_ONE_REQUEST_S = 1.0
-"""Seconds in which several signals are one request: a terminal and a launcher may both pass a Ctrl-C on."""
+_FAREWELL_S = 1.0
+"""Seconds without progress for which ranks may take the end of the run from rank 0, which may exit then."""
 _VERDICT_S = 10.0
 """Seconds for which a rank that has failed waits for what rank 0 says about the run."""
 
@@ -64,11 +65,6 @@ class Offer:
     port: int
     secret: str
     run_id: str
-    run_name: str
-    storage_path: str
-    filesystem: str
-    attempt: int
-    checkpoint: str | None
     storage: str
     probe_file: str
 
@@ -77,11 +73,14 @@ class Offer:
 class _Arrival:
     """The message of each rank when all ranks meet.
 
+    devices, shares_gpu: as in :class:`~distrain.hosts.world.WorkerFacts`.
     offer, refusal: of rank 0; a refusal is the reason why there will be no training.
     """
 
     host: str
     launcher: OuterLauncher
+    devices: tuple[int, ...]
+    shares_gpu: bool
     offer: Offer | None = None
     refusal: str = ""
 
@@ -126,7 +125,7 @@ def join(launcher: OuterLauncher, request: RunRequest, work: Work) -> Iterator[R
         node_rank=launcher.node_rank or 0,
     )
     with only_one(), environment(variables), module_path(settings.sys_path):
-        group = RankGroup(launcher, TrainContext(**asdict(facts_of_rank)), work)
+        group = RankGroup(launcher, TrainContext(**asdict(facts_of_rank)), work, request.stop_signals)
         try:
             group.set_up()
             yield group
@@ -156,26 +155,28 @@ def _network(launcher: OuterLauncher, plan: WorldPlan, wanted: str) -> dict[str,
 class RankGroup:
     """The ranks that a launcher has started, as one of them sees it."""
 
-    def __init__(self, launcher: OuterLauncher, context: TrainContext, work: Work) -> None:
+    def __init__(
+        self, launcher: OuterLauncher, context: TrainContext, work: Work, stop_signals: Sequence[str] | None
+    ) -> None:
+        """``context``: as far as this process knows it by itself."""
         self.launcher = launcher
-        self.context = context
+        self._context = context
         self.hosts: list[str] = []
         """The host of each rank."""
         self.plan = WorldPlan(ranks=())
         """All ranks, in the order of their hosts."""
-        self.server: RankServer | None = None
+        self.ranks: JoinedRanks | None = None
         """On rank 0, once the ranks are connected."""
         self._work = work
         self._backend = work.backend
         self._is_set_up = False
         self._has_met = False
-        self._asked_at: float | None = None
-        """When a signal first asked the run to stop (time.monotonic)."""
+        self._signals = _SIGNALS if stop_signals is None else [signal.Signals[name] for name in stop_signals]
 
     def set_up(self) -> None:
         """Set up the framework."""
         try:
-            self._backend.setup(self.context)
+            self._backend.setup(self._context)
         except Exception as error:
             rank = self.launcher.rank
             raise WorkerGroupError(
@@ -190,14 +191,21 @@ class RankGroup:
         if self._is_set_up:
             self._is_set_up = False
             with contextlib.suppress(Exception):
-                self._backend.teardown(self.context)
+                self._backend.teardown(self._context)
 
     # -- the meeting ----------------------------------------------------------------------------------------------
 
     def meet(self, offer: Offer | None, refusal: str = "") -> Offer:
         """Meet all ranks, and return rank 0's offer. Raises LaunchError if rank 0 refuses to train."""
         self._has_met = True
-        own = _Arrival(host=socket.gethostname(), launcher=self.launcher, offer=offer, refusal=refusal)
+        own = _Arrival(
+            host=socket.gethostname(),
+            launcher=self.launcher,
+            devices=self._context.devices,
+            shares_gpu=self._context.shares_gpu,
+            offer=offer,
+            refusal=refusal,
+        )
         arrivals: list[_Arrival] = self._backend.gather(own)
         self.hosts = [arrival.host for arrival in arrivals]
         names = list(dict.fromkeys(self.hosts))
@@ -208,22 +216,14 @@ class RankGroup:
                 local_rank=arrival.launcher.local_rank,
                 local_world_size=arrival.launcher.local_world_size,
                 node_rank=names.index(arrival.host) if (node := arrival.launcher.node_rank) is None else node,
+                devices=arrival.devices,
             )
             for rank, arrival in enumerate(arrivals)
         ]
-        self.plan = WorldPlan(ranks=tuple(sorted(placed, key=lambda rank: (rank.node_rank, rank.rank))))
+        self.plan = WorldPlan(ranks=tuple(placed), shares_gpu=any(arrival.shares_gpu for arrival in arrivals))
         accepted = arrivals[0].offer
         if accepted is None:
             raise LaunchError(f"rank 0 on {self.hosts[0]} cannot begin the run: {arrivals[0].refusal}")
-        self.context = replace(
-            self.context,
-            node_rank=placed[self.launcher.rank].node_rank,
-            run_name=accepted.run_name,
-            storage_path=accepted.storage_path,
-            filesystem=accepted.filesystem,
-            attempt=accepted.attempt,
-            run_id=accepted.run_id,
-        )
         os.environ[process.WITHIN_RUN] = accepted.run_id  # until the block of join() ends
         return accepted
 
@@ -239,40 +239,18 @@ class RankGroup:
 
     # -- training -------------------------------------------------------------------------------------------------
 
-    def session(self, channel: RankChannel, offer: Offer) -> Session:
-        """Make the session of this rank."""
-        storage = self.context.get_storage()
-        return Session(channel, self.context, storage.checkpoint(offer.checkpoint) if offer.checkpoint else None)
-
-    @contextlib.contextmanager
-    def signals(self, channel: RankChannel) -> Iterator[None]:
-        """Pass signals that ask this rank to stop on to all ranks, within the block."""
-
-        def takes(number: int) -> bool:
-            note_stop(number)
-            if self._asked_at is not None:
-                return time.monotonic() < self._asked_at + _ONE_REQUEST_S
-            self._asked_at = time.monotonic()
-            context, name = self.context, signal.Signals(number).name
-            with contextlib.suppress(DistrainError):
-                channel.send(wire.StopVote(attempt=context.attempt, rank=context.world_rank, reason=name))
-            return channel.uses_should_stop
-
-        with signals(_SIGNALS, takes):
-            yield
-
-    def train(self, session: Session, channel: RankChannel) -> RankResult:
-        """Run the work. After a success, wait for the other ranks."""
-        ready = _ReadyWork(backend=self._backend, run_datasets=self._work.run_datasets, work=self._work.fresh())
-        with current_session(session):
-            executed = run_rank(lambda: ready, session, channel)
-            with contextlib.suppress(DistrainError):
-                channel.send(executed.outcome)
-                if executed.outcome.ok:
-                    channel.uses_should_stop = True  # a signal is for the other ranks now
-                    session.wait_for_release()
-            self.leave()
-        return executed
+    def _own_rank(self, connection: socket.socket) -> OwnRank:
+        """Make this process a rank of a run."""
+        rank, work = self.launcher.rank, self._work
+        channel = RankChannel(connection, rank=rank, on_stop=lambda name: signals.order(name))
+        signals = Signals(self._signals, channel, relay=None if rank else SignalRelay())
+        return OwnRank(
+            channel,
+            signals,
+            fresh=lambda: _ReadyWork(backend=self._backend, run_datasets=work.run_datasets, work=work.fresh()),
+            around=lambda spec: contextlib.nullcontext(),
+            leave=lambda executed, context: self.leave(),
+        )
 
     # -- rank 0 ---------------------------------------------------------------------------------------------------
 
@@ -287,11 +265,32 @@ class RankGroup:
         return result
 
     def _share(self, result: Result | None, error: BaseException | None) -> None:
-        if self.server is not None:
-            self.server.say_goodbye(_pickled_end(result, error))
+        if self.ranks is not None:
+            self.ranks.say_goodbye(_pickled_end(result, error))
         elif not self._has_met:
             with contextlib.suppress(Exception):
                 self.meet(None, refusal=str(error) or type(error).__name__)
+
+    def join_up(self, store: RunStore, run_id: str) -> JoinedRanks:
+        """Meet the other ranks, and return all.
+
+        Raises LaunchError if a rank does not see the run directory, or cannot connect to this process.
+        """
+        entrance = Entrance(self.launcher.world_size, only_here=self.launcher.is_one_host)
+        with contextlib.closing(entrance):
+            offer = Offer(
+                port=entrance.port,
+                secret=entrance.secret,
+                run_id=run_id,
+                storage="" if store.is_remote else str(store.paths.root),
+                probe_file=str(store.paths.manifest),
+            )
+            self.meet(offer)
+            self.agree(None)
+            connections = entrance.connections()
+        theirs, ours = socket.socketpair()
+        self.ranks = JoinedRanks({0: theirs, **connections}, self._own_rank(ours), port=self.launcher.port)
+        return self.ranks
 
     # -- the other ranks ------------------------------------------------------------------------------------------
 
@@ -311,12 +310,12 @@ class RankGroup:
                     problem = f"cannot connect to rank 0 on {address}, port {offer.port}: {error}"
             self.agree(problem)
             assert connection is not None
-            channel = RankChannel(connection, self.context.get_storage().run)
-            stack.callback(channel.close)
-            with self.signals(channel):
-                executed = self.train(self.session(channel, offer), channel)
-                end = channel.await_end(None if executed.error is None else _VERDICT_S)
-        return self._result(end, executed)
+            own = self._own_rank(connection)
+            stack.callback(own.channel.close)
+            with own.signals:
+                own.serve()
+                end = own.channel.await_end(None if own.error is None else _VERDICT_S)
+        return self._result(end, own)
 
     def _storage_problem(self, offer: Offer) -> str | None:
         why = storage_problem(offer.storage, offer.probe_file, offer.run_id) if offer.storage else None
@@ -325,13 +324,13 @@ class RankGroup:
             "share, or to a URL such as s3://bucket/runs"
         )
 
-    def _result(self, end: bytes | None, executed: RankResult) -> Result:
-        rank, own = self.launcher.rank, executed.error
+    def _result(self, end: bytes | None, own: OwnRank) -> Result:
+        rank = self.launcher.rank
         if end is None:
-            raise self._own_error(executed)
+            raise self._own_error(own.executed)
         result, error = _unpickled_end(end)
-        if isinstance(error, WorkerGroupError) and own is not None and rank in error.worker_failures:
-            error.worker_failures[rank] = own
+        if isinstance(error, WorkerGroupError) and own.error is not None and rank in error.worker_failures:
+            error.worker_failures[rank] = own.error
         if isinstance(error, PreemptionError):
             raise preempted(str(error), signal.Signals(error.exit_code - 128).name)
         if error is not None:
@@ -339,15 +338,42 @@ class RankGroup:
         assert result is not None
         return result
 
-    def _own_error(self, executed: RankResult) -> WorkerGroupError:
+    def _own_error(self, executed: RankResult | None) -> WorkerGroupError:
         """Return the error of a rank that does not know what rank 0 says."""
-        rank, outcome, error = self.launcher.rank, executed.outcome, executed.error
-        if error is None:
+        if executed is None or executed.error is None:
             return WorkerGroupError(
                 "rank 0 has ended before the run, or its host is lost", worker_failures={}, culprit=0
             )
+        rank, outcome, error = self.launcher.rank, executed.outcome, executed.error
         text = f"rank {rank}, started by {self.launcher.name}: {outcome.error}\n{indent(outcome.traceback, '  ')}"
         return WorkerGroupError(text.rstrip(), worker_failures={rank: error}, culprit=rank)
+
+
+class JoinedRanks(AdoptedRanks):
+    """All ranks that a launcher has started. Rank 0 drives them, but never starts them again: the launcher may do that.
+
+    See :class:`~distrain.coordinator.ranks.port.Ranks`.
+    """
+
+    def say_goodbye(self, end: bytes) -> None:
+        """Send the end of the run to the other ranks, and close the connections."""
+        channels = self._channels.values()
+        for rank, channel in self._channels.items():
+            channel.queue(wire.RunEnded(attempt=self._attempt, rank=rank, body=end))
+        deadline, unsent = time.monotonic() + _FAREWELL_S, 0
+        while (waits := [one for one in channels if not one.at_end]) and time.monotonic() < deadline:
+            poll = select.poll()
+            for channel in waits:
+                poll.register(channel.read_fd, select.POLLIN | (select.POLLOUT if channel.queued_bytes else 0))
+            poll.poll(1000 * max(0.0, deadline - time.monotonic()))
+            for channel in waits:  # to close one that has unread bytes would destroy what was sent there
+                channel.flush()
+                channel.drain()
+            before, unsent = unsent, sum(channel.queued_bytes for channel in waits)
+            if unsent != before:  # a large return value is on its way
+                deadline = time.monotonic() + _FAREWELL_S
+        for channel in channels:
+            channel.close()
 
 
 def _pickled_end(result: Result | None, error: BaseException | None) -> bytes:

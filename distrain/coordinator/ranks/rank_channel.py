@@ -1,37 +1,44 @@
 """The connection between rank 0 and another rank, over TCP, if another launcher has started them. Runs in: coordinator.
 
 Both sides prove that they know the secret of the run before anything else is read
-(:mod:`distrain.coordinator.launched.handshake`).
+(:mod:`distrain.coordinator.ranks.handshake`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import secrets
+import select
+import signal
 import socket
+import tempfile
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.coordinator.launched.handshake import HandshakeError, introduce, keep_alive, receive, welcome
-from distrain.errors import LaunchError, StandInError, StorageError, WorkerGroupError
+from distrain.coordinator.ranks.handshake import HandshakeError, introduce, keep_alive, receive, welcome
+from distrain.errors import LaunchError, StandInError, StorageError, WireError, WorkerGroupError
 from distrain.system.remote_path import RemotePath
 from distrain.system.text import ranks_have
 from distrain.transfer.executor import StorageExecutor
-from distrain.wire.channel import Channel
+from distrain.wire.channel import Channel, read_pipe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from distrain.errors import DistrainError
 
 _RANK_BYTES = 4
-_ENDS = {wire.RunFailed.__name__, wire.RunEnded.__name__}
+_ABOUT_THE_RUN = {wire.WorkerSpec.__name__, wire.RunFailed.__name__, wire.RunEnded.__name__}
 _CONNECT_S = 10.0
 _MOST_HANDSHAKES = 64
+_JOIN_S = 0.01
+"""Seconds from one look at a thread that ends to the next."""
 _ROOM = 4096
 """Connections that may wait for their handshake; the kernel may allow fewer."""
 
@@ -118,70 +125,131 @@ def connect(address: str, port: int, secret: str, rank: int) -> socket.socket:
     return connection
 
 
-_open: weakref.WeakSet[Channel] = weakref.WeakSet()
+_open: weakref.WeakSet[SocketChannel] = weakref.WeakSet()
 
 
 class SocketChannel(Channel):
     """A channel over a socket, which children of the user's ``os.fork()`` do not hold open."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, read_fd: int | None = None) -> None:
+        """``read_fd``: what is read instead of the socket."""
         descriptor = connection.detach()
-        super().__init__(descriptor, descriptor)
+        super().__init__(descriptor if read_fd is None else read_fd, descriptor)
+        self.private_fds = {self.read_fd, descriptor}
         _open.add(self)
 
 
 def _close_in_child() -> None:
     for channel in list(_open):
-        with contextlib.suppress(OSError):
-            os.close(channel.read_fd)
+        if channel.read_fd >= 0:
+            for fd in channel.private_fds:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
 
 
 os.register_at_fork(after_in_child=_close_in_child)
 
 
 class RankChannel(SocketChannel):
-    """A rank's end of the connection; also rank 0 has one, to a thread of its own.
+    """A rank's end of the connection; also rank 0 has one, to the thread of the run in its process.
+
+    A thread reads the connection, and passes messages on to the thread that trains. It answers itself when the run asks
+    for stacks, as train_func may hang. It cannot do so while native code holds the GIL, but those that wait for other
+    ranks or for a GPU release it; and where rank 0 is in such code, nothing asks.
 
     Calls raise WorkerGroupError or StorageError once rank 0 is gone, or says that the run has failed.
 
-    run: the run directory. The rank itself stores its files, also in a remote one.
+    on_stop: called, in the thread, with the name of the signal by which the run ends train_func.
     """
 
     has_uploader = False
 
-    def __init__(self, connection: socket.socket, run: Path | RemotePath) -> None:
-        super().__init__(connection)
+    def __init__(
+        self, connection: socket.socket, *, rank: int = 0, on_stop: Callable[[str], None] = lambda name: None
+    ) -> None:
+        down, self._down = os.pipe()
+        super().__init__(connection, down)
+        self.private_fds.add(self._down)
         self.uses_should_stop = False
         """True if train_func calls should_stop()."""
-        self._executor = StorageExecutor(run if isinstance(run, RemotePath) else None)
+        self._rank = rank
+        self._on_stop = on_stop
+        self._executor = StorageExecutor(None)
+        self._spec: wire.WorkerSpec | None = None
         self._failure: wire.RunFailed | None = None
         self._end: wire.RunEnded | None = None
-        self._is_ending = False
+        self._is_idle = False
+        """True while nothing but an order, or the end of the run, is awaited."""
+        self._thread = threading.Thread(target=self._pass_down, name="distrain-rank", daemon=True)
+        self._thread.start()
+
+    # -- in the thread --------------------------------------------------------------------------------------------
+
+    def _pass_down(self) -> None:
+        """Read the connection to its end, which the thread that trains finds in its pipe, too."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt that thread
+        decoder, poll = wire.Decoder(), select.poll()
+        poll.register(self.write_fd, select.POLLIN)
+        with contextlib.suppress(OSError, WireError), open(self._down, "wb", buffering=0, closefd=False) as down:
+            while True:
+                poll.poll()
+                data = read_pipe(self.write_fd)
+                if data == b"":
+                    break
+                for frame in decoder.feed(data or b""):
+                    if not self._is_for_this_thread(frame):
+                        down.write(frame.raw)
+        self.private_fds.discard(self._down)
+        os.close(self._down)
+
+    def _is_for_this_thread(self, frame: wire.Frame) -> bool:
+        match frame.kind:
+            case wire.TakeStacks.__name__:
+                attempt = frame.header["attempt"]
+                super().send(wire.StackDump(attempt=attempt, rank=self._rank, body=_own_stacks()))
+            case wire.Stop.__name__:
+                self._on_stop(frame.header["signal"])
+            case _:
+                return False
+        return True
+
+    # -- in the thread that trains --------------------------------------------------------------------------------
 
     def send(self, message: wire.Message | bytes) -> None:
         """Send, as any channel does. Raise WorkerGroupError if rank 0 is gone."""
-        if isinstance(message, wire.StopVote) and not message.reason:
-            self.uses_should_stop = True
+        self.uses_should_stop = self.uses_should_stop or isinstance(message, wire.StopVote)
         try:
             super().send(message)
         except OSError:
             while not self.at_end:  # it may have said why
-                self.receive()
+                self.wait()
             raise self._error() from None
 
     def receive(self) -> list[wire.Frame]:
         """Return what has arrived, as any channel does, after the files were stored that rank 0 has ordered."""
         frames = [frame for frame in super().receive() if not self._is_order(frame)]
         for frame in frames:
-            if frame.kind in _ENDS:
+            if frame.kind in _ABOUT_THE_RUN:
                 self._note(frame.message())
-        if not frames and not self._is_ending and (self._failure is not None or self.at_end):
+        if not frames and not self._is_idle and (self._failure is not None or self.at_end):
             raise self._error()
         return frames
 
+    def await_spec(self) -> wire.WorkerSpec | None:
+        """Wait for the order to train. Return None if the run has ended instead."""
+        self._is_idle, self._spec = True, None
+        while self._spec is None and self._end is None and not self.at_end:
+            self.wait()
+        self._is_idle = self.uses_should_stop = False
+        return self._spec
+
+    def use_storage(self, run: Path | RemotePath) -> None:
+        """Store files in this run directory: a rank does so itself, also in a remote one."""
+        self._executor = StorageExecutor(run if isinstance(run, RemotePath) else None)
+
     def await_end(self, timeout_s: float | None) -> bytes | None:
         """Return how the run has ended on rank 0 (:class:`~distrain.wire.RunEnded`), or None if that is not known."""
-        self._is_ending = True
+        self._is_idle = True
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._end is None and not self.at_end:
             left_s = None if deadline is None else deadline - time.monotonic()
@@ -190,8 +258,21 @@ class RankChannel(SocketChannel):
             self.wait(left_s)
         return None if self._end is None else self._end.body
 
+    def close(self) -> None:
+        """Close the connection, and wait for the end of the thread."""
+        if self.read_fd < 0:
+            return
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.write_fd)) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+        while self._thread.is_alive():  # it may be passing something on
+            super().receive()
+            self._thread.join(_JOIN_S)
+        super().close()
+
     def _note(self, message: wire.Message) -> None:
         match message:
+            case wire.WorkerSpec():
+                self._spec = message
             case wire.RunFailed():
                 self._failure = message
             case wire.RunEnded():
@@ -212,3 +293,11 @@ class RankChannel(SocketChannel):
                 return StorageError(text)
             culprit = self._failure.culprit
         return WorkerGroupError(text, worker_failures={culprit: StandInError(text)}, culprit=culprit)
+
+
+def _own_stacks() -> bytes:
+    """Return the stacks of all threads of this process, as faulthandler writes them."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()

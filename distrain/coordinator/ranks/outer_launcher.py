@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from distrain.api import current
 from distrain.api.backend import BackendConfig
-from distrain.coordinator.launched.rank_process import only_one
+from distrain.coordinator.ranks.this_process import only_one
 from distrain.errors import LaunchError
 from distrain.system import process
 

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distrain.api.config import RunConfig, ScalingConfig
-    from distrain.coordinator.launched.outer_launcher import OuterLauncher
+    from distrain.coordinator.ranks.outer_launcher import OuterLauncher
 
 _FOR_RESTARTS = ("max_failures", "retry_same_failure", "backoff_s")
 """Settings of the FailureConfig that distrain honours without workers, but not for another launcher."""
-_FOR_WORKERS = ("hang_report_s", "hang_timeout_s", "host_lease_s", "host_wait_s", "peer_failure_grace_s")
+_FOR_WORKERS = ("hang_timeout_s", "host_lease_s", "host_wait_s", "peer_failure_grace_s")
 
 
 def describe_ignored_settings(scaling: ScalingConfig, run: RunConfig, launcher: OuterLauncher | None) -> str | None:
@@ -21,11 +21,10 @@ def describe_ignored_settings(scaling: ScalingConfig, run: RunConfig, launcher: 
 
     launcher: has started the ranks; None if train_func runs in this process.
     """
-    restarts, signals = (_FOR_RESTARTS, ("stop_signals",)) if launcher else ((), ())
+    restarts = _FOR_RESTARTS if launcher else ()
     of_workers: list[tuple[str, Any, Sequence[str]]] = [
         ("ScalingConfig", scaling, ("start_method", "ssh_args", "numa_binding")),
         ("FailureConfig", run.failure_config, (*restarts, *_FOR_WORKERS)),
-        ("RunConfig", run, ("log_dir", "stop_grace_s", *signals)),
         ("LoggingConfig", run.logging_config, ("ranks",)),
         ("ShippingConfig", run.shipping_config, ("include", "limit_bytes", "env_from", "cache_bytes")),
     ]
