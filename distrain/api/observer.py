@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from distrain.system.naming import on_host
+from distrain.system.text import on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

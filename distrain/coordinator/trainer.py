@@ -47,7 +47,7 @@ from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.coordinator.store.event_log import EventLog
 from distrain.coordinator.store.remote_store import open_run
 from distrain.coordinator.store.run_store import RESERVED_BYTES
-from distrain.decisions.events import RunRequest, RunSummary, Validator
+from distrain.decisions.events import RunRequest, Validator
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.retries import start_without_checkpoint
 from distrain.decisions.run_status import RunStatus
@@ -63,16 +63,16 @@ from distrain.errors import (
 )
 from distrain.hosts.host import hidden_gpus_problem
 from distrain.storage.checkpoint import Checkpoint
-from distrain.storage.files import full_disk_hint, is_full_disk, write_atomically
+from distrain.storage.files import full_disk_hint, write_atomically
 from distrain.storage.ownership import check_owners
 from distrain.storage.paths import read_manifest
 from distrain.storage.records import damage_of, last_metrics
 from distrain.system.arguments import check_type
 from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
-from distrain.system.naming import stopped_by
 from distrain.system.notebook import hide_own_lines
 from distrain.system.remote_path import RemotePath, locate
+from distrain.system.text import is_full_disk, stopped_by
 from distrain.worker.job import job
 from distrain.worker.job.functions import check_plain, check_signature
 from distrain.worker.job.origin import script_of, stem_of
@@ -86,14 +86,15 @@ if TYPE_CHECKING:
     from distrain.coordinator.host_check import HostFacts
     from distrain.coordinator.store.run_store import RunStore
     from distrain.data.datasets import RunDatasets
+    from distrain.decisions.blame import RunSummary
     from distrain.decisions.host_checks import Finding
-    from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
     from distrain.storage.paths import RunPaths
 
 __all__ = ["DataParallelTrainer", "run_work"]
 
 
+Runner = Coordinator | InProcessRun | LaunchedRun
 _FULL_DISK_WAIT_S = 5.0
 """Seconds that the end of a run waits for free space on a full disk before it gives up a file."""
 _FULL_DISK_PAUSE_S = 0.5
@@ -286,31 +287,72 @@ def run_work(
         trackers = trackers_of(run.trackers, os.environ)
         check_packages(trackers)
         run = replace(run, trackers=trackers)
-    request = _UserRequest(
-        work=work,
+    _check_working_directory()
+    sys_path = _clean_path(sys.path if sys_path is None else sys_path)
+    request = _request(
+        work,
+        scaling,
+        run,
         job=job.make_job(work, workers_per_host=max(shares.values())) if starts_workers else Job(blob=b""),
-        scaling=scaling,
-        launcher=launcher,
-        run=run,
+        transports=transports,
         resume_from=resume_from,
         metadata=metadata or {},
-        validation=validation,
-        transports=transports,
-        sys_path=_clean_path(sys.path if sys_path is None else sys_path),
-        detach=detach,
+        validator=_validator(validation, run, sys_path),
+        sys_path=sys_path,
     )
-    _check_working_directory()
-    shipping = request.shipping()
+    where = _Where(
+        transports=transports,
+        shipping=_shipping(work, run, transports, sys_path),
+        launcher=launcher,
+        detach=detach,
+        starts_workers=starts_workers,
+    )
     _check_gpus_are_counted(scaling, request)
     with log_level(run.log_level):
         if request.job.warning is not None:
             warn(request.job.warning)
+        train = partial(_train, request, run, work, where)
         if launcher is None:
-            return _train(request, shipping)
-        with join(launcher, request.for_coordinator(uuid.uuid4().hex), work) as group:
-            if launcher.rank:
-                return group.follow()
-            return group.lead(partial(_train, request, shipping, group))
+            return train()
+        with join(launcher, request, work) as group:
+            return group.follow() if launcher.rank else group.lead(partial(train, group))
+
+
+def _request(
+    work: job.Work,
+    scaling: ScalingConfig,
+    run: RunConfig,
+    *,
+    transports: Sequence[Transport],
+    sys_path: list[str],
+    **facts: Any,
+) -> RunRequest:
+    """Return all that the user has asked for. ``facts``: fields of the request that are not in the configs."""
+    is_script = isinstance(work, job.ScriptWork)
+    grace_s, peer_grace_s = run.stop_grace_s, run.failure_config.peer_failure_grace_s
+    return RunRequest(
+        run_id=uuid.uuid4().hex,
+        backend=work.backend,
+        scaling=scaling,
+        hosts=settings_for(
+            transports,
+            directory=os.getcwd(),
+            sys_path=sys_path,
+            environment=run.env_vars,
+            own_environment=os.environ,
+            interface=scaling.interface or "",
+        ),
+        failure_config=run.failure_config,
+        stop_grace_s=grace_s if grace_s is not None else 30.0 if is_script else 10.0,  # for scripts, as of torchrun
+        peer_failure_grace_s=peer_grace_s if peer_grace_s is not None else 5.0 if is_script else 0.0,
+        argv=sys.argv,
+        python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+        debug_rank=run.debug_rank,
+        is_script=is_script,
+        stop_signals=run.stop_signals,
+        sys_path=sys_path,
+        **facts,
+    )
 
 
 def check_hosts(
@@ -333,24 +375,20 @@ def check_hosts(
     one_each = replace(
         scaling, num_workers=(1, len(hosts)), use_gpu=False, resources_per_worker=None, accelerator_type=None
     )
-    request = _UserRequest(
-        work=work,
-        job=Job(blob=b""),
-        scaling=one_each,
-        launcher=None,
-        run=run,
-        resume_from=None,
-        metadata={},
-        validation=None,
-        transports=_transports([replace(host, slots=1) for host in hosts], scaling, run),
-        sys_path=_clean_path(sys_path),
-        detach=None,
-    )
+    path = _clean_path(sys_path)
+    transports = _transports([replace(host, slots=1) for host in hosts], scaling, run)
+    request = _request(work, one_each, run, job=Job(blob=b""), transports=transports, sys_path=path)
     _check_gpus_are_counted(scaling, request)
-    shipping = request.shipping()
+    where = _Where(
+        transports=transports,
+        shipping=_shipping(work, run, transports, path),
+        launcher=None,
+        detach=None,
+        starts_workers=True,
+    )
     store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
     try:
-        found, facts = _Run(store, request, shipping, None).check(empties_caches=empties_caches)
+        found, facts = _Run(store, request, run, work, where, None).check(empties_caches=empties_caches)
     finally:
         store.close()
         location = store.location
@@ -358,10 +396,10 @@ def check_hosts(
     return [*found, *lacking(facts, scaling, shares)], facts
 
 
-def _check_gpus_are_counted(scaling: ScalingConfig, request: _UserRequest) -> None:
+def _check_gpus_are_counted(scaling: ScalingConfig, request: RunRequest) -> None:
     """Raise LaunchError if workers would see other GPUs than the agents."""
     if scaling.use_gpu or scaling.numa_binding:
-        for name, settings in request.host_settings().items():
+        for name, settings in request.hosts.items():
             if problem := hidden_gpus_problem(settings):
                 raise LaunchError(f"{name}: {problem}")
 
@@ -375,21 +413,32 @@ def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_
     return replace(work, backend=work.backend.for_debugging())
 
 
-def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = None) -> Result:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Where:
+    """Where a run trains: on which hosts, with which files; by which launcher, if not distrain; on which console."""
+
+    transports: Sequence[Transport]
+    shipping: Shipping
+    launcher: OuterLauncher | None
+    detach: Callable[[RunPaths, str], None] | None
+    starts_workers: bool
+    """False if train_func runs in this process."""
+
+
+def _train(
+    request: RunRequest, run: RunConfig, work: job.Work, where: _Where, group: RankGroup | None = None
+) -> Result:
     """Train in the run directory. ``group``: the ranks that another launcher has started."""
-    if not request.starts_workers and (
-        ignored := describe_ignored_settings(request.scaling, request.run, request.launcher)
-    ):
+    if not where.starts_workers and (ignored := describe_ignored_settings(request.scaling, run, where.launcher)):
         warn(ignored)
-    run = request.run
     _check_log_dir(run.log_dir)
-    name, stem = run.name or run_name(os.environ), stem_of(script_of(request.work))
+    name, stem = run.name or run_name(os.environ), stem_of(script_of(work))
     store = open_run(run.storage_path, name, run.storage_filesystem, stem=stem)
     try:
-        if request.detach is not None:
-            request.detach(store.paths, str(store.location))
-        with console_threads() if request.starts_workers else contextlib.nullcontext():
-            return _Run(store, request, shipping, group).train()
+        if where.detach is not None:
+            where.detach(store.paths, str(store.location))
+        with console_threads() if where.starts_workers else contextlib.nullcontext():
+            return _Run(store, request, run, work, where, group).train()
     finally:
         store.close()
 
@@ -457,182 +506,113 @@ def _clean_path(path: Sequence[object]) -> list[str]:
     return [os.fspath(entry) for entry in path if isinstance(entry, (str, os.PathLike))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UserRequest:
-    """Everything that the user has asked for."""
+def _validator(validation: ValidationConfig | None, run: RunConfig, sys_path: list[str]) -> Validator | None:
+    """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
+    if validation is None:
+        return None
+    task = validation.task_config or ValidationTaskConfig()
+    config = dict(task.fn_kwargs or {})
+    work = job.FunctionWork(function=validation.fn, config=config, validates=True, backend=BackendConfig())
+    return Validator(
+        blob=job.make_job(work).blob,
+        timeout_s=task.timeout_s,
+        directory=os.getcwd(),
+        sys_path=sys_path,
+        environment=run.env_vars,
+    )
 
-    work: job.Work
-    job: Job
-    scaling: ScalingConfig
-    run: RunConfig
-    resume_from: Checkpoint | None
-    metadata: Mapping[str, Any]
-    validation: ValidationConfig | None
-    transports: Sequence[Transport]
-    sys_path: list[str]
-    detach: Callable[[RunPaths, str], None] | None
-    launcher: OuterLauncher | None
 
-    @property
-    def starts_workers(self) -> bool:
-        """True unless train_func runs in this process."""
-        return self.launcher is None and self.scaling.num_workers != 0
+def _shipping(work: job.Work, run: RunConfig, transports: Sequence[Transport], sys_path: list[str]) -> Shipping:
+    """Return what is brought to other machines. Raises LaunchError if that is not possible."""
+    from distrain.transfer.project.project import find_project  # most runs need neither
+    from distrain.transfer.project.requirements import requirements_of
 
-    @property
-    def is_script(self) -> bool:
-        """True if the workers run a script or a module, not a function."""
-        return isinstance(self.work, job.ScriptWork)
+    config = run.shipping_config
+    hosts = [one.host for one in transports if one.ships and one.host.cwd is None]
 
-    @property
-    def stop_grace_s(self) -> float:
-        """The seconds that ranks have to end when a signal stops the run: as many as under torchrun for a script."""
-        given = self.run.stop_grace_s
-        return given if given is not None else 30.0 if self.is_script else 10.0
-
-    @property
-    def peer_failure_grace_s(self) -> float:
-        """The seconds between SIGTERM and SIGKILL for the other ranks when one has failed."""
-        given = self.run.failure_config.peer_failure_grace_s
-        return given if given is not None else 5.0 if self.is_script else 0.0
-
-    def _validator(self) -> Validator | None:
-        """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
-        if self.validation is None:
-            return None
-        task = self.validation.task_config or ValidationTaskConfig()
-        function, config = self.validation.fn, dict(task.fn_kwargs or {})
-        work = job.FunctionWork(function=function, config=config, validates=True, backend=BackendConfig())
-        return Validator(
-            blob=job.make_job(work).blob,
-            timeout_s=task.timeout_s,
-            directory=os.getcwd(),
-            sys_path=self.sys_path,
-            environment=self.run.env_vars,
+    find = partial(
+        find_project,
+        sys_path=sys_path,
+        directory=os.getcwd(),
+        targets=work.files,
+        named=[os.fspath(path) for path in config.include],
+        limit_bytes=config.limit_bytes,
+    )
+    if config.env_from is not None and not any(one.makes_environment for one in transports):
+        warn(
+            "ShippingConfig.env_from has no effect: workers on this machine use its interpreter, and there is no "
+            "other host"
         )
-
-    def shipping(self) -> Shipping:
-        """Return what is brought to other machines. Raises LaunchError if that is not possible."""
-        from distrain.transfer.project.project import find_project  # most runs need neither
-        from distrain.transfer.project.requirements import requirements_of
-
-        config = self.run.shipping_config
-        hosts = [one.host for one in self.transports if one.ships and one.host.cwd is None]
-
-        find = partial(
-            find_project,
-            sys_path=self.sys_path,
-            directory=os.getcwd(),
-            targets=self.work.files,
-            named=[os.fspath(path) for path in config.include],
-            limit_bytes=config.limit_bytes,
-        )
-        if config.env_from is not None and not any(one.makes_environment for one in self.transports):
-            warn(
-                "ShippingConfig.env_from has no effect: workers on this machine use its interpreter, and there is no "
-                "other host"
-            )
-        project = find() if hosts else None
-        places = {os.path.abspath(path) for path in (".", *self.sys_path, *map(os.path.dirname, self.work.files))}
-        named = {*self.run.env_vars, *(name for one in self.transports for name in one.host.environment)}
-        question = wire.SetUpHost(
-            files=[],
-            folders=[],
-            place="",
-            cache_bytes=config.cache_bytes,
-            requirements=requirements_of(os.fspath(config.env_from), directory=os.getcwd()) if config.env_from else "",
-            python=".".join(map(str, sys.version_info[:2])),
-            executable=sys.executable,
-            interpreter_path=interpreter_entries(self.sys_path),
-            interpreter_variables=[name for name in INTERPRETER_VARIABLES if name not in named],
-            more_path=[folder for folder in (project.folders if project else ()) if folder not in places],
-        )
-        return Shipping(
-            question=question,
-            project=project,
-            find_project=find,
-            takes_project={host.name for host in hosts},
-        )
-
-    def host_settings(self) -> dict[str, HostSettings]:
-        """Return the settings of each host, by its name."""
-        return settings_for(
-            self.transports,
-            directory=os.getcwd(),
-            sys_path=self.sys_path,
-            environment=self.run.env_vars,
-            own_environment=os.environ,
-            interface=self.scaling.interface or "",
-        )
-
-    def for_coordinator(
-        self, run_id: str, store: RunStore | None = None, *, checkpoint: str | None = None, first_attempt: int = 0
-    ) -> RunRequest:
-        """Return the request for the coordinator. ``store``: the run directory, if this process has opened it."""
-        return RunRequest(
-            run_id=run_id,
-            run_name=store.location.name if store else "",
-            storage_path=store.storage_path if store else "",
-            filesystem=store.filesystem if store else "",
-            job=self.job,
-            backend=self.work.backend,
-            scaling=self.scaling,
-            hosts=self.host_settings(),
-            failure_config=self.run.failure_config,
-            stop_grace_s=self.stop_grace_s,
-            peer_failure_grace_s=self.peer_failure_grace_s,
-            argv=sys.argv,
-            python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            first_attempt=first_attempt,
-            checkpoint=checkpoint,
-            metadata=self.metadata,
-            validator=self._validator(),
-            debug_rank=self.run.debug_rank,
-            is_script=self.is_script,
-            stop_signals=self.run.stop_signals,
-        )
+    project = find() if hosts else None
+    places = {os.path.abspath(path) for path in (".", *sys_path, *map(os.path.dirname, work.files))}
+    named = {*run.env_vars, *(name for one in transports for name in one.host.environment)}
+    question = wire.SetUpHost(
+        files=[],
+        folders=[],
+        place="",
+        cache_bytes=config.cache_bytes,
+        requirements=requirements_of(os.fspath(config.env_from), directory=os.getcwd()) if config.env_from else "",
+        python=".".join(map(str, sys.version_info[:2])),
+        executable=sys.executable,
+        interpreter_path=interpreter_entries(sys_path),
+        interpreter_variables=[name for name in INTERPRETER_VARIABLES if name not in named],
+        more_path=[folder for folder in (project.folders if project else ()) if folder not in places],
+    )
+    return Shipping(
+        question=question,
+        project=project,
+        find_project=find,
+        takes_project={host.name for host in hosts},
+    )
 
 
 class _Run:
     """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result."""
 
-    def __init__(self, store: RunStore, request: _UserRequest, shipping: Shipping, group: RankGroup | None) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        request: RunRequest,
+        run: RunConfig,
+        work: job.Work,
+        where: _Where,
+        group: RankGroup | None,
+    ) -> None:
         self._store = store
         self._group = group
         self._request = request
-        self._shipping = shipping
-        self._config = request.run
-        self._run_id = uuid.uuid4().hex
+        self._work = work
+        self._where = where
+        self._config = run
         configs = {
             "scaling_config": plain(asdict(request.scaling)),
-            "checkpoint_config": asdict(request.run.checkpoint_config),
-            "failure_config": asdict(request.run.failure_config),
-            "run_config": _plain_run_config(request.run),
+            "checkpoint_config": asdict(run.checkpoint_config),
+            "failure_config": asdict(run.failure_config),
+            "run_config": _plain_run_config(run),
         }
-        self._facts = RunFacts(
-            script_of(request.work), getattr(request.work, "config", {}), detached=request.detach is not None
-        )
-        self._manifest = RunManifest(store, run_id=self._run_id, configs=configs, facts=self._facts)
+        config = getattr(work, "config", {})
+        self._facts = RunFacts(script_of(work), config, detached=where.detach is not None)
+        self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
-        self._log_dir = None if request.run.log_dir is None else _absolute(request.run.log_dir)
+        self._log_dir = None if run.log_dir is None else _absolute(run.log_dir)
         if self._log_dir is not None:
             check_owners(self._log_dir / store.paths.root.name)
         self._context = RunContext(
-            run_id=self._run_id,
-            run_config=request.run,
+            run_id=request.run_id,
+            run_config=run,
             scaling_config=request.scaling,
-            backend_config=request.work.backend,
-            train_loop_config=getattr(request.work, "config", {}),
+            backend_config=request.backend,
+            train_loop_config=config,
         )
 
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""
-        if not self._request.starts_workers:  # else the coordinator does it, while the hosts connect
+        if not self._where.starts_workers:  # else the coordinator does it, while the hosts connect
             self._store.verify()
         latest = self._store.latest
-        run_request = self._request.for_coordinator(
-            self._run_id,
-            self._store,
+        request = self._request = replace(
+            self._in_directory(),
             checkpoint=str(latest.path) if latest else self._start_without_own(),
             first_attempt=self._manifest.first_attempt,
         )
@@ -642,17 +622,17 @@ class _Run:
         self._write_start()
         self._facts.begin()
         observers = self._observers()
-        runner = self._runner(run_request, observers)
+        runner = self._runner(request, observers)
         result: Result | None = None
         try:
             observers.tell(self._begun)
             runner.run()
             complaint = "the last reports could not be written"
             self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
-            result, failure = self._conclude(runner.end, observers.status)
+            result, failure = self._conclude(runner, observers.status)
         except BaseException as error:
             failure = error
-        self._end(runner.end, observers, result, failure)
+        self._end(runner, observers, result, failure)
         if failure is not None:
             raise failure
         assert result is not None
@@ -661,27 +641,42 @@ class _Run:
     def _observers(self) -> Observers:
         location = str(self._store.location)
         self._begun = RunBegan(
-            self._run_id, self._store.location.name, location, self._store.paths.root, not self._request.starts_workers
+            self._request.run_id,
+            self._store.location.name,
+            location,
+            self._store.paths.root,
+            not self._where.starts_workers,
         )
         status = RunStatus(location, time.monotonic(), self._request.stop_grace_s)
         return Observers(status, [EventLog(self._store), *observers_of(self._context, self._begun, status)])
 
+    def _in_directory(self) -> RunRequest:
+        """Return the request, which knows the run directory."""
+        store = self._store
+        return replace(
+            self._request,
+            run_name=store.location.name,
+            storage_path=store.storage_path,
+            filesystem=store.filesystem,
+        )
+
     def check(self, *, empties_caches: bool) -> tuple[list[Finding], dict[str, HostFacts]]:
         """Look at the hosts, and start no rank."""
         self._write_start()
-        request = self._request.for_coordinator(self._run_id, self._store)
+        request = self._in_directory()
         return HostCheck(
             replace(request, checks_hosts=True, empties_caches=empties_caches),
             self._store,
-            self._request.transports,
+            self._where.transports,
             self._config.checkpoint_config,
             Observers(RunStatus(str(self._store.location), time.monotonic(), 0.0)),
             manifest=self._manifest,
-            shipping=self._shipping.for_run(self._store, self._run_id),
+            shipping=self._where.shipping.for_run(self._store, request.run_id),
         ).look()
 
-    def _end(self, end: RunSummary, observers: Observers, result: Result | None, error: BaseException | None) -> None:
+    def _end(self, runner: Runner, observers: Observers, result: Result | None, error: BaseException | None) -> None:
         """Note in run.json how the run has ended, and tell the observers. All other files of the run are there."""
+        end = runner.end
         self._facts.end()
         self._manifest.exit_code = exit_code_of(error)
         is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
@@ -700,7 +695,7 @@ class _Run:
             result=result,
             error=error,
             checkpoints=list(self._store.committed),
-            advice=self._run_errors(end, observers.status).how_to_continue if reason == "SIGINT" else None,
+            advice=self._run_errors(runner, observers.status).how_to_continue if reason == "SIGINT" else None,
             storage_works=self._storage_works(end),
         )
         observers.tell(ended)
@@ -761,15 +756,15 @@ class _Run:
 
     def _headline(self) -> str:
         """Return what begins now."""
-        launcher = self._request.launcher
-        if launcher is not None:
+        if self._group is not None:
+            launcher = self._group.launcher
             return f"training in the {launcher.world_size} processes that {launcher.name} has started"
-        shares = _shares([transport.host for transport in self._request.transports], self._request.scaling)
+        shares = _shares([transport.host for transport in self._where.transports], self._request.scaling)
         workers, hosts = sum(shares.values()), sum(map(bool, shares.values()))
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
 
-    def _runner(self, request: RunRequest, observers: Observers) -> Coordinator | InProcessRun | LaunchedRun:
+    def _runner(self, request: RunRequest, observers: Observers) -> Runner:
         checkpoints = self._config.checkpoint_config
         if self._group is not None:
             return LaunchedRun(
@@ -780,10 +775,10 @@ class _Run:
                 manifest=self._manifest,
                 group=self._group,
             )
-        if not self._request.starts_workers:
+        if not self._where.starts_workers:
             return InProcessRun(
                 request,
-                self._request.work,
+                self._work,
                 self._store,
                 checkpoints,
                 observers,
@@ -792,21 +787,21 @@ class _Run:
         return Coordinator(
             request,
             self._store,
-            self._request.transports,
+            self._where.transports,
             checkpoints,
             observers,
             log_dir=self._log_dir,
             manifest=self._manifest,
             stale_run_ids=self._manifest.stale_ids,
             start_without_own=self._start_without_own,
-            shipping=self._shipping.for_run(self._store, self._run_id),
+            shipping=self._where.shipping.for_run(self._store, request.run_id),
         )
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self, end: RunSummary, status: RunStatus) -> tuple[Result, BaseException | None]:
+    def _conclude(self, runner: Runner, status: RunStatus) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
-        value = end.value
+        value = runner.end.value
         if value is not None:
             self._write_at_end(
                 lambda: write_atomically(self._store.paths.return_value, value),
@@ -816,12 +811,12 @@ class _Run:
             self._store.location,
             self._store.committed,
             self._config.checkpoint_config,
-            metrics=self._earlier_metrics() if end.metrics is None else end.metrics,
+            metrics=self._earlier_metrics() if runner.metrics is None else runner.metrics,
             return_value=None if value is None else job.unpickle_return_value(value),
         )
-        if end.state is RunState.FINISHED:
+        if runner.end.state is RunState.FINISHED:
             return result, None
-        error = self._run_errors(end, status).error()
+        error = self._run_errors(runner, status).error()
         if isinstance(error, TrainingFailedError):
             error.result = result
             failed = error
@@ -847,9 +842,10 @@ class _Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
 
-    def _run_errors(self, end: RunSummary, status: RunStatus) -> RunErrors:
+    def _run_errors(self, runner: Runner, status: RunStatus) -> RunErrors:
+        end = runner.end
         name, logs, latest = self._store.location.name, None, self._store.latest
-        if self._request.starts_workers and end.attempt >= self._manifest.first_attempt:
+        if self._where.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
         return RunErrors(
             summary=end,
@@ -860,6 +856,8 @@ class _Run:
             checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
             logs=logs,
             page=str(self._store.paths.page) if self._storage_works(end) and not self._store.is_remote else None,
+            last_lines=runner.last_lines(),
+            where=runner.where(),
         )
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain.api.observer import AttemptEnded
 from distrain.coordinator.launched.rank_channel import Entrance, RankChannel
 from distrain.coordinator.launched.rank_group import Offer
 from distrain.coordinator.launched.rank_server import RankServer
-from distrain.decisions.events import RunSummary
-from distrain.decisions.failures import culprit_first
+from distrain.decisions.blame import RunSummary, culprit_first
 from distrain.decisions.states import RunState
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from distrain.api.config import CheckpointConfig
     from distrain.coordinator.launched.rank_group import RankGroup
@@ -40,12 +39,22 @@ class LaunchedRun:
         group: RankGroup,
     ) -> None:
         self.end = RunSummary(state=RunState.CONNECTING, attempt=request.first_attempt - 1)
+        self.metrics: dict[str, Any] | None = None
+        """The metrics of rank 0's last report."""
         self._request = request
         self._store = store
         self._checkpoint_config = checkpoint_config
         self._manifest = manifest
         self._observers = observers
         self._group = group
+
+    def last_lines(self) -> dict[int, Sequence[str]]:
+        """Return nothing: the output is on the consoles of the ranks."""
+        return {}
+
+    def where(self) -> Sequence[str]:
+        """Return nothing: distrain stops no rank."""
+        return ()
 
     def run(self) -> None:
         """Train once: restarts are the business of the launcher.
@@ -78,6 +87,7 @@ class LaunchedRun:
         finally:
             server.close()
             channel.close()
+        self.metrics = server.metrics
         self._conclude(server.summary(error))
 
     def _meet(self) -> tuple[Offer, Mapping[int, socket.socket]]:

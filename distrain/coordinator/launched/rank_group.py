@@ -255,7 +255,7 @@ class RankGroup:
             self._asked_at = time.monotonic()
             context, name = self.context, signal.Signals(number).name
             with contextlib.suppress(DistrainError):
-                channel.send(wire.StopWanted(attempt=context.attempt, rank=context.world_rank, reason=name))
+                channel.send(wire.StopVote(attempt=context.attempt, rank=context.world_rank, reason=name))
             return channel.uses_should_stop
 
         with signals(_SIGNALS, takes):

@@ -11,15 +11,14 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.observer import AttemptBegan
 from distrain.coordinator.launched.rank_channel import SocketChannel
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.validations import WAITING, Validations
-from distrain.decisions.events import RunSummary
-from distrain.decisions.failures import culprit_first, failure_of
+from distrain.decisions.blame import RunSummary, culprit_first, failure_of
 from distrain.decisions.states import RunState
 from distrain.decisions.stop_consensus import StopConsensus
 from distrain.errors import RankFailure
@@ -29,7 +28,7 @@ from distrain.system.loop import Loop
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distrain.api.config import CheckpointConfig
     from distrain.coordinator.observers import Observers
@@ -153,6 +152,11 @@ class RankServer:
         has_failed = bool(self.failures or self._problem)
         return [c for c in self._channels.values() if not c.at_end and (c.queued_bytes or has_failed)]
 
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """The metrics of rank 0's last report."""
+        return self._report_handler.metrics
+
     def summary(self, own_error: BaseException | None) -> RunSummary:
         """Return how the attempt has ended. ``own_error``: what train_func has raised on rank 0."""
         done = [rank for rank, outcome in self._outcomes.items() if outcome.ok]
@@ -163,7 +167,6 @@ class RankServer:
         return RunSummary(
             state=RunState.FAILED if self._problem else state,
             attempt=self._request.first_attempt,
-            metrics=self._report_handler.metrics,
             value=value,
             failures=[] if self._problem else [failure for failure in self.failures if not self._is_stop(failure)],
             errors={} if own_error is None else {0: own_error},
@@ -255,14 +258,12 @@ class RankServer:
 
     def _on_message(self, message: wire.FromWorker) -> None:
         match message:
-            case wire.UsesShouldStop(rank=rank):
-                self._announce_stop(self._stops.add_caller(rank))
-            case wire.StopVote(rank=rank, call=call):
-                self._send_stop_orders(self._stops.vote(rank, call, time.monotonic()))
-            case wire.StopWanted(reason=reason):
+            case wire.StopVote(reason=str(reason)) if reason:
                 if self._stop_reason is None and self._failed_at is None:
                     self._stop_reason = reason
-                    self._announce_stop(self._stops.request_stop())
+                    self._send_stop_orders(self._stops.request_stop())
+            case wire.StopVote(rank=rank, call=call):
+                self._send_stop_orders(self._stops.vote(rank, call, time.monotonic()))
             case wire.Outcome():
                 self._on_outcome(message)
             case _:
@@ -330,10 +331,6 @@ class RankServer:
 
     # -- stops ----------------------------------------------------------------------------------------------------
 
-    def _announce_stop(self, ranks: Iterable[int]) -> None:
-        for rank in ranks:
-            self._send(wire.AnnounceStop(attempt=self._request.first_attempt, rank=rank))
-
     def _tick_stops(self) -> None:
         self._send_stop_orders(self._stops.tick(time.monotonic()))
 
@@ -341,7 +338,7 @@ class RankServer:
         attempt = self._request.first_attempt
         for order in orders:
             for rank in order.ranks:
-                self._send(wire.StopAtReport(attempt=attempt, rank=rank, call=order.call, final=order.final))
+                self._send(wire.StopDecision(attempt=attempt, rank=rank, call=order.call, final=order.final))
 
     def _send(self, message: wire.ToWorker) -> None:
         self._channels[message.rank].queue(message)

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.context import TrainContext
@@ -27,8 +27,7 @@ from distrain.coordinator.launched.rank_process import (
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.validations import WAITING, Validations
-from distrain.decisions.events import RunSummary
-from distrain.decisions.failures import failure_of
+from distrain.decisions.blame import RunSummary, failure_of
 from distrain.decisions.placement import (
     Rendezvous,
     endpoints_of,
@@ -48,7 +47,7 @@ from distrain.worker.session import Session
 from distrain.worker.user_code import RankResult, run_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from distrain.api.config import CheckpointConfig
     from distrain.coordinator.manifest import RunManifest
@@ -94,6 +93,19 @@ class InProcessRun:
         self._observers = observers
         self._channel.handle = self._handle
         self._channel.idle = self._idle
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """The metrics of the last report."""
+        return self._report_handler.metrics
+
+    def last_lines(self) -> dict[int, Sequence[str]]:
+        """Return nothing: the output is on the user's console."""
+        return {}
+
+    def where(self) -> Sequence[str]:
+        """Return nothing: distrain stops no rank."""
+        return ()
 
     def run(self) -> None:
         """Train, with as many retries as the FailureConfig allows.
@@ -159,7 +171,6 @@ class InProcessRun:
         self.end = RunSummary(
             state=self._state(outcome, error),
             attempt=attempt,
-            metrics=self._report_handler.metrics,
             value=outcome.body if outcome.ok else None,
             failures=[failure] if failure and not self._storage_problem else [],
             errors={} if error is None else {0: error},
@@ -186,7 +197,7 @@ class InProcessRun:
         if not channel.uses_should_stop or channel.stop_reason is not None:
             return False
         channel.stop_reason = signal.Signals(number).name
-        channel.answer(wire.AnnounceStop(attempt=self.end.attempt + 1, rank=0))
+        channel.answer(wire.StopDecision(attempt=self.end.attempt + 1, rank=0))
         return True
 
     def _state(self, outcome: wire.Outcome, error: BaseException | None) -> RunState:
@@ -198,10 +209,10 @@ class InProcessRun:
 
     def _handle(self, message: wire.FromWorker) -> None:
         match message:
-            case wire.UsesShouldStop():
+            case wire.StopVote(call=0):
                 self._channel.uses_should_stop = True
             case wire.StopVote(attempt=attempt, rank=rank, call=call):
-                self._channel.answer(wire.StopAtReport(attempt=attempt, rank=rank, call=call))
+                self._channel.answer(wire.StopDecision(attempt=attempt, rank=rank, call=call, final=True))
             case _:
                 if self._storage_problem:
                     raise StorageError(self._storage_problem)  # no checkpoint that train_func may wait for is committed
