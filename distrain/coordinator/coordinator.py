@@ -387,13 +387,15 @@ class Coordinator:
 
     def _happened(self, event: events.Event) -> None:
         self._do(self.machine.handle(event, time.monotonic()))
-        self._note_outstanding()
         status = self._observers.status
         status.phase, status.is_stopping = self.machine.state.value, self.machine.was_asked_to_stop
         status.saves_on_stop = self.machine.saves_on_stop
 
     def _note_outstanding(self) -> None:
-        """Tell the machine what is still being done with files, while it waits for that."""
+        """Tell the machine what is still being done with files, while it waits for that.
+
+        Only between two turns of the loop: in the middle of one, a commit may be half noted.
+        """
         before = None
         while self.machine.state.waits_for_files and self.machine.state is not before and not self._is_over:
             before = self.machine.state

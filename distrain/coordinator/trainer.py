@@ -415,7 +415,10 @@ def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Where:
-    """Where a run trains: on which hosts, with which files; by which launcher, if not distrain; on which console."""
+    """Where a run trains: on which hosts, with which files; by which launcher, if not distrain.
+
+    detach: sends the output into the run directory.
+    """
 
     transports: Sequence[Transport]
     shipping: Shipping
@@ -638,18 +641,6 @@ class _Run:
         assert result is not None
         return result
 
-    def _observers(self) -> Observers:
-        location = str(self._store.location)
-        self._begun = RunBegan(
-            self._request.run_id,
-            self._store.location.name,
-            location,
-            self._store.paths.root,
-            not self._where.starts_workers,
-        )
-        status = RunStatus(location, time.monotonic(), self._request.stop_grace_s)
-        return Observers(status, [EventLog(self._store), *observers_of(self._context, self._begun, status)])
-
     def _in_directory(self) -> RunRequest:
         """Return the request, which knows the run directory."""
         store = self._store
@@ -659,6 +650,13 @@ class _Run:
             storage_path=store.storage_path,
             filesystem=store.filesystem,
         )
+
+    def _observers(self) -> Observers:
+        location, name = str(self._store.location), self._store.location.name
+        in_process = not self._where.starts_workers
+        self._begun = RunBegan(self._request.run_id, name, location, self._store.paths.root, in_process)
+        status = RunStatus(location, time.monotonic(), self._request.stop_grace_s)
+        return Observers(status, [EventLog(self._store), *observers_of(self._context, self._begun, status)])
 
     def check(self, *, empties_caches: bool) -> tuple[list[Finding], dict[str, HostFacts]]:
         """Look at the hosts, and start no rank."""
