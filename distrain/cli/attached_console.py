@@ -18,13 +18,13 @@ from typing import IO, TYPE_CHECKING
 
 from distrain.api.observer import AttemptBegan, AttemptEnded, BecameSlow, Printed, RankTrains, Reported
 from distrain.coordinator.observers import Observers
-from distrain.decisions.output_lines import readable
 from distrain.storage import names
 from distrain.storage.lines import event_in, record_in
 from distrain.storage.lock_probe import is_locked
 from distrain.storage.runs.listing import ENDED, RUNNING, STARTING, Run
 from distrain.storage.runs.logs import POLL_S, Follower, current, log_folder
 from distrain.system.log import print_to, say, warn
+from distrain.system.output_lines import readable
 from distrain.system.text import without_controls
 
 if TYPE_CHECKING:

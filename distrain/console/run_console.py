@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from distrain.api.observer import AttemptBegan, AttemptEnded, Ended, Printed, Reported
 from distrain.console.status_lines import StatusLines
 from distrain.console.summary import summary
-from distrain.decisions.output_lines import LineCutter, readable
 from distrain.system.log import print_to, say
+from distrain.system.output_lines import LineCutter, readable
 
 if TYPE_CHECKING:
     from collections.abc import Collection

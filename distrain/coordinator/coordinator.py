@@ -33,12 +33,12 @@ from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.decisions import events
 from distrain.decisions.blame import culprit_first
-from distrain.decisions.output_lines import with_one_bar
 from distrain.decisions.run_machine import RunStateMachine
 from distrain.decisions.states import RunState
 from distrain.system.background import Background
 from distrain.system.log import say, warn, warn_once
 from distrain.system.loop import Loop, PausableClock
+from distrain.system.output_lines import with_one_bar
 from distrain.system.process import many_open_files
 from distrain.system.stacks import last_words, native_reason
 from distrain.worker.job.job import original

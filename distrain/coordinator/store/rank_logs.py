@@ -6,9 +6,9 @@ from collections import OrderedDict, deque
 from functools import partial
 from typing import IO, TYPE_CHECKING, TypeAlias
 
-from distrain.decisions.output_lines import LineCutter, readable
 from distrain.storage.ownership import open_without_links
 from distrain.system.log import warn
+from distrain.system.output_lines import LineCutter, readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,13 +23,13 @@ from distrain.console.run_console import RunConsole
 from distrain.console.status_lines import INTERVAL_S
 from distrain.coordinator.observers import Observers
 from distrain.coordinator.store.rank_logs import RankLogs
-from distrain.decisions.output_lines import LineCutter, with_one_bar
 from distrain.decisions.run_status import RunStatus
 from distrain.storage.runs.logs import read_lines
 from distrain.system import consoles
 from distrain.system.background import Background
 from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
+from distrain.system.output_lines import LineCutter, with_one_bar
 from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def test_a_progress_bar_that_goes_on_for_long_is_shown_from_time_to_time(
 def test_text_without_carriage_returns_waits_for_its_line_end(
     capsys: Console, output: RankOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distrain.decisions.output_lines.BAR_INTERVAL_S", 0.0)
+    monkeypatch.setattr("distrain.system.output_lines.BAR_INTERVAL_S", 0.0)
     output.feed(1, b"Epoch 1 ...")
     output.feed(1, b" done\n")
     assert capsys.readouterr().out == "[rank 3] Epoch 1 ... done\n"

@@ -17,7 +17,8 @@ from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.manifest import RunManifest
 from distrain.coordinator.run_facts import RunFacts
 from distrain.coordinator.store.local_store import LocalStore
-from distrain.decisions.events import HostLost, RunRequest, RunSummary
+from distrain.decisions.blame import RunSummary
+from distrain.decisions.events import HostLost, RunRequest
 from distrain.decisions.run_status import RunStatus
 from distrain.decisions.states import RunState
 from distrain.hosts.host import HostSettings

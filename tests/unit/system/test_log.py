@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distrain.decisions.output_lines import readable
 from distrain.system.log import say
+from distrain.system.output_lines import readable
 from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
