@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.session import report as report
     from distrain.session import should_stop as should_stop
     from distrain.storage.checkpoint import Checkpoint as Checkpoint
-    from distrain.system.version import __version__ as __version__
+    from distrain.system import __version__ as __version__
 
 _HOMES = {
     "api.backend": ("BackendConfig",),
@@ -98,7 +98,7 @@ _HOMES = {
         "report",
         "should_stop",
     ),
-    "system.version": ("__version__",),
+    "system": ("__version__",),
     "coordinator.trainer": ("DataParallelTrainer",),
 }
 

@@ -10,7 +10,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_generate")]
 
 from sphinx.ext.autodoc.mock import MockFinder  # noqa: E402
 
-from distrain.system.version import __version__  # noqa: E402
+from distrain.system import __version__  # noqa: E402
 
 project = "distrain"
 author = "the authors of distrain"

@@ -63,7 +63,6 @@ class ReplayedRanks:
             case wire.Start(attempt=attempt):
                 for spec in message.ranks:
                     self._alive[spec["rank"]] = name
-                    self._say((name, wire.Spawned(attempt=attempt, rank=spec["rank"], pid=1)))
                 if attempt != self._attempt:
                     self._attempt = attempt
                     self._loop.call_in("life", 0.0, self._play)

@@ -34,7 +34,7 @@ LAYERS = [
 PURE = {
     "distrain.errors", "distrain.wire", "distrain.hosts.host", "distrain.hosts.world", "distrain.storage.commit",
     "distrain.storage.retention",
-    "distrain.system.naming", "distrain.system.peer_errors", "distrain.system.stacks", "distrain.system.text",
+    "distrain.system.peer_errors", "distrain.system.stacks", "distrain.system.text",
 }  # fmt: skip
 """Modules of other packages that decisions may import: facts and texts, without I/O."""
 ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio", "random"}
@@ -375,7 +375,7 @@ def test_a_public_name_is_public_where_it_comes_from(package: str) -> None:
     for home, names in module._HOMES.items():
         for name in names:
             path = ".".join(filter(None, (package, home)))
-            assert path == "system.version" or name in public_names(MODULES[path].tree)
+            assert path == "system" or name in public_names(MODULES[path].tree)
 
 
 @pytest.mark.parametrize("package", ["", *LEAVES])

@@ -223,6 +223,10 @@ class Agent:
 
     def _on_message(self, message: wire.Message) -> None:
         match message:
+            case wire.Ping() if self._rests:  # another run begins
+                self._rests = False
+                self._loop.cancel("rest")
+                self._up.queue(self._hello())
             case wire.Ping():
                 self._beat()
             case wire.SetUpHost():
@@ -246,12 +250,8 @@ class Agent:
                 self._order(message)
             case wire.Upload() if message.attempt == self._attempt:
                 self._order(message)
-            case wire.Rest():
-                self._rest(message)
-            case wire.Wake():
-                self._rests = False
-                self._loop.cancel("rest")
-                self._up.queue(self._hello())
+            case wire.Close(rests_s=rests_s) if rests_s and self._can_rest():
+                self._rest(rests_s)
             case wire.Close():
                 self._loop.stop()
 
@@ -352,7 +352,6 @@ class Agent:
                     self._replace_forkserver()
             case "spawned":
                 self._workers[packet["rank"]].pid = packet["pid"]
-                self._up.queue(wire.Spawned(attempt=self._attempt, rank=packet["rank"], pid=packet["pid"]))
             case "failed":
                 self._end_worker(self._workers[packet["rank"]], lost=packet["text"])
             case "exited":
@@ -390,22 +389,24 @@ class Agent:
 
     # -- between two runs -----------------------------------------------------------------------------------------
 
-    def _rest(self, message: wire.Rest) -> None:
-        """Keep nothing of the run but the forkserver. Decline if there is none, or if processes may be left."""
-        declined = self._started or self._forkserver is None or not self._forkserver.ready
-        if not declined:
-            self._forget_workers()
-            if self._uploader is not None:
-                self._uploader.close()
-                self._uploader = None
-            self._kill_descendants()
-            scratch.clear(self._scratch_path)
-            self._loop.cancel("stacks")
-            _overwrite(self._job_fd, b"")
-            self._attempt, self._stopping = -1, None
-            self._rests, self._has_job = True, False
-            self._loop.call_in("rest", message.idle_s, self._loop.stop)
-        self._up.queue(wire.Resting(declined=declined))
+    def _can_rest(self) -> bool:
+        """Return whether the agent has a forkserver to keep, and no processes that may be left."""
+        return not self._started and self._forkserver is not None and self._forkserver.ready
+
+    def _rest(self, seconds: float) -> None:
+        """Keep nothing of the run but the forkserver."""
+        self._forget_workers()
+        if self._uploader is not None:
+            self._uploader.close()
+            self._uploader = None
+        self._kill_descendants()
+        scratch.clear(self._scratch_path)
+        self._loop.cancel("stacks")
+        _overwrite(self._job_fd, b"")
+        self._attempt, self._stopping = -1, None
+        self._rests, self._has_job = True, False
+        self._loop.call_in("rest", seconds, self._loop.stop)
+        self._up.queue(wire.HostIdle(attempt=-1))
 
     # -- an attempt -----------------------------------------------------------------------------------------------
 

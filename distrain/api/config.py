@@ -310,8 +310,7 @@ class FailureConfig:
     backoff_s: seconds to wait before a restart. The wait doubles each time there was no new checkpoint, up to 5
         minutes.
     hang_report_s: seconds without any report or output of any rank before distrain shows the stacks of all ranks, once;
-        None never shows them. If all ranks wait in collectives of torch.distributed that do not match, it shows them
-        after two minutes.
+        None never shows them.
     hang_timeout_s: seconds without any report or output of any rank before the attempt counts as failed; None, the
         default, sets no limit.
     host_lease_s: seconds of silence after which a remote host counts as lost, and after which its workers end
@@ -357,8 +356,7 @@ class CheckpointConfig:
     checkpoint_ranks: the ranks that bring checkpoints, such as ``[0]`` if only rank 0 saves, or ``"all"``. A checkpoint
         then waits for all of these, and for no other rank. None: distrain finds out, which may delay the first
         checkpoints by ``missing_rank_s``.
-    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never brought one, and after
-        which a rank that is ahead no longer waits in report() for the others.
+    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never brought one.
 
     >>> CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min").num_to_keep
     2

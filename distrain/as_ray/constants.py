@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distrain.system.version import __version__ as _own_version
+from distrain.system import __version__ as _own_version
 
 __version__ = "2.60.0"
 """The version of Ray whose names and arguments these are."""

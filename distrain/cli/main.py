@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from distrain.system.version import __version__
+from distrain.system import __version__
 
 if TYPE_CHECKING:
     import argparse

@@ -16,8 +16,7 @@ from distrain.storage.runs.comparison import command_of, differences
 from distrain.storage.runs.details import checkpoints_of, error_of, extremes_of, reports_of, verdict
 from distrain.storage.runs.listing import FAILED, RUNNING, Run, WrongArgument
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
-from distrain.system.naming import name_ranks
-from distrain.system.text import count, duration, flatten, printable, size
+from distrain.system.text import count, duration, flatten, name_ranks, printable, size
 
 if TYPE_CHECKING:
     import argparse

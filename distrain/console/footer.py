@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from distrain.system.naming import name_ranks
-from distrain.system.text import amount, count, duration, printable, rate
+from distrain.system.text import amount, count, duration, name_ranks, printable, rate
 
 if TYPE_CHECKING:
     from distrain.decisions.run_status import RunStatus

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distrain.console.folding import Folding
 from distrain.console.run_console import RunConsole
-from distrain.system.naming import rank_list
+from distrain.system.text import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,14 +11,12 @@ have threads of their own (:mod:`distrain.system.background`, :mod:`distrain.sys
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import time
-from collections import deque
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.console.rank_output import WorkerOutput
@@ -43,7 +41,7 @@ from distrain.system.stacks import last_words, native_reason
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from distrain.api.config import CheckpointConfig
@@ -52,6 +50,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.manifest import RunManifest
     from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
+    from distrain.decisions.blame import RunSummary
     from distrain.decisions.events import RunRequest
     from distrain.decisions.host_checks import Finding
 
@@ -59,10 +58,6 @@ _NOTICE_AFTER_S = 5.0
 """Seconds to wait for the storage or for callbacks before a line on the console says so."""
 _LEAST_WAIT_S = 1.0
 """Seconds to wait for the storage and for callbacks at the end of a run, even if Ctrl-C ends the waiting."""
-_UPLOAD_PATIENCE_S = 300.0
-"""Seconds that the end of an attempt with unfinished work waits for uploads that complete a checkpoint."""
-_MAY_BE_HELD = (wire.RendezvousPorts, wire.HostIdle)
-"""Messages that may have to wait for a checkpoint; see :meth:`Coordinator._must_hold`."""
 
 
 class Coordinator:
@@ -97,10 +92,6 @@ class Coordinator:
         """True once a stop was requested again after the training."""
         self._signalled_hosts_with: str | None = None
         """The signal of the scheduler that stopped the run through a host, until it has reached this process, too."""
-        self._held: deque[events.MessageReceived | events.HostLost] = deque()
-        """Events that wait for the checkpoints of the attempt; see :meth:`_must_hold`."""
-        self._uploads_awaited_since: float | None = None
-        """When the end of the attempt began to wait for uploads (time.monotonic)."""
         self._loop = Loop()
         self._files = Background(self._loop, "files")
         self._user_code = Background(self._loop, "callbacks")
@@ -111,7 +102,7 @@ class Coordinator:
         self._foreign_checkpoint = None if store.latest else request.checkpoint
         """The checkpoint of another run that this run has started from, before it had one itself."""
         self._hosts = ranks
-        ranks.begin(self._loop, on_message=self._receive, on_lost=self._handle_or_hold)
+        ranks.begin(self._loop, on_message=self._on_message, on_lost=self._on_lost)
         self._host_files = HostFiles(
             self._loop,
             self._files,
@@ -119,7 +110,7 @@ class Coordinator:
             flags=request.python_flags,
             send=self._hosts.send,
             stream=self._hosts.stream_argv,
-            receive=self._receive,
+            receive=self._on_message,
             refuse=self._refuse,
         )
         self._copies = CheckpointCopies(self._host_files, self._verification)
@@ -177,14 +168,22 @@ class Coordinator:
         )
 
     @property
-    def end(self) -> events.RunSummary:
+    def end(self) -> RunSummary:
         """The state of the run, and how it ended if it has."""
-        return self.machine.summary(
-            errors=self._hosts.errors,
-            metrics=self._report_handler.metrics,
-            last_lines={rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()},
-            where=self._hang_monitor.locations(self.machine.stopped_ranks),
-        )
+        return self.machine.summary(self._hosts.errors)
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """The metrics of rank 0's last report."""
+        return self._report_handler.metrics
+
+    def last_lines(self) -> dict[int, Sequence[str]]:
+        """Return the last output of each rank of the latest attempt."""
+        return {rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()}
+
+    def where(self) -> Sequence[str]:
+        """Return lines that describe what the ranks were doing that distrain stopped."""
+        return self._hang_monitor.locations(self.machine.stopped_ranks)
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -223,7 +222,7 @@ class Coordinator:
             while not self._is_finished():
                 self._arm_timers()
                 self._loop.step()
-                self._handle_held()
+                self._note_outstanding()
                 self._flush()
         finally:
             self._close()
@@ -234,8 +233,7 @@ class Coordinator:
     def _arm_timers(self) -> None:
         """Set one timer for each part that has a deadline."""
         for name, moment, callback in (
-            ("held", self._upload_limit() if self._waits_for_uploads else None, self._handle_held),
-            ("machine", self._machine_deadline(), lambda: self._happened(events.Tick())),
+            ("machine", None if self._is_over else self.machine.deadline(), lambda: self._happened(events.Tick())),
             ("report_handler", self._report_handler.deadline(), self._report_handler.tick),
             ("validations", self._validations.deadline(), self._validations.tick),
             ("hang_monitor", self._hang_deadline(), self._hang_monitor.tick),
@@ -244,10 +242,6 @@ class Coordinator:
                 self._loop.cancel(name)
             else:
                 self._loop.call_at(name, moment, callback)
-
-    def _machine_deadline(self) -> float | None:
-        """Return None while the machine has to wait for held events, and when an exception has ended the run."""
-        return None if self._is_over or self._held else self.machine.deadline()
 
     def _hang_deadline(self) -> float | None:
         """Return None while ranks may wait for files of a checkpoint, which is no hang, or for a person."""
@@ -269,8 +263,6 @@ class Coordinator:
             self._validations.start(self._loop)
             return
         self._is_verifying = True
-        text = f"verifying the checkpoint {latest.path.name}, from which the run continues; Ctrl-C ends the run"
-        self._loop.call_in("verifying", _NOTICE_AFTER_S, lambda: say(text))
         self._store.verify(self._verification, is_needed=lambda: not self._is_over, then=self._on_verified)
 
     def _on_verified(self) -> None:
@@ -284,99 +276,11 @@ class Coordinator:
 
     def _start_from(self, path: str | None) -> None:
         self._foreign_checkpoint = None if self._store.latest else path
-        self._loop.cancel("verifying")
         self._is_verifying = False
         self._validations.start(self._loop)
         if path != self._request.checkpoint:
             say(f"continuing {f'at {PurePath(path).name}' if path else 'from scratch'} instead")
             self._happened(events.CheckpointReplaced(path))
-
-    # -- events that wait for checkpoints -------------------------------------------------------------------------
-
-    def _receive(self, host: str, message: wire.Message) -> None:
-        if isinstance(message, _MAY_BE_HELD):
-            self._handle_or_hold(events.MessageReceived(host, message))
-        else:
-            self._on_message(host, message)
-
-    def _handle_or_hold(self, event: events.MessageReceived | events.HostLost) -> None:
-        if not self._must_hold(event):
-            self._handle(event)
-            return
-        if not self._held:
-            self._loop.call_in("committing", _NOTICE_AFTER_S, self._announce_commit_wait)
-        self._held.append(event)
-
-    def _announce_commit_wait(self) -> None:
-        if self._is_committing:
-            self._store.announce_wait()
-
-    def _handle_held(self) -> None:
-        """Handle the events that need not wait any more. Called after every turn of the loop."""
-        while self._held and not self._must_hold(self._held[0]):
-            self._handle(self._held.popleft())
-        if not self._held:
-            self._loop.cancel("committing")
-
-    def _must_hold(self, event: events.MessageReceived | events.HostLost) -> bool:
-        """Return whether the event has to wait until a checkpoint is committed, or verified.
-
-        Whether and where the next attempt starts depends on the checkpoints of this one. Therefore the end of an
-        attempt, also by the loss of its last host, waits for commits, and for uploads that complete a checkpoint.
-        """
-        match event:
-            case events.HostLost(host):
-                busy = self.machine.busy_hosts
-                return self._is_committing and host in busy and len(busy) == 1
-            case events.MessageReceived(_, wire.RendezvousPorts()):
-                plan = self.machine.plan
-                lacks_files = plan is not None and self._host_files.is_busy(plan.hosts) and not self._is_over
-                return self._is_committing or self._is_verifying or lacks_files
-            case events.MessageReceived(_, wire.HostIdle(attempt=attempt)) if attempt == self._attempt:
-                return self._is_committing or (self.machine.attempt_is_active and self._must_await_uploads())
-        return False
-
-    @property
-    def _is_committing(self) -> bool:
-        """True if a checkpoint is being committed, unless the user has ended the wait for it."""
-        return self._store.is_committing and not self._impatient
-
-    @property
-    def _waits_for_uploads(self) -> bool:
-        """True if only an upload keeps the first of the held events waiting."""
-        return bool(self._held) and not (self._is_committing or self._is_verifying or self._is_over)
-
-    def _must_await_uploads(self) -> bool:
-        """Return whether the end of the attempt waits for uploads: less is lost by that than the time it takes."""
-        awaits = self._report_handler.awaits_uploads(self.machine.lost_ranks)
-        if not awaits:
-            self._uploads_awaited_since = None
-        elif self._uploads_awaited_since is None:
-            self._uploads_awaited_since = time.monotonic()
-            after_s = 0.0 if self.machine.failures else _NOTICE_AFTER_S
-            self._loop.call_in("uploads", after_s, lambda: say("waiting for the checkpoint that is being stored"))
-        if awaits and time.monotonic() < self._upload_limit():
-            return True
-        self._loop.cancel("uploads")
-        return False
-
-    def _upload_limit(self) -> float:
-        """Return until when the end of the attempt waits for uploads (time.monotonic).
-
-        It waits without limit only if all work is done, and only for the grace if the user wants the run to stop.
-        """
-        if self._uploads_awaited_since is None:
-            return math.inf
-        if self.machine.was_asked_to_stop:
-            return self._uploads_awaited_since + self._request.stop_grace_s
-        is_done = self.machine.is_done and not self.machine.problem
-        return math.inf if is_done else self._uploads_awaited_since + _UPLOAD_PATIENCE_S
-
-    def _handle(self, event: events.MessageReceived | events.HostLost) -> None:
-        if isinstance(event, events.HostLost):
-            self._on_lost(event)
-        else:
-            self._on_message(event.host, event.message)
 
     # -- messages of hosts ----------------------------------------------------------------------------------------
 
@@ -384,17 +288,9 @@ class Coordinator:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
-            case (
-                wire.Reported()
-                | wire.ReportFailed()
-                | wire.FilesCopied()
-                | wire.CollectiveEntered()
-                | wire.AskCheckpointList()
-            ):
+            case wire.Reported() | wire.FilesCopied() | wire.CollectiveEntered() | wire.AskCheckpointList():
                 self._hang_monitor.progress()
                 self._report_handler.handle(message)
-                if self.machine.waits_for_checkpoint:
-                    self._update_storing()
             case wire.Output():
                 self._hang_monitor.progress()
                 self._outputs.of(message.rank).feed(message.stream, message.body)
@@ -428,8 +324,6 @@ class Coordinator:
                 self._on_outcome(host, message)
             case wire.Exited():
                 self._report_handler.rank_ended(message.rank)
-                if self._is_training or self.machine.waits_for_checkpoint:
-                    self._update_storing(message.rank)
                 self._note_end(message.rank, ok=False)
                 self._debuggers.rank_ended(message.rank)
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
@@ -437,11 +331,6 @@ class Coordinator:
                 self._happened(events.MessageReceived(host, message, reports, reason))
             case wire.HostSignalled(signal=name):
                 self._on_signal_of_host(name)
-            case wire.RendezvousPorts():
-                self._happened(events.MessageReceived(host, message))
-                if self.machine.plan is not None and self._is_training:
-                    self._host_files.announce(self.machine.plan.hosts)
-                    self._launch_checks.begin(self.machine.plan)
             case wire.HostProbed():
                 self._launch_checks.handle(host, message)
                 self._hang_monitor.handle(host, message)
@@ -476,7 +365,6 @@ class Coordinator:
         for rank in ranks:
             self._report_handler.rank_ended(rank)
             self._debuggers.rank_ended(rank)
-        self._update_storing(*ranks)
         self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
@@ -484,31 +372,38 @@ class Coordinator:
         if outcome.traceback:
             self._outputs.of(outcome.rank).note(outcome.traceback)
         self._report_handler.handle(outcome)
-        if not outcome.ok or self.machine.waits_for_checkpoint:
-            self._update_storing(*([] if outcome.ok else [outcome.rank]))
         self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
 
     def _note_end(self, rank: int, *, ok: bool) -> None:
-        is_stopping = self.machine.state is RunState.STOPPING and not self.machine.waits_for_checkpoint
+        is_stopping = self.machine.state is RunState.STOPPING
         self._console.status.rank_ended(rank, "ended" if ok else "stopped" if is_stopping else "failed")
-
-    def _update_storing(self, *failing: int) -> None:
-        """Tell the machine what is being stored, before it learns that the ``failing`` ranks have failed.
-
-        It does not matter any more once the ranks are being stopped.
-        """
-        if self.machine.state is RunState.STOPPING and not self.machine.waits_for_checkpoint:
-            return
-        failed = {*self.machine.failed_ranks, *failing}
-        self._happened(self._report_handler.storing(failed))
 
     # -- actions of the machine -----------------------------------------------------------------------------------
 
     def _happened(self, event: events.Event) -> None:
         self._do(self.machine.handle(event, time.monotonic()))
+        self._note_outstanding()
         status = self._console.status
         status.phase, status.is_stopping = self.machine.state.value, self.machine.was_asked_to_stop
         status.saves_on_stop = self.machine.saves_on_stop
+
+    def _note_outstanding(self) -> None:
+        """Tell the machine what is still being done with files, while it waits for that."""
+        before = None
+        while self.machine.state.waits_for_files and self.machine.state is not before and not self._is_over:
+            before = self.machine.state
+            self._do(self.machine.handle(self._outstanding(before), time.monotonic()))
+
+    def _outstanding(self, state: RunState) -> events.Outstanding:
+        match state:
+            case RunState.PREPARING:
+                assert self.machine.plan is not None
+                copying = self._host_files.is_busy(self.machine.plan.hosts)
+                return events.Outstanding(verifying=self._is_verifying, copying=copying)
+            case RunState.SAVING:
+                return events.Outstanding(saving=self._report_handler.storing(self.machine.failed_ranks))
+        uploading = self._report_handler.awaits_uploads(self.machine.lost_ranks)
+        return events.Outstanding(committing=self._store.is_committing, uploading=uploading)
 
     def _do(self, actions: list[events.Action]) -> None:
         for action in actions:
@@ -521,10 +416,13 @@ class Coordinator:
                         self._send_checkpoint(host)
                 case events.ConnectHost(host) if not self._is_over:
                     self._hosts.connect(host)
-                case events.ShowLine(text, once):
-                    (warn_once if once else warn)(text)
+                case events.ShowLine(text, once, is_news):
+                    (say if is_news else warn_once if once else warn)(text)
                 case events.AttemptStarts():
                     self._begin_attempt(action)
+                case events.WorkersStart(plan):
+                    self._host_files.announce(plan.hosts)
+                    self._launch_checks.begin(plan)
                 case events.AttemptEnded():
                     self._end_attempt(action)
 
@@ -550,7 +448,7 @@ class Coordinator:
         attempt, plan = starts.attempt, starts.plan
         if attempt > self._request.first_attempt:
             self._host_files.refresh(plan.hosts)
-        self._attempt, self._uploads_awaited_since = attempt, None
+        self._attempt = attempt
         self._manifest.agents = list(self._hosts.inherited_ids)
         self._manifest.attempt_begins(attempt, plan)
         self._store.make_parent(self._log(attempt, 0))
@@ -560,7 +458,6 @@ class Coordinator:
         self._outputs.begin(attempt)
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
-        self._loop.cancel("uploads")
         self._host_files.end_attempt()
         self._report_handler.end()
         self._hang_monitor.end_hang()
@@ -656,8 +553,10 @@ class Coordinator:
         note_stop(number)
         if self._validations.busy and self.machine.state is RunState.FINISHED:
             self._validations.give_up(f"{why} has ended the wait for it")
-        elif self._is_over or self.machine.state.is_terminal or self._only_waits_for_commit:
+        elif self._is_over or self.machine.state.is_terminal:
             self._impatient = True
+        elif self.machine.state is RunState.SETTLING and self.machine.was_asked_to_stop:
+            self._impatient = True  # the run only waits for a checkpoint that is being stored
         self._happened(events.StopRequested(why))
 
     def _on_stop_request(self, reply: Callable[[str], None]) -> None:
@@ -669,15 +568,8 @@ class Coordinator:
             self._on_signal(signal.SIGTERM)
             reply("the run is stopping")
 
-    @property
-    def _only_waits_for_commit(self) -> bool:
-        """True if a run that was asked to stop only waits for a commit."""
-        return bool(self._held) and self._is_committing and self.machine.was_asked_to_stop
-
     def _close(self) -> None:
         self._is_over = True
-        self._loop.cancel("committing")
-        self._loop.cancel("verifying")
         self._verification.close()
         steps = (
             self._close_hosts,

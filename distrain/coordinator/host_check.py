@@ -78,11 +78,13 @@ class HostCheck(Coordinator):
         return not self._launch_checks.is_under_way
 
     def _do(self, actions: list[events.Action]) -> None:
-        """Start no rank, and show no line about the plan, which is not the user's."""
+        """Start no rank, use no cache that is to be emptied, and show no line about the plan."""
         is_planned = self.machine.plan is not None
         for action in actions:
             match action:
-                case events.SendMessage(_, wire.Start()):
+                case events.SendMessage(_, wire.Start()) | events.WorkersStart():
+                    pass
+                case events.SendMessage(_, wire.Prepare()) if self._request.empties_caches:
                     pass
                 case events.ShowLine() if is_planned:
                     pass

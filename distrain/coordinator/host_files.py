@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.errors import LaunchError
-from distrain.storage.files import is_full_disk
 from distrain.system.log import say, warn, warn_once
-from distrain.system.naming import name_hosts
-from distrain.system.text import count, size
+from distrain.system.text import count, is_full_disk, name_hosts, size
 from distrain.transfer.order_link import OrderLink
 from distrain.transfer.project.imports import third_party_imports
 from distrain.wire.shipped_file import ShippedFile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from distrain.decisions.failures import culprit_first
+from distrain.decisions.blame import culprit_first
 from distrain.storage.paths import read_manifest
 
 if TYPE_CHECKING:

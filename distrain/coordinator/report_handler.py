@@ -22,10 +22,10 @@ from distrain.hosts.troubles import Trouble
 from distrain.storage import retention
 from distrain.storage.checkpoint import DICT_FILE
 from distrain.storage.commit import Commit, merged_positions, other_data
-from distrain.storage.files import full_disk_hint, is_full_disk
+from distrain.storage.files import full_disk_hint
 from distrain.system.log import warn, warn_once
 from distrain.system.loop import PausableClock
-from distrain.system.naming import name_ranks
+from distrain.system.text import is_full_disk, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -172,12 +172,12 @@ class ReportHandler:
     def handle(self, message: wire.FromWorker) -> None:
         """Handle a message from a rank of this attempt, or about its files; ignore it if it is about something else."""
         now = self._clock.now()
-        if isinstance(message, (wire.Reported, wire.ReportFailed, wire.Outcome)):
+        if isinstance(message, (wire.Reported, wire.Outcome)):
             self._unheard.discard(message.rank)
         match message:
-            case wire.Reported():
+            case wire.Reported(failed=None):
                 self._on_reported(message, now)
-            case wire.ReportFailed(rank=rank, index=index, ordinal=ordinal, why=why):
+            case wire.Reported(rank=rank, index=index, ordinal=ordinal, failed=str(why)):
                 self._count_report(rank, index)
                 if ordinal is not None:
                     self._note_bringing(rank)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain.coordinator.stop_signals import exit_code, preempted
-from distrain.decisions.failures import culprit_first, failure_screen, hang_failures
+from distrain.decisions.blame import Cause, culprit_first, hang_failures
+from distrain.decisions.failure_screen import failure_screen
 from distrain.decisions.retries import start_without_checkpoint
 from distrain.errors import (
     ControllerError,
@@ -19,16 +20,15 @@ from distrain.errors import (
     TrainingFailedError,
     WorkerGroupError,
 )
-from distrain.storage.files import is_full_disk
 from distrain.system.arguments import in_users_words
 from distrain.system.log import warn
 from distrain.system.text import without_controls
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from distrain.decisions.events import HangDetected, RunSummary
+    from distrain.decisions.blame import RunSummary
 
 
 def exit_code_of(error: BaseException | None) -> int:
@@ -58,6 +58,8 @@ class RunErrors:
     checkpoint: the latest checkpoint, such as ``checkpoint_000003, at step 18``, if there is one.
     logs: the directory of the logs of the latest attempt, if there are any.
     page: the page of the run, if it is certain to be written, which it is not to remote storage.
+    last_lines: the last output of each rank.
+    where: lines that describe what the stopped ranks were doing.
     """
 
     summary: RunSummary
@@ -68,43 +70,40 @@ class RunErrors:
     checkpoint: str | None
     logs: str | None
     page: str | None
+    last_lines: Mapping[int, Sequence[str]]
+    where: Sequence[str]
 
     def error(self) -> BaseException:
         """Return the exception to raise. Show what else went wrong before Ctrl-C, as that exception has no text."""
         summary = self.summary
-        if summary.stop_reason is not None:
-            return self._stop_error(summary.stop_reason)
-        if summary.hung is not None and not summary.failures:
-            return self._hang_error(summary.hung)
-        if summary.failures and not self._problem_explains_failures():
-            return self._worker_group_error()
         problem = summary.problem or "all workers have ended, but no rank has failed; their logs may show why"
         problem = in_users_words(problem)
-        if summary.storage_failed:
-            return ControllerError(_text([problem, *self._facts("once that is fixed, ")]))
-        if summary.resources_missing:
-            return ResourcesError(_text([problem]))
-        text = _text([problem, *self._postscript()])
-        return ControllerError(text) if summary.entered else LaunchError(text)
+        match summary.cause:
+            case Cause.STOP:
+                return self._stop_error()
+            case Cause.HANG:
+                return self._hang_error()
+            case Cause.RANKS:
+                return self._worker_group_error()
+            case Cause.STORAGE:
+                return ControllerError(_text([problem, *self._facts("once that is fixed, ")]))
+            case Cause.RESOURCES:
+                return ResourcesError(_text([problem]))
+            case Cause.HOSTS:
+                return ControllerError(_text([problem, *self._postscript()]))
+            case Cause.START:
+                return LaunchError(_text([problem, *self._postscript()]))
 
-    def _problem_explains_failures(self) -> bool:
-        """Return True if no rank is to blame: its host was lost, or its error came from the full disk of the run."""
-        summary = self.summary
-        if summary.problem and all(failure.lost for failure in summary.failures):
-            return True
-        return summary.storage_failed and all(is_full_disk(failure.summary) for failure in summary.failures)
-
-    def _stop_error(self, reason: str) -> BaseException:
-        summary = self.summary
+    def _stop_error(self) -> BaseException:
+        summary, reason = self.summary, self.summary.stop_reason
+        assert reason is not None
         lines: list[str] = []
-        requested = {exit_code("SIGTERM"), exit_code(reason)}
-        own = [f for f in summary.failures if not f.consequence and f.exit_code not in requested]
-        if own:
-            screen = failure_screen(own, stopped=(), last_lines=summary.last_lines)
+        if own := summary.own_failures({exit_code("SIGTERM"), exit_code(reason)}):
+            screen = failure_screen(own, stopped=(), last_lines=self.last_lines)
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
-        if summary.where:
+        if self.where:
             killed = "ranks that had not stopped were killed; RunConfig.stop_grace_s gives them more time:"
-            lines += [in_users_words(killed), *(f"    {line}" for line in summary.where)]
+            lines += [in_users_words(killed), *(f"    {line}" for line in self.where)]
         lines += self._other_problems()
         if reason != "SIGINT":
             return preempted(_text([f"the run was stopped by {reason}", *lines, *self._facts()]), reason)
@@ -112,8 +111,9 @@ class RunErrors:
             warn("\n    ".join(lines))
         return KeyboardInterrupt()
 
-    def _hang_error(self, hung: HangDetected) -> HangError:
-        summary = self.summary
+    def _hang_error(self) -> HangError:
+        summary, hung = self.summary, self.summary.hung
+        assert hung is not None
         where = "they were:" if hung.where else "no rank had been started"
         lines = [f"no rank has reported or printed anything for {hung.after_s:g} s; {where}"]
         lines += [f"    {line}" for line in hung.where]
@@ -126,7 +126,7 @@ class RunErrors:
             failures=failures,
             stopped=summary.stopped_ranks,
             where=hung.where,
-            last_lines=summary.last_lines,
+            last_lines=self.last_lines,
         )
 
     def _worker_group_error(self) -> WorkerGroupError:
@@ -136,8 +136,8 @@ class RunErrors:
             failures,
             stopped=summary.stopped_ranks,
             finished=summary.finished,
-            where=summary.where,
-            last_lines=summary.last_lines,
+            where=self.where,
+            last_lines=self.last_lines,
         )
         return WorkerGroupError(
             _text([screen, *self._other_problems(), *self._postscript()]),
@@ -146,8 +146,8 @@ class RunErrors:
             exit_code=failures[0].exit_code,
             failures=failures,
             stopped=summary.stopped_ranks,
-            where=summary.where,
-            last_lines={failure.rank: summary.last_lines.get(failure.rank, ()) for failure in failures},
+            where=self.where,
+            last_lines={failure.rank: self.last_lines.get(failure.rank, ()) for failure in failures},
         )
 
     def _other_problems(self) -> list[str]:

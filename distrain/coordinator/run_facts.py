@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from distrain.system import process
-from distrain.system.version import __version__
+from distrain.system import __version__, process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

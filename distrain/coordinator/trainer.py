@@ -46,7 +46,8 @@ from distrain.coordinator.run_facts import RunFacts, plain
 from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.coordinator.store.remote_store import open_run
 from distrain.coordinator.store.run_store import RESERVED_BYTES
-from distrain.decisions.events import RunRequest, RunSummary, Validator
+from distrain.decisions.blame import RunSummary
+from distrain.decisions.events import RunRequest, Validator
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.retries import start_without_checkpoint
 from distrain.decisions.run_status import RunStatus
@@ -62,17 +63,16 @@ from distrain.errors import (
 )
 from distrain.hosts.host import hidden_gpus_problem
 from distrain.storage.checkpoint import Checkpoint
-from distrain.storage.files import full_disk_hint, is_full_disk, write_atomically
+from distrain.storage.files import full_disk_hint, write_atomically
 from distrain.storage.ownership import check_owners
 from distrain.storage.paths import read_manifest
 from distrain.storage.records import damage_of, last_metrics
 from distrain.system.arguments import check_type
 from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
-from distrain.system.naming import stopped_by
 from distrain.system.notebook import hide_own_lines
 from distrain.system.remote_path import RemotePath, locate
-from distrain.system.text import duration
+from distrain.system.text import duration, is_full_disk, stopped_by
 from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
 from distrain.trackers.link import TrackerLink
 from distrain.worker.job import job
@@ -92,7 +92,6 @@ if TYPE_CHECKING:
     from distrain.coordinator.store.run_store import RunStore
     from distrain.data.datasets import RunDatasets
     from distrain.decisions.host_checks import Finding
-    from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
 
 __all__ = ["DataParallelTrainer", "run_work"]
@@ -290,32 +289,73 @@ def run_work(
     shares = _shares([transport.host for transport in transports], scaling)
     trackers = trackers_of(run.trackers, os.environ) if launcher is None or launcher.rank == 0 else []
     check_packages(trackers)
-    request = _UserRequest(
-        work=work,
+    _check_working_directory()
+    sys_path = _clean_path(sys.path if sys_path is None else sys_path)
+    request = _request(
+        work,
+        scaling,
+        run,
         job=job.make_job(work, workers_per_host=max(shares.values())) if starts_workers else Job(blob=b""),
-        scaling=scaling,
-        launcher=launcher,
-        run=run,
+        transports=transports,
         resume_from=resume_from,
         metadata=metadata or {},
-        validation=validation,
+        validator=_validator(validation, run, sys_path),
         trackers=pickled_trackers(trackers),
-        transports=transports,
-        sys_path=_clean_path(sys.path if sys_path is None else sys_path),
-        detached=detached,
+        sys_path=sys_path,
     )
-    _check_working_directory()
-    shipping = request.shipping()
+    where = _Where(
+        transports=transports,
+        shipping=_shipping(work, run, transports, sys_path),
+        launcher=launcher,
+        detached=detached,
+        starts_workers=starts_workers,
+    )
     _check_gpus_are_counted(scaling, request)
     with log_level(run.log_level):
         if request.job.warning is not None:
             warn(request.job.warning)
+        train = partial(_train, request, run, work, where)
         if launcher is None:
-            return _train(request, shipping)
-        with join(launcher, request.for_coordinator(uuid.uuid4().hex), work) as group:
-            if launcher.rank:
-                return group.follow()
-            return group.lead(partial(_train, request, shipping, group))
+            return train()
+        with join(launcher, request, work) as group:
+            return group.follow() if launcher.rank else group.lead(partial(train, group))
+
+
+def _request(
+    work: job.Work,
+    scaling: ScalingConfig,
+    run: RunConfig,
+    *,
+    transports: Sequence[Transport],
+    sys_path: list[str],
+    **facts: Any,
+) -> RunRequest:
+    """Return all that the user has asked for. ``facts``: fields of the request that are not in the configs."""
+    is_script = isinstance(work, job.ScriptWork)
+    grace_s, peer_grace_s = run.stop_grace_s, run.failure_config.peer_failure_grace_s
+    return RunRequest(
+        run_id=uuid.uuid4().hex,
+        backend=work.backend,
+        scaling=scaling,
+        hosts=settings_for(
+            transports,
+            directory=os.getcwd(),
+            sys_path=sys_path,
+            environment=run.env_vars,
+            own_environment=os.environ,
+            interface=scaling.interface or "",
+        ),
+        failure_config=run.failure_config,
+        stop_grace_s=grace_s if grace_s is not None else 30.0 if is_script else 10.0,  # for scripts, as of torchrun
+        peer_failure_grace_s=peer_grace_s if peer_grace_s is not None else 5.0 if is_script else 0.0,
+        argv=sys.argv,
+        python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+        debug_rank=run.debug_rank,
+        is_script=is_script,
+        stop_signals=run.stop_signals,
+        sys_path=sys_path,
+        **facts,
+    )
 
 
 def check_hosts(
@@ -338,25 +378,20 @@ def check_hosts(
     one_each = replace(
         scaling, num_workers=(1, len(hosts)), use_gpu=False, resources_per_worker=None, accelerator_type=None
     )
-    request = _UserRequest(
-        work=work,
-        job=Job(blob=b""),
-        scaling=one_each,
-        launcher=None,
-        run=run,
-        resume_from=None,
-        metadata={},
-        validation=None,
-        trackers={},
-        transports=_transports([replace(host, slots=1) for host in hosts], scaling, run),
-        sys_path=_clean_path(sys_path),
-        detached=None,
-    )
+    path = _clean_path(sys_path)
+    transports = _transports([replace(host, slots=1) for host in hosts], scaling, run)
+    request = _request(work, one_each, run, job=Job(blob=b""), transports=transports, sys_path=path)
     _check_gpus_are_counted(scaling, request)
-    shipping = request.shipping()
+    where = _Where(
+        transports=transports,
+        shipping=_shipping(work, run, transports, path),
+        launcher=None,
+        detached=None,
+        starts_workers=True,
+    )
     store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
     try:
-        found, facts = _Run(store, request, shipping, None).check(empties_caches=empties_caches)
+        found, facts = _Run(store, request, run, work, where, None).check(empties_caches=empties_caches)
     finally:
         store.close()
         location = store.location
@@ -364,10 +399,10 @@ def check_hosts(
     return [*found, *lacking(facts, scaling, shares)], facts
 
 
-def _check_gpus_are_counted(scaling: ScalingConfig, request: _UserRequest) -> None:
+def _check_gpus_are_counted(scaling: ScalingConfig, request: RunRequest) -> None:
     """Raise LaunchError if workers would see other GPUs than the agents."""
     if scaling.use_gpu or scaling.numa_binding:
-        for name, settings in request.host_settings().items():
+        for name, settings in request.hosts.items():
             if problem := hidden_gpus_problem(settings):
                 raise LaunchError(f"{name}: {problem}")
 
@@ -381,21 +416,32 @@ def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_
     return replace(work, backend=work.backend.for_debugging())
 
 
-def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = None) -> Result:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Where:
+    """Where a run trains: on which hosts, with which files; by which launcher, if not distrain; on which console."""
+
+    transports: Sequence[Transport]
+    shipping: Shipping
+    launcher: OuterLauncher | None
+    detached: DetachedConsole | None
+    starts_workers: bool
+    """False if train_func runs in this process."""
+
+
+def _train(
+    request: RunRequest, run: RunConfig, work: job.Work, where: _Where, group: RankGroup | None = None
+) -> Result:
     """Train in the run directory. ``group``: the ranks that another launcher has started."""
-    if not request.starts_workers and (
-        ignored := describe_ignored_settings(request.scaling, request.run, request.launcher)
-    ):
+    if not where.starts_workers and (ignored := describe_ignored_settings(request.scaling, run, where.launcher)):
         warn(ignored)
-    run = request.run
     _check_log_dir(run.log_dir)
-    name, stem = run.name or run_name(os.environ), stem_of(script_of(request.work))
+    name, stem = run.name or run_name(os.environ), stem_of(script_of(work))
     store = open_run(run.storage_path, name, run.storage_filesystem, stem=stem)
     try:
-        if request.detached is not None:
-            request.detached.move_to(store.paths, str(store.location))
+        if where.detached is not None:
+            where.detached.move_to(store.paths, str(store.location))
         with console_threads():
-            return _Run(store, request, shipping, group).train()
+            return _Run(store, request, run, work, where, group).train()
     finally:
         store.close()
 
@@ -463,182 +509,112 @@ def _clean_path(path: Sequence[object]) -> list[str]:
     return [os.fspath(entry) for entry in path if isinstance(entry, (str, os.PathLike))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UserRequest:
-    """Everything that the user has asked for."""
+def _validator(validation: ValidationConfig | None, run: RunConfig, sys_path: list[str]) -> Validator | None:
+    """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
+    if validation is None:
+        return None
+    task = validation.task_config or ValidationTaskConfig()
+    config = dict(task.fn_kwargs or {})
+    work = job.FunctionWork(function=validation.fn, config=config, validates=True, backend=BackendConfig())
+    return Validator(
+        blob=job.make_job(work).blob,
+        timeout_s=task.timeout_s,
+        directory=os.getcwd(),
+        sys_path=sys_path,
+        environment=run.env_vars,
+    )
 
-    work: job.Work
-    job: Job
-    scaling: ScalingConfig
-    run: RunConfig
-    resume_from: Checkpoint | None
-    metadata: Mapping[str, Any]
-    validation: ValidationConfig | None
-    trackers: Mapping[str, bytes]
-    transports: Sequence[Transport]
-    sys_path: list[str]
-    detached: DetachedConsole | None
-    launcher: OuterLauncher | None
 
-    @property
-    def starts_workers(self) -> bool:
-        """True unless train_func runs in this process."""
-        return self.launcher is None and self.scaling.num_workers != 0
+def _shipping(work: job.Work, run: RunConfig, transports: Sequence[Transport], sys_path: list[str]) -> Shipping:
+    """Return what is brought to other machines. Raises LaunchError if that is not possible."""
+    from distrain.transfer.project.project import find_project  # most runs need neither
+    from distrain.transfer.project.requirements import requirements_of
 
-    @property
-    def is_script(self) -> bool:
-        """True if the workers run a script or a module, not a function."""
-        return isinstance(self.work, job.ScriptWork)
+    config = run.shipping_config
+    hosts = [one.host for one in transports if one.ships and one.host.cwd is None]
 
-    @property
-    def stop_grace_s(self) -> float:
-        """The seconds that ranks have to end when a signal stops the run: as many as under torchrun for a script."""
-        given = self.run.stop_grace_s
-        return given if given is not None else 30.0 if self.is_script else 10.0
-
-    @property
-    def peer_failure_grace_s(self) -> float:
-        """The seconds between SIGTERM and SIGKILL for the other ranks when one has failed."""
-        given = self.run.failure_config.peer_failure_grace_s
-        return given if given is not None else 5.0 if self.is_script else 0.0
-
-    def _validator(self) -> Validator | None:
-        """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
-        if self.validation is None:
-            return None
-        task = self.validation.task_config or ValidationTaskConfig()
-        function, config = self.validation.fn, dict(task.fn_kwargs or {})
-        work = job.FunctionWork(function=function, config=config, validates=True, backend=BackendConfig())
-        return Validator(
-            blob=job.make_job(work).blob,
-            timeout_s=task.timeout_s,
-            directory=os.getcwd(),
-            sys_path=self.sys_path,
-            environment=self.run.env_vars,
+    find = partial(
+        find_project,
+        sys_path=sys_path,
+        directory=os.getcwd(),
+        targets=work.files,
+        named=[os.fspath(path) for path in config.include],
+        limit_bytes=config.limit_bytes,
+    )
+    if config.env_from is not None and not any(one.makes_environment for one in transports):
+        warn(
+            "ShippingConfig.env_from has no effect: workers on this machine use its interpreter, and there is no "
+            "other host"
         )
-
-    def shipping(self) -> Shipping:
-        """Return what is brought to other machines. Raises LaunchError if that is not possible."""
-        from distrain.transfer.project.project import find_project  # most runs need neither
-        from distrain.transfer.project.requirements import requirements_of
-
-        config = self.run.shipping_config
-        hosts = [one.host for one in self.transports if one.ships and one.host.cwd is None]
-
-        find = partial(
-            find_project,
-            sys_path=self.sys_path,
-            directory=os.getcwd(),
-            targets=self.work.files,
-            named=[os.fspath(path) for path in config.include],
-            limit_bytes=config.limit_bytes,
-        )
-        if config.env_from is not None and not any(one.makes_environment for one in self.transports):
-            warn(
-                "ShippingConfig.env_from has no effect: workers on this machine use its interpreter, and there is no "
-                "other host"
-            )
-        project = find() if hosts else None
-        places = {os.path.abspath(path) for path in (".", *self.sys_path, *map(os.path.dirname, self.work.files))}
-        named = {*self.run.env_vars, *(name for one in self.transports for name in one.host.environment)}
-        question = wire.SetUpHost(
-            files=[],
-            folders=[],
-            place="",
-            cache_bytes=config.cache_bytes,
-            requirements=requirements_of(os.fspath(config.env_from), directory=os.getcwd()) if config.env_from else "",
-            python=".".join(map(str, sys.version_info[:2])),
-            executable=sys.executable,
-            interpreter_path=interpreter_entries(self.sys_path),
-            interpreter_variables=[name for name in INTERPRETER_VARIABLES if name not in named],
-            more_path=[folder for folder in (project.folders if project else ()) if folder not in places],
-        )
-        return Shipping(
-            question=question,
-            project=project,
-            find_project=find,
-            takes_project={host.name for host in hosts},
-        )
-
-    def host_settings(self) -> dict[str, HostSettings]:
-        """Return the settings of each host, by its name."""
-        return settings_for(
-            self.transports,
-            directory=os.getcwd(),
-            sys_path=self.sys_path,
-            environment=self.run.env_vars,
-            own_environment=os.environ,
-            interface=self.scaling.interface or "",
-        )
-
-    def for_coordinator(
-        self, run_id: str, store: RunStore | None = None, *, checkpoint: str | None = None, first_attempt: int = 0
-    ) -> RunRequest:
-        """Return the request for the coordinator. ``store``: the run directory, if this process has opened it."""
-        return RunRequest(
-            run_id=run_id,
-            run_name=store.location.name if store else "",
-            storage_path=store.storage_path if store else "",
-            filesystem=store.filesystem if store else "",
-            job=self.job,
-            backend=self.work.backend,
-            scaling=self.scaling,
-            hosts=self.host_settings(),
-            failure_config=self.run.failure_config,
-            stop_grace_s=self.stop_grace_s,
-            peer_failure_grace_s=self.peer_failure_grace_s,
-            argv=sys.argv,
-            python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            first_attempt=first_attempt,
-            checkpoint=checkpoint,
-            metadata=self.metadata,
-            validator=self._validator(),
-            debug_rank=self.run.debug_rank,
-            is_script=self.is_script,
-            stop_signals=self.run.stop_signals,
-        )
+    project = find() if hosts else None
+    places = {os.path.abspath(path) for path in (".", *sys_path, *map(os.path.dirname, work.files))}
+    named = {*run.env_vars, *(name for one in transports for name in one.host.environment)}
+    question = wire.SetUpHost(
+        files=[],
+        folders=[],
+        place="",
+        cache_bytes=config.cache_bytes,
+        requirements=requirements_of(os.fspath(config.env_from), directory=os.getcwd()) if config.env_from else "",
+        python=".".join(map(str, sys.version_info[:2])),
+        executable=sys.executable,
+        interpreter_path=interpreter_entries(sys_path),
+        interpreter_variables=[name for name in INTERPRETER_VARIABLES if name not in named],
+        more_path=[folder for folder in (project.folders if project else ()) if folder not in places],
+    )
+    return Shipping(
+        question=question,
+        project=project,
+        find_project=find,
+        takes_project={host.name for host in hosts},
+    )
 
 
 class _Run:
     """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result."""
 
-    def __init__(self, store: RunStore, request: _UserRequest, shipping: Shipping, group: RankGroup | None) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        request: RunRequest,
+        run: RunConfig,
+        work: job.Work,
+        where: _Where,
+        group: RankGroup | None,
+    ) -> None:
         self._store = store
         self._group = group
         self._request = request
-        self._shipping = shipping
-        self._config = request.run
-        self._run_id = uuid.uuid4().hex
+        self._work = work
+        self._where = where
+        self._config = run
         configs = {
             "scaling_config": plain(asdict(request.scaling)),
-            "checkpoint_config": asdict(request.run.checkpoint_config),
-            "failure_config": asdict(request.run.failure_config),
-            "run_config": _plain_run_config(request.run),
+            "checkpoint_config": asdict(run.checkpoint_config),
+            "failure_config": asdict(run.failure_config),
+            "run_config": _plain_run_config(run),
         }
-        self._facts = RunFacts(
-            script_of(request.work), getattr(request.work, "config", {}), detached=request.detached is not None
-        )
-        self._manifest = RunManifest(store, run_id=self._run_id, configs=configs, facts=self._facts)
+        config = getattr(work, "config", {})
+        self._facts = RunFacts(script_of(work), config, detached=where.detached is not None)
+        self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
-        self._log_dir = None if request.run.log_dir is None else _absolute(request.run.log_dir)
+        self._log_dir = None if run.log_dir is None else _absolute(run.log_dir)
         if self._log_dir is not None:
             check_owners(self._log_dir / store.paths.root.name)
         context = RunContext(
-            run_id=self._run_id,
-            run_config=request.run,
+            run_id=request.run_id,
+            run_config=run,
             scaling_config=request.scaling,
-            backend_config=request.work.backend,
-            train_loop_config=getattr(request.work, "config", {}),
+            backend_config=request.backend,
+            train_loop_config=config,
         )
-        self._callbacks = Callbacks(request.run.callbacks or (), context, show_error=warn)
+        self._callbacks = Callbacks(run.callbacks or (), context, show_error=warn)
 
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""
         latest = self._store.latest
-        run_request = self._request.for_coordinator(
-            self._run_id,
-            self._store,
+        request = self._request = replace(
+            self._in_directory(),
             checkpoint=str(latest.path) if latest else self._start_without_own(),
             first_attempt=self._manifest.first_attempt,
         )
@@ -648,22 +624,19 @@ class _Run:
         self._facts.begin()
         started, concluded = time.monotonic(), False
         console = self._console(started)
-        trackers = self._start_trackers(run_request)
-        end = RunSummary(state=RunState.CONNECTING, attempt=run_request.first_attempt - 1)
+        trackers = self._start_trackers()
+        coordinator: Coordinator | None = None
         try:
             self._callbacks.before_run()
             with console:
-                ranks, run_request = self._ranks(run_request)
-                coordinator = self._coordinator(run_request, ranks, console)
-                try:
-                    ranks.drive(coordinator.run)
-                finally:
-                    end = coordinator.end
+                ranks, request = self._ranks(request)
+                coordinator = self._coordinator(request, ranks, console)
+                ranks.drive(coordinator.run)
             complaint = "the last reports could not be written"
             self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
-            result, failure = self._conclude(end, console.status)
+            result, failure = self._conclude(coordinator, console.status)
             self._manifest.exit_code = exit_code_of(failure)
-            console.show_summary(self._summary(end, console.status, time.monotonic() - started))
+            console.show_summary(self._summary(coordinator, console.status, time.monotonic() - started))
             concluded = True
         except BaseException as error:
             self._manifest.exit_code = exit_code_of(error)
@@ -671,6 +644,8 @@ class _Run:
         finally:
             # Written last: when the manifest says that the run has finished, all its files are there.
             self._facts.end()
+            begun = RunSummary(state=RunState.CONNECTING, attempt=request.first_attempt - 1)
+            end = begun if coordinator is None else coordinator.end
             ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
             status = end.state.value if ended else "failed"
             self._write_at_end(
@@ -690,26 +665,35 @@ class _Run:
             raise failure
         return result
 
+    def _in_directory(self) -> RunRequest:
+        """Return the request, which knows the run directory."""
+        store = self._store
+        return replace(
+            self._request,
+            run_name=store.location.name,
+            storage_path=store.storage_path,
+            filesystem=store.filesystem,
+        )
+
     def check(self, *, empties_caches: bool) -> tuple[list[Finding], dict[str, HostFacts]]:
         """Look at the hosts, and start no rank."""
         self._write_start()
-        request = self._request.for_coordinator(self._run_id, self._store)
-        request = replace(request, checks_hosts=True, empties_caches=empties_caches)
+        request = replace(self._in_directory(), checks_hosts=True, empties_caches=empties_caches)
         status = RunStatus(str(self._store.location), time.monotonic(), 0.0)
         return HostCheck(
             request,
             self._store,
-            Connections(self._request.transports, request),
+            Connections(self._where.transports, request),
             self._config.checkpoint_config,
             open_console("off", status, ""),
             manifest=self._manifest,
-            shipping=self._shipping.for_run(self._store, self._run_id),
+            shipping=self._where.shipping.for_run(self._store, request.run_id),
         ).look()
 
     def _can_write_page(self, end: RunSummary) -> bool:
         return not (end.storage_failed or self._store.is_stalled)
 
-    def _start_trackers(self, request: RunRequest) -> TrackerLink | None:
+    def _start_trackers(self) -> TrackerLink | None:
         """Start the process that logs the run to its trackers. If that fails, only warn."""
         if not self._request.trackers:
             return None
@@ -720,8 +704,8 @@ class _Run:
                 location=str(self._store.location),
                 filesystem=self._store.filesystem,
                 sys_path=self._request.sys_path,
-                run_id=self._run_id,
-                flags=request.python_flags,
+                run_id=self._request.run_id,
+                flags=self._request.python_flags,
                 log=self._store.paths.tracker_log(self._log_dir),
                 listens=True,
             )
@@ -781,10 +765,10 @@ class _Run:
 
     def _what(self) -> str:
         """Return what begins now."""
-        launcher = self._request.launcher
-        if launcher is not None:
+        if self._group is not None:
+            launcher = self._group.launcher
             return f"training in the {launcher.world_size} processes that {launcher.name} has started"
-        shares = _shares([transport.host for transport in self._request.transports], self._request.scaling)
+        shares = _shares([transport.host for transport in self._where.transports], self._request.scaling)
         workers, hosts = sum(shares.values()), sum(map(bool, shares.values()))
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
@@ -793,7 +777,7 @@ class _Run:
         status = RunStatus(str(self._store.location), started, self._request.stop_grace_s)
         is_quiet = self._config.log_level != "INFO"
         progress = "off" if is_quiet and self._config.progress == "auto" else self._config.progress
-        if not self._request.starts_workers and progress != "off":  # then train_func prints to this terminal itself
+        if not self._where.starts_workers and progress != "off":  # then train_func prints to this terminal itself
             progress = "plain"
         logs = self._store.display_path(self._store.paths.log(0, 0, self._log_dir).parent.parent)
         return open_console(progress, status, logs)
@@ -801,12 +785,12 @@ class _Run:
     def _ranks(self, request: RunRequest) -> tuple[Ranks, RunRequest]:
         """Return where the ranks live, and what is asked of them. Ranks of another launcher meet here."""
         if self._group is not None:
-            joined = self._group.join_up(self._store, self._run_id)
+            joined = self._group.join_up(self._store, request.run_id)
             return joined, request_for_adopted(request, self._group.plan)
-        if not self._request.starts_workers:
+        if not self._where.starts_workers:
             request = request_for_adopted(request)
-            return InProcessRank(request, self._request.work), request
-        return Connections(self._request.transports, request, stale_run_ids=self._manifest.stale_ids), request
+            return InProcessRank(request, self._work), request
+        return Connections(self._where.transports, request, stale_run_ids=self._manifest.stale_ids), request
 
     def _coordinator(self, request: RunRequest, ranks: Ranks, console: RunConsole) -> Coordinator:
         return Coordinator(
@@ -820,12 +804,13 @@ class _Run:
             callbacks=self._callbacks,
             console_ranks=self._config.logging_config.ranks,
             start_without_own=self._start_without_own,
-            shipping=self._shipping.for_run(self._store, self._run_id),
+            shipping=self._where.shipping.for_run(self._store, request.run_id),
         )
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _summary(self, end: RunSummary, status: RunStatus, seconds: float) -> str:
+    def _summary(self, coordinator: Coordinator, status: RunStatus, seconds: float) -> str:
+        end = coordinator.end
         reason = None if end.state is RunState.FINISHED else end.stop_reason
         verdict = "stopped" if end.state is RunState.ABORTED else end.state.value
         verdict = f"stopped by {stopped_by(reason)}" if reason else verdict
@@ -836,12 +821,12 @@ class _Run:
             started_at=began,
             retention=self._config.checkpoint_config,
             checkpoints=self._store.committed,
-            advice=self._run_errors(end, status).how_to_continue if reason == "SIGINT" else None,
+            advice=self._run_errors(coordinator, status).how_to_continue if reason == "SIGINT" else None,
         )
 
-    def _conclude(self, end: RunSummary, status: RunStatus) -> tuple[Result, BaseException | None]:
+    def _conclude(self, coordinator: Coordinator, status: RunStatus) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
-        value = end.value
+        value = coordinator.end.value
         if value is not None:
             self._write_at_end(
                 lambda: write_atomically(self._store.paths.return_value, value),
@@ -851,12 +836,12 @@ class _Run:
             self._store.location,
             self._store.committed,
             self._config.checkpoint_config,
-            metrics=self._earlier_metrics() if end.metrics is None else end.metrics,
+            metrics=self._earlier_metrics() if coordinator.metrics is None else coordinator.metrics,
             return_value=None if value is None else job.unpickle_return_value(value),
         )
-        if end.state is RunState.FINISHED:
+        if coordinator.end.state is RunState.FINISHED:
             return result, None
-        error = self._run_errors(end, status).error()
+        error = self._run_errors(coordinator, status).error()
         if isinstance(error, TrainingFailedError):
             error.result = result
             failed = error
@@ -882,9 +867,10 @@ class _Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
 
-    def _run_errors(self, end: RunSummary, status: RunStatus) -> RunErrors:
+    def _run_errors(self, coordinator: Coordinator, status: RunStatus) -> RunErrors:
+        end = coordinator.end
         name, logs, latest = self._store.location.name, None, self._store.latest
-        if self._request.starts_workers and end.attempt >= self._manifest.first_attempt:
+        if self._where.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
         return RunErrors(
             summary=end,
@@ -895,6 +881,8 @@ class _Run:
             checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
             logs=logs,
             page=str(self._store.paths.page) if self._can_write_page(end) and not self._store.is_remote else None,
+            last_lines=coordinator.last_lines(),
+            where=coordinator.where(),
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain.decisions.events import ShowLine
-from distrain.system.naming import name_ranks, ranks_have
+from distrain.system.text import name_ranks, ranks_have
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.decisions.events import ShowLine
 from distrain.decisions.report_rows import ReportCounts
 from distrain.storage.commit import Commit, CommittedFile
-from distrain.system.naming import name_ranks, ranks_have
+from distrain.system.text import name_ranks, ranks_have
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,10 +32,6 @@ PATIENCE_S = 10.0
 
 _SAY_IT = "If only some ranks bring checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
 """The cure for waiting for ranks that never bring a checkpoint."""
-
-MOST_AHEAD = 2
-"""Checkpoints of one rank that may be stored while they wait for other ranks; the next one waits in report()."""
-
 
 # -- actions --------------------------------------------------------------------------------------------------------
 
@@ -98,8 +94,6 @@ class _Pending:
     none of them once its files were ordered.
     """
 
-    first_at: float
-    """When the first part was reported."""
     last_at: float = 0.0
     index: int = 0
     """The largest index of a report that has brought a part."""
@@ -117,7 +111,7 @@ class _Pending:
     patient: OrderedDict[int, _Part] = field(default_factory=OrderedDict)
     """Parts that wait for lower ranks, which may bring the same files. In the order of the reports."""
     ready: set[int] = field(default_factory=set)
-    """Ranks whose files are ordered unless they are too far ahead of other ranks."""
+    """Ranks whose files are ordered next."""
     queued: dict[int, set[int]] = field(default_factory=dict)
     """By rank that stores its files now: lower ranks that replace some of them afterwards."""
     in_place: set[int] = field(default_factory=set)
@@ -131,8 +125,6 @@ class _Pending:
     """Ranks that have made the same report without a checkpoint, or the next one, or as many as one that brings it."""
     undecided: int = 0
     """A cursor: every lower rank has brought its part, or has been seen to bring nothing."""
-    holder: int = 0
-    """A cursor: no lower rank keeps others waiting (see :meth:`CheckpointAssembly._is_held_back`)."""
     problem: str | None = None
     """Why a part is missing: the rest of the sentence "checkpoint 1 is dropped"."""
 
@@ -265,9 +257,6 @@ class CheckpointAssembly:
         """When ranks have entered train_func that may have never reported."""
         self._settled_ordinal = 0
         self._ticked_at = -math.inf
-        self._closed = False
-        self._waited_in_vain = False
-        """True if a rank that was ahead has waited for ``missing_rank_s`` since the last commit."""
         self._warnings: set[str] = set()
 
     def _is_declared(self, rank: int) -> bool | None:
@@ -331,7 +320,7 @@ class CheckpointAssembly:
         """Note that the rank does not bring this part, which it should, nor those before that it has left out."""
         record = self._ranks[rank]
         for missed in range(max(record.last_ordinal, self._settled_ordinal) + 1, ordinal + 1):
-            pending = self._pending.setdefault(missed, _Pending(first_at=now))
+            pending = self._pending.setdefault(missed, _Pending())
             pending.last_at = now
             pending.failed.add(rank)
             pending.problem = pending.problem or f", as report() has failed on rank {rank}: {why}"
@@ -361,7 +350,7 @@ class CheckpointAssembly:
         self._miss_part(rank, ordinal - 1, "an exception came before it was sent", part.reported_at)
         record.last_ordinal = ordinal
         self._counts.set(rank, record.last_index)
-        pending = self._pending.setdefault(ordinal, _Pending(first_at=part.reported_at))
+        pending = self._pending.setdefault(ordinal, _Pending())
         pending.last_at = part.reported_at
         pending.parts[rank] = part
         if part.index > pending.index:
@@ -423,7 +412,6 @@ class CheckpointAssembly:
 
     def close(self, now: float) -> list[Action]:
         """End the attempt: no rank will report again. Say which checkpoints are lost, as they may lack ranks."""
-        self._closed = True
         for rank in self._ranks:
             self.ended(rank)
         return [*self.tick(now), *self._describe_dropped(now)]
@@ -443,8 +431,6 @@ class CheckpointAssembly:
         moments = []
         for pending in self._pending.values():
             moments.append(pending.last_at + self._missing_rank_s)
-            if pending.ready:
-                moments.append(pending.first_at + self._missing_rank_s)
             if pending.patient:
                 moments.append(next(iter(pending.patient.values())).reported_at + self._longest_patience_s)
         while self._entered and self._is_over(*self._entered[0]):
@@ -542,8 +528,7 @@ class CheckpointAssembly:
             pending = self._pending[ordinal]
             self._pass_decided(pending, now)
             self._end_patience(pending, now)
-            if pending.ready and not self._is_held_back(ordinal, now):
-                actions += pending.order_ready(ordinal)
+            actions += pending.order_ready(ordinal)
             if pending.in_place and self._has_all_parts(pending, now):
                 actions += self._order_in_place(ordinal, pending)
         return actions
@@ -571,27 +556,6 @@ class CheckpointAssembly:
         pending.lister = lowest
         pending.unstored -= ranks - {lowest}
         return [RequestFiles(lowest, ordinal, ())]
-
-    def _is_held_back(self, ordinal: int, now: float) -> bool:
-        """Return whether ranks wait with this checkpoint until earlier ones are joined, to not fill the disk.
-
-        They do not wait for ranks that may never bring one: those in train_func that have not done so yet. They wait
-        for ``missing_rank_s`` at most.
-        """
-        earliest = self._pending.get(self._settled_ordinal + 1)
-        if ordinal <= self._settled_ordinal + MOST_AHEAD or earliest is None or self._waited_in_vain or self._closed:
-            return False
-        self._waited_in_vain = now >= self._pending[ordinal].first_at + self._missing_rank_s
-        if self._waited_in_vain:
-            return False
-        while earliest.holder < self._world_size and not self._holds_back(earliest.holder, earliest, now):
-            earliest.holder += 1
-        return earliest.holder < self._world_size or earliest.undecided == self._world_size
-
-    def _holds_back(self, rank: int, earliest: _Pending, now: float) -> bool:
-        record = self._ranks[rank]
-        may_never_come = not record.brings and record.running_since is not None
-        return not may_never_come and not self._is_decided(rank, earliest, now)
 
     def _patience_s(self, rank: int) -> float:
         """Return how long to wait for lower ranks that may bring the same files.
@@ -640,7 +604,6 @@ class CheckpointAssembly:
             return self._warn_of_missing(ordinal, pending, now) or None
         del self._pending[ordinal]
         self._settled_ordinal = ordinal
-        self._waited_in_vain = False
         self._note_sharing(pending.parts)
         silent = self._write_off(pending)
         if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:

@@ -1,4 +1,4 @@
-"""The events that the run machine handles, the actions that it returns, and the summary of a run. Runs in: coordinator.
+"""The events that the run machine handles, and the actions that it returns. Runs in: coordinator.
 
 Events and actions are plain data. The coordinator turns messages and failures into events, and carries the actions out.
 """
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from distrain.api.backend import BackendConfig
     from distrain.api.config import FailureConfig, ScalingConfig
     from distrain.api.job import Job
-    from distrain.decisions.states import RunState
     from distrain.errors import RankFailure
     from distrain.hosts.host import HostSettings
     from distrain.hosts.world import RankPlan, WorldPlan
+    from distrain.storage.checkpoint import Checkpoint
 
 # -- the request -----------------------------------------------------------------------------------------------------
 
@@ -43,9 +43,9 @@ class Validator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """Everything that the user has asked for, as the run machine needs it.
+    """Everything that the user has asked for.
 
-    storage_path: the directory or URL that holds the run directory.
+    run_name, storage_path: the run directory, and the directory or URL that holds it; empty until it is open.
     hosts: settings by host name, in the order in which ranks are placed.
     stop_grace_s: seconds that ranks get to stop by themselves when the user asks the run to stop.
     peer_failure_grace_s: seconds that the other ranks get after SIGTERM when one has failed.
@@ -57,6 +57,9 @@ class RunRequest:
     checkpoint: path or URL of the checkpoint that the first attempt starts from.
     filesystem, metadata: see :class:`~distrain.hosts.world.WorkerFacts`.
     debug_rank: see :class:`~distrain.RunConfig`.
+    resume_from: the checkpoint that a new run starts from.
+    trackers: pickled, by name.
+    sys_path: the module search path of the user's process.
     plan: where the ranks are, if another launcher has placed them.
     keeps_logs: the run gets what the ranks print, and has a log of each.
     checks_hosts: the run ends before its ranks start, see :mod:`distrain.coordinator.host_check`. empties_caches: and
@@ -64,8 +67,6 @@ class RunRequest:
     """
 
     run_id: str
-    run_name: str
-    storage_path: str
     job: Job
     backend: BackendConfig
     scaling: ScalingConfig
@@ -74,6 +75,8 @@ class RunRequest:
     stop_grace_s: float
     argv: list[str]
     python_flags: list[str]
+    run_name: str = ""
+    storage_path: str = ""
     first_attempt: int = 0
     checkpoint: str | None = None
     filesystem: str = ""
@@ -83,6 +86,9 @@ class RunRequest:
     peer_failure_grace_s: float = 0.0
     is_script: bool = False
     stop_signals: Sequence[str] | None = None
+    resume_from: Checkpoint | None = None
+    trackers: Mapping[str, bytes] = field(default_factory=dict)
+    sys_path: list[str] = field(default_factory=list)
     plan: WorldPlan | None = None
     keeps_logs: bool = True
     checks_hosts: bool = False
@@ -161,19 +167,6 @@ class StorageFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointsInProgress:
-    """The checkpoints that other ranks can still complete although some ranks have failed.
-
-    The failed ranks include the one whose failure is the next event.
-    parts: pairs of a rank that is storing its part inside report(), and the ordinal of that checkpoint.
-    expected: ranks that have not brought their part yet, but may with a report that the failed ranks have made already.
-    """
-
-    parts: frozenset[tuple[int, int]] = frozenset()
-    expected: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointAvailable:
     """A checkpoint was committed, or later ones turned out to lack files; restarts resume from it.
 
@@ -191,6 +184,36 @@ class CheckpointReplaced:
     """
 
     path: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsInProgress:
+    """The checkpoints that other ranks can still complete although some ranks have failed.
+
+    parts: pairs of a rank that is storing its part inside report(), and the ordinal of that checkpoint.
+    expected: ranks that have not brought their part yet, but may with a report that the failed ranks have made already.
+    """
+
+    parts: frozenset[tuple[int, int]] = frozenset()
+    expected: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outstanding:
+    """What is still being done with files before an attempt may start, or end. Comes whenever the machine waits for it.
+
+    verifying: the checkpoint to start from is being compared with its manifest.
+    copying: hosts are getting files that their workers need.
+    saving: checkpoints that ranks may complete after others have failed.
+    committing: a checkpoint is being committed.
+    uploading: an upload is all that the next checkpoint waits for.
+    """
+
+    verifying: bool = False
+    copying: bool = False
+    saving: CheckpointsInProgress = CheckpointsInProgress()
+    committing: bool = False
+    uploading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +240,9 @@ Event = (
     | HostLost
     | StopRequested
     | StorageFailed
-    | CheckpointsInProgress
     | CheckpointAvailable
     | CheckpointReplaced
+    | Outstanding
     | HangDetected
     | Tick
 )
@@ -248,10 +271,12 @@ class ShowLine:
     """Show a line to the user.
 
     once: show the same line only once in this process, even if there are several runs.
+    is_news: the line tells how far the run is; it is not a warning.
     """
 
     text: str
     once: bool = False
+    is_news: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +284,13 @@ class AttemptStarts:
     """Begin a new attempt with this plan. All reports of earlier attempts have arrived."""
 
     attempt: int
+    plan: WorldPlan
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersStart:
+    """The workers of the attempt are starting: its hosts have all that they need."""
+
     plan: WorldPlan
 
 
@@ -274,51 +306,4 @@ class AttemptEnded:
     why: str | None = None
 
 
-Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | AttemptEnded
-
-
-# -- the summary -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """The state of a run, and how it ended if it has. Facts about ranks are of the latest attempt.
-
-    metrics: rank 0's last report.
-    value: rank 0's pickled return value, if every rank has finished its work.
-    failures: the ranks that failed by themselves or were lost.
-    errors: exceptions by rank, if they were raised in this process.
-    stopped_ranks: ranks that distrain stopped.
-    last_lines: the last output of each rank.
-    stop_reason: why the user asked the run to stop.
-    problem: why the run cannot continue, if no rank is to blame.
-    hung: the hang that ended the attempt.
-    no_retry: why the run was not restarted although its budget allowed a restart.
-    hosts: the host of each rank.
-    finished: ranks that have finished their work.
-    where: lines that describe what the stopped ranks were doing.
-    storage_failed: the run directory cannot be written.
-    resources_missing: the hosts do not have what the scaling config asks for.
-    entered: some rank of some attempt has entered train_func.
-    earlier_attempts: one line for each earlier attempt, with its failure.
-    """
-
-    state: RunState
-    attempt: int
-    metrics: dict[str, Any] | None = None
-    value: bytes | None = None
-    failures: Sequence[RankFailure] = ()
-    errors: Mapping[int, BaseException] = field(default_factory=dict)
-    stopped_ranks: Sequence[int] = ()
-    last_lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    stop_reason: str | None = None
-    problem: str | None = None
-    hung: HangDetected | None = None
-    no_retry: str | None = None
-    hosts: Sequence[str] = ()
-    finished: Sequence[int] = ()
-    where: Sequence[str] = ()
-    storage_failed: bool = False
-    resources_missing: bool = False
-    entered: bool = False
-    earlier_attempts: Sequence[str] = ()
+Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | WorkersStart | AttemptEnded

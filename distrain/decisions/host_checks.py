@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.system.naming import name_hosts
-from distrain.system.text import size
+from distrain.system.text import name_hosts, size
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from distrain.hosts.host import Gpu, HostInfo, chosen_interface
-from distrain.system.naming import name_hosts
+from distrain.system.text import name_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, Protocol
 
-from distrain.system.naming import on_host
+from distrain.system.text import on_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,7 +16,7 @@ from distrain.decisions import pace
 from distrain.errors import LaunchError, ResourcesError
 from distrain.hosts.host import collective_variables
 from distrain.hosts.world import RankPlan, WorldPlan
-from distrain.system.naming import name_hosts
+from distrain.system.text import name_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

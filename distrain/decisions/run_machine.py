@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.decisions.blame import RunSummary, culprit_first
 from distrain.decisions.events import (
     Action,
     AttemptEnded,
@@ -26,15 +27,15 @@ from distrain.decisions.events import (
     HangDetected,
     HostLost,
     MessageReceived,
+    Outstanding,
     RunRequest,
-    RunSummary,
     SendMessage,
     ShowLine,
     StopRequested,
     StorageFailed,
     Tick,
+    WorkersStart,
 )
-from distrain.decisions.failures import culprit_first
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
 from distrain.decisions.placement import (
     Rendezvous,
@@ -44,12 +45,13 @@ from distrain.decisions.placement import (
     rendezvous_address,
     worker_spec,
 )
+from distrain.decisions.ranks import Rank, Ranks
 from distrain.decisions.retries import RetryPolicy, start_without_checkpoint
-from distrain.decisions.states import RANK_MOVES, RUN_MOVES, Rank, Ranks, RankState, RunState
+from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 from distrain.decisions.stop_consensus import StopConsensus, StopOrder
 from distrain.errors import InvalidTransition, LaunchError, ResourcesError
-from distrain.system.naming import name_hosts, name_ranks, on_host, stopped_by
 from distrain.system.stacks import raised_at
+from distrain.system.text import name_hosts, name_ranks, on_host, stopped_by
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -73,6 +75,10 @@ CHECKPOINT_GRACE_S = 30.0
 """Seconds to wait, after a failure, for other ranks to store a checkpoint before they are stopped."""
 EXPECTED_REPORT_S = 5.0
 """Seconds of CHECKPOINT_GRACE_S to wait while no rank stores anything, but some are expected to report."""
+UPLOAD_PATIENCE_S = 300.0
+"""Seconds that an attempt with unfinished work waits at its end for uploads that complete a checkpoint."""
+NOTICE_AFTER_S = 5.0
+"""Seconds to wait for checkpoints before a line on the console says so."""
 _STORY_LENGTH = 200
 """Number of moves that InvalidTransition shows."""
 _EARLIER_KEPT = 5
@@ -103,8 +109,6 @@ class RunStateMachine:
         """The hang that ended the latest attempt."""
         self.lost_ranks: set[int] = set()
         """The ranks of the latest attempt whose hosts are lost."""
-        self.waits_for_checkpoint = False
-        """True while the attempt has failed and other ranks may still store a checkpoint."""
         self.earlier_attempts: deque[str] = deque(maxlen=_EARLIER_KEPT)
         """One line for each earlier attempt, with its failure."""
         slots = {name: settings.slots for name, settings in request.hosts.items()}
@@ -121,40 +125,32 @@ class RunStateMachine:
         self._last_grace_s = 0.0
         self._retry_forbidden = False
         self._stop_consensus = StopConsensus()
-        self._in_progress = CheckpointsInProgress()
-        self._checkpoint_limit = math.inf
-        """When the wait for checkpoints ends at the latest."""
+        self._saving: CheckpointsInProgress | None = None
+        """What SAVING waits for; None until that is known."""
+        self._waits_since = math.inf
+        """When the wait of PREPARING, SAVING or SETTLING began."""
+        self._has_announced_wait = False
         self._deadline: float | None = None
         self._progress_due = math.inf
         self._progress_interval_s = FIRST_PROGRESS_S
 
     # -- the state of the run -------------------------------------------------------------------------------------
 
-    def summary(
-        self,
-        *,
-        errors: Mapping[int, BaseException] | None = None,
-        metrics: dict[str, Any] | None = None,
-        last_lines: Mapping[int, Sequence[str]] | None = None,
-        where: Sequence[str] = (),
-    ) -> RunSummary:
-        """Return the summary of the run. The arguments are fields of it that the machine does not know."""
+    def summary(self, errors: Mapping[int, BaseException] | None = None) -> RunSummary:
+        """Return the summary of the run. ``errors``: exceptions by rank, if they were raised in this process."""
         return RunSummary(
             state=self.state,
             attempt=self.attempt,
-            metrics=metrics,
             value=self.outcomes[0].body if self.is_done else None,
             failures=self.failures,
             errors=errors or {},
             stopped_ranks=self.stopped_ranks,
-            last_lines=last_lines or {},
             stop_reason=self.stop_reason,
             problem=self.problem,
             hung=self.hung,
             no_retry=self.retries.refusal,
             hosts=[rank.host for rank in self.plan.ranks] if self.plan else (),
             finished=sorted(self.outcomes),
-            where=where,
             storage_failed=self.storage_failed,
             resources_missing=self.resources_missing,
             entered=self.retries.ever_entered,
@@ -200,7 +196,8 @@ class RunStateMachine:
     @property
     def attempt_is_active(self) -> bool:
         """True if there may be processes of the latest attempt."""
-        return self.state in (RunState.STARTING, RunState.RUNNING, RunState.RELEASING, RunState.STOPPING)
+        working = (RunState.STARTING, RunState.RUNNING, RunState.RELEASING)
+        return self.state in working or self.state.has_ended_early
 
     @property
     def busy_hosts(self) -> Collection[str]:
@@ -240,11 +237,11 @@ class RunStateMachine:
             case StorageFailed(why):
                 self.storage_failed = True
                 return self._on_problem(why, now)
-            case CheckpointsInProgress():
-                return self._on_checkpoints_in_progress(event, now)
             case CheckpointAvailable(path):
                 self.checkpoint = path
                 return []
+            case Outstanding():
+                return self._on_outstanding(event, now)
             case CheckpointReplaced(path):
                 self.checkpoint = path
                 self.retries = RetryPolicy(self.request.failure_config, path, is_script=self.request.is_script)
@@ -257,7 +254,7 @@ class RunStateMachine:
             case wire.Hello():
                 return self._on_hello(host, message, now)
             case wire.RendezvousPorts():
-                return self._on_ports_reserved(host, message)
+                return self._on_ports_reserved(host, message, now)
             case wire.HostFailed():
                 return self._on_problem(f"{host}: {message.text}", now)
             case wire.Notice():
@@ -267,7 +264,7 @@ class RunStateMachine:
                 return []
             case wire.HostIdle():
                 return self._on_host_idle(host, now) if message.attempt == self.attempt else []
-            case wire.Spawned() | wire.Exited() | wire.FromWorker():
+            case wire.Exited() | wire.FromWorker():
                 return self._on_rank_message(message, now) if message.attempt == self.attempt else []
             case _:
                 return []
@@ -288,13 +285,15 @@ class RunStateMachine:
                 return self._give_up(
                     f"{name_hosts(self._awaited_ports)}: no ports were reserved within {HOST_ANSWER_TIMEOUT_S:g} s"
                 )
+            case RunState.PREPARING | RunState.SETTLING:
+                return []  # what is outstanding decides
             case RunState.RELEASING:
                 return [ShowLine(self._describe_late_exits()), *self._stop(0.0, now)]
-            case _ if self.waits_for_checkpoint:
+            case RunState.SAVING:
                 return self._stop_after_failure(now)
             case _:
                 text = f"{name_hosts(self.busy_hosts)}: processes could not be ended within the time limit"
-                return [ShowLine(text), *self._end_attempt(now)] if self.is_done else self._give_up(text)
+                return [ShowLine(text), *self._settle(now)] if self.is_done else self._give_up(text)
 
     def _describe_late_exits(self) -> str:
         late = [rank.plan.rank for rank in self._ranks.all if rank.state is not RankState.EXITED]
@@ -406,7 +405,7 @@ class RunStateMachine:
             gpus_per_worker=request.scaling.gpus_per_worker,
         )
 
-    # -- an attempt begins: ports are reserved, workers start ------------------------------------------------------
+    # -- an attempt begins: ports are reserved, hosts get their files, workers start --------------------------------
 
     def _begin_attempt(self, plan: WorldPlan, now: float) -> list[Action]:
         """Begin an attempt. It reserves new ports, so that no rank can connect to a process of an earlier attempt."""
@@ -416,7 +415,6 @@ class RunStateMachine:
         self._busy_hosts, self.lost_ranks = dict.fromkeys(plan.hosts), set()
         self._signalled_hosts = set()
         self.hung, self._stop_consensus = None, StopConsensus()
-        self._in_progress = CheckpointsInProgress()
         self._deadline = now + HOST_ANSWER_TIMEOUT_S
         self._port_answers, self._awaited_ports = {}, self._ports_needed(plan)
         return [
@@ -433,13 +431,16 @@ class RunStateMachine:
         needed = {host: len(plan.on(host)) * endpoints + (host == plan.hosts[0]) for host in plan.hosts}
         return {host: ports for host, ports in needed.items() if ports}
 
-    def _on_ports_reserved(self, host: str, message: wire.RendezvousPorts) -> list[Action]:
+    def _on_ports_reserved(self, host: str, message: wire.RendezvousPorts, now: float) -> list[Action]:
         if self.state is not RunState.RESERVING or message.attempt != self.attempt:
             return []
         self._port_answers[host] = message
         self._awaited_ports.pop(host, None)
-        if self._awaited_ports:
-            return []
+        if not self._awaited_ports:
+            self._begin_wait(RunState.PREPARING, now)
+        return []
+
+    def _start_workers(self) -> list[Action]:
         assert self.plan is not None
         try:
             rendezvous = self._rendezvous(self.plan, self._port_answers)
@@ -448,7 +449,7 @@ class RunStateMachine:
         self._move(RunState.STARTING)
         self._deadline = None
         starts = [SendMessage(host, self._start_message(self.plan, host, rendezvous)) for host in self.plan.hosts]
-        return [*self._describe_restart(), *starts]
+        return [*self._describe_restart(), *starts, WorkersStart(self.plan)]
 
     def _rendezvous(self, plan: WorldPlan, answers: Mapping[str, wire.RendezvousPorts]) -> Rendezvous:
         """Return where the ranks connect to each other. Raise LaunchError if hosts cannot reach each other."""
@@ -476,22 +477,24 @@ class RunStateMachine:
     def _describe_restart(self) -> list[Action]:
         if not self.retries.used:
             return []
-        own = f"{self.request.storage_path}/{self.request.run_name}/"
         fresh = start_without_checkpoint(is_script=self.request.is_script)
-        return [ShowLine(f"{self.retries}, from {self.checkpoint.removeprefix(own) if self.checkpoint else fresh}")]
+        return [ShowLine(f"{self.retries}, from {self._name_checkpoint() or fresh}")]
+
+    @property
+    def _run_directory(self) -> str:
+        return f"{self.request.storage_path}/{self.request.run_name}"
+
+    def _name_checkpoint(self) -> str:
+        """Return the name of the checkpoint to start from; its path, if it is not one of this run."""
+        return (self.checkpoint or "").removeprefix(f"{self._run_directory}/")
 
     # -- ranks train ----------------------------------------------------------------------------------------------
 
-    def _on_rank_message(self, message: wire.Spawned | wire.Exited | wire.FromWorker, now: float) -> list[Action]:
+    def _on_rank_message(self, message: wire.Exited | wire.FromWorker, now: float) -> list[Action]:
         rank = self._ranks[message.rank]
         was_told = rank.plan.host in self._signalled_hosts
         worked = not self._ranks.none_works
         match message:
-            case wire.Spawned():
-                if rank.state is RankState.PLANNED:
-                    self._move_rank(rank, RankState.SPAWNED)
-            case wire.UsesShouldStop():
-                return self._send_to_ranks(self._stop_consensus.add_caller(message.rank), wire.AnnounceStop)
             case wire.StopVote():
                 return self._send_stop_orders(self._stop_consensus.vote(message.rank, message.call, now))
             case wire.Running():
@@ -534,7 +537,7 @@ class RunStateMachine:
 
     def _release_stopped(self, *, is_last: bool) -> list[Action]:
         """Release ranks of an attempt that is being stopped once the last rank has ended its work."""
-        return self._release() if is_last and self._ranks.none_works and self.state is RunState.STOPPING else []
+        return self._release() if is_last and self._ranks.none_works and self.state.has_ended_early else []
 
     def _send_to_ranks(self, ranks: Iterable[int], kind: type[wire.ToWorker], **fields: Any) -> list[Action]:
         return [
@@ -546,45 +549,40 @@ class RunStateMachine:
 
     def _on_rank_failed(self, rank: Rank, now: float) -> list[Action]:
         self._ranks.count_failure(rank)
-        return [] if self.state is RunState.STOPPING else self._on_attempt_failed(now)
+        return [] if self.state.has_ended_early else self._on_attempt_failed(now)
 
     def _on_attempt_failed(self, now: float) -> list[Action]:
-        """End the attempt after its first failure.
+        """End the attempt after its first failure. Before, the other ranks may complete a checkpoint."""
+        self._saving = None
+        self._begin_wait(RunState.SAVING, now)
+        return []
 
-        The other ranks are stopped at once, unless they are storing a checkpoint, or are expected to report one, that
-        can be committed without the failed ranks.
+    def _save(self, latest: CheckpointsInProgress, now: float) -> list[Action]:
+        """Stop the other ranks, unless they are storing a checkpoint, or are expected to report one.
+
+        It must be one that can be committed without the failed ranks, and that was in progress when the first failed.
         """
-        if self._in_progress == CheckpointsInProgress():
+        before = self._saving
+        if before is not None:
+            parts = (part for part in latest.parts if part in before.parts or part[0] in before.expected)
+            latest = CheckpointsInProgress(frozenset(parts), before.expected & latest.expected)
+        if latest == before:
+            return []
+        self._saving = latest
+        awaited = {rank for rank, _ in latest.parts} or latest.expected
+        if not awaited:
             return self._stop_after_failure(now)
-        self._move(RunState.STOPPING)
-        self.waits_for_checkpoint, self._checkpoint_limit = True, now + CHECKPOINT_GRACE_S
-        self._deadline = self._checkpoint_deadline(now)
-        storing = {rank for rank, _ in self._in_progress.parts}
-        awaited = storing or self._in_progress.expected
-        verb = ("are" if len(awaited) > 1 else "is") + (" storing" if storing else " expected to report")
+        limit = self._waits_since + CHECKPOINT_GRACE_S
+        self._deadline = limit if latest.parts else min(limit, now + EXPECTED_REPORT_S)
+        if before is not None:
+            return []
+        verb = ("are" if len(awaited) > 1 else "is") + (" storing" if latest.parts else " expected to report")
         return [
             ShowLine(
                 f"{name_ranks(self.failed_ranks)} failed; waiting up to {self._deadline - now:g} s for the checkpoint "
                 f"that {name_ranks(awaited)} {verb}"
             )
         ]
-
-    def _checkpoint_deadline(self, now: float) -> float:
-        limit = self._checkpoint_limit
-        return limit if self._in_progress.parts else min(limit, now + EXPECTED_REPORT_S)
-
-    def _on_checkpoints_in_progress(self, latest: CheckpointsInProgress, now: float) -> list[Action]:
-        """Note which checkpoints are in progress. After a failure, wait for none that began later."""
-        before, self._in_progress = self._in_progress, latest
-        if not self.waits_for_checkpoint:
-            return []
-        parts = {part for part in latest.parts if part in before.parts or part[0] in before.expected}
-        self._in_progress = CheckpointsInProgress(frozenset(parts), before.expected & latest.expected)
-        if self._in_progress == CheckpointsInProgress():
-            return self._stop_after_failure(now)
-        if self._in_progress != before:
-            self._deadline = self._checkpoint_deadline(now)
-        return []
 
     def _stop_after_failure(self, now: float) -> list[Action]:
         """Stop the ranks of a failed attempt.
@@ -619,9 +617,9 @@ class RunStateMachine:
         if self.state is RunState.RELEASING and self._ranks.all_finished and not lost.owes:
             return self._on_host_idle(host, now)
         self._mark_ranks_lost(lost)
-        if self.state is RunState.RESERVING and not self.retries.ever_entered:
+        if self.state in (RunState.RESERVING, RunState.PREPARING) and not self.retries.ever_entered:
             return self._give_up(self._host_pool.describe_losses())
-        if self.state is RunState.STOPPING:
+        if self.state.has_ended_early or self.state is RunState.SETTLING:
             return self._on_host_idle(host, now)
         if not lost.owes and all(rank.rank in self.outcomes for rank in self.plan.on(host)):
             return [ShowLine(f"{host}: its ranks had finished, so the other ranks continue without it: {why}")]
@@ -633,9 +631,10 @@ class RunStateMachine:
         Ranks that had finished fail, too, if a checkpoint still needs the host and the attempt has not failed already.
         """
         assert self.plan is not None
+        had_failed = self.state.has_ended_early or (self.state is RunState.SETTLING and not self._ranks.all_finished)
         for plan in self.plan.on(lost.host):
             rank = self._ranks[plan.rank]
-            loses_work = lost.owes and self.state is not RunState.STOPPING and rank.has_finished
+            loses_work = lost.owes and rank.has_finished and not had_failed
             if rank.exited is not None and not loses_work:
                 continue
             if rank.exited is None:
@@ -649,45 +648,50 @@ class RunStateMachine:
     def _on_problem(self, problem: str, now: float) -> list[Action]:
         """End the run: a host or the storage cannot continue."""
         self.problem = self.problem or problem
-        if self.state is RunState.STOPPING:
-            return self._cancel_checkpoint_wait(now)
+        if self.state in (RunState.STOPPING, RunState.SETTLING):
+            return []
         if self.attempt_is_active:
             return self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)
         if self.state in (RunState.CONNECTING, RunState.WAITING):
             self._forget_attempt()
         return self._give_up(self.problem)
 
-    def _cancel_checkpoint_wait(self, now: float) -> list[Action]:
-        return self._stop_after_failure(now) if self.waits_for_checkpoint else []
-
     # -- the user asks the run to stop ----------------------------------------------------------------------------
 
     def _on_stop_requested(self, why: str, now: float) -> list[Action]:
-        if self.state is RunState.STOPPING and self.stop_reason is None and self.failures:
-            if self._retry_forbidden and not self.waits_for_checkpoint:
-                return self._stop(0.0, now)
+        has_ended = self.state.has_ended_early or self.state is RunState.SETTLING
+        if has_ended and self.stop_reason is None and self.failures:
+            if self._retry_forbidden:
+                return self._stop_now(now)
             self._retry_forbidden = True  # the run ends with the failure, which the user should see
-            return self._cancel_checkpoint_wait(now)
+            return self._stop_after_failure(now) if self.state is RunState.SAVING else []
         is_repeated = self.stop_reason is not None
         self.stop_reason = self.stop_reason or why
+        if is_repeated or self.state.has_ended_early:
+            return self._stop_now(now)
+        pressed = stopped_by(why)
+        if self.state is RunState.SETTLING:
+            self._waits_since = now  # the grace begins
+            return [ShowLine(f"{pressed}: the run stops when its checkpoint is stored. {pressed} again ends the wait")]
         if not self.attempt_is_active:
             self._end(RunState.ABORTED)
             return []
-        if is_repeated or self.state is RunState.STOPPING:
-            return self._stop(0.0, now)
         grace_s = self.request.stop_grace_s
-        pressed = stopped_by(why)
         again = f"{pressed} again kills the workers now"
         if self.saves_on_stop:
             self._deadline = now + grace_s
             text = f"{pressed}: the run stops; the workers have {grace_s:g} s to save a checkpoint. {again}"
-            return [ShowLine(text), *self._send_to_ranks(self._stop_consensus.request_stop(), wire.AnnounceStop)]
+            return [ShowLine(text), *self._send_stop_orders(self._stop_consensus.request_stop())]
         text = f"{pressed}: the run stops within {grace_s:g} s"
         if self.request.is_script:
             text = f"{pressed}: passed on to the workers, which have {grace_s:g} s to end"
         elif not self._stop_consensus.callers:
             text += "; no checkpoint is saved, as no rank has called should_stop()"
         return [ShowLine(f"{text}. {again}"), *self._pass_signal_on(grace_s, now)]
+
+    def _stop_now(self, now: float) -> list[Action]:
+        """Kill the ranks. If there are none any more, end the wait for their checkpoints."""
+        return self._end_attempt(now) if self.state is RunState.SETTLING else self._stop(0.0, now)
 
     def _pass_signal_on(self, grace_s: float, now: float) -> list[Action]:
         """Stop the ranks by the signal that came; by SIGTERM, and at last by SIGKILL, those that do not end."""
@@ -703,7 +707,7 @@ class RunStateMachine:
         return [
             action
             for order in orders
-            for action in self._send_to_ranks(order.ranks, wire.StopAtReport, call=order.call, final=order.final)
+            for action in self._send_to_ranks(order.ranks, wire.StopDecision, call=order.call, final=order.final)
         ]
 
     # -- the attempt ends -----------------------------------------------------------------------------------------
@@ -713,14 +717,12 @@ class RunStateMachine:
     ) -> list[Action]:
         """Stop all processes of the attempt. The arguments are explained in :class:`distrain.wire.Stop`."""
         assert self.plan is not None
-        if self.waits_for_checkpoint:
-            self.waits_for_checkpoint, self._deadline = False, None
         latest = self._deadline if self.state is RunState.STOPPING and self._deadline is not None else math.inf
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
         hosts = [host for host in self.plan.hosts if not self._host_pool.is_lost(host)]
         if not hosts:
-            return self._end_attempt(now)
+            return self._settle(now)
         self._last_grace_s = last_grace_s
         self._deadline = min(latest, now + grace_s + last_grace_s + self._stop_timeout_s(hosts))
         stop = wire.Stop(
@@ -754,11 +756,66 @@ class RunStateMachine:
         if not self.attempt_is_active:  # the host has sent this twice: as its workers ended, and as answer to Stop
             return []
         self._busy_hosts.pop(host, None)
-        return [] if self._busy_hosts else self._end_attempt(now)
+        return [] if self._busy_hosts else self._settle(now)
+
+    # -- its checkpoints are completed ----------------------------------------------------------------------------
+
+    def _settle(self, now: float) -> list[Action]:
+        """No process of the attempt is left. Whether and where the next one starts depends on its checkpoints."""
+        self._begin_wait(RunState.SETTLING, now)
+        return []
+
+    def _begin_wait(self, state: RunState, now: float) -> None:
+        """Wait in this state for what is :class:`Outstanding`."""
+        self._move(state)
+        self._deadline, self._waits_since, self._has_announced_wait = None, now, False
+
+    def _on_outstanding(self, work: Outstanding, now: float) -> list[Action]:
+        match self.state:
+            case RunState.PREPARING if not (work.verifying or work.copying):
+                return self._start_workers()
+            case RunState.PREPARING:
+                name = self._name_checkpoint()
+                text = f"verifying the checkpoint {name}, from which the run continues; Ctrl-C ends the run"
+                return self._wait(text if work.verifying else "", now)
+            case RunState.SAVING:
+                return self._save(work.saving, now)
+            case RunState.SETTLING if work.committing:
+                return self._wait(
+                    f"waiting until everything is written to {self._run_directory}; press Ctrl-C to stop waiting", now
+                )
+            case RunState.SETTLING if work.uploading and now < (limit := self._upload_limit()):
+                text = "waiting for the checkpoint that is being stored"
+                return self._wait(text, now, says_at_once=bool(self.failures), limit=limit)
+            case RunState.SETTLING:
+                return self._end_attempt(now)
+        return []
+
+    def _wait(self, text: str, now: float, *, says_at_once: bool = False, limit: float = math.inf) -> list[Action]:
+        """Go on waiting, until ``limit`` at the latest. Say so once, when that takes long."""
+        notice_due = self._waits_since + (0.0 if says_at_once else NOTICE_AFTER_S)
+        if self._has_announced_wait or not text:
+            notice_due = math.inf
+        if is_due := now >= notice_due:
+            self._has_announced_wait, notice_due = True, math.inf
+        moment = min(limit, notice_due)
+        self._deadline = moment if moment < math.inf else None
+        return [ShowLine(text, is_news=True)] if is_due else []
+
+    def _upload_limit(self) -> float:
+        """Return until when the attempt waits for uploads: less is lost by that than the time it takes.
+
+        It waits without limit only if all work is done, and only for the grace if the user wants the run to stop.
+        """
+        if self.was_asked_to_stop:
+            return self._waits_since + self.request.stop_grace_s
+        return math.inf if self.is_done and not self.problem else self._waits_since + UPLOAD_PATIENCE_S
+
+    # -- the attempt has ended ------------------------------------------------------------------------------------
 
     def _end_attempt(self, now: float) -> list[Action]:
-        """End an attempt of which no process is left: the run finishes, fails, is aborted or is restarted."""
-        self._deadline, self.waits_for_checkpoint = None, False
+        """Go on after an attempt of which nothing is left: the run finishes, fails, is aborted or is restarted."""
+        self._deadline = None
         finished = self.is_done and not self.storage_failed
         why = None if finished else self._describe_early_end()
         ended: list[Action] = [AttemptEnded(self.attempt, tuple(self.failures), why)]

@@ -207,7 +207,7 @@ class RunStatus:
             return "stopping"
         if self.is_debugged:
             return "stopped by the debugger"
-        if self.phase in ("reserving", "starting"):
+        if self.phase in ("reserving", "preparing", "starting"):
             return "restarting" if self.restarts else "starting"
         return self.phase
 

@@ -25,13 +25,13 @@ The time doubles with every round of votes, because steps may take longer than t
 class StopOrder:
     """An order to ranks that call should_stop().
 
-    call: number of the call up to which the ranks continue.
-    final: the ranks stop at that call; otherwise they vote again there.
+    call: number of the call up to which the ranks continue; 0 for none.
+    final: the ranks stop at that call; otherwise they vote there, or in a later one.
     """
 
     ranks: tuple[int, ...]
-    call: int
-    final: bool
+    call: int = 0
+    final: bool = False
 
 
 class StopConsensus:
@@ -48,22 +48,20 @@ class StopConsensus:
         self._stop_at: int | None = None
         self._timeout_s = VOTE_TIMEOUT_S
 
-    def add_caller(self, rank: int) -> set[int]:
-        """Note that the rank calls should_stop(). Return the ranks that must be asked to vote now."""
-        self.callers.add(rank)
-        return {rank} if self._stop_requested else set()
-
-    def request_stop(self) -> set[int]:
-        """Note that the run should end. Return the ranks that must be asked to vote now."""
+    def request_stop(self) -> list[StopOrder]:
+        """Note that the run should end: the ranks have to vote now."""
         self._stop_requested = True
-        return set(self.callers)
+        return [StopOrder(tuple(sorted(self.callers)))]
 
     def vote(self, rank: int, call: int, now: float) -> list[StopOrder]:
-        """Count the vote of a rank, which waits in this call."""
+        """Count the vote of a rank, which waits in this call. With 0, only note that the rank calls should_stop()."""
+        if not call:
+            self.callers.add(rank)
+            return [StopOrder((rank,))] if self._stop_requested else []
         if self._stop_at is not None:
             return [StopOrder((rank,), self._stop_at, final=True)]
         if call < self._next_call:
-            return [StopOrder((rank,), self._next_call, final=False)]
+            return [StopOrder((rank,), self._next_call)]
         self._votes[rank] = call
         self.deadline = self.deadline or now + self._timeout_s
         return self._decide()
@@ -81,7 +79,7 @@ class StopConsensus:
         if self.deadline is None or now < self.deadline or not self._votes:
             return []
         self._next_call = max(self._votes.values()) + 1
-        order = StopOrder(tuple(sorted(self._votes)), self._next_call, final=False)
+        order = StopOrder(tuple(sorted(self._votes)), self._next_call)
         self._votes.clear()
         self.deadline = None
         self._timeout_s *= 2

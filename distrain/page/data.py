@@ -24,10 +24,9 @@ from distrain.storage.lines import read_events
 from distrain.storage.runs.details import checkpoints_of, error_of, failed_at, failures_in, verdict
 from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
-from distrain.system.naming import rank_list
+from distrain.system import __version__
 from distrain.system.stacks import summarize_stacks
-from distrain.system.text import amount, count, duration, flatten, size, without_controls
-from distrain.system.version import __version__
+from distrain.system.text import amount, count, duration, flatten, rank_list, size, without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import stat
@@ -14,6 +13,7 @@ from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.storage.flushing import naming
 from distrain.storage.ownership import open_without_links
+from distrain.system.text import is_full_disk
 
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
@@ -127,14 +127,6 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-_FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-
-
-def is_full_disk(text: str) -> bool:
-    """Return whether an error with this text means that a disk is full or a quota is used up."""
-    return any(message in text for message in _FULL_DISK)
 
 
 def full_disk_hint(text: str) -> str:

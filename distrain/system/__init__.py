@@ -2,3 +2,5 @@
 
 It knows nothing of runs, hosts or ranks. Runs in: every process.
 """
+
+__version__ = "0.1.0"

@@ -9,8 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.system.naming import count_ranks
-from distrain.system.text import LIBRARY_FILE
+from distrain.system.text import LIBRARY_FILE, count_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from distrain.system.version import __version__
+from distrain.system import __version__
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -150,37 +150,9 @@ class Prepare(Message):
 
 @message
 class Ping(Message):
-    """A sign of life. It renews the lease, as every other frame does.
+    """A sign of life. It renews the lease, as every other frame does, and wakes an agent that rests.
 
-    Agent -> coordinator, coordinator -> agent.
-    """
-
-
-@message
-class Rest(Message):
-    """The run is over. Keep the forkserver for a later run of the same process, for so many seconds at most.
-
-    Coordinator -> agent; answered by :class:`Resting`.
-    """
-
-    idle_s: float
-
-
-@message
-class Resting(Message):
-    """The agent rests until :class:`Wake`, or, with ``declined``, waits for :class:`Close`.
-
-    Agent -> coordinator.
-    """
-
-    declined: bool
-
-
-@message
-class Wake(Message):
-    """Another run begins.
-
-    Coordinator -> agent; answered by :class:`Hello`.
+    Agent -> coordinator, coordinator -> agent; answered by :class:`Hello` if the agent rests.
     """
 
 
@@ -221,8 +193,13 @@ class HostSignalled(Message):
 class Close(Message):
     """End the run on this host: end all its processes, and exit.
 
-    Coordinator -> agent.
+    rests_s: instead, the agent rests if it can: it keeps its forkserver for a later run of the same process, for so
+    many seconds at most. If it cannot, it exits all the same.
+
+    Coordinator -> agent; answered by :class:`HostIdle` with the attempt -1 if the agent rests.
     """
+
+    rests_s: float = 0.0
 
 
 # -- an attempt on a host --------------------------------------------------------------------------------------------
@@ -263,7 +240,7 @@ class Start(Message):
     ranks: the fields of a :class:`WorkerSpec` for each. rendezvous: the address whose network interface the ranks have
     to use; empty if they may choose.
 
-    Coordinator -> agent; answered by :class:`Spawned` for each rank, and at last by :class:`HostIdle`.
+    Coordinator -> agent; answered by :class:`HostIdle` when all have ended.
     """
 
     attempt: int
@@ -282,18 +259,6 @@ class Troubles(Message):
 
     attempt: int
     troubles: list[dict[str, Any]]
-
-
-@message
-class Spawned(Message):
-    """The process of a rank has started.
-
-    Agent -> coordinator.
-    """
-
-    attempt: int
-    rank: int
-    pid: int
 
 
 @message
@@ -856,15 +821,17 @@ class Reported(FromWorker):
     validation: None, or ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments in base64, and seconds or
     None. positions: the rank's positions in its data, by the name of a loader; None if there are none.
 
+    failed: the exception that report() has raised, so that nothing is reported. The call counts all the same.
+
     Worker -> coordinator. With a checkpoint, answered by :class:`CopyFiles` or by :class:`FilesStored`, and at last by
     :class:`CommitDone`.
     """
 
     index: int
-    time: float
     ordinal: int | None
-    files: list[str]
-    body: bytes
+    time: float = 0.0
+    files: list[str] = field(default_factory=list)
+    body: bytes = b""
     folder: str = ""
     in_place: bool = False
     waits: bool = True
@@ -873,20 +840,7 @@ class Reported(FromWorker):
     positions: dict[str, Any] | None = None
     progress: list[float] | None = None
     waited: dict[str, float] | None = None
-
-
-@message
-class ReportFailed(FromWorker):
-    """A call of report() that has raised an exception before anything was reported. It counts all the same.
-
-    index, ordinal: as in :class:`Reported`. why: the exception.
-
-    Worker -> coordinator.
-    """
-
-    index: int
-    ordinal: int | None
-    why: str
+    failed: str | None = None
 
 
 @message
@@ -1045,42 +999,30 @@ class CollectiveDone(ToWorker):
 
 
 @message
-class UsesShouldStop(FromWorker):
-    """The worker has called should_stop(), and will call it again.
-
-    Worker -> coordinator.
-    """
-
-
-@message
-class AnnounceStop(ToWorker):
-    """The run should end: the ranks have to agree at which call of should_stop().
-
-    Coordinator -> worker; answered by :class:`StopVote` in the next call of should_stop().
-    """
-
-
-@message
 class StopVote(FromWorker):
-    """The worker waits in its ``call``-th should_stop().
+    """The worker waits in its ``call``-th should_stop(). With 0 it does not wait: it tells that it uses should_stop().
 
-    Worker -> coordinator; answered by :class:`StopAtReport`.
+    reason: the signal that asks this rank, which another launcher has started, to stop; the run should end.
+
+    Worker -> coordinator; answered by :class:`StopDecision`, if it waits.
     """
 
-    call: int
+    call: int = 0
+    reason: str = ""
 
 
 @message
-class StopAtReport(ToWorker):
+class StopDecision(ToWorker):
     """should_stop() is true from this call on, on every rank that calls it.
 
-    Unless ``final``, should_stop() is false up to this call, in which the rank sends a :class:`StopVote` again.
+    Unless ``final``, should_stop() is false before this call, in which the rank sends a :class:`StopVote`. With 0, the
+    ranks begin to vote: that is their next call.
 
     Coordinator -> worker.
     """
 
-    call: int
-    final: bool = True
+    call: int = 0
+    final: bool = False
 
 
 # -- ranks that another launcher has started -------------------------------------------------------------------------

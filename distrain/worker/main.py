@@ -27,14 +27,7 @@ from distrain.wire.channel import Channel
 from distrain.worker.debugger import Debugger
 from distrain.worker.job import early_variables, job, main_module
 from distrain.worker.session import Session
-from distrain.worker.user_code import (
-    UserCodeResult,
-    exit_process,
-    flush_output,
-    make_rank_result,
-    run_user_code,
-    terminate,
-)
+from distrain.worker.user_code import exit_process, flush_output, run_rank, terminate
 from distrain.worker.vitals import VitalsSampler
 
 WORKER_PIPES = ("down", "up", "out", "err", "stacks")
@@ -91,17 +84,17 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     debugger.install()
     if not context.sees_storage:
         fetch_with(session.fetch_checkpoint, Path(context.get_trial_dir()))
-    try:
-        sampler = VitalsSampler(channel, context, spec.vitals_s)
-        if context.world_rank == 0:  # one rank is enough to say it
-            early_variables.watch()
-        done = run_user_code(lambda: _load(fds.job), session, channel, sampler)
-        debugger.after_failure(done.error)
-        _ignore_signals()
-    except BaseException as error:  # a signal handler raised it after the user's code had returned
-        _ignore_signals()
-        done = UserCodeResult(stage="run", error=error)
-    result = make_rank_result(done, session)
+    sampler = VitalsSampler(channel, context, spec.vitals_s)
+    if context.world_rank == 0:  # one rank is enough to say it
+        early_variables.watch()
+
+    def ended(error: BaseException | None) -> None:
+        try:
+            debugger.after_failure(error)
+        finally:
+            _ignore_signals()
+
+    result = run_rank(lambda: _load(fds.job), session, channel, observed=sampler, ended=ended)
     flush_output()
     with contextlib.suppress(OSError):
         channel.send(result.outcome)

@@ -11,7 +11,7 @@ from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.worker.user_code import OWN_FILES, run_user_code
+from distrain.worker.user_code import OWN_FILES, run_rank
 from distrain.worker.vitals import place_of
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _users_frames(frame: FrameType) -> list[FrameType]:
     """
     frames: list[FrameType] = []
     outer: FrameType | None = frame
-    while outer is not None and outer.f_code.co_name != run_user_code.__name__:
+    while outer is not None and outer.f_code.co_name != run_rank.__name__:
         frames.insert(0, outer)
         outer = outer.f_back
     return list(takewhile(_is_users, dropwhile(lambda one: not _is_users(one), frames))) or [frame]

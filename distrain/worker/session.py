@@ -134,9 +134,8 @@ class Session:
         self._list_requests = 0
         self._list: wire.CheckpointList | None = None
         self._stop_calls = 0
-        self._stop_announced = False
         self._stop_at: int | None = None
-        self._vote_at = 0
+        self._vote_at = math.inf
         self.after_call: Callable[[], None] = lambda: None
         """Called after every call that may have kept the debugger from opening; set by it."""
         self._debugger_input: deque[str] = deque()
@@ -208,12 +207,12 @@ class Session:
                 self._reports, self._checkpoints = before + 1, self._checkpoints + has_checkpoint
                 with contextlib.suppress(Exception):  # of __str__, of a signal handler, or the coordinator is gone
                     self._channel.send(
-                        wire.ReportFailed(
+                        wire.Reported(
                             attempt=self.context.attempt,
                             rank=self.context.world_rank,
                             index=self._reports,
                             ordinal=self._checkpoints if has_checkpoint else None,
-                            why=f"{type(error).__name__}: {error}",
+                            failed=f"{type(error).__name__}: {error}",
                         )
                     )
             raise
@@ -506,8 +505,8 @@ class Session:
             self._listen()
             self._stop_calls += 1
             if self._stop_calls == 1:
-                self._channel.send(wire.UsesShouldStop(attempt=self.context.attempt, rank=self.context.world_rank))
-            if self._stop_announced and self._stop_at is None and self._stop_calls >= self._vote_at:
+                self._channel.send(wire.StopVote(attempt=self.context.attempt, rank=self.context.world_rank))
+            if self._stop_at is None and self._stop_calls >= self._vote_at:
                 self._agree()
             self.stopped = self.stopped or (self._stop_at is not None and self._stop_calls >= self._stop_at)
             return self.stopped
@@ -663,11 +662,9 @@ class Session:
                 self._list = message
             case wire.CollectiveDone():
                 self._collective_done = message
-            case wire.AnnounceStop():
-                self._stop_announced = True
-            case wire.StopAtReport(call=call, final=True):
+            case wire.StopDecision(call=call, final=True):
                 self._stop_at = call
-            case wire.StopAtReport(call=call):
+            case wire.StopDecision(call=call):
                 self._vote_at = call
             case wire.DebuggerInput(line=str(line)):
                 self._debugger_input.append(line)

@@ -18,11 +18,10 @@ from distrain import wire
 from distrain.errors import DistrainError, Portable
 from distrain.hosts.host import MIRROR
 from distrain.system.log import warn
-from distrain.system.naming import signal_in_words
 from distrain.system.notebook import cell_of, with_cells
 from distrain.system.peer_errors import blames_peer
 from distrain.system.pickling import pickled
-from distrain.system.text import LIBRARY_FILE
+from distrain.system.text import LIBRARY_FILE, signal_in_words
 from distrain.worker.job.job import ScriptWork
 from distrain.worker.job.unpicklable import describe_unpicklable
 
@@ -51,77 +50,91 @@ OWN_FILES = (os.path.dirname(os.path.dirname(__file__)), "<frozen runpy>", "<fro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UserCodeResult:
-    """The end of the user's code.
-
-    stage: how far it got: ``import``, ``setup`` or ``run``.
-    work: None if it could not be loaded.
-    value: what it returned.
-    error: what it raised.
-    """
-
-    stage: str
-    work: Work | None = None
-    value: Any = None
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """The outcome of a rank as a message, and the work and the exception themselves."""
+    """How a rank has ended: the message that says it, the work (None if it could not be loaded), and the exception."""
 
     outcome: wire.Outcome
     work: Work | None
     error: BaseException | None = None
 
 
-def run_user_code(
+def _ignore(error: BaseException | None) -> None:
+    pass
+
+
+def run_rank(
     load: Callable[[], Work],
     session: Session,
     channel: WorkerChannel,
+    *,
     observed: AbstractContextManager[None] = _UNOBSERVED,
-) -> UserCodeResult:
-    """Load the work, set up its framework, and run it. Raises nothing.
+    ended: Callable[[BaseException | None], None] = _ignore,
+) -> RankResult:
+    """Load the work, set up its framework, run it, and make the outcome. Raises nothing.
 
     observed: a context in which it is run.
+    ended: called with what it has raised, before the outcome is made.
     """
-    stage, work, pid = "import", None, os.getpid()
-    context = session.context
+    steps = _Steps()
+    value, error = None, None
     try:
-        work = load()
-        session.portable, session.at_report = work.backend.portable, work.backend.at_report
-        session.runs_script = isinstance(work, ScriptWork)
-        session.datasets = work.run_datasets
-        if work.initialises_backend:
-            stage = "setup"
-            work.backend.setup(context)
-        stage = "run"
-        channel.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
-        with observed:
-            value = work.run()
-        if os.getpid() != pid:
-            _end_forked_child(None)
-        session.finish_uploads()
-        return UserCodeResult(stage=stage, work=work, value=value)
-    except BaseException as error:
-        if os.getpid() != pid:
-            _end_forked_child(error)
-        return UserCodeResult(stage=stage, work=work, error=error)
-
-
-def make_rank_result(done: UserCodeResult, session: Session) -> RankResult:
-    """Make the outcome of the user's code. Raises nothing."""
-    context, error, body = session.context, done.error, pickled(None)
-    if error is None and context.world_rank == 0:
         try:
-            body = _pickled_value(done.value)
+            value = steps.take(load, session, channel, observed)
+        except BaseException as raised:
+            error = raised
+        ended(error)
+    except BaseException as interrupt:  # a signal handler raised it after the user's code had returned
+        ended(None)
+        steps, error = _Steps(stage="run"), interrupt
+    body = pickled(None)
+    if error is None and session.context.world_rank == 0:
+        try:
+            body = _pickled_value(value)
         except BaseException as interrupt:  # Ctrl-C without workers
             error = interrupt
-    if error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0 and done.stage == "run"):
-        return RankResult(outcome=_success(session, stage=done.stage, body=body), work=done.work)
+    if error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0 and steps.stage == "run"):
+        return RankResult(outcome=_success(session, stage=steps.stage, body=body), work=steps.work)
     if isinstance(error, SystemExit) and isinstance(error.code, str):
         print(error.code, file=sys.stderr)  # as the interpreter does
-    return RankResult(outcome=_failure(context, done, error), work=done.work, error=error)
+    return RankResult(outcome=_failure(session.context, steps, error), work=steps.work, error=error)
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The steps up to the end of the user's code. ``stage``: how far it got: ``import``, ``setup`` or ``run``."""
+
+    stage: str = "import"
+    work: Work | None = None
+
+    def take(
+        self,
+        load: Callable[[], Work],
+        session: Session,
+        channel: WorkerChannel,
+        observed: AbstractContextManager[None],
+    ) -> Any:
+        """Return what the user's code returns."""
+        pid, context = os.getpid(), session.context
+        try:
+            work = self.work = load()
+            session.portable, session.at_report = work.backend.portable, work.backend.at_report
+            session.runs_script = isinstance(work, ScriptWork)
+            session.datasets = work.run_datasets
+            if work.initialises_backend:
+                self.stage = "setup"
+                work.backend.setup(context)
+            self.stage = "run"
+            channel.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
+            with observed:
+                value = work.run()
+            if os.getpid() != pid:
+                _end_forked_child(None)
+            session.finish_uploads()
+        except BaseException as error:
+            if os.getpid() != pid:
+                _end_forked_child(error)
+            raise
+        return value
 
 
 # -- the end of the process ------------------------------------------------------------------------------------------
@@ -200,14 +213,14 @@ def _success(session: Session, *, stage: str, body: bytes) -> wire.Outcome:
     )
 
 
-def _failure(context: TrainContext, done: UserCodeResult, error: BaseException) -> wire.Outcome:
+def _failure(context: TrainContext, steps: _Steps, error: BaseException) -> wire.Outcome:
     return wire.Outcome(
         attempt=context.attempt,
         rank=context.world_rank,
         ok=False,
-        stage=done.stage,
+        stage=steps.stage,
         error=_with_users_paths(_one_line(error)),
-        traceback=_with_users_paths(_traceback_text(error)) + _explanation(done.work, error),
+        traceback=_with_users_paths(_traceback_text(error)) + _explanation(steps.work, error),
         exit_code=_exit_code(error),
         body=_pickled_exception(error),
         blames_peer=any(map(_blames_peer, _chain(error))),

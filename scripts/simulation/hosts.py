@@ -336,8 +336,6 @@ class Player:
             self._attempt, self._entered = start.attempt, 0
         host.attempt, host.ranks = start.attempt, [spec["rank"] for spec in start.ranks]
         for rank in host.ranks:
-            yield wire.Spawned(attempt=start.attempt, rank=rank, pid=1000 + rank)
-        for rank in host.ranks:
             self._entered += 1
             yield wire.Running(attempt=start.attempt, rank=rank)
 

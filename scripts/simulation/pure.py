@@ -84,6 +84,8 @@ class _World:
         self._is_busy = True
         while self._inbox:
             self.do(self.machine.handle(self._inbox.popleft(), 0.0))
+            while self.machine.state.waits_for_files:
+                self.do(self.machine.handle(events.Outstanding(), 0.0))
         self._is_busy = False
 
     def _answers(self, host: str, message: wire.Message) -> Iterator[wire.Message]:
@@ -93,7 +95,6 @@ class _World:
             case wire.Start(attempt=attempt, ranks=ranks):
                 self._ranks[host] = [spec["rank"] for spec in ranks]
                 for rank in self._ranks[host]:
-                    yield wire.Spawned(attempt=attempt, rank=rank, pid=1)
                     yield wire.Running(attempt=attempt, rank=rank)
             case wire.Stop(attempt=attempt):
                 for rank in self._ranks[host]:

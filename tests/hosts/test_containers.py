@@ -16,7 +16,7 @@ import pytest
 from distrain.system import process
 from tests.conftest import run_members, wait_until
 from tests.hosts.lab import ROOT
-from tests.hosts.test_transports import ECHO, SCRIPT, last_hosts, reports
+from tests.hosts.test_transports import SCRIPT, last_hosts, reports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,11 +85,3 @@ def test_containers_train_and_a_spare_one_takes_the_place_of_one_that_is_lost(
     first, _, third = containers
     assert last_hosts(tmp_path) == [first, first, third, third]
     wait_until(lambda: not run_members(test_run_id), 20.0, "the end of all processes")
-
-
-def test_every_byte_passes_both_ways(containers: list[str], tmp_path: Path) -> None:
-    options = json.dumps([",".join(containers), TEMPLATE])
-    argv = [sys.executable, "-c", ECHO.replace('"n2"', repr(containers[1])), options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "equal 0\n", done.stderr

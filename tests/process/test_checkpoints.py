@@ -92,31 +92,6 @@ def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(
     assert files_of(fit(train, workers=3, checkpoint_config=config).checkpoint) == {"model.txt": "second"}
 
 
-def test_a_rank_that_is_ahead_waits_in_report(any_fit: Fit, tmp_path: Path) -> None:
-    """Rank 1 makes its next report when rank 0 has begun its third one beyond that.
-
-    Before its first one, nobody would wait for it.
-    """
-
-    def train(config: dict[str, str]) -> None:
-        rank, place = distrain.get_context().get_world_rank(), Path(config["place"])
-        for number in range(6):
-            begun, done = place / f"begun-{number + 2}", place / f"done-{number + 2}"
-            awaited = place / "first" if (rank, number) == (0, 1) else begun if rank == 1 and 1 <= number < 4 else place
-            while not awaited.exists():
-                time.sleep(0.001)
-            assert rank == 0 or not done.exists()
-            if rank == 0:
-                Path(place, f"begun-{number}").touch()
-            save(f"shard-{rank}.txt", f"{number}", {"number": number})
-            Path(place, f"done-{number}" if rank == 0 else "first").touch()
-
-    result = any_fit(train, {"place": str(tmp_path)})
-    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
-        {"shard-0.txt": f"{number}", "shard-1.txt": f"{number}"} for number in range(6)
-    ]
-
-
 def test_of_the_same_file_the_lowest_ranks_is_kept(any_fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     def train() -> None:
         rank = distrain.get_context().get_world_rank()
@@ -381,7 +356,7 @@ def test_the_hosts_connect_while_the_checkpoint_is_verified_and_the_workers_wait
         assert not began.exists()
 
     slow_down_the_reading(monkeypatch, until_the_ports_are_reserved)
-    monkeypatch.setattr("distrain.coordinator.coordinator._NOTICE_AFTER_S", 0.1)
+    monkeypatch.setattr("distrain.decisions.run_machine.NOTICE_AFTER_S", 0.1)
     result = fit(fail_after_three_epochs, {"began": str(began)}, name="run")
     assert result.return_value == ("began at 2" if is_damaged else "began at 3")
     said = capsys.readouterr().err

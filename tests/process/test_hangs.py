@@ -109,19 +109,6 @@ def test_a_hang_in_which_nobody_answers_is_told(fit: Fit) -> None:
         fit(stop, failure_config=FailureConfig(hang_timeout_s=2.0))
 
 
-def test_a_hang_is_retried_as_often_as_allowed_only(
-    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def wait() -> None:
-        time.sleep(1000)
-
-    with pytest.raises(HangError):
-        fit(wait, failure_config=FailureConfig(max_failures=2, hang_timeout_s=0.5))
-    shown = capsys.readouterr().err
-    assert "restart 2 of 2" in shown
-    assert shown.count("no rank has made progress for 0.5 s") == 2
-
-
 # -- on demand, and after a failure ----------------------------------------------------------------------------------
 
 
@@ -182,13 +169,11 @@ def test_nonsense_in_the_pipe_of_requests_is_passed_over(fit: Fit) -> None:
 # -- no hang ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("sign", ["print", "report"])
-def test_who_gives_a_sign_of_life_does_not_hang(fit: Fit, capsys: pytest.CaptureFixture[str], sign: str) -> None:
+def test_who_gives_a_sign_of_life_does_not_hang(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     def train() -> str:
         if distrain.get_context().get_world_rank() == 1:
             for step in range(22):
-                print("step", step) if sign == "print" else distrain.report({"step": step})
+                print("step", step) if step % 2 else distrain.report({"step": step})
                 time.sleep(0.1)
         distrain.collective.barrier()
         return "trained"
@@ -214,13 +199,11 @@ def test_a_worker_that_slept_does_not_hang_once_it_goes_on(fit: Fit, capsys: pyt
     assert "rank 0 in train at test_hangs.py:" in shown
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("hang_timeout_s", [0.15, 0.2, 0.25, 0.3])
-def test_taking_stacks_does_not_kill_workers_that_are_still_starting(fit: Fit, hang_timeout_s: float) -> None:
+def test_taking_stacks_does_not_kill_workers_that_are_still_starting(fit: Fit) -> None:
     """The interpreter of a spawned worker needs that long to start, and installs its signal handler afterwards."""
 
     def train() -> None:
         time.sleep(60.0)
 
     with pytest.raises(HangError):
-        replace(fit, start_method="spawn")(train, failure_config=FailureConfig(hang_timeout_s=hang_timeout_s))
+        replace(fit, start_method="spawn")(train, failure_config=FailureConfig(hang_timeout_s=0.2))

@@ -6,7 +6,6 @@ import json
 import mmap
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from distrain.api.backend import BackendConfig
 from distrain.coordinator.trainer import run_work
 from distrain.worker.job.job import FunctionWork, ScriptWork
 from tests.process.conftest import files_of, log_of, records
-from tests.tables import BUSY_FACTOR
 
 if TYPE_CHECKING:
     from tests.process.conftest import Fit
@@ -97,58 +95,6 @@ def test_the_same_exception_twice_ends_the_run(fit: Fit) -> None:
     assert (error.culprit, type(error.worker_failures[1])) == (1, ValueError)
 
 
-def test_the_same_exception_is_retried_if_that_is_wanted(fit: Fit) -> None:
-    config = FailureConfig(max_failures=3, retry_same_failure=True)
-    error = failure(fit, raise_the_same, failure_config=config)
-    assert "no restart" not in str(error)
-    assert attempts_of(error) == 4
-
-
-def test_another_exception_is_another_failure(fit: Fit) -> None:
-    def train() -> None:
-        distrain.report({"attempt": attempt()})
-        raise ValueError(f"bad batch {attempt()}")
-
-    error = failure(fit, train, workers=1, failure_config=FailureConfig(max_failures=2))
-    assert "no restart" not in str(error)
-    assert attempts_of(error) == 3
-
-
-def test_the_same_exception_of_another_rank_is_another_failure(fit: Fit) -> None:
-    def train() -> None:
-        distrain.report({"attempt": attempt()})
-        if rank() == attempt() % 2:
-            raise ValueError("the disk is full")
-        wait_for_the_end()
-
-    error = failure(fit, train, failure_config=FailureConfig(max_failures=2))
-    assert "no restart" not in str(error)
-    assert attempts_of(error) == 3
-
-
-@pytest.mark.parametrize("progress", ["reports", "checkpoints"])
-def test_the_same_exception_after_progress_is_retried(fit: Fit, tmp_path: Path, progress: str) -> None:
-    """One more report than the last time, or a checkpoint since then."""
-
-    def train() -> None:
-        for step in range(1 + (attempt() if progress == "reports" else 0)):
-            distrain.report({"step": step, "attempt": attempt()})
-        if progress == "checkpoints":
-            folder = place / f"model-{attempt()}"
-            folder.mkdir()
-            (folder / "weights.txt").write_text("1 2 3")
-            before = distrain.get_checkpoint()
-            distrain.report({"attempt": attempt()}, checkpoint=Checkpoint(folder))
-            while (now := distrain.get_checkpoint()) is None or (before is not None and now.path == before.path):
-                time.sleep(0.001)
-        raise ValueError("every time")
-
-    place = tmp_path
-    error = failure(fit, train, workers=1, failure_config=FailureConfig(max_failures=3))
-    assert "no restart" not in str(error)
-    assert attempts_of(error) == 4
-
-
 def test_kills_are_retried_until_the_budget_is_used_up(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     def train() -> None:
         distrain.report({"attempt": attempt()})
@@ -163,22 +109,6 @@ def test_kills_are_retried_until_the_budget_is_used_up(fit: Fit, capsys: pytest.
     shown = capsys.readouterr().err
     assert [f"restart {n} of 4" in shown for n in (1, 2, 3, 4, 5)] == [True, True, True, True, False]
     assert "from scratch (no checkpoint yet)" in shown
-
-
-def test_minus_one_is_no_limit(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    def train() -> int:
-        if attempt() < 6:
-            os._exit(attempt())
-        return attempt()
-
-    assert fit(train, failure_config=FailureConfig(max_failures=-1)).return_value == 6
-    assert "restart 6, from " in capsys.readouterr().err
-
-
-def test_without_a_budget_there_is_one_attempt(fit: Fit) -> None:
-    error = failure(fit, raise_the_same)
-    assert "no restart" not in str(error)
-    assert attempts_of(error) == 1
 
 
 class BrokenBackend(BackendConfig):
@@ -209,32 +139,6 @@ def test_there_is_no_restart_when_no_rank_ever_got_into_train_func(fit: Fit, tmp
     assert (tmp_path / "attempts").read_text() == "0\n"
 
 
-def test_what_is_retried_whatever_it_is_still_needs_a_start(fit: Fit, tmp_path: Path) -> None:
-    error = fit_with_a_broken_backend(fit, tmp_path, max_failures=3, retry_same_failure=True)
-    assert "no rank has ever entered train_func" in str(error)
-
-
-def test_a_failure_before_train_func_in_a_later_attempt_is_retried(fit: Fit, tmp_path: Path) -> None:
-    """It has worked before."""
-
-    class Sometimes(BackendConfig):
-        def setup(self, context: Any) -> None:
-            if attempt() == 1:
-                raise RuntimeError("the interface is down")
-
-    def train() -> int:
-        if attempt() == 0:
-            os._exit(3)
-        return attempt()
-
-    result = run_work(
-        FunctionWork(function=train, config={}, backend=Sometimes()),
-        distrain.ScalingConfig(num_workers=2),
-        distrain.RunConfig(storage_path=fit.storage, failure_config=FailureConfig(max_failures=2)),
-    )
-    assert result.return_value == 2
-
-
 # -- when ------------------------------------------------------------------------------------------------------------
 
 
@@ -263,24 +167,6 @@ def test_a_backoff_is_waited_for_and_doubled(fit: Fit, capsys: pytest.CaptureFix
     assert "the next attempt starts in 0.8 s" in shown
 
 
-def test_progress_sets_the_backoff_back(fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def train() -> None:
-        if attempt() == 1:
-            folder = place / "model"
-            folder.mkdir()
-            (folder / "weights.txt").write_text("1 2 3")
-            distrain.report({}, checkpoint=Checkpoint(folder))
-            while distrain.get_checkpoint() is None:
-                time.sleep(0.001)
-        os._exit(3)
-
-    place = tmp_path
-    failure(fit, train, workers=1, failure_config=FailureConfig(max_failures=3, backoff_s=0.1))
-    shown = capsys.readouterr().err
-    waits = [line.rpartition(" in ")[2] for line in shown.splitlines() if "the next attempt starts in" in line]
-    assert waits == ["0.1 s", "0.1 s", "0.2 s"]
-
-
 def test_ctrl_c_ends_the_wait_before_an_attempt(user_script: Any, storage: Path) -> None:
     source = """
 import os, signal, sys, threading, time, distrain
@@ -301,17 +187,6 @@ except KeyboardInterrupt:
     done = user_script(source, str(storage))
     assert "INTERRUPTED True" in done.stdout, done.stderr
     assert "the next attempt starts in 300 s" in done.stderr
-
-
-def test_an_attempt_follows_a_kill_at_once(fit: Fit) -> None:
-    def train() -> None:
-        distrain.report({"attempt": attempt()})
-        if attempt() < 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    begun, failed = begun_and_failed(fit(train, workers=1, failure_config=FailureConfig(max_failures=3)))
-    fastest_s = min(begin - fail for begin, fail in zip(begun[1:], failed, strict=False))
-    assert fastest_s < 0.3 * BUSY_FACTOR
 
 
 SCRIPT_WITH_HANDLER = """
@@ -463,24 +338,6 @@ def test_a_checkpoint_that_is_being_stored_when_another_rank_fails_is_kept(
     assert f"rank 1 failed; waiting up to {said}" in capsys.readouterr().err
 
 
-def test_it_is_also_the_one_that_a_failed_run_ends_with(fit: Fit, tmp_path: Path) -> None:
-    error = failure(fit, save_and_raise, {"place": str(tmp_path), "saving": False})
-    assert error.culprit == 1
-    assert error.result is not None
-    assert error.result.checkpoint is not None
-    assert error.result.checkpoint.to_dict()["epoch"] == 1
-
-
-def test_the_budget_is_that_of_the_run_whatever_progress_there_is(fit: Fit, tmp_path: Path) -> None:
-    config = FailureConfig(max_failures=1)
-    error = failure(fit, train_with_checkpoints, {"place": str(tmp_path)}, failure_config=config)
-    assert error.culprit == 1
-    assert attempts_of(error) == 2
-    assert error.result is not None
-    assert error.result.metrics == {"step": 1, "first": 1}
-    assert files_of(error.result.checkpoint) == {"step.txt": "1", "rank-1.txt": "1"}
-
-
 def test_a_run_that_is_continued_has_its_budget_anew_and_its_attempts_apart(fit: Fit, tmp_path: Path) -> None:
     options: dict[str, Any] = {"name": "run", "failure_config": FailureConfig(max_failures=0)}
     failure(fit, train_with_checkpoints, {"place": str(tmp_path)}, **options)
@@ -491,15 +348,6 @@ def test_a_run_that_is_continued_has_its_budget_anew_and_its_attempts_apart(fit:
     lines = [(line["attempt"], line["metrics"]["step"]) for line in records(result.path, rank=0)]
     assert lines == [(0, 0), (1, 1), (2, 2)]
     assert log_of(result.path, 0, 2) == "attempt 1 begins at step 2\n"
-
-
-def test_sys_exit_is_a_failure_like_any_other(fit: Fit) -> None:
-    def train() -> int:
-        if attempt() == 0:
-            sys.exit(3)
-        return attempt()
-
-    assert fit(train, failure_config=FailureConfig(max_failures=1)).return_value == 1
 
 
 @pytest.mark.slow

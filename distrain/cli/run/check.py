@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distrain.system.arguments import in_users_words
-from distrain.system.naming import name_hosts
-from distrain.system.text import without_controls
+from distrain.system.text import name_hosts, without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.cli.run.config_options import add_options_of, parse_ranks
 from distrain.hosts.hostfile import ALWAYS_SET
+from distrain.system import __version__
 from distrain.system.text import did_you_mean
-from distrain.system.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -196,16 +196,16 @@ class AgentLink:
     # -- between two runs -----------------------------------------------------------------------------------------
 
     def rest(self, idle_s: float, deadline: float) -> bool:
-        """Ask the agent to keep its forkserver for a later run. Return False if it does not: close it then."""
+        """Ask the agent to keep its forkserver for a later run. Return False if it does not, and ends."""
         if self.dropped or not self.greeted:
             return False
         self._use(Loop(), LinkCallbacks())
-        self.send(wire.Rest(idle_s=idle_s))
+        self.send(wire.Close(rests_s=idle_s))
         while not self._channel.at_end and time.monotonic() < deadline:
             self._channel.flush()
             for frame in self._channel.wait(0.1):
-                if frame.kind == wire.Resting.__name__:
-                    return not frame.header["declined"]
+                if frame.kind == wire.HostIdle.__name__ and frame.header["attempt"] < 0:
+                    return True
         self.dropped = self._channel.at_end
         return False
 
@@ -217,7 +217,7 @@ class AgentLink:
         self._use(loop, callbacks)
         idle_loop.close()
         self._listen()
-        self.send(wire.Wake())
+        self.send(wire.Ping())
 
     def _use(self, loop: Loop, callbacks: LinkCallbacks) -> None:
         """Use another loop and other callbacks from now on. Nothing is received until :meth:`_listen`."""

@@ -206,7 +206,6 @@ class AdoptedRanks:
             self._hosts[rank] = host
             self._working.add(rank)
             self._alive.add(rank)
-            self._say(host, wire.Spawned(attempt=self._attempt, rank=rank, pid=0))
             if self._channels[rank].at_end:
                 self._lose(rank)
             else:

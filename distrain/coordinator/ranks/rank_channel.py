@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.coordinator.ranks.handshake import HandshakeError, introduce, keep_alive, receive, welcome
 from distrain.errors import LaunchError, StandInError, StorageError, WireError, WorkerGroupError
-from distrain.system.naming import ranks_have
 from distrain.system.remote_path import RemotePath
+from distrain.system.text import ranks_have
 from distrain.transfer.executor import StorageExecutor
 from distrain.wire.channel import Channel, read_pipe
 
@@ -217,7 +217,8 @@ class RankChannel(SocketChannel):
 
     def send(self, message: wire.Message | bytes) -> None:
         """Send, as any channel does. Raise WorkerGroupError if rank 0 is gone."""
-        self.uses_should_stop = self.uses_should_stop or isinstance(message, wire.UsesShouldStop)
+        if isinstance(message, wire.StopVote) and not message.reason:
+            self.uses_should_stop = True
         try:
             super().send(message)
         except OSError:

@@ -20,7 +20,7 @@ from distrain.errors import DistrainError, LaunchError
 from distrain.system import process
 from distrain.system.loop import handler_of
 from distrain.worker.session import Session
-from distrain.worker.user_code import Terminated, make_rank_result, run_user_code, terminate
+from distrain.worker.user_code import Terminated, run_rank, terminate
 from distrain.worker.vitals import VitalsSampler
 
 if TYPE_CHECKING:
@@ -132,14 +132,13 @@ class Signals:
             signal.signal(number, handler)
         self._stack.close()
 
-    @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
-        """Run train_func within the block."""
+    def begin_training(self) -> None:
+        """Note that train_func begins."""
         self._is_over, self._is_training = False, True
-        try:
-            yield
-        finally:
-            self._is_training, self._is_over, self._ordered = False, True, None
+
+    def end_training(self) -> None:
+        """Note that train_func has ended: no signal may interrupt what follows."""
+        self._is_training, self._is_over, self._ordered = False, True, None
 
     def order(self, name: str) -> None:
         """End train_func by this signal, as the run has to stop. Called in another thread."""
@@ -242,9 +241,10 @@ class OwnRank:
         is_alone = session.context.get_world_size() == 1
         sampler = contextlib.nullcontext() if is_alone else VitalsSampler(self.channel, session.context, vitals_s)
         with current_session(session):
-            with self.signals.training():
-                done = run_user_code(load, session, self.channel, sampler)
-            self.executed = executed = make_rank_result(done, session)
+            self.signals.begin_training()
+            self.executed = executed = run_rank(
+                load, session, self.channel, observed=sampler, ended=lambda error: self.signals.end_training()
+            )
             self.error = executed.error
             self.signals.note_stop(executed.error)
             with contextlib.suppress(DistrainError):

@@ -17,13 +17,14 @@ from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from distrain.errors import StorageError
-from distrain.storage.files import full_disk_hint, is_full_disk, write_atomically
+from distrain.storage.files import full_disk_hint, write_atomically
 from distrain.storage.ownership import check_owners, open_without_links
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import PENDING, CommittedCheckpoint, file_entry, without_nonfinite
 from distrain.storage.run_lock import LocalLock
 from distrain.system.background import Background
 from distrain.system.log import say, warn
+from distrain.system.text import is_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -34,6 +34,6 @@ def stem_of(script: str) -> str:
     """
     file = PurePath(re.sub(r":\w+$", "", script))
     stem = file.parent.name if file.name == "__main__.py" else file.name.removesuffix(".py")
-    if file.suffix != ".py" and len(file.parts) == 1:  # a module, or a zip file
-        stem = stem.removesuffix(".pyz").rpartition(".")[2]
+    if file.suffix != ".py" and len(file.parts) == 1:  # a module
+        stem = stem.rpartition(".")[2]
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip(".-")[:_LONGEST] or UNKNOWN

@@ -106,7 +106,7 @@ def test_a_rank_whose_first_report_fails_brings_checkpoints_too(tmp_path: Path) 
     store_files(handler, only(wire.CopyFiles, sent)[-1])
     handler.tick()
     assert [saved.silent for saved in store.committed] == [(1,)]
-    handler.handle(wire.ReportFailed(attempt=0, rank=1, index=1, ordinal=1, why="ValueError"))
+    handler.handle(wire.Reported(attempt=0, rank=1, index=1, ordinal=1, failed="ValueError"))
     assert not store.committed
     store.close()
 

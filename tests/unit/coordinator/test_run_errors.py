@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distrain.coordinator.run_errors import RunErrors, exit_code_of
-from distrain.decisions.events import HangDetected, RunSummary
+from distrain.decisions.blame import RunSummary
+from distrain.decisions.events import HangDetected
 from distrain.decisions.states import RunState
 from distrain.errors import (
     ControllerError,
@@ -21,6 +22,9 @@ from distrain.errors import (
 )
 from tests.unit.system.test_log import assert_harmless
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 FULL = "OSError: [Errno 28] No space left on device"
 
 
@@ -30,7 +34,11 @@ def failure(rank: int = 0, **fields: Any) -> RankFailure:
 
 
 def error_of(
-    *, checkpoint: str | None = "checkpoint_000003, at step 18", page: str | None = "/page", **fields: Any
+    *,
+    checkpoint: str | None = "checkpoint_000003, at step 18",
+    page: str | None = "/page",
+    where: Sequence[str] = (),
+    **fields: Any,
 ) -> Any:
     summary = RunSummary(**{"state": RunState.FAILED, "attempt": 0, "hosts": ["one", "one"], "entered": True, **fields})
     return RunErrors(
@@ -42,6 +50,8 @@ def error_of(
         checkpoint=checkpoint,
         logs="/logs",
         page=page,
+        last_lines={},
+        where=where,
     ).error()
 
 

@@ -67,29 +67,6 @@ def test_when_all_have_come_all_go_on_with_rank_0s_data(order: tuple[int, ...]) 
     assert join_all(BarrierTracker(3), order) == [EndCall(rank, 1, b"0") for rank in range(3)]
 
 
-def test_a_lone_rank_waits_for_nobody() -> None:
-    assert join(BarrierTracker(1), 0, data=b"mine") == [EndCall(0, 1, b"mine")]
-
-
-def test_the_nth_pairs_with_the_nth() -> None:
-    collectives = BarrierTracker(2)
-    for index, operation in enumerate((BARRIER, BROADCAST, BROADCAST, BARRIER), start=1):
-        order = (0, 1) if index % 2 else (1, 0)
-        assert [(a.index, a.refused) for a in join_all(collectives, order, index, operation)] == [(index, None)] * 2
-
-
-def test_without_the_last_nobody_goes_on() -> None:
-    collectives = BarrierTracker(3)
-    assert join(collectives, 0) == join(collectives, 2) == []
-
-
-def test_an_answer_is_given_once() -> None:
-    collectives = BarrierTracker(2)
-    join_all(collectives, (0, 1))
-    assert collectives.finished(0) == []
-    assert collectives.deadline() is None
-
-
 # -- different operations --------------------------------------------------------------------------------------------
 
 
@@ -122,14 +99,6 @@ def test_who_comes_late_to_a_mix_up_does_not_pair_with_the_next_call_of_the_othe
     late = join(collectives, 2, 1, operation)
     assert [(answer.rank, answer.index, answer.refused is None) for answer in late] == [(2, 1, False)]
     assert [answer.refused for answer in join(collectives, 2, 2, BARRIER)] == [None] * 3
-
-
-def test_after_a_mix_up_the_ranks_meet_again() -> None:
-    collectives = BarrierTracker(2)
-    join(collectives, 0, 1, BARRIER)
-    join(collectives, 1, 1, BROADCAST)
-    for index in (2, 3):
-        assert [answer.refused for answer in join_all(collectives, (1, 0), index)] == [None, None]
 
 
 def test_a_rank_that_gave_up_waiting_does_not_pair_its_next_call_with_this_one() -> None:
@@ -198,12 +167,6 @@ def test_all_that_have_finished_are_named() -> None:
     assert "ranks 1, 2, 4 finished" in the_reason(join(collectives, 0))
 
 
-def test_a_rank_that_has_met_all_may_finish() -> None:
-    collectives = BarrierTracker(2)
-    join_all(collectives, (0, 1))
-    assert collectives.finished(0) == collectives.finished(1) == []
-
-
 # -- ranks that are late ---------------------------------------------------------------------------------------------
 
 
@@ -229,16 +192,6 @@ def test_a_collective_is_late_once() -> None:
     assert (collectives.deadline(), collectives.tick(WARN_AFTER_S * 9)) == (None, [])
 
 
-def test_the_next_collective_may_be_late_again() -> None:
-    collectives = BarrierTracker(2)
-    for index in (1, 2):
-        start = index * 1000.0
-        join(collectives, 0, index, now=start)
-        assert collectives.deadline() == start + WARN_AFTER_S
-        assert len(collectives.tick(start + WARN_AFTER_S)) == 1
-        join(collectives, 1, index, now=start + 100)
-
-
 def test_who_has_waited_for_its_timeout_hears_for_whom() -> None:
     collectives = BarrierTracker(4)
     join(collectives, 2, now=10.0, timeout_s=5.0)
@@ -258,19 +211,6 @@ def test_a_long_timeout_comes_after_the_notice() -> None:
     assert [type(told) for told in collectives.tick(WARN_AFTER_S)] == [ShowLine]
     assert collectives.deadline() == WARN_AFTER_S * 2
     assert [type(told) for told in collectives.tick(WARN_AFTER_S * 2)] == [EndCall]
-
-
-def test_a_timeout_that_is_not_over_is_nothing() -> None:
-    collectives = BarrierTracker(2)
-    join(collectives, 0, timeout_s=5.0)
-    assert join(collectives, 1, now=4.0, timeout_s=5.0) == [EndCall(0, 1), EndCall(1, 1)]
-    assert (collectives.deadline(), collectives.tick(1e6)) == (None, [])
-
-
-def test_a_collective_in_time_is_not_late() -> None:
-    collectives = BarrierTracker(2)
-    join_all(collectives, (0, 1))
-    assert (collectives.deadline(), collectives.tick(1e6)) == (None, [])
 
 
 # -- any order -------------------------------------------------------------------------------------------------------

@@ -104,22 +104,6 @@ def test_a_single_rank_is_granted_and_committed_at_once() -> None:
     assert deliver(assembly, 0, 1, "a", "b") == [Commit(1, files, (0,), {"loss": 0.5}, world_size=1)]
 
 
-def test_metrics_alone_decide_nothing() -> None:
-    assert note(assembly_of(2), 0, 1) == []
-
-
-def test_an_empty_checkpoint_is_committed() -> None:
-    assembly = assembly_of(1)
-    assert bring(assembly, 0, 1) == [RequestFiles(0, 1, ())]
-    assert the_commit(deliver(assembly, 0, 1)).files == ()
-
-
-def test_nothing_is_committed_before_it_is_delivered() -> None:
-    assembly = assembly_of(1)
-    bring(assembly, 0, 1, "a")
-    assert assembly.tick(1e6) == []
-
-
 # -- files that are in place already ---------------------------------------------------------------------------------
 
 
@@ -272,14 +256,6 @@ def test_ranks_1_and_3_only() -> None:
     assert (commit.ranks, commit.silent) == ((1, 3), (0, 2))
 
 
-def test_ranks_that_share_nothing_keep_all_their_files() -> None:
-    assembly = assembly_of(2)
-    assert bring(assembly, 0, 1, "shard-0") == [RequestFiles(0, 1, ("shard-0",))]
-    assert bring(assembly, 1, 1, "shard-1") == [RequestFiles(1, 1, ("shard-1",))]
-    deliver(assembly, 0, 1, "shard-0")
-    assert owners(the_commit(deliver(assembly, 1, 1, "shard-1"))) == {"shard-0": 0, "shard-1": 1}
-
-
 def test_ranks_that_report_in_step_without_a_checkpoint_are_not_waited_for() -> None:
     assembly = assembly_of(2)
     note(assembly, 1, 1)
@@ -374,12 +350,6 @@ def test_of_the_same_file_name_the_lowest_rank_is_kept_and_the_others_copy_nothi
     commit = the_commit(deliver(assembly, 0, 1, "model"))
     assert owners(commit) == {"model": 0}
     assert commit.ranks == (0, 1, 2)
-
-
-def test_a_rank_copies_what_only_it_has() -> None:
-    assembly = assembly_of(2)
-    bring(assembly, 0, 1, "model")
-    assert bring(assembly, 1, 1, "model", "rng-1") == [RequestFiles(1, 1, ("rng-1",))]
 
 
 def test_rank_1_waits_for_rank_0_and_is_then_spared_the_copy() -> None:
@@ -553,67 +523,6 @@ def test_a_checkpoint_may_wait_for_nothing_but_uploads() -> None:
     assert assembly.awaits_only({(1, 1)}, 0)
     assert the_commit(deliver(assembly, 1, 1, "shard-1")).ranks == (0, 1)
     assert not assembly.awaits_only(set(), 0)
-
-
-# -- ranks that are ahead of others ------------------------------------------------------------------------------------
-
-
-def run_ahead(assembly: CheckpointAssembly, ordinals: Iterable[int], now: float = 0.0) -> list[int]:
-    """Rank 0 brings checkpoints and stores what it may; returns the ordinals of those."""
-    granted = []
-    for ordinal in ordinals:
-        if RequestFiles(0, ordinal, (f"shard-0-{ordinal}",)) in bring(
-            assembly, 0, ordinal, f"shard-0-{ordinal}", now=now
-        ):
-            granted.append(ordinal)
-            deliver(assembly, 0, ordinal, f"shard-0-{ordinal}", now=now)
-    return granted
-
-
-def test_a_rank_that_is_ahead_waits_for_the_checkpoints_before() -> None:
-    assembly = assembly_of(2)
-    bring(assembly, 1, 1, "shard-1")
-    assert run_ahead(assembly, [1, 2, 3]) == [1, 2]
-    committed, granted = deliver(assembly, 1, 1, "shard-1")
-    assert isinstance(committed, Commit)
-    assert granted == RequestFiles(0, 3, ("shard-0-3",))
-
-
-def test_a_rank_that_is_ahead_waits_also_for_one_that_has_brought_its_last_and_not_its_next() -> None:
-    assembly = assembly_of(2)
-    bring(assembly, 1, 1, "shard-1")
-    deliver(assembly, 1, 1, "shard-1")
-    assert run_ahead(assembly, [1, 2, 3, 4]) == [1, 2, 3]
-    bring(assembly, 1, 2, "shard-1")
-    assert RequestFiles(0, 4, ("shard-0-4",)) in deliver(assembly, 1, 2, "shard-1")
-
-
-def test_a_rank_that_is_ahead_waits_for_ranks_that_have_not_begun() -> None:
-    assembly = CheckpointAssembly(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
-    assembly.running(0, 0.0)
-    assert run_ahead(assembly, [1, 2, 3]) == [1, 2]
-    assert assembly.running(1, 1.0) == [RequestFiles(0, 3, ("shard-0-3",))]
-
-
-@pytest.mark.parametrize("reports", [0, 1])
-def test_a_rank_does_not_wait_for_others_that_never_bring_checkpoints(reports: int) -> None:
-    assembly = assembly_of(2, running_since=0.0)
-    if reports:
-        note(assembly, 1, 100)
-    assert run_ahead(assembly, range(1, 6)) == [1, 2, 3, 4, 5]
-
-
-def test_a_rank_that_waits_in_vain_does_not_wait_again() -> None:
-    """Rank 1 has brought one checkpoint, and brings no more."""
-    assembly = assembly_of(2)
-    bring(assembly, 1, 1, "shard-1")
-    deliver(assembly, 1, 1, "shard-1")
-    assert run_ahead(assembly, [1, 2, 3, 4], now=5.0) == [1, 2, 3]
-    assert assembly.deadline() == 5.0 + MISSING_RANK_S
-    actions = assembly.tick(5.0 + MISSING_RANK_S)
-    assert only(RequestFiles, actions) == [RequestFiles(0, 4, ("shard-0-4",))]
-    assert "rank 1 brought earlier ones" in only(ShowLine, actions)[0].text
-    assert run_ahead(assembly, [5, 6], now=6.0 + MISSING_RANK_S) == [5, 6]
 
 
 # -- calls of report() that fail ---------------------------------------------------------------------------------------
@@ -834,14 +743,6 @@ def test_the_metrics_are_the_lowest_ranks_when_rank_0_never_reported() -> None:
     assert the_commit(deliver(assembly, 1, 1, "b")).metrics == {"loss": 1.0}
 
 
-def test_equal_contents_are_not_worth_a_word() -> None:
-    assembly = assembly_of(2)
-    for rank in (0, 1):
-        bring(assembly, rank, 1, "model")
-    deliver(assembly, 0, 1, "model")
-    assert only(ShowLine, deliver(assembly, 1, 1, skipped=["model"])) == []
-
-
 def test_different_contents_give_one_notice() -> None:
     assembly, said = assembly_of(2), []
     for ordinal in (1, 2):
@@ -894,19 +795,7 @@ def test_a_name_that_is_a_file_and_a_directory_is_refused_and_the_checkpoint_dro
         assert only(Refuse, bring(assembly, rank, 2, "model")) == []
 
 
-def test_names_that_only_begin_alike_are_no_clash() -> None:
-    assembly = assembly_of(2)
-    bring(assembly, 0, 1, "model/a", "models")
-    assert only(Refuse, bring(assembly, 1, 1, "model.txt", "model/b", "models")) == []
-
-
 # -- when to look again ----------------------------------------------------------------------------------------------
-
-
-def test_no_deadline_without_a_checkpoint() -> None:
-    assembly = assembly_of(2)
-    note(assembly, 0, 1)
-    assert assembly.deadline() is None
 
 
 def test_the_first_deadline_is_the_end_of_patience() -> None:

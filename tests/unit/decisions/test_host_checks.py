@@ -22,7 +22,7 @@ from distrain.decisions.host_checks import (
     refusal,
     version_findings,
 )
-from distrain.system.version import __version__
+from distrain.system import __version__
 from distrain.tensorflow.config import TensorflowConfig
 from distrain.torch.config import TorchConfig
 from tests.unit.decisions.test_run_machine import order, request

@@ -33,6 +33,7 @@ from distrain.decisions.run_machine import (
     HangDetected,
     HostLost,
     MessageReceived,
+    Outstanding,
     RunRequest,
     RunStateMachine,
     SendMessage,
@@ -47,7 +48,7 @@ from distrain.hosts.host import HostSettings
 from distrain.hosts.world import WorkerFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from distrain.hosts.world import RankPlan, WorldPlan
 
@@ -90,6 +91,8 @@ class Play:
             options["hosts"] = orders
         self.machine = RunStateMachine(request(self.hosts, workers, **options))
         self.now = 100.0
+        self.outstanding = Outstanding()
+        """What is being done with files."""
         self.asked = asked(self.machine.start(self.now))
 
     @property
@@ -97,7 +100,12 @@ class Play:
         return self.machine.state
 
     def happens(self, event: Any) -> list[Action]:
-        return self.machine.handle(event, self.now)
+        actions = self.machine.handle(event, self.now)
+        before = None
+        while self.state.waits_for_files and self.state is not before:
+            before = self.state
+            actions += self.machine.handle(self.outstanding, self.now)
+        return actions
 
     def tick(self) -> list[Action]:
         """The next deadline comes."""
@@ -130,10 +138,6 @@ class Play:
     def reserve(self) -> list[Action]:
         return self.says("one", wire.RendezvousPorts(attempt=self.machine.attempt, ports=[4000]))
 
-    def spawn(self) -> None:
-        for rank in self.all_ranks():
-            self.rank_says(wire.Spawned, rank, pid=1000 + rank)
-
     def enter(self) -> None:
         for rank in self.all_ranks():
             self.rank_says(wire.Running, rank)
@@ -146,7 +150,6 @@ class Play:
 
     def begin_attempt(self) -> None:
         self.reserve()
-        self.spawn()
         self.enter()
 
     def succeeds(self, rank: int, **fields: Any) -> list[Action]:
@@ -193,13 +196,12 @@ def said(actions: list[Action]) -> str:
 
 def test_the_way_of_a_run_with_one_host() -> None:
     play, states = Play(), []
-    for stage in (play.connect, play.reserve, play.spawn, play.enter, play.all_succeed, play.gone):
+    for stage in (play.connect, play.reserve, play.enter, play.all_succeed, play.gone):
         states.append(play.state)
         stage()
     assert states == [
         RunState.CONNECTING,
         RunState.RESERVING,
-        RunState.STARTING,
         RunState.STARTING,
         RunState.RUNNING,
         RunState.RELEASING,
@@ -244,15 +246,6 @@ def test_start_holds_the_fields_of_a_worker_spec() -> None:
     assert (facts.world_rank, facts.world_size, facts.local_rank, facts.run_name) == (1, 2, 1, "run")
 
 
-def test_two_hosts_finish_when_both_are_empty() -> None:
-    play = Play(hosts=2, workers=4).run()
-    play.all_succeed()
-    play.gone("one")
-    assert play.state is RunState.RELEASING
-    assert play.gone("two") == [AttemptEnded(0)]
-    assert play.state is RunState.FINISHED
-
-
 def test_a_host_that_gets_no_rank_is_not_waited_for() -> None:
     play = Play(hosts=2, workers=1).run()
     play.all_succeed()
@@ -267,33 +260,8 @@ def test_ranks_are_released_when_all_are_done() -> None:
     assert [(host, message.rank) for host, message in released] == [("one", 0), ("one", 1)]
 
 
-def test_a_rank_that_has_left_is_not_released() -> None:
-    play = Play().run()
-    play.succeeds(0)
-    play.exits(0)
-    assert [message.rank for _, message in told(play.succeeds(1), wire.Release)] == [1]
-
-
-def test_good_outcomes_are_kept() -> None:
-    play = Play().run()
-    play.all_succeed()
-    assert {rank: outcome.body for rank, outcome in play.machine.outcomes.items()} == {0: b"value", 1: b"value"}
-
-
 def test_a_notice_is_passed_on_with_the_hosts_name() -> None:
     assert said(Play().run().says("one", wire.Notice(text="hear, hear"))) == "one: hear, hear"
-
-
-def test_a_worker_may_be_heard_before_the_news_that_it_was_spawned() -> None:
-    """Both come over different descriptors of the agent, so their order is not certain."""
-    play = Play()
-    play.connect()
-    play.reserve()
-    play.enter()
-    play.spawn()
-    play.all_succeed()
-    play.gone()
-    assert play.state is RunState.FINISHED
 
 
 # -- what is no failure ----------------------------------------------------------------------------------------------
@@ -332,19 +300,10 @@ def test_messages_of_an_earlier_attempt_are_ignored() -> None:
         wire.Outcome(attempt=0, rank=0, ok=False, stage="run", error="late", traceback="", exit_code=1, body=b""),
         wire.HostIdle(attempt=0),
         wire.RendezvousPorts(attempt=0, ports=[1]),
-        wire.Spawned(attempt=0, rank=0, pid=1),
     ):
         assert play.says("one", message) == []
     assert play.state is RunState.RUNNING
     assert play.machine.failures == []
-
-
-def test_a_port_reserved_for_an_earlier_attempt_starts_nothing() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    play.raises(0)
-    play.gone()
-    assert play.says("one", wire.RendezvousPorts(attempt=0, ports=[1])) == []
-    assert play.state is RunState.RESERVING
 
 
 def test_nothing_matters_after_the_end() -> None:
@@ -391,20 +350,10 @@ def test_a_failure_stops_every_host_at_once() -> None:
     assert play.state is RunState.STOPPING
 
 
-def test_a_death_stops_every_host_at_once() -> None:
-    play = Play(hosts=2, workers=4).run()
-    assert stops(play.exits(0, signal=9)) == {"one": 0.0, "two": 0.0}
-
-
 def test_a_consequence_leaves_its_cause_the_time_to_say_so() -> None:
     play = Play(hosts=2, workers=4).run()
     known = {host: message.culprit_known for host, message in told(play.raises(3, CONSEQUENCE), wire.Stop)}
     assert known == {"one": False, "two": False}
-
-
-def test_a_failure_by_itself_needs_no_time() -> None:
-    [(_, stop)] = told(Play().run().raises(1), wire.Stop)
-    assert stop.culprit_known
 
 
 def test_the_rank_that_went_first_is_blamed_for_a_restart() -> None:
@@ -473,17 +422,6 @@ def test_a_script_may_continue_at_a_snapshot_of_its_own() -> None:
     assert said(play.reserve()).startswith(expected)
 
 
-def test_a_retry_can_finish_the_run() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    play.raises(1)
-    play.gone()
-    play.begin_attempt()
-    play.all_succeed()
-    play.gone()
-    assert play.state is RunState.FINISHED
-    assert play.machine.failures == []
-
-
 @pytest.mark.parametrize("path", ["/runs/run/checkpoint_000000", None])
 def test_another_checkpoint_than_the_damaged_one_is_where_the_first_attempt_starts(path: str | None) -> None:
     failure_config = FailureConfig(max_failures=3)
@@ -492,7 +430,6 @@ def test_another_checkpoint_than_the_damaged_one_is_where_the_first_attempt_star
     play.happens(CheckpointReplaced(path))
     [(_, start)] = told(play.reserve(), wire.Start)
     assert {spec["checkpoint"] for spec in start.ranks} == {path}
-    play.spawn()
     play.enter()
     play.raises(1)
     play.gone()
@@ -533,32 +470,27 @@ def test_an_exhausted_budget_fails_the_run() -> None:
     assert (play.state, play.machine.retries.used) == (RunState.FAILED, 2)
 
 
-def test_minus_one_never_gives_up() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=-1, retry_same_failure=True)).run()
-    for number in range(1, 51):
-        play.raises(0)
-        play.gone()
-        assert said(play.reserve()).startswith(f"restart {number}, from ")
-        play.spawn()
-        play.enter()
-    assert (play.state, play.machine.attempt) == (RunState.RUNNING, 50)
-
-
 # -- a checkpoint that is being stored when a rank fails ---------------------------------------------------------------
+
+
+def saving(play: Play, parts: Iterable[tuple[int, int]] = (), expected: Iterable[int] = ()) -> list[Action]:
+    """What the machine does about the checkpoints that ranks are storing, or are expected to report."""
+    play.outstanding = Outstanding(saving=CheckpointsInProgress(frozenset(parts), frozenset(expected)))
+    return play.happens(Tick())
 
 
 def play_that_waits(*storing: tuple[int, int], **options: Any) -> Play:
     """Rank 3 of 4 on two hosts has raised while others were storing."""
     play = Play(hosts=2, workers=4, **options).run()
-    play.happens(CheckpointsInProgress(frozenset(storing or {(0, 1)})))
+    saving(play, storing or {(0, 1)})
     assert stops(play.raises(3)) == {}
     return play
 
 
 def test_nobody_is_stopped_before_the_checkpoint_is_stored() -> None:
     play = play_that_waits((0, 1), (2, 1))
-    assert play.happens(CheckpointsInProgress(frozenset({(2, 1)}))) == []
-    assert stops(play.happens(CheckpointsInProgress(frozenset()))) == {"one": 0.0, "two": 0.0}
+    assert saving(play, {(2, 1)}) == []
+    assert stops(saving(play)) == {"one": 0.0, "two": 0.0}
     play.gone()
     assert play.state is RunState.FAILED
     assert [failure.rank for failure in play.machine.failures] == [3]
@@ -566,13 +498,13 @@ def test_nobody_is_stopped_before_the_checkpoint_is_stored() -> None:
 
 def test_the_wait_for_a_checkpoint_is_announced() -> None:
     play = Play(hosts=2, workers=4).run()
-    play.happens(CheckpointsInProgress(frozenset({(0, 1), (1, 1), (2, 1)})))
+    saving(play, {(0, 1), (1, 1), (2, 1)})
     assert said(play.raises(3)) == ("rank 3 failed; waiting up to 30 s for the checkpoint that ranks 0-2 are storing")
 
 
 def test_later_checkpoints_do_not_prolong_the_wait() -> None:
     play = play_that_waits((0, 1))
-    assert stops(play.happens(CheckpointsInProgress(frozenset({(0, 2)})))) == {"one": 0.0, "two": 0.0}
+    assert stops(saving(play, {(0, 2)})) == {"one": 0.0, "two": 0.0}
 
 
 def test_the_wait_for_a_checkpoint_is_bounded() -> None:
@@ -594,7 +526,7 @@ def test_the_wait_for_a_checkpoint_ends_when_the_user_stops_or_it_cannot_be_kept
 def play_that_expects(*expected: int) -> Play:
     """Rank 3 of 4 on two hosts has raised after a report that others are due to make."""
     play = Play(hosts=2, workers=4).run()
-    play.happens(CheckpointsInProgress(expected=frozenset(expected)))
+    saving(play, expected=expected)
     rank = "ranks 0, 2 are" if len(expected) > 1 else "rank 0 is"
     assert said(play.raises(3)) == f"rank 3 failed; waiting up to 5 s for the checkpoint that {rank} expected to report"
     return play
@@ -602,10 +534,10 @@ def play_that_expects(*expected: int) -> Play:
 
 def test_a_rank_that_is_due_to_bring_a_checkpoint_is_waited_for_while_it_brings_and_stores_it() -> None:
     play = play_that_expects(0, 2)
-    assert play.happens(CheckpointsInProgress(expected=frozenset({0}))) == []
-    assert play.happens(CheckpointsInProgress(frozenset({(0, 7)}))) == []
+    assert saving(play, expected={0}) == []
+    assert saving(play, {(0, 7)}) == []
     assert play.machine.deadline() == play.now + CHECKPOINT_GRACE_S
-    assert stops(play.happens(CheckpointsInProgress(frozenset({(0, 8)})))) == {"one": 0.0, "two": 0.0}
+    assert stops(saving(play, {(0, 8)})) == {"one": 0.0, "two": 0.0}
 
 
 def test_a_rank_that_is_due_to_bring_a_checkpoint_is_not_waited_for_long() -> None:
@@ -618,29 +550,29 @@ def test_reports_of_others_do_not_prolong_the_wait_for_a_rank_that_is_due() -> N
     play = play_that_expects(0)
     until = play.machine.deadline()
     play.now += 1.0
-    assert play.happens(CheckpointsInProgress(frozenset({(2, 1)}), frozenset({0}))) == []
+    assert saving(play, {(2, 1)}, expected={0}) == []
     assert play.machine.deadline() == until
 
 
 def test_a_second_failure_does_not_end_the_wait_for_a_checkpoint() -> None:
     play = play_that_waits()
-    play.happens(CheckpointsInProgress(frozenset({(0, 1)})))
+    saving(play, {(0, 1)})
     assert play.raises(2, CONSEQUENCE) == []
-    assert play.machine.waits_for_checkpoint
+    assert play.state is RunState.SAVING
 
 
 def test_an_attempt_whose_ranks_all_end_while_it_waits_is_over() -> None:
     play = play_that_waits(failure_config=FailureConfig(max_failures=1, backoff_s=5.0))
     play.gone()
     assert play.state is RunState.WAITING
-    assert play.happens(CheckpointsInProgress(frozenset())) == []
+    assert saving(play) == []
 
 
 def test_a_lost_host_is_a_failure_that_leaves_time_to_store_a_checkpoint() -> None:
     play = Play(hosts=2, workers=4).run()
-    play.happens(CheckpointsInProgress(frozenset({(0, 1)})))
+    saving(play, {(0, 1)})
     assert stops(play.happens(HostLost("two", "gone"))) == {}
-    assert stops(play.happens(CheckpointsInProgress(frozenset()))) == {"one": 0.0}
+    assert stops(saving(play)) == {"one": 0.0}
 
 
 # -- asked to stop ---------------------------------------------------------------------------------------------------
@@ -673,7 +605,7 @@ def test_a_script_is_not_told_of_should_stop() -> None:
 
 def test_ranks_that_call_should_stop_get_the_signal_after_the_grace() -> None:
     play = Play().run()
-    play.rank_says(wire.UsesShouldStop, 0)
+    play.rank_says(wire.StopVote, 0)
     assert not stops(play.happens(StopRequested("SIGINT")))
     [(_, stop)] = told(play.tick(), wire.Stop)
     assert (stop.signal, stop.grace_s, stop.last_grace_s) == ("SIGINT", TERM_GRACE_S, TERM_GRACE_S)
@@ -772,21 +704,7 @@ def test_asking_to_stop_before_anything_started_ends_at_once() -> None:
         assert play.state is RunState.ABORTED
 
 
-def test_asking_to_stop_while_workers_start_stops_them() -> None:
-    play = Play()
-    play.connect()
-    play.reserve()
-    assert stops(play.happens(StopRequested("SIGINT"))) == {"one": GRACE_S}
-
-
 # -- lost hosts ------------------------------------------------------------------------------------------------------
-
-
-def test_a_host_lost_while_connecting_fails_the_run() -> None:
-    play = Play(hosts=2, workers=4)
-    play.says("one", hello())
-    play.happens(HostLost("two", "no route"))
-    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: no route")
 
 
 def test_the_only_host_lost_while_reserving_fails_the_run() -> None:
@@ -803,10 +721,10 @@ def test_one_of_two_hosts_lost_before_anything_started_fails_the_run() -> None:
     assert (play.state, play.machine.problem) == (RunState.FAILED, "two: silent")
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4], ids=["starting", "spawned", "running"])
+@pytest.mark.parametrize("stages", [2, 3], ids=["starting", "running"])
 def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) -> None:
     play = Play(hosts=2, workers=4)
-    for stage in (play.connect, play.reserve, play.spawn, play.enter)[:stages]:
+    for stage in (play.connect, play.reserve, play.enter)[:stages]:
         stage()
     assert stops(play.happens(HostLost("two", "silent"))) == {"one": 0.0}
     play.gone("one")
@@ -877,18 +795,6 @@ def places(play: Play) -> list[str]:
     """The host of each rank."""
     assert play.machine.plan is not None
     return [rank.host for rank in play.machine.plan.ranks]
-
-
-def test_only_hosts_that_are_needed_are_asked() -> None:
-    assert Play(workers=4, orders=SPARE).asked == ["one", "two"]
-
-
-def test_placement_does_not_depend_on_who_answers_first() -> None:
-    play = Play(hosts=3, workers=3, orders={"one": order(1), "two": order(1), "three": order(2)})
-    for host in ("three", "one"):
-        assert play.says(host, hello()) == []
-    play.says("two", hello())
-    assert places(play) == ["one", "two", "three"]
 
 
 def test_spare_slots_take_the_place_of_a_lost_host() -> None:
@@ -977,15 +883,6 @@ def test_the_only_host_may_come_back() -> None:
     play.connect()
     play.begin_attempt()
     assert play.state is RunState.RUNNING
-
-
-def test_two_lost_hosts_are_tried_at_the_same_time() -> None:
-    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1)).run()
-    play.happens(HostLost("one", "silent"))
-    actions = play.happens(HostLost("two", "silent"))
-    assert asked(actions) == ["one", "two"]
-    play.connect()
-    assert play.state is RunState.RESERVING
 
 
 def test_a_host_lost_while_another_attempt_is_being_prepared_is_a_failure_like_others() -> None:
@@ -1248,13 +1145,6 @@ def test_a_run_of_min_and_max_starts_without_those_who_cannot_be_reached() -> No
     assert places(play) == ["one", "one"]
 
 
-def test_too_few_slots_for_min_are_an_error() -> None:
-    play = Play(hosts=2, **elastic(5, 9))
-    play.connect()
-    assert play.state is RunState.FAILED
-    assert "num_workers is 5, but the hosts have only 4 slots" in str(play.machine.problem)
-
-
 # -- where ranks meet ------------------------------------------------------------------------------------------------
 
 
@@ -1356,21 +1246,6 @@ def test_every_host_gets_its_own_directory_path_and_environment() -> None:
 # -- too late, too much ----------------------------------------------------------------------------------------------
 
 
-def test_a_spare_host_replaces_a_slow_one_and_a_line_names_it() -> None:
-    play = Play(workers=4, orders={"one": order(2), "two": order(2), "three": order(2)})
-    assert play.asked == ["one", "two"]
-    play.says("one", hello())
-    lines, connected = "", []
-    while not connected:
-        actions = play.tick()
-        lines, connected = lines + said(actions), asked(actions)
-    assert (lines, connected) == ("1 of 2 hosts have answered; waiting for two", ["three"])
-    actions = play.says("three", hello())
-    assert said(actions) == "4 workers on one, three, without two"
-    assert places(play) == ["one", "one", "three", "three"]
-    assert play.says("two", hello()) == []
-
-
 def test_progress_is_shown_more_and_more_rarely() -> None:
     play, moments = Play(), []
     while play.state is RunState.CONNECTING:
@@ -1389,13 +1264,6 @@ def test_hosts_that_do_not_answer_in_time_are_named() -> None:
     assert play.machine.problem == f"two: no answer within {HOST_ANSWER_TIMEOUT_S:g} s"
 
 
-def test_a_tick_before_the_deadline_does_nothing() -> None:
-    play = Play()
-    play.now += FIRST_PROGRESS_S - 0.1
-    assert play.happens(Tick()) == []
-    assert play.state is RunState.CONNECTING
-
-
 def test_a_port_that_is_not_reserved_in_time_fails_the_run_with_that_reason() -> None:
     play = Play()
     play.connect()
@@ -1403,10 +1271,6 @@ def test_a_port_that_is_not_reserved_in_time_fails_the_run_with_that_reason() ->
     play.happens(Tick())
     assert play.state is RunState.FAILED
     assert "could not be ended" not in str(play.machine.problem)
-
-
-def test_there_is_no_deadline_while_training() -> None:
-    assert Play().run().machine.deadline() is None
 
 
 def test_hosts_that_cannot_be_emptied_are_given_up_by_name() -> None:
@@ -1435,7 +1299,7 @@ def test_an_illegal_move_of_a_rank_tells_the_story() -> None:
     with pytest.raises(InvalidTransition) as error:
         play.rank_says(wire.Running, 0)
     text = str(error.value)
-    assert "rank 0: SPAWNED -> RUNNING" in text
+    assert "rank 0: PLANNED -> RUNNING" in text
     assert text.splitlines()[-1] == "attempt 0, rank 0: RUNNING -> RUNNING"
 
 
@@ -1443,15 +1307,6 @@ def test_an_illegal_move_of_the_run_tells_the_story() -> None:
     play = Play().run()
     with pytest.raises(InvalidTransition, match=r"CONNECTING -> RESERVING(.|\n)*RUNNING -> WAITING"):
         play.machine._move(RunState.WAITING)
-
-
-def test_the_story_does_not_grow_without_end() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=-1, retry_same_failure=True)).run()
-    for _ in range(100):
-        play.raises(0)
-        play.gone()
-        play.begin_attempt()
-    assert len(play.machine.story) == 200
 
 
 def test_a_host_may_say_gone_twice_while_the_next_attempt_is_waited_for() -> None:
@@ -1527,7 +1382,6 @@ def costs_of_a_run(hosts: int) -> list[int]:
 
     def begin_attempt() -> None:
         play.says(names[0], wire.RendezvousPorts(attempt=play.machine.attempt, ports=[4000]))
-        play.spawn()
         play.enter()
 
     def lose_a_host() -> None:
@@ -1553,3 +1407,122 @@ def costs_of_a_run(hosts: int) -> list[int]:
 def test_twice_the_hosts_cost_twice_the_work() -> None:
     ratios = [large / small for small, large in zip(costs_of_a_run(40), costs_of_a_run(80), strict=True)]
     assert max(ratios) < 2.1, ratios
+
+
+# -- files and checkpoints are awaited -----------------------------------------------------------------------------
+
+
+def waiting(play: Play, **work: bool) -> list[Action]:
+    """What the machine does about the things that are being done with files."""
+    play.outstanding = Outstanding(**work)
+    return play.happens(Tick())
+
+
+@pytest.mark.parametrize("work", ["verifying", "copying"])
+def test_workers_start_when_the_checkpoint_is_verified_and_the_files_are_there(work: str) -> None:
+    play = Play(checkpoint="/runs/run/checkpoint_000002")
+    play.outstanding = Outstanding(**{work: True})
+    play.connect()
+    assert told(play.reserve(), wire.Start) == []
+    assert play.state is RunState.PREPARING
+    if work == "verifying":
+        assert said(play.tick()).startswith("verifying the checkpoint checkpoint_000002, from which the run continues")
+    assert play.machine.deadline() is None  # the line is shown once, and nothing limits the wait
+    play.happens(CheckpointReplaced("/runs/run/checkpoint_000001"))
+    [(_, start)] = told(waiting(play), wire.Start)
+    assert start.ranks[0]["checkpoint"] == "/runs/run/checkpoint_000001"
+
+
+def test_a_host_that_is_lost_before_the_workers_start_ends_the_run() -> None:
+    play = Play()
+    play.outstanding = Outstanding(copying=True)
+    play.connect()
+    play.reserve()
+    play.happens(HostLost("one", "it vanished"))
+    assert play.state is RunState.FAILED
+
+
+def failed(**work: bool) -> Play:
+    """A run that may restart, whose rank 1 has failed; no process is left."""
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    play.outstanding = Outstanding(**work)
+    play.raises(1)
+    play.gone()
+    assert play.state is RunState.SETTLING
+    return play
+
+
+def test_the_next_attempt_starts_at_a_checkpoint_that_was_being_committed() -> None:
+    play = failed(committing=True)
+    assert play.machine.deadline() == play.now + 5
+    assert said(play.tick()).startswith("waiting until everything is written to /runs/run")
+    assert play.machine.deadline() is None
+    play.happens(CheckpointAvailable("/runs/run/checkpoint_000003"))
+    waiting(play)
+    assert play.state is RunState.RESERVING
+    assert said(play.reserve()).startswith("restart 1 of 1, from checkpoint_000003")
+
+
+def test_the_next_attempt_waits_five_minutes_for_an_upload() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    play.outstanding = Outstanding(uploading=True)
+    play.raises(1)
+    assert said(play.gone()) == "waiting for the checkpoint that is being stored"
+    play.tick()
+    assert (play.state, play.now) == (RunState.RESERVING, 400.0)
+
+
+def test_the_end_of_a_run_waits_for_an_upload_without_limit() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.outstanding = Outstanding(uploading=True)
+    assert said(play.gone()) == ""
+    assert said(play.tick()) == "waiting for the checkpoint that is being stored"
+    assert (play.state, play.machine.deadline()) == (RunState.SETTLING, None)
+    play.happens(StopRequested("SIGINT"))
+    assert play.machine.deadline() == play.now + GRACE_S
+    waiting(play)
+    assert play.state is RunState.FINISHED
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_run_that_should_stop_waits_for_an_upload_for_the_grace_or_until_the_next_signal(is_repeated: bool) -> None:
+    play = Play().run()
+    play.happens(StopRequested("SIGINT"))
+    play.outstanding = Outstanding(uploading=True)
+    play.gone()
+    assert play.machine.deadline() == play.now + GRACE_S
+    if is_repeated:
+        play.happens(StopRequested("SIGINT"))
+    else:
+        play.tick()
+    assert play.state is RunState.ABORTED
+
+
+def test_a_signal_while_the_checkpoint_of_a_failed_attempt_is_committed_forbids_the_restart() -> None:
+    play = failed(committing=True)
+    play.happens(StopRequested("SIGINT"))
+    assert play.state is RunState.SETTLING
+    play.happens(StopRequested("SIGINT"))
+    assert (play.state, play.machine.stop_reason) == (RunState.FAILED, None)
+
+
+def test_a_signal_while_the_last_checkpoint_is_committed_does_not_spoil_the_run() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.outstanding = Outstanding(committing=True)
+    play.gone()
+    assert said(play.happens(StopRequested("SIGTERM"))).startswith("SIGTERM: the run stops when its checkpoint is")
+    waiting(play)
+    assert play.state is RunState.FINISHED
+
+
+def test_a_host_that_is_lost_while_it_uploads_fails_ranks_that_had_finished() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1, host_wait_s=60)).run()
+    play.all_succeed()
+    play.outstanding = Outstanding(uploading=True)
+    play.gone()
+    play.happens(HostLost("one", "it vanished", owes=True))
+    assert play.machine.lost_ranks == {0, 1}
+    waiting(play)
+    assert play.state is RunState.CONNECTING

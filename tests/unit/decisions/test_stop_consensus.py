@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,8 @@ from distrain.decisions.stop_consensus import VOTE_TIMEOUT_S, StopConsensus, Sto
 def votes(*callers: int, asked: bool = True) -> StopConsensus:
     made = StopConsensus()
     for rank in callers:
-        assert made.add_caller(rank) == set()
-    assert not asked or made.request_stop() == set(callers)
+        assert made.vote(rank, 0, 0.0) == []
+    assert not asked or made.request_stop() == go_on(0, *callers)
     return made
 
 
@@ -38,7 +39,7 @@ def test_nobody_is_asked_before_there_is_a_request() -> None:
 
 def test_who_begins_to_call_later_is_asked_then() -> None:
     made = votes(0)
-    assert made.add_caller(1) == {1}
+    assert made.vote(1, 0, 0.0) == go_on(0, 1)
     assert made.callers == {0, 1}
 
 
@@ -60,7 +61,7 @@ def test_one_rank_decides_alone() -> None:
 def test_the_decision_stays() -> None:
     made = votes(0)
     assert made.vote(0, 5, 0.0) == stop(5, 0)
-    assert made.add_caller(1) == {1}
+    assert made.vote(1, 0, 0.0) == go_on(0, 1)
     assert made.vote(1, 1, 9.0) == stop(5, 1)
     assert made.deadline is None
     assert made.tick(100.0) == []
@@ -137,8 +138,7 @@ class Rank:
     """A loop of a collective of all, then should_stop()."""
 
     call: int = 0
-    heard: bool = False
-    sent_on: int = 0
+    sent_on: float = math.inf
     stop_at: int | None = None
     waits: bool = False
     stopped: bool = False
@@ -171,9 +171,7 @@ def test_ranks_in_lockstep_always_stop_at_the_same_call(data: Any) -> None:
 
     def read(rank: Rank) -> None:
         for letter in rank.mail:
-            if letter == "asked":
-                rank.heard = True
-            elif letter.final:
+            if letter.final:
                 rank.stop_at = letter.call
             else:
                 rank.sent_on = letter.call
@@ -182,8 +180,7 @@ def test_ranks_in_lockstep_always_stop_at_the_same_call(data: Any) -> None:
     for step in range(2000):
         if step >= ask_after and not asked and len(made.callers) == world:
             asked = True
-            for number in made.request_stop():
-                ranks[number].mail.append("asked")
+            carry_out(made.request_stop())
         movers = [number for number, rank in enumerate(ranks) if can_move(rank)]
         if not movers:
             if all(rank.stopped for rank in ranks):
@@ -197,10 +194,10 @@ def test_ranks_in_lockstep_always_stop_at_the_same_call(data: Any) -> None:
         if not rank.waits:
             rank.call += 1
             if rank.call == 1:
-                made.add_caller(number)
+                carry_out(made.vote(number, 0, now))
         read(rank)
         rank.stopped = rank.stop_at is not None and rank.call >= rank.stop_at
-        rank.waits = rank.heard and rank.stop_at is None and rank.call >= rank.sent_on
+        rank.waits = rank.stop_at is None and rank.call >= rank.sent_on
         if rank.waits:
             carry_out(made.vote(number, rank.call, now))
     assert all(rank.stopped for rank in ranks)

@@ -270,6 +270,15 @@ def is_arriving(folder: Path, size: int) -> bool:
     return any(path.stat().st_size > size - (2 << 20) for path in Path(staging_for(folder)).glob(".new-*/*"))
 
 
+def opens_pipe(path: Path) -> bool:
+    """Return whether somebody waits for a writer of a named pipe, and end the waiting."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
 def staging_for(folder: Path) -> str:
     """Return a directory that the agent would have made for a run."""
     staging = next(parent for parent in folder.parents if parent.exists()) / "staging"
@@ -315,7 +324,7 @@ def test_a_stream_that_is_killed_fails_its_order_only(tmp_path: Path, streams: l
     blocked = [file_at(large), file_at(root / "pipe")]
     with stuck(lambda: deliver(mover, there, root, blocked), lambda: is_arriving(there, 9_000_000)) as answers:
         streams[0]._process.kill()
-        os.close(os.open(root / "pipe", os.O_WRONLY))
+        wait_until(lambda: answers or opens_pipe(root / "pipe"), what="the end of the order")
     assert answers == ["the connection for files has ended (exit code -9): the network is down"]
     assert not there.exists()
     assert deliver(mover, there, root, blocked[:1]) is None

@@ -70,6 +70,12 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     made.coordinator.close()
 
 
+def failed_calls(said: list[Any]) -> list[tuple[int, int | None]]:
+    """Number and ordinal of calls of report() that have raised; nothing else was said."""
+    assert all(message.failed for message in said)
+    return [(message.index, message.ordinal) for message in said]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     root = tmp_path / "checkpoint"
@@ -143,7 +149,7 @@ CIRCULAR["self"] = [CIRCULAR]
 def test_what_cannot_be_recorded_is_named(worker: Worker, metrics: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         distrain.report(metrics)
-    assert list(map(type, worker.said())) == [wire.ReportFailed]
+    assert len(failed_calls(worker.said())) == 1
 
 
 def test_a_report_that_fails_counts(worker: Worker, folder: Path, tmp_path: Path) -> None:
@@ -156,7 +162,7 @@ def test_a_report_that_fails_counts(worker: Worker, folder: Path, tmp_path: Path
     distrain.report({}, Checkpoint(folder))
     failed, without, reported, _ = worker.said()
     assert [(m.index, m.ordinal) for m in (failed, without, reported)] == [(1, 1), (2, None), (3, 2)]
-    assert failed.why.startswith("TypeError: report(): metrics['a'] is a builtins.object")
+    assert failed.failed.startswith("TypeError: report(): metrics['a'] is a builtins.object")
 
 
 class AcknowledgingLine:
@@ -215,7 +221,9 @@ def test_a_checkpoint_that_an_alarm_kept_from_being_announced_counts(
             distrain.report({}, Checkpoint(folder))
     worker.orders_copy(2, tmp_path / "staging")
     distrain.report({}, Checkpoint(folder))
-    assert [(type(m), m.ordinal) for m in worker.said()[:2]] == [(wire.ReportFailed, 1), (wire.Reported, 2)]
+    failed, reported = worker.said()[:2]
+    assert failed_calls([failed]) == [(1, 1)]
+    assert (reported.failed, reported.ordinal) == (None, 2)
 
 
 def test_get_checkpoint_waits_until_what_was_reported_is_committed(worker: Worker, tmp_path: Path) -> None:
@@ -254,11 +262,11 @@ def test_a_rank_hears_what_was_sent_while_it_started(worker: Worker, tmp_path: P
         debug_rank=None,
     )
     commit = wire.CommitDone(attempt=2, rank=1, ordinal=1, path=str(tmp_path), has_files=False)
-    worker.coordinator.send(wire.encode(spec) + wire.encode(commit) + wire.encode(wire.AnnounceStop(attempt=2, rank=1)))
+    worker.coordinator.send(wire.encode(spec) + wire.encode(commit) + wire.encode(wire.StopDecision(attempt=2, rank=1)))
     first, early = _first_frames(worker.channel)
     worker.session.handle(early)
     assert first == spec
-    assert worker.session._stop_announced
+    assert worker.session._vote_at == 0
     assert distrain.get_checkpoint() is None, "the ranks resume from the same checkpoint"
     checkpoint = distrain.get_checkpoint()
     assert checkpoint is not None
@@ -277,7 +285,7 @@ def test_a_file_with_a_name_of_ours_is_refused(worker: Worker, folder: Path, nam
     (folder / name).write_text(text)
     with pytest.raises(CheckpointError, match=rf"{name}: distrain keeps a file of its own"):
         distrain.report({}, checkpoint=Checkpoint(folder))
-    assert list(map(type, worker.said())) == [wire.ReportFailed]
+    assert len(failed_calls(worker.said())) == 1
 
 
 def test_a_checkpoint_in_place_is_announced_without_links(worker: Worker, tmp_path: Path) -> None:
@@ -302,7 +310,7 @@ def test_an_option_that_needs_the_storage_is_refused_where_it_is_not_seen(
     }
     with pytest.raises(ValueError, match=rf"{option} needs the run directory .*/run, which this host does not see"):
         distrain.report({}, Checkpoint(folder), **options[option])
-    assert list(map(type, worker.said())) == [wire.ReportFailed]
+    assert len(failed_calls(worker.said())) == 1
 
 
 # -- what report() refuses -------------------------------------------------------------------------------------------
@@ -450,7 +458,7 @@ def test_a_validation_argument_that_cannot_be_pickled_is_named_and_nothing_is_re
     task = distrain.ValidationTaskConfig(fn_kwargs={"batches": 3, "lock": threading.Lock()})
     with pytest.raises(TypeError, match=r"fn_kwargs\['lock'\] \(_thread\.lock\) cannot be pickled: "):
         distrain.report({}, Checkpoint(folder), validation=task)
-    assert list(map(type, worker.said())) == [wire.ReportFailed]
+    assert len(failed_calls(worker.said())) == 1
 
 
 @pytest.mark.usefixtures("worker")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from distrain.api.context import TrainContext
 from distrain.errors import CheckpointError
 from distrain.worker.session import Session
-from distrain.worker.user_code import UserCodeResult, make_rank_result
+from distrain.worker.user_code import run_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,10 @@ def session() -> Session:
 
 
 def blames_peer(session: Session, error: BaseException) -> bool:
-    return make_rank_result(UserCodeResult(stage="run", error=error), session).outcome.blames_peer
+    def load() -> NoReturn:
+        raise error
+
+    return run_rank(load, session, session._channel).outcome.blames_peer
 
 
 @pytest.mark.parametrize(
@@ -73,9 +76,6 @@ def blames_peer(session: Session, error: BaseException) -> bool:
         raised_in("__main__", DistStoreError("wait timeout after 3000ms, keys: /default_pg/0//nokey")),
         raised_in("__main__", DistStoreError("Failed to recv, got 0 bytes. Connection was likely closed.")),
         raised_in("train", RuntimeError("Collective ops is aborted by: Socket closed")),
-        raised_in(
-            "distrain.torch.device", RuntimeError("rank 0, which runs it first on this host, failed: KeyError()")
-        ),
         caught(wrapped),
     ],
     ids=str,

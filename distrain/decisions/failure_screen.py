@@ -1,174 +1,27 @@
-"""The failures of ranks: who is to blame, and the text that shows them to the user. Runs in: coordinator.
+"""The failures of ranks, on one screen of text. Runs in: coordinator.
 
 Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
 
-import math
 import re
-import signal
-from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from distrain.errors import RankFailure
-from distrain.system.naming import count_ranks, name_hosts, name_ranks, signal_in_words
-from distrain.system.peer_errors import CONNECTION_GONE, blames_peer
-from distrain.system.text import LIBRARY_FILE, count
+from distrain.decisions.blame import culprit_first
+from distrain.system.text import LIBRARY_FILE, count, count_ranks, name_hosts, name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from distrain import wire
+    from distrain.errors import RankFailure
 
-_SIGNAL_HINTS: dict[int, str] = {
-    signal.SIGKILL: "often the kernel does it, when the host is out of memory",
-    signal.SIGSEGV: "a crash in native code",
-    signal.SIGBUS: "a crash in native code, or /dev/shm is full",
-    signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
-}
-_STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
 _MOST_WHOLE = 15
 """Lines of a traceback that fit a terminal of 24 rows, with what is above and below them."""
 _FRAME = re.compile(r'^ *File "(?P<file>.*)", line \d+')
 _IN_FRAME = ("    ", "  [Previous line")
 _LIBRARY = re.compile(r"/.*/(?:site-packages|dist-packages|python\d[^/]*)/([\w-]+)(.*)")
-
-# -- who has failed --------------------------------------------------------------------------------------------------
-
-
-def failure_of(
-    rank: int,
-    host: str,
-    order: int,
-    *,
-    outcome: wire.Outcome | None,
-    exited: wire.Exited | None,
-    entered: bool = True,
-    reason: str = "",
-) -> RankFailure | None:
-    """Return the failure of a rank, or None if it finished its work or distrain ended it.
-
-    order: its position among the failures of the attempt.
-    entered: the rank had entered train_func.
-    reason: why its native code aborted, if its output contains a reason.
-    """
-    if outcome is not None and outcome.ok:
-        return None  # whatever happens afterwards: gloo may abort when the interpreter exits
-    if outcome is not None:
-        return RankFailure(
-            rank=rank,
-            host=host,
-            order=order,
-            summary=_summary(outcome, exited),
-            traceback=outcome.traceback,
-            exit_code=outcome.exit_code,
-            consequence=outcome.blames_peer,
-            max_rss_bytes=exited.max_rss_bytes if exited is not None else 0,
-            payload=outcome.body,
-        )
-    if exited is None or exited.by_us:
-        return None
-    return RankFailure(
-        rank=rank,
-        host=host,
-        order=order,
-        summary=_death(exited, entered=entered, reason=reason),
-        traceback="",
-        kind=_kind(exited),
-        signal=exited.signal,
-        max_rss_bytes=exited.max_rss_bytes,
-        exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
-        consequence=exited.signal == signal.SIGABRT and blames_peer(reason),
-    )
-
-
-def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s: float) -> list[RankFailure]:
-    """Return a failure for each rank that had not finished, the suspects first.
-
-    hosts: the host of each of these ranks.
-    suspects: ranks that the others may have waited for; all ranks if it is empty.
-    """
-    blamed = set(suspects or hosts)
-    order = sorted(hosts, key=lambda rank: (rank not in blamed, rank))
-    return [
-        RankFailure(
-            rank=rank,
-            host=hosts[rank],
-            order=number,
-            summary=f"made no progress for {after_s:g} s",
-            traceback="",
-            exit_code=1,
-            consequence=rank not in blamed,
-            kind="hang",
-        )
-        for number, rank in enumerate(order)
-    ]
-
-
-def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
-    """Sort failures: those with a cause of their own before consequences, each in order of arrival.
-
-    An error about any connection becomes a consequence if another rank had failed by itself before, or has died: a
-    death is noticed later than the connections that it breaks.
-    """
-    found = list(failures)
-    own = [one for one in found if not one.consequence and not _is_about_connection(one)]
-    first = min((one.order for one in own), default=math.inf)
-    has_death = any(one.kind != "exception" for one in own)
-    judged = [
-        replace(one, consequence=True) if _is_about_connection(one) and (has_death or first < one.order) else one
-        for one in found
-    ]
-    return sorted(judged, key=lambda failure: (failure.consequence, failure.order))
-
-
-def _is_about_connection(failure: RankFailure) -> bool:
-    return failure.kind == "exception" and bool(CONNECTION_GONE.search(failure.summary))
-
-
-def _summary(outcome: wire.Outcome, exited: wire.Exited | None) -> str:
-    summary = outcome.error or "unknown error"
-    if exited is not None and exited.oom_limit_bytes:  # the victim is often a DataLoader worker
-        summary = f"{summary} (meanwhile, the kernel killed a process for lack of memory: {_limit(exited)})"
-    if outcome.stage != "run":
-        summary = f"{summary} (before train_func, while {_STAGES.get(outcome.stage, outcome.stage)})"
-    return summary
-
-
-def _kind(exited: wire.Exited) -> str:
-    if exited.lost is not None:
-        return "lost"
-    if exited.oom_limit_bytes and exited.signal == signal.SIGKILL:
-        return "memory"
-    return "signal" if exited.signal is not None else "exit"
-
-
-def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
-    """Describe how a process ended without an outcome."""
-    memory = f"; peak memory {exited.max_rss_bytes / 2**20:.0f} MiB" if exited.max_rss_bytes else ""
-    when = "during training" if entered else "before it entered train_func"
-    if exited.lost is not None:
-        return f"lost: {exited.lost}"
-    if _kind(exited) == "memory":
-        return f"was killed by the kernel for lack of memory {when}: {_limit(exited)}{memory}"
-    if exited.signal is not None:
-        hint = (exited.signal == signal.SIGABRT and reason) or _SIGNAL_HINTS.get(exited.signal)
-        if exited.signal == signal.SIGKILL and exited.oom_limit_bytes is not None:
-            hint = "perhaps the kernel did it, which killed processes for lack of memory on this host"
-        killed = f"was killed by {signal_in_words(exited.signal)} {when}, not by distrain"
-        return f"{killed}{f': {hint}' if hint else ''}{memory}"
-    if reason.startswith("libgomp: "):
-        return f"exited with code {exited.exit_code} {when}: {reason}; raise ulimit -u or pids.max{memory}"
-    return f"exited with code {exited.exit_code} {when}, without an exception: os._exit() or os.exec*()?{memory}"
-
-
-def _limit(exited: wire.Exited) -> str:
-    return f"the cgroup allows {(exited.oom_limit_bytes or 0) / 2**20:.0f} MiB for all processes in it"
-
-
-# -- the failure screen ----------------------------------------------------------------------------------------------
 
 
 def failure_screen(

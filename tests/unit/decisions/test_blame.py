@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
-from distrain.decisions.failures import culprit_first, failure_of, failure_screen
+from distrain.decisions.blame import culprit_first, failure_of
+from distrain.decisions.failure_screen import failure_screen
 from distrain.errors import RankFailure
-from distrain.system.naming import rank_list, signal_in_words
 from distrain.system.stacks import native_reason
+from distrain.system.text import rank_list, signal_in_words
 from distrain.worker import user_code
 
 if TYPE_CHECKING:
