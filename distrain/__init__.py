@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.api.context import ReportedCheckpoint as ReportedCheckpoint
     from distrain.api.context import ReportedCheckpointStatus as ReportedCheckpointStatus
     from distrain.api.context import TrainContext as TrainContext
+    from distrain.api.observer import Observer as Observer
     from distrain.api.result import Result as Result
     from distrain.coordinator.trainer import DataParallelTrainer as DataParallelTrainer
     from distrain.errors import CheckpointError as CheckpointError
@@ -54,6 +55,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.session import should_stop as should_stop
     from distrain.storage.checkpoint import Checkpoint as Checkpoint
     from distrain.system import __version__ as __version__
+    from distrain.trackers.webhook import Webhook as Webhook
 
 _HOMES = {
     "api.backend": ("BackendConfig",),
@@ -89,6 +91,7 @@ _HOMES = {
         "TrainingFailedError",
         "WorkerGroupError",
     ),
+    "api.observer": ("Observer",),
     "api.result": ("Result",),
     "session": (
         "get_all_reported_checkpoints",
@@ -100,6 +103,7 @@ _HOMES = {
     ),
     "system": ("__version__",),
     "coordinator.trainer": ("DataParallelTrainer",),
+    "trackers.webhook": ("Webhook",),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(

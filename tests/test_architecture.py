@@ -18,6 +18,7 @@ import pytest
 
 import distrain
 from distrain import errors
+from distrain.coordinator.observers import OBSERVERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +27,14 @@ ROOT = Path(distrain.__file__).parent
 
 LAYERS = [
     "errors", "system", "wire", "hosts", "storage", "data", "api", "transfer", "decisions", "worker", "session",
-    "collective", "trackers", "agent", "console", "page", "coordinator", "torch", "tensorflow", "jax", "lightning",
+    "collective", "agent", "coordinator", "trackers", "console", "page", "torch", "tensorflow", "jax", "lightning",
     "huggingface", "as_ray", "cli", "launch", "__main__",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 
 PURE = {
-    "distrain.errors", "distrain.wire", "distrain.hosts.host", "distrain.hosts.world", "distrain.storage.commit",
+    "distrain.api.observer", "distrain.errors", "distrain.wire", "distrain.hosts.host", "distrain.hosts.world",
+    "distrain.storage.commit",
     "distrain.storage.retention",
     "distrain.system.peer_errors", "distrain.system.stacks", "distrain.system.text",
 }  # fmt: skip
@@ -46,15 +48,17 @@ FOR_USERS = {
 }  # fmt: skip
 """Names at the top level that users import, or start: they are no rooms."""
 NAMED_ABOVE = {
+    "api.tracker": {"trackers"},
     "cli.run.slurm_job": {"launch"},
+    "coordinator.observers": {"console.choice", "page.at_end", "trackers.observer"},
     "data.frameworks": {"torch.batches", "tensorflow.data"},
     "storage.runs.comparison": {"launch"},
     "system.process": {
-        "agent.forkserver", "agent.main", "cli.debugging", "trackers.main", "transfer.mover",
+        "agent.forkserver", "agent.main", "cli.debugging", "transfer.mover",
         "transfer.stream_server", "transfer.uploader", "worker.main", "worker.validator",
     },
 }  # fmt: skip
-"""Strings that may name modules above: a table of frameworks, a command that is run or shown, programs to start."""
+"""Strings that may name modules above: tables of frameworks and observers, a command that is run or shown, programs."""
 
 
 # -- reading the source ----------------------------------------------------------------------------------------------
@@ -236,6 +240,17 @@ def test_a_package_imports_none_of_its_modules() -> None:
     for name, module in MODULES.items():
         if module.is_package and name not in ("wire", "as_ray"):
             assert module.own <= {"system.imports", "api.ray_names"}, name
+
+
+def test_the_engine_imports_no_observer() -> None:
+    """They are above it in the order. One table names the modules, and every name in it leads to one."""
+    named = {
+        node.value
+        for node in ast.walk(MODULES["coordinator.observers"].tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("distrain.")
+    }
+    assert named == set(OBSERVERS)
+    assert all(hasattr(import_module(name), "observers") for name in named)
 
 
 # -- who owns which mechanism ----------------------------------------------------------------------------------------

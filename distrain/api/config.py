@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from distrain.api.observer import Observer
 from distrain.api.ray_names import without
 from distrain.api.tracker import Tracker
 from distrain.hosts.hostfile import check_transport, parse_hosts, split_ssh_args
@@ -526,8 +527,8 @@ class RunConfig:
         your process that they have without distrain.
     worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
         The other keys of Ray's runtime environment have no effect; a value causes a warning.
-    callbacks: objects of :class:`~distrain.UserCallback`, called in this process. Trackers among them, where Ray has
-        its own, count as ``trackers``.
+    callbacks: objects of :class:`~distrain.UserCallback` or :class:`~distrain.Observer`, called in this process.
+        Trackers, which Ray expects here, work, too.
     trackers: names such as ``"tensorboard"`` or ``"wandb:project=mnist"``, or objects of
         :class:`distrain.trackers.Tracker`; by default those that the environment variable DISTRAIN_TRACKERS names,
         separated by semicolons. See docs/trackers.md.
@@ -558,7 +559,7 @@ class RunConfig:
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
     shipping_config: ShippingConfig = field(default_factory=ShippingConfig)
     progress: ProgressDisplay = "auto"
-    callbacks: Sequence[UserCallback] | None = ()
+    callbacks: Sequence[UserCallback | Observer] | None = ()
     trackers: Sequence[Tracker | str] | None = None
     debug_rank: int | None = None
 
@@ -628,16 +629,13 @@ class RunConfig:
                 raise TypeError(f"{label} must be a str with a plain name, got {value!r}")
 
     def _check_callbacks(self) -> None:
-        allowed = "a list of distrain.UserCallback objects"
+        allowed = "a list of distrain.UserCallback or distrain.Observer objects"
         check_fields(self, check_type, "callbacks", kind=Sequence, allowed=allowed)
         self._move_trackers()
         for callback in self.callbacks or ():
-            check_type("RunConfig.callbacks", callback, UserCallback, allowed)
+            check_type("RunConfig.callbacks", callback, (UserCallback, Observer), allowed)
 
     def _move_trackers(self) -> None:
-        if all(isinstance(one, UserCallback) for one in self.callbacks or ()):
-            return
-
         if trackers := [one for one in self.callbacks or () if isinstance(one, Tracker)]:
             object.__setattr__(self, "trackers", [*(self.trackers or ()), *trackers])
             object.__setattr__(self, "callbacks", [one for one in self.callbacks or () if not isinstance(one, Tracker)])
@@ -700,9 +698,9 @@ class RunContext:
 class UserCallback:
     """Hooks for the stages of a run. Derive from this class, and pass objects to ``RunConfig(callbacks=[...])``.
 
-    Callbacks run in the process that called ``fit()``, one after the other. With workers, all but ``before_run()`` and
-    ``after_run()`` run in a separate thread, and training does not wait for them. ``fit()`` returns after the last one;
-    Ctrl-C ends the wait for it. An exception in a callback is shown, and training continues.
+    Callbacks run in the process that called ``fit()``, one after the other: ``before_run()`` and ``after_run()`` in its
+    thread, the others in one of their own, so that training does not wait for them. ``fit()`` returns after the last
+    one; Ctrl-C ends the wait for it. An exception in a callback is shown once, and training continues.
 
     ::
 

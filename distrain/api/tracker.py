@@ -1,15 +1,32 @@
-"""The interface of a tracker, and what it is told. Runs in: tracker; the configuration anywhere."""
+"""The interface of a tracker, what it is told, and the choice of trackers. Runs in: coordinator."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from distrain.errors import LaunchError
+from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
     from distrain.storage.checkpoint import Checkpoint
+
+VARIABLE = "DISTRAIN_TRACKERS"
+"""Environment variable with trackers as text, separated by semicolons."""
+TRACKERS = {
+    "mlflow": "distrain.trackers.mlflow:Mlflow",
+    "tensorboard": "distrain.trackers.tensorboard:TensorBoard",
+    "wandb": "distrain.trackers.wandb:Wandb",
+}
+"""The classes of trackers by name. Other packages add theirs as entry points of the group ``distrain.trackers``."""
+_FLAGS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +61,10 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One report of a rank.
+    """One report of rank 0.
 
     step: from ``report(progress=(step, total))`` if that is a whole number and not below the last step; else the number
-        of the report over the whole run. The steps of a rank never decrease.
+        of the report over the whole run. Steps never decrease.
     time: when it was reported, in seconds since 1970.
     attempt: counts the starts of the run from 0.
     metrics: the numbers of the report, nested ones as ``"eval/loss"``. They may be NaN or infinite. True is 1.0.
@@ -58,7 +75,6 @@ class Report:
             print(report.step, report.metrics["loss"])
     """
 
-    rank: int
     step: int
     time: float
     attempt: int
@@ -68,11 +84,10 @@ class Report:
 class Tracker:
     """A place for the metrics of a run, beside its directory. Derive from this class to write one.
 
-    distrain pickles the object and calls its methods in a process of its own, which only reads the files of the run. An
-    exception there does not reach the training. Attributes of the class, or of the object, are settings:
+    distrain copies the object at each start, and calls the methods of the copy in a thread of its own. Training neither
+    waits for it nor notices an exception. Attributes of the class, or of the object, are settings:
 
     name: names the tracker in messages, and its file in the run directory; by default the name of the class.
-    ranks: 0 for the reports of rank 0, ``"all"`` for those of all ranks.
     checkpoints: True to be told of checkpoints.
 
     ::
@@ -91,7 +106,6 @@ class Tracker:
     """
 
     name: str = ""
-    ranks: Literal[0, "all"] = 0
     checkpoints: bool = False
     package: ClassVar[str | None] = None
     """Module that the tracker needs; its absence is an error before the run starts."""
@@ -121,3 +135,98 @@ class Tracker:
 def name_of(tracker: Tracker) -> str:
     """Return the name of a tracker."""
     return tracker.name or type(tracker).__name__.lower()
+
+
+# -- the choice ------------------------------------------------------------------------------------------------------
+
+
+def trackers_of(
+    chosen: Sequence[Tracker | str] | None, environment: Mapping[str, str], label: str = "RunConfig.trackers"
+) -> list[Tracker]:
+    """Return the trackers that the user has chosen, or else those that the environment names.
+
+    Raise TypeError or ValueError, which begin with the label, for trackers that do not exist or have wrong settings.
+
+    >>> trackers_of(None, {"DISTRAIN_TRACKERS": "tensorboard; wandb:project=my,mode=offline"})[1].project
+    'my'
+    """
+    if chosen is None:
+        label, chosen = VARIABLE, list(filter(None, map(str.strip, environment.get(VARIABLE, "").split(";"))))
+    if isinstance(chosen, str) or not isinstance(chosen, Sequence):
+        raise TypeError(f"{label} must be a list of trackers, got {chosen!r:.80}")
+    trackers = [_tracker(label, one) for one in chosen]
+    names = [name_of(tracker) for tracker in trackers]
+    for name in names:
+        if not name.isascii() or not name.replace("-", "_").isidentifier():
+            raise ValueError(f"{label}: the name of a tracker must be letters, digits, - and _, got {name!r}")
+        if names.count(name) > 1:
+            raise ValueError(f"{label}: two trackers are called {name!r}; give one of them another name (name=...)")
+    return trackers
+
+
+def _tracker(label: str, chosen: object) -> Tracker:
+    if isinstance(chosen, str):
+        return parse_tracker(chosen, label)
+    if inspect.isclass(chosen) and issubclass(chosen, Tracker):
+        raise TypeError(f"{label}: {chosen.__name__} is a class; give an object of it, {chosen.__name__}()")
+    if not isinstance(chosen, Tracker):
+        raise TypeError(
+            f"{label} must hold names such as 'tensorboard', or objects of distrain.trackers.Tracker, got "
+            f"{chosen!r:.80} ({type(chosen).__name__})"
+        )
+    return chosen
+
+
+def parse_tracker(text: str, label: str = "--tracker") -> Tracker:
+    """Return the tracker of a text such as ``wandb:project=my,mode=offline``. Raise ValueError for a wrong one."""
+    name, _, options = text.strip().partition(":")
+    kind = tracker_class(name)
+    if kind is None:
+        advice = did_you_mean(name, TRACKERS) or "; there are " + ", ".join(TRACKERS)
+        raise ValueError(f"{label}: there is no tracker {name!r}{advice}")
+    known = {field.name: str(field.type) for field in fields(kind) if field.init}
+    settings: dict[str, Any] = {}
+    for option in filter(None, options.split(",")):
+        key, equals, value = option.partition("=")
+        if key not in known:
+            raise ValueError(
+                f"{label}: {name} has no option {key!r}{did_you_mean(key, known) or '; it has ' + ', '.join(known)}"
+            )
+        if not equals:
+            raise ValueError(f"{label}: {name}: give {key} a value, {key}=...")
+        settings[key] = _value(f"{label}: {name}: {key}", known[key], value)
+    tracker: Tracker = kind(**settings)
+    return tracker
+
+
+def tracker_class(name: str) -> type[Any] | None:
+    """Return the class of a tracker, None if there is none."""
+    if name in TRACKERS:
+        module, _, kind = TRACKERS[name].partition(":")
+        found: type[Any] = getattr(import_module(module), kind)
+        return found
+    from importlib.metadata import entry_points  # it takes long
+
+    return next((point.load() for point in entry_points(group="distrain.trackers") if point.name == name), None)
+
+
+def _value(label: str, kind: str, text: str) -> Any:
+    if kind == "bool":
+        if text.lower() not in _FLAGS:
+            raise ValueError(f"{label} must be true or false, got {text!r}")
+        return _FLAGS[text.lower()]
+    if not kind.startswith("str"):
+        raise ValueError(f"{label} can only be given in Python, RunConfig(trackers=[...])")
+    return text
+
+
+def check_packages(trackers: Iterable[Tracker]) -> None:
+    """Raise LaunchError if the package of a tracker is not installed."""
+    for tracker in trackers:
+        package = tracker.package
+        if package is not None and find_spec(package.partition(".")[0]) is None:
+            wanted = f"'distrain[{package}]'" if package in TRACKERS else package
+            raise LaunchError(
+                f"the tracker {name_of(tracker)} needs the package {package}, which is not installed: "
+                f"pip install {wanted}"
+            )

@@ -18,7 +18,7 @@ _SEARCH = (
 )
 _PLACEMENT = "hosts are filled in order: ScalingConfig has the number of workers, and what each needs"
 _TUNER = "use tune.Tuner(...).fit(), whose ResultGrid has the best result and a dataframe"
-_TRACKERS = "set DISTRAIN_TRACKERS, or use --tracker, for TensorBoard, W&B, MLflow or Trackio; see docs/trackers.md"
+_TRACKERS = "set DISTRAIN_TRACKERS, or use --tracker, for TensorBoard, W&B or MLflow; see docs/trackers.md"
 GENERAL = "distrain's stand-in for Ray has no such name; docs/ray.md says what it has, and how to keep Ray itself"
 
 BELOW = {

@@ -16,9 +16,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from distrain.console.rank_output import ShownOutput, readable
-from distrain.console.status_lines import is_status_line
-from distrain.decisions.pace import SlowRank
+from distrain.api.observer import AttemptBegan, AttemptEnded, BecameSlow, Printed, RankTrains, Reported
+from distrain.coordinator.observers import Observers
+from distrain.decisions.output_lines import readable
 from distrain.storage import names
 from distrain.storage.lines import event_in, record_in
 from distrain.storage.lock_probe import is_locked
@@ -31,14 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from distrain.console.run_console import RunConsole
-    from distrain.decisions.run_status import RunStatus
 
 _RECENT_BYTES = 1 << 20
 """The last part of a file that tells how far a run is."""
 _ENDING_S = 90.0
 """Seconds for which a run that says how it has ended may still have the lock, on a file system that has locks."""
 _OWN = "distrain: "
-_RANK_LINE = re.compile(r"\[rank +\d+[ \]]")
 _ERROR_SCREEN = re.compile("─+ distrain: ")
 """The first line of the error with which `distrain run` ends."""
 
@@ -52,6 +50,8 @@ class AttachedConsole:
     def __init__(self, run: Run, console: RunConsole, last: int) -> None:
         self._run = run
         self._console = console
+        self._status = console.status
+        self._observers = Observers(console.status, [console])
         folder = Path(run.path)
         self._reports = _Tail(folder / names.METRICS)
         self._events = _Tail(folder / names.EVENTS)
@@ -59,20 +59,13 @@ class AttachedConsole:
         self._is_in_error = False
         """True after the beginning of an error in console.log."""
         self._last = last
-        self._ranks: dict[int, ShownOutput] = {}
-        """The ranks of the attempt that have printed something."""
         self._attempt = -1
         self._is_caught_up = False
         """True once it is shown where the run is."""
         self._follower: Follower | None = None
-        """None if console.log has the lines of the ranks, too, and they need no more than that."""
-        if self._lines is None or console.has_footer:
-            of_each = 0 if self._lines is not None else max(1, last // max(run.ranks, 1))
-            self._follower = Follower(run, _shown_ranks(run), None, of_each)
-
-    @property
-    def _status(self) -> RunStatus:
-        return self._console.status
+        """None if console.log has the lines of the ranks, too."""
+        if self._lines is None:
+            self._follower = Follower(run, _shown_ranks(run), None, max(1, last // max(run.ranks, 1)))
 
     def show(self) -> None:
         """Show the run until it has ended. Raise BrokenPipeError if nobody reads that any more."""
@@ -83,7 +76,7 @@ class AttachedConsole:
                 before = current(self._run)
                 is_over = _has_ended(before)
                 self._advance(time.monotonic(), is_ending=before.state not in (RUNNING, STARTING))
-                self._console.tick(time.monotonic())
+                self._observers.tick(time.monotonic())
                 if not is_over:
                     time.sleep(POLL_S)
 
@@ -113,20 +106,22 @@ class AttachedConsole:
         attempts, status = run.attempts_now, self._status
         status.started = _moment(run.began, now) if run.is_run else status.started
         if attempts and attempts[-1]["attempt"] != self._attempt:
-            self._begin_attempt(run)
+            self._begin_attempt(run, now)
         if attempts and status.phase == "starting" and attempts[-1].get("training"):
             status.phase = "running"
             for rank, state in enumerate(status.ranks):
                 if state.begun is None:
-                    status.rank_begins(rank, _moment(attempts[-1]["training"], now))
+                    self._observers.tell(RankTrains(rank, _moment(attempts[-1]["training"], now)))
         if run.state in ENDED:
             status.phase = run.state
 
-    def _begin_attempt(self, run: Run) -> None:
+    def _begin_attempt(self, run: Run, now: float) -> None:
         attempts = run.attempts_now
-        self._attempt, self._ranks = attempts[-1]["attempt"], {}
+        if self._attempt >= 0:
+            self._observers.tell(AttemptEnded(self._attempt, [], None, dict))
+        self._attempt = attempts[-1]["attempt"]
         hosts = {rank: host for host, ranks in run.hosts.items() for rank in ranks}
-        self._console.begin_attempt([hosts[rank] for rank in sorted(hosts)])
+        self._observers.tell(AttemptBegan(self._attempt, [hosts[rank] for rank in sorted(hosts)], now))
         self._status.restarts, self._status.phase = len(attempts) - 1, "starting"
         if self._lines is not None or run.state != RUNNING:
             return
@@ -143,27 +138,19 @@ class AttachedConsole:
     def _show_output(self, rank: int, data: bytes, now: float) -> None:
         if rank >= len(self._status.ranks):
             return
-        shown = self._ranks.setdefault(rank, ShownOutput(rank, self._console))
-        if self._is_caught_up:
-            shown.feed(1, data)
-            return
-        whole, _, rest = data.rpartition(b"\n")
-        if whole and rank < self._last:
-            self._console.print_as_it_is(rank, 1, readable(whole + b"\n", rank))
-        shown.feed(1, rest)
-        with contextlib.suppress(FileNotFoundError):
-            self._status.heard_of(rank, _moment(self._log(rank).stat().st_mtime, now))
+        if not self._is_caught_up:
+            whole, _, data = data.rpartition(b"\n")
+            if whole and rank < self._last:
+                self._console.print_as_it_is(rank, 1, readable(whole + b"\n", rank))
+            with contextlib.suppress(FileNotFoundError):
+                now = _moment(self._log(rank).stat().st_mtime, now)
+        self._observers.tell(Printed(rank, 1, data, now))
 
     def _show_own_lines(self) -> None:
-        """Show new lines of console.log, without what the footer and the logs have."""
+        """Show new lines of console.log."""
         lines = list(self._own_lines())
         for line in lines if self._is_caught_up else lines[max(0, len(lines) - self._last) :]:
-            text = line
-            if self._is_caught_up and self._console.has_footer:
-                if _RANK_LINE.match(line) or is_status_line(line):
-                    continue
-                text = time.strftime("%H:%M:%S ") * line.startswith(_OWN) + line
-            print_to(sys.stdout, f"{text}\n")
+            print_to(sys.stdout, f"{line}\n")
 
     def _own_lines(self) -> Iterator[str]:
         """Yield the new lines of console.log, without the errors with which runs end."""
@@ -181,20 +168,21 @@ class AttachedConsole:
             return
         rank, at = record["rank"], _moment(record["time"], now)
         if self._status.ranks[rank].begun is None:  # other ranks are still starting
-            self._status.rank_begins(rank, at)
+            self._observers.tell(RankTrains(rank, at))
         shows = self._is_caught_up and self._follower is not None  # else console.log has lines about the progress
-        take = self._console.report if shows else self._status.reported
-        take(rank, record["index"], record["metrics"], record.get("progress"), at)
+        tell = self._observers.tell if shows else self._status.hear
+        index, metrics = record["index"], record["metrics"]
+        tell(Reported(rank, index, self._run.step_of(record), metrics, record.get("progress"), at))
 
     def _take_event(self, line: bytes, now: float) -> None:
         event = event_in(line)
         if event is None:
             return
         if event["event"] == "checkpoint":
-            self._status.committed(event["name"], _moment(event["time"], now))
+            self._status.checkpoint, self._status.checkpoint_at = event["name"], _moment(event["time"], now)
         elif event["event"] == "slow" and self._is_caught_up and self._lines is None:
             with contextlib.suppress(KeyError, TypeError):  # another version of distrain has written it
-                warn(str(SlowRank(**{field.name: event[field.name] for field in fields(SlowRank)})))
+                warn(str(BecameSlow(**{field.name: event[field.name] for field in fields(BecameSlow)})))
 
 
 def is_detached(run: Run) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import time
@@ -94,7 +95,9 @@ def _show_live(run: Run, status: RunStatus, last: int) -> None:
 
     with (
         console_threads(),
-        open_console("auto" if run.state == RUNNING else "off", status, str(log_folder(run))) as console,
+        contextlib.closing(
+            open_console("auto" if run.state == RUNNING else "off", status, str(log_folder(run)))
+        ) as console,
     ):
         AttachedConsole(run, console, last).show()
 

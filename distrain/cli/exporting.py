@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distrain.api.tracker import parse_tracker
 from distrain.cli import parsers
 from distrain.cli.text import echo
 from distrain.storage.runs.export import FORMATS
@@ -56,7 +57,6 @@ def run_export(options: argparse.Namespace) -> int:
 
 def _log_to_tracker(run: Run, tracker: str, output: str | None) -> int:
     from distrain.trackers import export
-    from distrain.trackers.choice import parse_tracker
 
     if output is not None:
         raise WrongArgument(f"-o {output}: a tracker has its own place; see the option directory of a tracker")

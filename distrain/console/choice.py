@@ -1,9 +1,9 @@
-"""Choose the console of a run: a terminal with a footer, a notebook, or lines. Runs in: coordinator."""
+"""Choose the console of a run: a terminal with a footer, a notebook, or lines. Runs in: coordinator, attach."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from distrain.console.run_console import RunConsole
 from distrain.system.consoles import Footer
@@ -11,34 +11,37 @@ from distrain.system.log import warn
 from distrain.system.notebook import is_kernel
 
 if TYPE_CHECKING:
+    from distrain.api.config import RunContext
+    from distrain.api.observer import RunBegan
     from distrain.decisions.run_status import RunStatus
 
 
-def open_console(progress: str, status: RunStatus, logs: str) -> RunConsole:
-    """Return the console of a run. Use it as a context; every line that the run prints belongs into that.
+def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[RunConsole]:
+    """Return the console of a run."""
+    config = context.run_config
+    progress = "off" if config.log_level != "INFO" and config.progress == "auto" else config.progress
+    if run.in_process and progress != "off":  # then train_func prints to this terminal itself
+        progress = "plain"
+    logs = f"{run.location}/logs" if config.log_dir is None else str(Path(config.log_dir, run.name))
+    ranks = config.logging_config.ranks
+    return [open_console(progress, status, logs, ranks=ranks, retention=config.checkpoint_config)]
 
-    progress: the value of ``RunConfig.progress``.
-    logs: the directory of the logs, as users know it.
+
+def open_console(progress: str, status: RunStatus, logs: str, **options: Any) -> RunConsole:
+    """Return the console of a run. Every line that the run prints comes before it is closed.
+
+    progress: the value of ``RunConfig.progress``. logs: the directory of the logs, as users know it.
+    options: those of every :class:`RunConsole`.
     """
     if progress in ("auto", "live"):
         if is_kernel():
             from distrain.console.notebook_console import NotebookConsole  # few runs need it
 
-            return NotebookConsole(status, logs)
+            return NotebookConsole(status, logs, **options)
         if (pinned := Footer.pin()) is not None:
             from distrain.console.terminal_console import TerminalConsole
 
-            return TerminalConsole(status, pinned)
+            return TerminalConsole(status, pinned, **options)
         if progress == "live":
-            warn(f"progress='live' has no effect: {_why_no_footer()}")
-    return RunConsole(status, shows_progress=progress != "off")
-
-
-def _why_no_footer() -> str:
-    for name in ("stdout", "stderr"):
-        try:
-            if not getattr(sys, name).isatty():
-                return f"{name} is no terminal"
-        except (AttributeError, ValueError):  # the user has closed or replaced it
-            return f"{name} is no terminal"
-    return "another run has its footer in this terminal, or stdout and stderr are two terminals, or it is too small"
+            warn("progress='live' has no effect: stdout and stderr are not one terminal that is free and large enough")
+    return RunConsole(status, shows_progress=progress != "off", **options)

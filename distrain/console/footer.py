@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _BAR_CELLS = 30
 _FEWEST_BAR_CELLS = 5
-_FEWEST_ROWS = 12
-"""Rows of a terminal below which the footer has only its most important lines."""
 _VERY_LATE = 6
 """A report is very late, which is red, after so many times the seconds after which it is late."""
 _ARROWS = {1: " ↑", 0: "", -1: " ↓"}
@@ -37,20 +35,20 @@ _MARKS = {
 """By the state of a rank: its mark and the style of it. Those that need attention come first."""
 _ATTENTION = ("failed", "memory", "GPU", "silent", "slow")
 _MOST_TROUBLES = 2
+_MOST_METRICS = 50
 
 
-def footer(status: RunStatus, now: float, *, width: int, rows: int, interrupt: str | None) -> list[Text]:
+def footer(
+    status: RunStatus, now: float, *, width: int, interrupt: str | None, bar: tuple[int, str] | None = None
+) -> list[Text]:
     """Return the lines of the footer, none of them wider than ``width``.
 
     now: time.monotonic.
     interrupt: how the user stops the run, such as ``Ctrl-C``; None once it is over.
+    bar: a progress bar of the user's, and the rank that it comes from.
     """
-    lines = [_title(status, now), _progress(status, now, width), _metrics(status, width), _bar(status)]
-    if rows >= _FEWEST_ROWS:
-        lines += [_checkpoint(status, now), *_rank_lines(status, now, width), *_trouble_lines(status)]
-        lines += [_advice(status, interrupt, width)]
-    elif attention := _attention_lines(status, now):
-        lines[2:3] = attention
+    lines = [_title(status, now), _progress(status, now, width), _metrics(status), _bar(bar), _checkpoint(status, now)]
+    lines += [_ranks(status, now, width), *_troubles(status), _advice(status, interrupt)]
     shown = [line for line in lines if line is not None]
     for line in shown:
         line.plain = printable(line.plain)
@@ -75,7 +73,7 @@ def _title(status: RunStatus, now: float) -> Text:
 
 
 def _progress(status: RunStatus, now: float, width: int) -> Text | None:
-    """Return how far the run is. If the line is too wide, the bar shrinks; the time left is the last part to go."""
+    """Return how far the run is. The bar shrinks if the line is too wide."""
     reports = status.ranks[0].reports if status.ranks else 0
     if not reports:
         return None
@@ -84,18 +82,13 @@ def _progress(status: RunStatus, now: float, width: int) -> Text | None:
     late_s = status.late_s(now)
     speed = status.rate() if late_s is None and status.shown_phase == "running" else None
     left = status.left_s() if speed else None
-    parts: dict[str, str | Text | None] = {
-        "done": f"{amount(done)}/{amount(total)}" if status.progress else count(reports, "report"),
-        "share": f"{share:.0%}" if status.progress else None,
-        "rate": rate(speed) if speed else None,
-        "left": f"{duration(left)} left" if left else None,
-        "late": None if late_s is None else _late(status, late_s),
-        "behind": _behind(status, done, total) if status.progress else None,
-    }
-    for name in ("rate", "behind", "share", "done"):
-        if _joined(*parts.values()).cell_len + _FEWEST_BAR_CELLS + 1 >= width:
-            parts[name] = None
-    text = _joined(*parts.values())
+    text = _joined(
+        f"{amount(done)}/{amount(total)}" if status.progress else count(reports, "report"),
+        f"{share:.0%}" if status.progress else None,
+        rate(speed) if speed else None,
+        f"{duration(left)} left" if left else None,
+        None if late_s is None else _late(status, late_s),
+    )
     room = min(_BAR_CELLS, width - 2 - text.cell_len)
     return _drawn(share, room) + " " + text if status.progress and room >= _FEWEST_BAR_CELLS else text
 
@@ -110,31 +103,10 @@ def _late(status: RunStatus, seconds: float) -> Text:
     return Text(f"no report for {duration(seconds)}", style=style)
 
 
-def _behind(status: RunStatus, done: float, total: float) -> Text | None:
-    """Return the rank that is furthest behind rank 0, if it is clearly behind."""
-    steps = [(rank.step, place) for place, rank in enumerate(status.ranks) if rank.step is not None]
-    least, place = min(steps, default=(done, 0))
-    if done - least <= max(2, total / 50):
-        return None
-    return Text(f"rank {place} is at {amount(least)}", style="yellow")
-
-
-def _metrics(status: RunStatus, width: int) -> Text | None:
-    """Return as many metrics as fit, and the number of the others."""
-    numbers = {name: value for name, value in status.metrics.items() if isinstance(value, (int, float))}
-    line = Text()
-    for place, (name, value) in enumerate(numbers.items()):
-        metric = Text.assemble(_GAP if place else "", _metric(name, value, _ARROWS[status.trend(name)]))
-        hidden = len(numbers) - place
-        room = width - line.cell_len - (len(_more(hidden - 1)) if hidden > 1 else 0)
-        if place and metric.cell_len >= room:
-            return line.append(_more(hidden), style="dim")
-        line.append_text(metric)
-    return line or None
-
-
-def _more(hidden: int) -> str:
-    return f"{_GAP}+{hidden} more"
+def _metrics(status: RunStatus) -> Text | None:
+    numbers = [(name, value) for name, value in status.metrics.items() if isinstance(value, (int, float))]
+    metrics = [_metric(name, value, _ARROWS[status.trend(name)]) for name, value in numbers[:_MOST_METRICS]]
+    return Text(_GAP).join(metrics) if metrics else None
 
 
 def _metric(name: str, value: float, arrow: str) -> Text:
@@ -142,8 +114,7 @@ def _metric(name: str, value: float, arrow: str) -> Text:
     return Text.assemble(f"{name} ", (amount(value), "bold red" if is_wrong else ""), arrow)
 
 
-def _bar(status: RunStatus) -> Text | None:
-    bar = status.bar()
+def _bar(bar: tuple[int, str] | None) -> Text | None:
     return None if bar is None else Text.assemble((f"rank {bar[0]}: ", "dim"), Text.from_ansi(bar[1].strip()))
 
 
@@ -153,26 +124,17 @@ def _checkpoint(status: RunStatus, now: float) -> Text | None:
     return Text(f"{status.checkpoint}, {duration(now - status.checkpoint_at)} ago")
 
 
-def _rank_lines(status: RunStatus, now: float, width: int) -> list[Text]:
+def _ranks(status: RunStatus, now: float, width: int) -> Text | None:
     """Return a mark for each rank if they fit, the ranks that need attention, and the numbers of the others."""
     if not status.ranks:
-        return []
+        return None
     states = _states(status, now)
-    marks, text = Text("ranks "), _in_words(status, states, now)
-    for state in states:
-        marks.append(*_MARKS[state])
-    if marks.cell_len + 2 + text.cell_len < width:
-        return [marks + "  " + text]
-    return [marks, text] if marks.cell_len < width else [Text("ranks ") + text]
+    words = _in_words(status, states, now)
+    marks = Text("  ") if len(states) + words.cell_len + len("ranks   ") < width else Text()
+    return Text("ranks ") + Text.assemble(*(_MARKS[state] for state in states if marks)) + marks + words
 
 
-def _attention_lines(status: RunStatus, now: float) -> list[Text]:
-    """Return the ranks that need attention, and what is wrong with memory and GPUs of the first of them."""
-    states = [state if state in _ATTENTION else "" for state in _states(status, now)]
-    return [*([_in_words(status, states, now)] if any(states) else []), *_trouble_lines(status)]
-
-
-def _trouble_lines(status: RunStatus) -> list[Text]:
+def _troubles(status: RunStatus) -> list[Text]:
     """Return what is wrong with memory and GPUs of the first ranks that have such troubles."""
     troubles = status.troubles()[:_MOST_TROUBLES]
     return [Text(f"rank {one.rank} on {status.ranks[one.rank].host}: {one.text}", style="red") for one in troubles]
@@ -214,27 +176,17 @@ def _detail(status: RunStatus, state: str, ranks: list[int], now: float) -> str:
     return f"{since}, in {place}" if place else since
 
 
-def _advice(status: RunStatus, interrupt: str | None, width: int) -> Text | None:
-    """Return the effect of the next interrupt, in the first words that fit."""
+def _advice(status: RunStatus, interrupt: str | None) -> Text | None:
+    """Return the effect of the next interrupt."""
     if status.advice:
         return Text(status.advice, style="dim")
     if interrupt is None:
         return None
     if status.is_stopping:
         return Text(f"the run is being stopped; {interrupt} kills the workers now", style="yellow")
-    texts = [f"{interrupt}: {effect}" for effect in _effects(status)]
-    return Text(next((text for text in texts if len(text) < width), texts[-1]), style="dim")
-
-
-def _effects(status: RunStatus) -> list[str]:
-    """Return the effect of an interrupt, in ever fewer words."""
+    effect = "stops the run"
     if status.saves_on_stop:
-        seconds = f"{status.grace_s:g} s"
-        return [
-            f"the workers have {seconds} to save a checkpoint, then the run ends",
-            f"{seconds} to save, then the run ends",
-        ]
-    if status.ranks and status.ranks[0].reports:
-        why = "as train_func has not called should_stop()"
-        return [f"stops the run; no checkpoint is saved, {why}", "stops the run; nothing is saved"]
-    return ["stops the run"]
+        effect = f"the workers have {status.grace_s:g} s to save a checkpoint, then the run ends"
+    elif status.ranks and status.ranks[0].reports:
+        effect = "stops the run; no checkpoint is saved, as train_func has not called should_stop()"
+    return Text(f"{interrupt}: {effect}", style="dim")

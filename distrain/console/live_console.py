@@ -1,11 +1,11 @@
-"""A console that shows lines, and how far the run is, anew every second. Runs in: coordinator."""
+"""A console that shows lines, and how far the run is, anew every second. Runs in: coordinator, attach."""
 
 from __future__ import annotations
 
 import re
 import time
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain.console.folding import Folding
 from distrain.console.run_console import RunConsole
@@ -28,8 +28,8 @@ class LiveConsole(RunConsole):
 
     has_footer = True
 
-    def __init__(self, status: RunStatus) -> None:
-        super().__init__(status, shows_progress=False)
+    def __init__(self, status: RunStatus, **options: Any) -> None:
+        super().__init__(status, shows_progress=False, **options)
         self._folding = Folding(0)
         self._drawn_at = -_REDRAW_S
         self._printed_at = 0.0
@@ -42,13 +42,16 @@ class LiveConsole(RunConsole):
     def _draw(self, now: float) -> None:
         """Show how far the run is."""
 
-    def begin_attempt(self, hosts: Sequence[str]) -> None:
-        self._print_all(self._folding.take_all(), time.monotonic())
-        super().begin_attempt(hosts)
-        self._folding = Folding(len(hosts))
+    @property
+    def _bar(self) -> tuple[int, str] | None:
+        """The progress bar to show, with its rank: that of the lowest rank that has one."""
+        return min(((rank, bar) for rank, bar in self._bars.items() if bar), default=None)
+
+    def _begin(self, ranks: int) -> None:
+        self._folding = Folding(ranks)
         self._drawn_at = -_REDRAW_S  # draw at the next tick: the state of the run changes right after this
 
-    def print(self, rank: int, stream: int, block: bytes, *, is_bar: bool = False) -> None:
+    def _print(self, rank: int, stream: int, block: bytes, *, is_bar: bool) -> None:
         now = time.monotonic()
         for line in block[:-1].split(b"\n"):
             self._folding.add(rank, stream, line, now, _NUMBERS.sub(b"", line) if is_bar else None)

@@ -1,47 +1,102 @@
-"""The console of a run that is no terminal and no notebook: only lines. Runs in: coordinator."""
+"""The console of a run that is neither a terminal nor a notebook: only lines. Runs in: coordinator, attach."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from distrain.api.observer import AttemptBegan, AttemptEnded, Ended, Printed, Reported
 from distrain.console.status_lines import StatusLines
+from distrain.console.summary import summary
+from distrain.decisions.output_lines import LineCutter, readable
 from distrain.system.log import print_to, say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection
 
+    from distrain.api.observer import Fact
     from distrain.decisions.run_status import RunStatus
+    from distrain.storage.retention import Retention
 
 
 class RunConsole:
     """A console that gets lines: those of the ranks, each with its rank, and now and then one about the progress.
 
-    shows_progress: False leaves out the latter.
+    shows_progress: False leaves out the latter. ranks: those whose output is shown; None for all.
+    retention: says which metric of a checkpoint is its score.
     """
 
+    hears = (Printed, Reported, AttemptBegan, AttemptEnded, Ended)
     has_footer = False
 
-    def __init__(self, status: RunStatus, *, shows_progress: bool = True) -> None:
+    def __init__(
+        self,
+        status: RunStatus,
+        *,
+        shows_progress: bool = True,
+        ranks: Collection[int] | None = None,
+        retention: Retention | None = None,
+    ) -> None:
         self.status = status
         self._lines = StatusLines(status) if shows_progress else None
+        self._shown_ranks = None if ranks is None else frozenset(ranks)
+        self._retention = retention
+        self._streams: dict[tuple[int, int], LineCutter] = {}
+        """By rank and stream: what it has printed in this attempt."""
+        self._bars: dict[int, str] = {}
+        """By rank: the newest state of its progress bar, such as one of tqdm."""
         self._width = 1
         self._has_many_hosts = False
 
-    def __enter__(self) -> RunConsole:
-        return self
+    def hear(self, fact: Fact) -> None:
+        match fact:
+            case Printed():
+                if self._shown_ranks is None or fact.rank in self._shown_ranks:
+                    self._feed(fact)
+            case Reported(rank=0) if self._lines is not None:
+                self._lines.reported(fact.now)
+            case AttemptBegan(hosts=hosts):
+                self._width, self._has_many_hosts = len(str(len(hosts) - 1)), len(set(hosts)) > 1
+                self._begin(len(hosts))
+            case AttemptEnded():
+                self._end_streams()
+                self.flush(time.monotonic())
+            case Ended():
+                self.close()
+                if fact.result is not None:
+                    self._show_summary(summary(fact, self.status, self._retention))
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close()
+    def _begin(self, ranks: int) -> None:
+        """Begin an attempt with so many ranks."""
 
-    def begin_attempt(self, hosts: Sequence[str]) -> None:
-        """Begin an attempt. ``hosts``: the host of each rank."""
-        self.status.begin_attempt(hosts, time.monotonic())
-        self._width = len(str(len(hosts) - 1))
-        self._has_many_hosts = len(set(hosts)) > 1
+    def _show_summary(self, text: str) -> None:
+        say(text)
 
-    def print(self, rank: int, stream: int, block: bytes, *, is_bar: bool = False) -> None:
+    # -- output ---------------------------------------------------------------------------------------------------
+
+    def _feed(self, printed: Printed) -> None:
+        rank, stream = printed.rank, printed.stream
+        cutter = self._streams.get((rank, stream))
+        if cutter is None:
+            cutter = self._streams[rank, stream] = LineCutter(has_footer=self.has_footer)
+        had_bar = cutter.is_bar
+        self._show(rank, stream, cutter.feed(printed.data, printed.now))
+        if had_bar or cutter.is_bar:
+            self._bars[rank] = cutter.bar
+
+    def _end_streams(self) -> None:
+        """Show the last lines, even without a line end."""
+        for (rank, stream), cutter in self._streams.items():
+            self._show(rank, stream, cutter.end())
+        self._streams.clear()
+        self._bars.clear()
+
+    def _show(self, rank: int, stream: int, block: bytes) -> None:
+        if block:
+            self._print(rank, stream, readable(block, rank), is_bar=b"\r" in block)
+
+    def _print(self, rank: int, stream: int, block: bytes, *, is_bar: bool) -> None:
         """Print whole lines of a rank.
 
         stream: 1 for stdout, 2 for stderr.
@@ -59,13 +114,7 @@ class RunConsole:
         host = f" {self.status.ranks[rank].host}" if self._has_many_hosts else ""
         return f"[rank {rank:>{self._width}}{host}] "
 
-    def report(
-        self, rank: int, index: int, metrics: Mapping[str, Any], progress: Sequence[float] | None, now: float
-    ) -> None:
-        """Take a report of a rank."""
-        self.status.reported(rank, index, metrics, progress, now)
-        if rank == 0 and self._lines is not None:
-            self._lines.reported(now)
+    # -- time -----------------------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
         """Return when to call :meth:`tick` (time.monotonic), or None."""
@@ -82,8 +131,5 @@ class RunConsole:
             self._lines.flush(now)
 
     def close(self) -> None:
+        self._end_streams()
         self.flush(time.monotonic())
-
-    def show_summary(self, text: str) -> None:
-        """Show the last lines of the run. The console is closed by then."""
-        say(text)

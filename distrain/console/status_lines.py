@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from distrain.system.log import say
@@ -53,18 +52,6 @@ def status_line(status: RunStatus) -> str:
     parts += [f"{duration(left)} left"] if left else []
     metrics = (f"{printable(name)}={_shown(value)}" for name, value in status.metrics.items())
     return f"{', '.join(parts)}: {', '.join(metrics) or 'no metrics'}"
-
-
-_STATUS_LINE = re.compile(r"distrain: (report \d+|\S+/\S+ \(\d+%\))[,:] ")
-
-
-def is_status_line(line: str) -> bool:
-    """Tell if a line of the console is one of these.
-
-    >>> is_status_line("distrain: 1/30 (3%), 9.9/s: loss=1"), is_status_line("distrain: report 7: no metrics")
-    (True, True)
-    """
-    return _STATUS_LINE.match(line) is not None
 
 
 def _shown(value: object) -> str:

@@ -1,53 +1,32 @@
-"""The last lines of a run: how it ended, how long it took, its metrics and checkpoints. Runs in: coordinator.
-
-Pure: no I/O, no clock.
-"""
+"""The last lines of a run: how it ended, how long it took, its metrics and checkpoints. Runs in: coordinator."""
 
 from __future__ import annotations
 
-import re
+import time
 from typing import TYPE_CHECKING
 
 from distrain.storage.retention import best_first, has_metric
 from distrain.system.text import duration, number, rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from distrain.api.observer import Ended
     from distrain.decisions.run_status import RunStatus
     from distrain.storage.records import CommittedCheckpoint
     from distrain.storage.retention import Retention
 
-_LOWEST_IS_BEST = {"loss", "losses", "error", "err", "perplexity", "ppl", "mse", "mae", "rmse", "wer", "cer"}
-_HIGHEST_IS_BEST = {"acc", "accuracy", "f1", "auc", "precision", "recall", "bleu", "reward", "iou"}
 _MOST_METRICS = 12
 
 
-def summary(
-    verdict: str,
-    status: RunStatus,
-    *,
-    started_at: str,
-    retention: Retention,
-    checkpoints: list[CommittedCheckpoint],
-    advice: str | None = None,
-) -> str:
-    """Return the last lines of a run.
-
-    verdict: how it ended.
-    started_at: when it began, as people read it.
-    retention: says which metric of a checkpoint is its score.
-    checkpoints: those that are kept, the oldest first.
-    advice: how to continue the run, if no error says it.
-    """
-    lines = [verdict, *_details(status, started_at, retention, checkpoints)]
-    return "\n    ".join([*lines, f"continue:    {advice}"] if advice else lines)
+def summary(ended: Ended, status: RunStatus, retention: Retention | None = None) -> str:
+    """Return the last lines of a run. retention: says which metric of a checkpoint is its score."""
+    lines = [f"{ended.how} after {duration(ended.seconds)}; results in {status.location}"]
+    return "\n    ".join([*lines, *_details(ended, status, retention)])
 
 
-def _details(
-    status: RunStatus, started_at: str, retention: Retention, checkpoints: list[CommittedCheckpoint]
-) -> Iterator[str]:
-    yield f"started:     {started_at}"
+def _details(ended: Ended, status: RunStatus, retention: Retention | None) -> Iterator[str]:
+    yield f"started:     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(time.time() - ended.seconds))}"
     if status.restarts:
         yield f"restarts:    {status.restarts}, which cost {duration(status.lost_s)}"
     if status.ranks and (reports := status.ranks[0].reports):
@@ -55,36 +34,25 @@ def _details(
         where = " in the last attempt" if status.restarts else ""
         yield f"reports:     {reports:,} of rank 0{where}" + (f", {rate(speed)} at the end" if speed else "")
     if status.metrics:
-        shown = [_metric(name, status, retention) for name in status.metrics][:_MOST_METRICS]
+        shown = [_metric(name, value) for name, value in status.metrics.items()][:_MOST_METRICS]
         others = len(status.metrics) - len(shown)
         yield f"metrics:     {', '.join(shown)}" + (f", and {others} others" if others else "")
-    if checkpoints:
-        yield f"checkpoints: {', '.join(_checkpoints(checkpoints, retention))}"
+    if ended.checkpoints:
+        yield f"checkpoints: {', '.join(_checkpoints(ended.checkpoints, retention))}"
+    if ended.advice:
+        yield f"continue:    {ended.advice}"
 
 
-def _metric(name: str, status: RunStatus, retention: Retention) -> str:
-    value = status.metrics[name]
-    best = status.extremes.get(name)
-    text = f"{name}={number(value) if isinstance(value, float) else value}"[:80]
-    if best is None or (order := _order(name, retention)) is None:
-        return text
-    extreme, word = (best[0], "lowest") if order == "min" else (best[1], "highest")
-    return text if extreme == value else f"{text} ({word}: {number(extreme)})"
+def _metric(name: str, value: object) -> str:
+    return f"{name}={number(value) if isinstance(value, float) else value}"[:80]
 
 
-def _order(name: str, retention: Retention) -> str | None:
-    """Return ``min`` if the lowest value of a metric is the best, ``max`` if the highest is, None if nobody knows."""
-    if name == retention.checkpoint_score_attribute:
-        return retention.checkpoint_score_order
-    words = set(re.split(r"[^a-z0-9]+", name.lower()))
-    return "min" if words & _LOWEST_IS_BEST else "max" if words & _HIGHEST_IS_BEST else None
-
-
-def _checkpoints(checkpoints: list[CommittedCheckpoint], retention: Retention) -> Iterator[str]:
+def _checkpoints(checkpoints: Sequence[CommittedCheckpoint], retention: Retention | None) -> Iterator[str]:
     yield checkpoints[-1].path.name
-    name = retention.checkpoint_score_attribute
-    best = checkpoints[best_first([saved.metrics for saved in checkpoints], retention)[0]]
-    if name is not None and has_metric(best.metrics, name):
-        yield f"the best by {name} is {best.path.name}"
+    name = None if retention is None else retention.checkpoint_score_attribute
+    if retention is not None and name is not None:
+        best = checkpoints[best_first([saved.metrics for saved in checkpoints], retention)[0]]
+        if has_metric(best.metrics, name):
+            yield f"the best by {name} is {best.path.name}"
     if len(checkpoints) > 1:
         yield f"{len(checkpoints)} kept"

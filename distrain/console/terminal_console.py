@@ -1,9 +1,9 @@
-"""The console of a run on a terminal: lines above a footer. Runs in: coordinator."""
+"""The console of a run on a terminal: lines above a footer. Runs in: coordinator, attach."""
 
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class TerminalConsole(LiveConsole):
     """A terminal. ``pinned``: the footer, still empty."""
 
-    def __init__(self, status: RunStatus, pinned: Footer) -> None:
-        super().__init__(status)
+    def __init__(self, status: RunStatus, pinned: Footer, **options: Any) -> None:
+        super().__init__(status, **options)
         self._footer = pinned
         self._painter = Console(
             file=io.StringIO(), force_terminal=True, highlight=False, legacy_windows=False, soft_wrap=True
@@ -35,8 +35,7 @@ class TerminalConsole(LiveConsole):
         self._footer.print_above("".join(f"{line}\n" for line in lines).encode())
 
     def _draw(self, now: float) -> None:
-        columns, rows = self._footer.size()
         self._painter.file = text = io.StringIO()
-        for line in footer(self.status, now, width=columns, rows=rows, interrupt="Ctrl-C"):
+        for line in footer(self.status, now, width=self._footer.width(), interrupt="Ctrl-C", bar=self._bar):
             self._painter.print(line)
         self._footer.show(text.getvalue())

@@ -19,7 +19,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.console.rank_output import WorkerOutput
+from distrain.api.observer import AttemptBegan, AttemptEnded, Printed, RankEnded, Stopping
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
 from distrain.coordinator.debuggers import Debuggers
@@ -29,8 +29,11 @@ from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.requests import DEBUG, STACKS, STOP, Requests
 from distrain.coordinator.stop_signals import note_stop, stop_signals
+from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.decisions import events
+from distrain.decisions.blame import culprit_first
+from distrain.decisions.output_lines import with_one_bar
 from distrain.decisions.run_machine import RunStateMachine
 from distrain.decisions.states import RunState
 from distrain.system.background import Background
@@ -41,13 +44,12 @@ from distrain.system.stacks import last_words, native_reason
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from distrain.api.config import CheckpointConfig
-    from distrain.console.run_console import RunConsole
-    from distrain.coordinator.callbacks import Callbacks
     from distrain.coordinator.manifest import RunManifest
+    from distrain.coordinator.observers import Observers
     from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.blame import RunSummary
@@ -55,9 +57,9 @@ if TYPE_CHECKING:
     from distrain.decisions.host_checks import Finding
 
 _NOTICE_AFTER_S = 5.0
-"""Seconds to wait for the storage or for callbacks before a line on the console says so."""
+"""Seconds to wait for the storage before a line on the console says so."""
 _LEAST_WAIT_S = 1.0
-"""Seconds to wait for the storage and for callbacks at the end of a run, even if Ctrl-C ends the waiting."""
+"""Seconds to wait for the storage at the end of a run, even if Ctrl-C ends the waiting."""
 
 
 class Coordinator:
@@ -69,12 +71,10 @@ class Coordinator:
         store: RunStore,
         ranks: Ranks,
         checkpoint_config: CheckpointConfig,
-        console: RunConsole,
+        observers: Observers,
         *,
         log_dir: Path | None = None,
         manifest: RunManifest,
-        callbacks: Callbacks | None = None,
-        console_ranks: Collection[int] | None = None,
         start_without_own: Callable[[], str | None] = lambda: None,
         shipping: Shipping | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class Coordinator:
         self.machine = RunStateMachine(request)
         self._request = request
         self._store = store
-        self._console = console
+        self._observers = observers
         self._log_dir = log_dir
         self._manifest = manifest
         self._attempt = -1
@@ -94,7 +94,6 @@ class Coordinator:
         """The signal of the scheduler that stopped the run through a host, until it has reached this process, too."""
         self._loop = Loop()
         self._files = Background(self._loop, "files")
-        self._user_code = Background(self._loop, "callbacks")
         self._verification = Background(self._loop, "verification")
         self._is_verifying = False
         """True until it is known whether the checkpoint to continue from is intact."""
@@ -119,19 +118,15 @@ class Coordinator:
         self._report_handler = ReportHandler(
             store,
             checkpoint_config,
-            console,
+            observers,
             send=self._send_to_rank,
             upload=self._upload,
             is_apart=lambda rank: self._host_files.is_apart(self._host_of(rank)),
             on_commit=lambda path: self._happened(events.CheckpointAvailable(path or self._foreign_checkpoint)),
-            callbacks=callbacks,
             validations=self._validations,
             clock=self._clock,
         )
-        self._callbacks = callbacks
-        if callbacks is not None:
-            callbacks.begin(self._user_code)
-        self._outputs = WorkerOutput(self._log, self._files, console, console_ranks)
+        self._outputs = RankLogs(self._log, self._files)
         self._launch_checks = LaunchChecks(
             self._loop,
             request,
@@ -148,11 +143,12 @@ class Coordinator:
             addresses=self._addresses,
             send=self._hosts.send,
             on_hang=self._happened,
+            tell=observers.tell,
         )
         self._debuggers = Debuggers(
             self._loop,
             store,
-            console.status,
+            observers.status,
             debug_rank=request.debug_rank,
             send=self._send_to_debugger,
             on_change=self._pause_or_resume,
@@ -204,11 +200,8 @@ class Coordinator:
             ):
                 self._run()
         finally:
-            if self._callbacks is not None:
-                self._callbacks.end()
             self._store.detach()
             self._files.close()
-            self._user_code.close()
             self._verification.close()
             self._loop.close()
 
@@ -293,7 +286,9 @@ class Coordinator:
                 self._report_handler.handle(message)
             case wire.Output():
                 self._hang_monitor.progress()
-                self._outputs.of(message.rank).feed(message.stream, message.body)
+                data = with_one_bar(message.body)
+                self._outputs.of(message.rank).feed(message.stream, data)
+                self._observers.tell(Printed(message.rank, message.stream, data, time.monotonic()))
             case wire.DebuggerSays():
                 self._debuggers.handle(message)
             case wire.StackDump():
@@ -376,19 +371,21 @@ class Coordinator:
 
     def _note_end(self, rank: int, *, ok: bool) -> None:
         is_stopping = self.machine.state is RunState.STOPPING
-        self._console.status.rank_ended(rank, "ended" if ok else "stopped" if is_stopping else "failed")
+        self._observers.tell(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
 
     # -- actions of the machine -----------------------------------------------------------------------------------
 
     def _happened(self, event: events.Event) -> None:
         self._do(self.machine.handle(event, time.monotonic()))
-        self._note_outstanding()
-        status = self._console.status
+        status = self._observers.status
         status.phase, status.is_stopping = self.machine.state.value, self.machine.was_asked_to_stop
         status.saves_on_stop = self.machine.saves_on_stop
 
     def _note_outstanding(self) -> None:
-        """Tell the machine what is still being done with files, while it waits for that."""
+        """Tell the machine what is still being done with files, while it waits for that.
+
+        Only between two turns of the loop: in the middle of one, a commit may be half noted.
+        """
         before = None
         while self.machine.state.waits_for_files and self.machine.state is not before and not self._is_over:
             before = self.machine.state
@@ -452,7 +449,8 @@ class Coordinator:
         self._manifest.agents = list(self._hosts.inherited_ids)
         self._manifest.attempt_begins(attempt, plan)
         self._store.make_parent(self._log(attempt, 0))
-        self._report_handler.begin(attempt, [rank.host for rank in plan.ranks])
+        self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
+        self._report_handler.begin(attempt, len(plan.ranks))
         self._hang_monitor.begin(attempt)
         self._debuggers.begin(attempt)
         self._outputs.begin(attempt)
@@ -463,9 +461,16 @@ class Coordinator:
         self._hang_monitor.end_hang()
         self._outputs.close()
         self._manifest.attempt_ended(ended.failures, ended.why)
-        if self._callbacks and ended.failures and self.machine.stop_reason is None:
-            failures, own = ended.failures, dict(self._hosts.errors)
-            self._callbacks.after_exception(lambda: {f.rank: own.get(f.rank) or original(f) for f in failures})
+        failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
+        own = dict(self._hosts.errors)
+        self._observers.tell(
+            AttemptEnded(
+                ended.attempt,
+                failures,
+                ended.why,
+                lambda: {one.rank: own.get(one.rank) or original(one) for one in failures},
+            )
+        )
 
     def _log(self, attempt: int, rank: int) -> Path:
         return self._store.paths.log(attempt, rank, self._log_dir)
@@ -478,7 +483,7 @@ class Coordinator:
 
     def _pause_or_resume(self) -> None:
         """Stop the timers of the training while a rank waits for a person: other ranks wait for it."""
-        self._console.status.is_debugged = self._debuggers.is_waiting
+        self._observers.status.is_debugged = self._debuggers.is_waiting
         if self._debuggers.is_waiting:
             self._clock.pause()
         elif self._clock.is_paused:
@@ -557,6 +562,7 @@ class Coordinator:
             self._impatient = True
         elif self.machine.state is RunState.SETTLING and self.machine.was_asked_to_stop:
             self._impatient = True  # the run only waits for a checkpoint that is being stored
+        self._observers.tell(Stopping(why))
         self._happened(events.StopRequested(why))
 
     def _on_stop_request(self, reply: Callable[[str], None]) -> None:
@@ -579,7 +585,6 @@ class Coordinator:
             self._requests.close,
             self._await_storage,
             self._await_validations,
-            self._await_callbacks,
         )
         with contextlib.ExitStack() as stack:  # every step is taken, even if another one raises
             for step in reversed(steps):
@@ -597,12 +602,6 @@ class Coordinator:
         self._loop.cancel("storage")
         if not self._store.is_idle:
             self._store.abandon_pending_work()
-
-    def _await_callbacks(self) -> None:
-        """Wait until the user's callbacks have returned; Ctrl-C ends the waiting."""
-        self._loop.call_in("callbacks", _NOTICE_AFTER_S, lambda: say("waiting for a callback; Ctrl-C ends the waiting"))
-        self._wait_until(lambda: not self._user_code.pending)
-        self._loop.cancel("callbacks")
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         """Wait; if Ctrl-C ends the waiting, still wait for quick work, ``_LEAST_WAIT_S`` at most."""

@@ -6,6 +6,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
+from distrain.api.observer import HangEnded
 from distrain.decisions.events import HangDetected
 from distrain.decisions.host_checks import Finding, HostChecks, Question
 from distrain.hosts.reachability import CONNECT_TIMEOUT_S
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from distrain import wire
     from distrain.api.config import FailureConfig
+    from distrain.api.observer import Fact
     from distrain.coordinator.store.run_store import RunStore
     from distrain.system.loop import Loop
 
@@ -32,7 +34,7 @@ class HangMonitor:
     ask_for_stacks: makes every host take stacks, and returns the names of the hosts.
     addresses: returns the addresses of the hosts that can be asked now to connect to each other.
     send: sends a message to a host.
-    on_hang: is called when there was no progress for ``FailureConfig.hang_timeout_s``.
+    on_hang: is called when there was no progress for ``FailureConfig.hang_timeout_s``. tell: tells a fact.
     """
 
     def __init__(
@@ -45,9 +47,11 @@ class HangMonitor:
         addresses: Callable[[], Mapping[str, str]],
         send: Callable[[str, wire.Message], None],
         on_hang: Callable[[HangDetected], None],
+        tell: Callable[[Fact], None],
     ) -> None:
         self._loop = loop
         self._store = store
+        self._tell = tell
         self._paths = store.paths
         self._limits = {"report": config.hang_report_s, "timeout": config.hang_timeout_s}
         self._ask_for_stacks = ask_for_stacks
@@ -73,7 +77,7 @@ class HangMonitor:
     def end_hang(self) -> None:
         """Record the hang that has ended, if there was one."""
         if self._hung_since is not None:
-            self._store.append_event("hang", attempt=self._attempt, since=self._hung_since)
+            self._tell(HangEnded(self._hung_since))
             self._hung_since = None
 
     def progress(self) -> None:

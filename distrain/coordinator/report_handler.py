@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.api.observer import Committed, RankTrains, Reported, ReportsJoined, TroubleBegan, TroubleEnded
 from distrain.decisions.barriers import BarrierTracker, EndCall
 from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Refuse, RequestFiles
 from distrain.decisions.events import CheckpointsInProgress, ShowLine
-from distrain.decisions.report_rows import CallBack, RowAssembly
+from distrain.decisions.report_rows import RowAssembly
 from distrain.hosts.troubles import Trouble
 from distrain.storage import retention
 from distrain.storage.checkpoint import DICT_FILE
@@ -31,12 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distrain.api.config import CheckpointConfig
-    from distrain.console.run_console import RunConsole
-    from distrain.coordinator.callbacks import Callbacks
+    from distrain.api.observer import BecameSlow
+    from distrain.coordinator.observers import Observers
     from distrain.coordinator.store.run_store import RunStore
     from distrain.coordinator.validations import Validations
     from distrain.decisions import barriers, checkpoint_assembly
-    from distrain.decisions.pace import SlowRank
     from distrain.storage.records import CommittedCheckpoint
 
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
@@ -98,13 +98,12 @@ class ReportHandler:
         self,
         store: RunStore,
         config: CheckpointConfig,
-        console: RunConsole,
+        observers: Observers,
         *,
         send: Callable[[wire.ToWorker], None],
         upload: Callable[[wire.Upload], None],
         is_apart: Callable[[int], bool] = lambda rank: False,
         on_commit: Callable[[str | None], None],
-        callbacks: Callbacks | None = None,
         validations: Validations,
         clock: PausableClock | None = None,
     ) -> None:
@@ -116,18 +115,16 @@ class ReportHandler:
         self._upload = upload
         self._is_apart = is_apart
         self._on_commit = on_commit
-        self._callbacks = callbacks
         self._validations = validations
         self._clock = clock or PausableClock()
         validations.changed = self._after_change
-        self._console = console
+        self._observers = observers
         self._warned_of_score = False
         self._reset(-1, 0)
 
-    def begin(self, attempt: int, hosts: Sequence[str]) -> None:
-        """Begin a new attempt, and forget the unfinished checkpoints of the last one. ``hosts``: that of each rank."""
-        self._console.begin_attempt(hosts)
-        self._reset(attempt, len(hosts))
+    def begin(self, attempt: int, world_size: int) -> None:
+        """Begin a new attempt, and forget the unfinished checkpoints of the last one."""
+        self._reset(attempt, world_size)
 
     def _reset(self, attempt: int, world_size: int) -> None:
         self._attempt = attempt
@@ -161,7 +158,7 @@ class ReportHandler:
         self._bringing: set[int] = set()
         """The ranks that have brought a checkpoint, or have tried to."""
         self._barriers = BarrierTracker(world_size)
-        self._rows = RowAssembly(world_size) if self._callbacks else None
+        self._rows = RowAssembly(world_size) if self._observers.hears(ReportsJoined) else None
         self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
         self._acknowledged: dict[int, int] = {}
@@ -192,11 +189,11 @@ class ReportHandler:
             case wire.AskCheckpointList():
                 self._answer([(message, now + self._config.missing_rank_s)])
             case wire.Running(rank=rank):
-                self._console.status.rank_begins(rank, time.monotonic())
+                self._observers.tell(RankTrains(rank, time.monotonic()))
                 self._start_until = now + self._config.missing_rank_s
                 self._do(self._assembly.running(rank, now))
             case wire.Vitals():
-                self._on_slow(self._console.status.heard_vitals(message, time.monotonic()))
+                self._on_slow(self._observers.status.heard_vitals(message, time.monotonic()))
             case wire.FetchCheckpoint(rank=rank):
                 self._assembly.fetching(rank)
             case wire.Outcome(ok=False, rank=rank):
@@ -222,7 +219,7 @@ class ReportHandler:
         rows_due = self._rows.deadline() if self._rows else None
         moments = self._assembly.deadline(), rows_due, self._barriers.deadline(), self._list_deadline
         first = min((moment for moment in moments if moment is not None), default=None)
-        due = self._clock.monotonic(first), self._console.deadline()
+        due = self._clock.monotonic(first), self._observers.deadline()
         return min((moment for moment in due if moment is not None), default=None)
 
     def tick(self) -> None:
@@ -232,7 +229,7 @@ class ReportHandler:
         if self._rows:
             self._do(self._rows.tick(now))
         self._do(self._barriers.tick(now))
-        self._console.tick(time.monotonic())
+        self._observers.tick(time.monotonic())
         self._answer_list_requests()
 
     @property
@@ -264,7 +261,6 @@ class ReportHandler:
     def end(self) -> None:
         """End the attempt: no rank will report again."""
         self._do(self._assembly.close(self._clock.now()))
-        self._console.flush(time.monotonic())
         self._is_over = True
         self._delete_surplus()
         self._end_rows()
@@ -287,7 +283,6 @@ class ReportHandler:
 
     def close(self) -> None:
         """Write what is left to write at the end of the run."""
-        self._console.flush(time.monotonic())
         self.flush()
 
     # -- reports --------------------------------------------------------------------------------------------------
@@ -304,7 +299,8 @@ class ReportHandler:
         self._store.append_metrics(line, metrics)
         if rank == 0:
             self.metrics = metrics
-        self._console.report(rank, index, metrics, message.progress, time.monotonic())
+        number = self._first_step + index
+        self._observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         if ordinal is not None:
             self._note_bringing(rank)
             self._unsettled.setdefault(ordinal, _Unsettled()).add(message, now)
@@ -338,15 +334,14 @@ class ReportHandler:
 
     def heard_troubles(self, host: str, message: wire.Troubles) -> None:
         """Show and record what is wrong with the memory and the GPUs of a host, or is over. A line appears once."""
-        new, over = self._console.status.heard_troubles(host, [Trouble(**fields) for fields in message.troubles])
+        new, over = self._observers.status.heard_troubles(host, [Trouble(**fields) for fields in message.troubles])
         for one in new:
             if one.key not in self._troubles_shown:
                 self._troubles_shown.add(one.key)
                 self._show_trouble(f"rank {one.rank} on {host}: {one.text}")
-            self._store.append_event("trouble", attempt=self._attempt, host=host, **asdict(one))
+            self._observers.tell(TroubleBegan(host, one))
         for one in over:
-            which = {"rank": one.rank, "kind": one.kind, "problem": one.problem}
-            self._store.append_event("trouble_over", attempt=self._attempt, host=host, **which)
+            self._observers.tell(TroubleEnded(host, one))
 
     def _show_trouble(self, text: str) -> None:
         if len(self._troubles_shown) <= _MOST_TROUBLES_SHOWN:
@@ -354,14 +349,14 @@ class ReportHandler:
         elif len(self._troubles_shown) == _MOST_TROUBLES_SHOWN + 1:
             warn("more ranks have troubles with memory or GPUs; events.jsonl names them")
 
-    def _on_slow(self, slow: Sequence[SlowRank]) -> None:
+    def _on_slow(self, slow: Sequence[BecameSlow]) -> None:
         """Show and record the ranks that have become slow."""
         for one in slow[:_MOST_SLOW_SHOWN]:
             warn(str(one))
         if more := slow[_MOST_SLOW_SHOWN:]:
             warn(f"{name_ranks([one.rank for one in more])} became slow at the same time, but less")
         for one in slow:
-            self._store.append_event("slow", attempt=self._attempt, **asdict(one))
+            self._observers.tell(one)
 
     def _on_copied(self, message: wire.FilesCopied, now: float) -> None:
         rank, ordinal, failed = message.rank, message.ordinal, message.failed
@@ -376,7 +371,7 @@ class ReportHandler:
 
     # -- actions --------------------------------------------------------------------------------------------------
 
-    def _do(self, actions: Sequence[checkpoint_assembly.Action | barriers.Action | CallBack]) -> None:
+    def _do(self, actions: Sequence[checkpoint_assembly.Action | barriers.Action | ReportsJoined]) -> None:
         for action in actions:
             match action:
                 case RequestFiles():
@@ -394,9 +389,8 @@ class ReportHandler:
                     self._send(
                         wire.CollectiveDone(attempt=self._attempt, rank=rank, index=index, body=data, refused=refused)
                     )
-                case CallBack(metrics, checkpoint):
-                    assert self._callbacks is not None
-                    self._callbacks.after_report(metrics, checkpoint)
+                case ReportsJoined():
+                    self._observers.tell(action)
                 case ShowLine(text):
                     warn(text)
 
@@ -475,21 +469,22 @@ class ReportHandler:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""
         path, ranks = str(saved.path), frozenset(commit.ranks)
         self._on_commit(path)
-        self._console.status.committed(saved.path.name, time.monotonic())
         unsettled = self._unsettled[commit.ordinal] if attempt == self._attempt else None
         since = unsettled.since if unsettled else self._clock.now()
-        self._store.append_event(
-            "checkpoint",
-            attempt=attempt,
-            name=saved.path.name,
-            index=saved.index,
-            step=saved.step,
-            bytes=sum(file.size for file in commit.files),
-            seconds=round(self._clock.now() - since, 3),
-            ranks=list(commit.ranks),
+        self._observers.tell(
+            Committed(
+                attempt=attempt,
+                name=saved.path.name,
+                index=saved.index,
+                step=saved.step,
+                bytes=sum(file.size for file in commit.files),
+                seconds=round(self._clock.now() - since, 3),
+                ranks=commit.ranks,
+                metrics=saved.metrics,
+                checkpoint=saved.checkpoint,
+                now=time.monotonic(),
+            )
         )
-        if self._callbacks:
-            self._callbacks.after_checkpoint(saved.checkpoint, saved.metrics)
         if attempt == self._attempt:
             for rank in range(self._world_size):
                 self._send_done(rank, commit.ordinal, path, has_files=rank in ranks)

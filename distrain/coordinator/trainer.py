@@ -20,12 +20,11 @@ from distrain import wire
 from distrain.api.backend import BackendConfig
 from distrain.api.config import DataConfig, RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
 from distrain.api.job import Job
+from distrain.api.observer import Ended, RunBegan
 from distrain.api.ray_names import explaining, without
 from distrain.api.result import Result, make_result, pickle_or_none
+from distrain.api.tracker import check_packages, trackers_of
 from distrain.api.trainer_options import check_options, showing_options
-from distrain.console.choice import open_console
-from distrain.console.summary import summary
-from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.connection import resting_agents
 from distrain.coordinator.connection.choice import advice_on_slots, hosts_of, transports_for
 from distrain.coordinator.connection.connections import Connections
@@ -36,6 +35,7 @@ from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.host_check import HostCheck, lacking
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.manifest import RunManifest
+from distrain.coordinator.observers import Observers, import_observers, observers_of
 from distrain.coordinator.ranks.adopted import request_for_adopted
 from distrain.coordinator.ranks.ignored_settings import describe_ignored_settings
 from distrain.coordinator.ranks.in_process import InProcessRank
@@ -44,6 +44,7 @@ from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launc
 from distrain.coordinator.run_errors import RunErrors, exit_code_of
 from distrain.coordinator.run_facts import RunFacts, plain
 from distrain.coordinator.stop_signals import refuse_after_stop
+from distrain.coordinator.store.event_log import EventLog
 from distrain.coordinator.store.remote_store import open_run
 from distrain.coordinator.store.run_store import RESERVED_BYTES
 from distrain.decisions.blame import RunSummary
@@ -72,9 +73,7 @@ from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
 from distrain.system.notebook import hide_own_lines
 from distrain.system.remote_path import RemotePath, locate
-from distrain.system.text import duration, is_full_disk, stopped_by
-from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
-from distrain.trackers.link import TrackerLink
+from distrain.system.text import is_full_disk, stopped_by
 from distrain.worker.job import job
 from distrain.worker.job.functions import check_plain, check_signature
 from distrain.worker.job.origin import script_of, stem_of
@@ -85,14 +84,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from distrain.api.trainer_options import TrainerOptions
-    from distrain.console.detached import DetachedConsole
-    from distrain.console.run_console import RunConsole
     from distrain.coordinator.host_check import HostFacts
     from distrain.coordinator.ranks.port import Ranks
     from distrain.coordinator.store.run_store import RunStore
     from distrain.data.datasets import RunDatasets
     from distrain.decisions.host_checks import Finding
     from distrain.hosts.hostfile import HostSpec
+    from distrain.storage.paths import RunPaths
 
 __all__ = ["DataParallelTrainer", "run_work"]
 
@@ -104,8 +102,6 @@ _FULL_DISK_PAUSE_S = 0.5
 _LEFT_BY_REPORTS = RESERVED_BYTES * 3 // 4
 _LEFT_BY_RESULTS = RESERVED_BYTES // 2
 """Bytes of reserved disk space that the last reports leave for results and errors, and these for run.json."""
-_PAGE_AFTER_S = 10.0
-"""A run that has finished gets its page at once if it took at least so many seconds, as a page takes up to 0.1 s."""
 
 
 @explaining("Trainer")
@@ -270,13 +266,13 @@ def run_work(
     validation: ValidationConfig | None = None,
     transports: Sequence[Transport] | None = None,
     sys_path: Sequence[str] | None = None,
-    detached: DetachedConsole | None = None,
+    detach: Callable[[RunPaths, str], None] | None = None,
 ) -> Result:
     """Train as fit() and the command line do; see :meth:`DataParallelTrainer.fit`.
 
     transports: connections to the hosts; by default those that the ScalingConfig or the environment names.
     sys_path: the module search path of the workers; by default that of this process.
-    detached: the console of this process, if it has no terminal.
+    detach: has this process write to the console.log of the run, if it has no terminal.
     """
     refuse_after_stop()
     resting_agents.idle_s()  # raises for a bad setting
@@ -287,8 +283,10 @@ def run_work(
     if transports is None:
         transports = _transports(_hosts(scaling), scaling, run) if starts_workers else [LocalTransport()]
     shares = _shares([transport.host for transport in transports], scaling)
-    trackers = trackers_of(run.trackers, os.environ) if launcher is None or launcher.rank == 0 else []
-    check_packages(trackers)
+    if launcher is None or launcher.rank == 0:
+        trackers = trackers_of(run.trackers, os.environ)
+        check_packages(trackers)
+        run = replace(run, trackers=trackers)
     _check_working_directory()
     sys_path = _clean_path(sys.path if sys_path is None else sys_path)
     request = _request(
@@ -300,14 +298,13 @@ def run_work(
         resume_from=resume_from,
         metadata=metadata or {},
         validator=_validator(validation, run, sys_path),
-        trackers=pickled_trackers(trackers),
         sys_path=sys_path,
     )
     where = _Where(
         transports=transports,
         shipping=_shipping(work, run, transports, sys_path),
         launcher=launcher,
-        detached=detached,
+        detach=detach,
         starts_workers=starts_workers,
     )
     _check_gpus_are_counted(scaling, request)
@@ -386,7 +383,7 @@ def check_hosts(
         transports=transports,
         shipping=_shipping(work, run, transports, path),
         launcher=None,
-        detached=None,
+        detach=None,
         starts_workers=True,
     )
     store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
@@ -418,12 +415,15 @@ def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Where:
-    """Where a run trains: on which hosts, with which files; by which launcher, if not distrain; on which console."""
+    """Where a run trains: on which hosts, with which files; by which launcher, if not distrain.
+
+    detach: sends the output into the run directory.
+    """
 
     transports: Sequence[Transport]
     shipping: Shipping
     launcher: OuterLauncher | None
-    detached: DetachedConsole | None
+    detach: Callable[[RunPaths, str], None] | None
     starts_workers: bool
     """False if train_func runs in this process."""
 
@@ -438,8 +438,8 @@ def _train(
     name, stem = run.name or run_name(os.environ), stem_of(script_of(work))
     store = open_run(run.storage_path, name, run.storage_filesystem, stem=stem)
     try:
-        if where.detached is not None:
-            where.detached.move_to(store.paths, str(store.location))
+        if where.detach is not None:
+            where.detach(store.paths, str(store.location))
         with console_threads():
             return _Run(store, request, run, work, where, group).train()
     finally:
@@ -594,21 +594,20 @@ class _Run:
             "run_config": _plain_run_config(run),
         }
         config = getattr(work, "config", {})
-        self._facts = RunFacts(script_of(work), config, detached=where.detached is not None)
+        self._facts = RunFacts(script_of(work), config, detached=where.detach is not None)
         self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
         self._log_dir = None if run.log_dir is None else _absolute(run.log_dir)
         if self._log_dir is not None:
             check_owners(self._log_dir / store.paths.root.name)
-        context = RunContext(
+        self._context = RunContext(
             run_id=request.run_id,
             run_config=run,
             scaling_config=request.scaling,
             backend_config=request.backend,
             train_loop_config=config,
         )
-        self._callbacks = Callbacks(run.callbacks or (), context, show_error=warn)
 
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""
@@ -618,51 +617,28 @@ class _Run:
             checkpoint=str(latest.path) if latest else self._start_without_own(),
             first_attempt=self._manifest.first_attempt,
         )
+        import_observers()  # now, as Ctrl-C is not handled well between the next line and the start of the loop
         self._announce()
         self._store.metadata = dict(self._request.metadata)
         self._write_start()
         self._facts.begin()
-        started, concluded = time.monotonic(), False
-        console = self._console(started)
-        trackers = self._start_trackers()
+        observers = self._observers()
         coordinator: Coordinator | None = None
+        result: Result | None = None
         try:
-            self._callbacks.before_run()
-            with console:
-                ranks, request = self._ranks(request)
-                coordinator = self._coordinator(request, ranks, console)
-                ranks.drive(coordinator.run)
+            observers.tell(self._begun)
+            ranks, request = self._ranks(request)
+            coordinator = self._coordinator(request, ranks, observers)
+            ranks.drive(coordinator.run)
             complaint = "the last reports could not be written"
             self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
-            result, failure = self._conclude(coordinator, console.status)
-            self._manifest.exit_code = exit_code_of(failure)
-            console.show_summary(self._summary(coordinator, console.status, time.monotonic() - started))
-            concluded = True
+            result, failure = self._conclude(coordinator, observers.status)
         except BaseException as error:
-            self._manifest.exit_code = exit_code_of(error)
-            raise
-        finally:
-            # Written last: when the manifest says that the run has finished, all its files are there.
-            self._facts.end()
-            begun = RunSummary(state=RunState.CONNECTING, attempt=request.first_attempt - 1)
-            end = begun if coordinator is None else coordinator.end
-            ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
-            status = end.state.value if ended else "failed"
-            self._write_at_end(
-                lambda: self._manifest.write(status),
-                "the run directory does not say how the run ended, because that could not be written",
-                left=0,
-            )
-            if trackers is not None:
-                trackers.close(status)
-        self._callbacks.after_run(result, failure)
-        seconds = time.monotonic() - started
-        if (failure is not None or seconds >= _PAGE_AFTER_S) and self._can_write_page(end):
-            from distrain.page.writer import write_page_at_end  # short runs need none
-
-            write_page_at_end(self._store.location, seconds)
+            failure = error
+        self._end(coordinator, observers, result, failure)
         if failure is not None:
             raise failure
+        assert result is not None
         return result
 
     def _in_directory(self) -> RunRequest:
@@ -675,43 +651,67 @@ class _Run:
             filesystem=store.filesystem,
         )
 
+    def _observers(self) -> Observers:
+        location, name = str(self._store.location), self._store.location.name
+        in_process = not self._where.starts_workers
+        self._begun = RunBegan(self._request.run_id, name, location, self._store.paths.root, in_process)
+        status = RunStatus(location, time.monotonic(), self._request.stop_grace_s)
+        return Observers(status, [EventLog(self._store), *observers_of(self._context, self._begun, status)])
+
     def check(self, *, empties_caches: bool) -> tuple[list[Finding], dict[str, HostFacts]]:
         """Look at the hosts, and start no rank."""
         self._write_start()
         request = replace(self._in_directory(), checks_hosts=True, empties_caches=empties_caches)
-        status = RunStatus(str(self._store.location), time.monotonic(), 0.0)
         return HostCheck(
             request,
             self._store,
             Connections(self._where.transports, request),
             self._config.checkpoint_config,
-            open_console("off", status, ""),
+            Observers(RunStatus(str(self._store.location), time.monotonic(), 0.0)),
             manifest=self._manifest,
             shipping=self._where.shipping.for_run(self._store, request.run_id),
         ).look()
 
-    def _can_write_page(self, end: RunSummary) -> bool:
-        return not (end.storage_failed or self._store.is_stalled)
+    def _end(
+        self,
+        coordinator: Coordinator | None,
+        observers: Observers,
+        result: Result | None,
+        error: BaseException | None,
+    ) -> None:
+        """Note in run.json how the run has ended, and tell the observers. All other files of the run are there."""
+        begun = RunSummary(state=RunState.CONNECTING, attempt=self._request.first_attempt - 1)
+        end = begun if coordinator is None else coordinator.end
+        self._facts.end()
+        self._manifest.exit_code = exit_code_of(error)
+        is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
+        status = end.state.value if is_over else "failed"
+        self._write_at_end(
+            lambda: self._manifest.write(status),
+            "the run directory does not say how the run ended, because that could not be written",
+            left=0,
+        )
+        reason = None if end.state is RunState.FINISHED else end.stop_reason
+        how = "stopped" if status == "aborted" else status
+        ended = Ended(
+            status=status,
+            how=f"stopped by {stopped_by(reason)}" if reason else how,
+            seconds=time.monotonic() - observers.status.started,
+            result=result,
+            error=error,
+            checkpoints=list(self._store.committed),
+            advice=(
+                self._run_errors(coordinator, observers.status).how_to_continue
+                if coordinator is not None and reason == "SIGINT"
+                else None
+            ),
+            storage_works=self._storage_works(end),
+        )
+        observers.tell(ended)
+        observers.wait(is_stopped=status == "aborted")
 
-    def _start_trackers(self) -> TrackerLink | None:
-        """Start the process that logs the run to its trackers. If that fails, only warn."""
-        if not self._request.trackers:
-            return None
-        try:
-            return TrackerLink(
-                self._request.trackers,
-                self._store.paths,
-                location=str(self._store.location),
-                filesystem=self._store.filesystem,
-                sys_path=self._request.sys_path,
-                run_id=self._request.run_id,
-                flags=self._request.python_flags,
-                log=self._store.paths.tracker_log(self._log_dir),
-                listens=True,
-            )
-        except OSError as error:
-            warn(f"the trackers {', '.join(self._request.trackers)} cannot be started: {error}; the run goes on")
-            return None
+    def _storage_works(self, end: RunSummary) -> bool:
+        return not (end.storage_failed or self._store.is_stalled)
 
     def _write_start(self) -> None:
         try:
@@ -761,9 +761,9 @@ class _Run:
             fresh = start_without_checkpoint(is_script=self._request.is_script)
             start = f"at {latest.path.name}" if latest else f"from {fresh}"
             say(f"continuing the unfinished run {self._store.location} {start}")
-        say(f"{self._what()}; run directory {self._store.location}")
+        say(f"{self._headline()}; run directory {self._store.location}")
 
-    def _what(self) -> str:
+    def _headline(self) -> str:
         """Return what begins now."""
         if self._group is not None:
             launcher = self._group.launcher
@@ -772,15 +772,6 @@ class _Run:
         workers, hosts = sum(shares.values()), sum(map(bool, shares.values()))
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
-
-    def _console(self, started: float) -> RunConsole:
-        status = RunStatus(str(self._store.location), started, self._request.stop_grace_s)
-        is_quiet = self._config.log_level != "INFO"
-        progress = "off" if is_quiet and self._config.progress == "auto" else self._config.progress
-        if not self._where.starts_workers and progress != "off":  # then train_func prints to this terminal itself
-            progress = "plain"
-        logs = self._store.display_path(self._store.paths.log(0, 0, self._log_dir).parent.parent)
-        return open_console(progress, status, logs)
 
     def _ranks(self, request: RunRequest) -> tuple[Ranks, RunRequest]:
         """Return where the ranks live, and what is asked of them. Ranks of another launcher meet here."""
@@ -792,37 +783,20 @@ class _Run:
             return InProcessRank(request, self._work), request
         return Connections(self._where.transports, request, stale_run_ids=self._manifest.stale_ids), request
 
-    def _coordinator(self, request: RunRequest, ranks: Ranks, console: RunConsole) -> Coordinator:
+    def _coordinator(self, request: RunRequest, ranks: Ranks, observers: Observers) -> Coordinator:
         return Coordinator(
             request,
             self._store,
             ranks,
             self._config.checkpoint_config,
-            console,
+            observers,
             log_dir=self._log_dir,
             manifest=self._manifest,
-            callbacks=self._callbacks,
-            console_ranks=self._config.logging_config.ranks,
             start_without_own=self._start_without_own,
             shipping=self._where.shipping.for_run(self._store, request.run_id),
         )
 
     # -- the end --------------------------------------------------------------------------------------------------
-
-    def _summary(self, coordinator: Coordinator, status: RunStatus, seconds: float) -> str:
-        end = coordinator.end
-        reason = None if end.state is RunState.FINISHED else end.stop_reason
-        verdict = "stopped" if end.state is RunState.ABORTED else end.state.value
-        verdict = f"stopped by {stopped_by(reason)}" if reason else verdict
-        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - seconds))
-        return summary(
-            f"{verdict} after {duration(seconds)}; results in {self._store.location}",
-            status,
-            started_at=began,
-            retention=self._config.checkpoint_config,
-            checkpoints=self._store.committed,
-            advice=self._run_errors(coordinator, status).how_to_continue if reason == "SIGINT" else None,
-        )
 
     def _conclude(self, coordinator: Coordinator, status: RunStatus) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
@@ -880,7 +854,7 @@ class _Run:
             step="{:,} of {:,}".format(*status.progress) if status.progress else None,
             checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
             logs=logs,
-            page=str(self._store.paths.page) if self._can_write_page(end) and not self._store.is_remote else None,
+            page=str(self._store.paths.page) if self._storage_works(end) and not self._store.is_remote else None,
             last_lines=coordinator.last_lines(),
             where=coordinator.where(),
         )

@@ -58,7 +58,6 @@ class RunRequest:
     filesystem, metadata: see :class:`~distrain.hosts.world.WorkerFacts`.
     debug_rank: see :class:`~distrain.RunConfig`.
     resume_from: the checkpoint that a new run starts from.
-    trackers: pickled, by name.
     sys_path: the module search path of the user's process.
     plan: where the ranks are, if another launcher has placed them.
     keeps_logs: the run gets what the ranks print, and has a log of each.
@@ -87,7 +86,6 @@ class RunRequest:
     is_script: bool = False
     stop_signals: Sequence[str] | None = None
     resume_from: Checkpoint | None = None
-    trackers: Mapping[str, bytes] = field(default_factory=dict)
     sys_path: list[str] = field(default_factory=list)
     plan: WorldPlan | None = None
     keeps_logs: bool = True

@@ -6,11 +6,10 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, Protocol
 
-from distrain.system.text import on_host
+from distrain.api.observer import BecameSlow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,35 +43,6 @@ class Progress(Protocol):
     def ended(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class SlowRank:
-    """A rank that has become slow.
-
-    factor: its time as a multiple of the median's, between two collectives or two ``reports``. since: such as ``step
-    800``. place: where it spends most of its own time, such as ``load_batch (train.py:31)``, and ``share`` of it.
-    """
-
-    rank: int
-    host: str
-    factor: float
-    between: str
-    since: str | None
-    place: str
-    share: float
-
-    def __str__(self) -> str:
-        since = f" (since {self.since})" if self.since else ""
-        factor = f"{round(self.factor, 1):g} times as long as"
-        how = (
-            f"is slow{since}: its reports take {factor} those of the others"
-            if self.between == "reports"
-            else f"slows the run down{since}: its own work takes {factor} that of the others"
-        )
-        share = "all" if self.share > 0.98 else f"{self.share:.0%}"
-        where = f", {share} of it in {self.place}" if self.place else ""
-        return f"rank {self.rank}{on_host(self.host)} {how}{where}"
-
-
 class Pace:
     """The pace of the ranks of one attempt, compared every :data:`VITALS_S`.
 
@@ -94,7 +64,7 @@ class Pace:
         """The ranks that are slow now."""
         return {rank for rank, since in self._since.items() if len(since) >= _COMPARISONS}
 
-    def heard(self, vitals: wire.Vitals, ranks: Sequence[Progress], now: float) -> list[SlowRank]:
+    def heard(self, vitals: wire.Vitals, ranks: Sequence[Progress], now: float) -> list[BecameSlow]:
         """Take the samples of a rank. Return the ranks that become slow now, the slowest first."""
         self._vitals[vitals.rank] = vitals
         if now < self._compared_at + VITALS_S:
@@ -111,10 +81,10 @@ class Pace:
         self._reports, self._progress = [rank.reports for rank in ranks], [_now_at(rank) for rank in ranks]
         return sorted(found, key=lambda slow: -slow.factor)
 
-    def _slow_rank(self, rank: int, host: str, factor: float, between: str) -> SlowRank:
+    def _slow_rank(self, rank: int, host: str, factor: float, between: str) -> BecameSlow:
         vitals = self._vitals.get(rank)
         place, share = ("", 0.0) if vitals is None else (vitals.place, vitals.place_s / (vitals.own_s or 1.0))
-        return SlowRank(rank, host, round(factor, 2), between, self._since[rank][0], place, round(share, 2))
+        return BecameSlow(rank, host, round(factor, 2), between, self._since[rank][0], place, round(share, 2))
 
 
 def _own_share(vitals: wire.Vitals) -> float:

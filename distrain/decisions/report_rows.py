@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.observer import ReportsJoined
+
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
@@ -60,17 +62,6 @@ class ReportCounts:
         return min(self._ranks_with, default=math.inf)
 
 
-@dataclass(frozen=True, slots=True)
-class CallBack:
-    """Call the user's callbacks with a complete row.
-
-    metrics: those of every rank, None for a rank without that report. checkpoint: the one that was committed with it.
-    """
-
-    metrics: list[dict[str, Any] | None]
-    checkpoint: Checkpoint | None
-
-
 @dataclass(slots=True)
 class _Row:
     since: float
@@ -95,7 +86,7 @@ class RowAssembly:
 
     def reported(
         self, rank: int, index: int, metrics: dict[str, Any], ordinal: int | None, now: float
-    ) -> list[CallBack]:
+    ) -> list[ReportsJoined]:
         """Add one report; ``ordinal`` counts the rank's checkpoints, if it has brought one."""
         self._counts.set(rank, index)
         if index >= self._next:
@@ -105,24 +96,24 @@ class RowAssembly:
                 row.ordinals.add(ordinal)
         return self._complete()
 
-    def skipped(self, rank: int, index: int, now: float) -> list[CallBack]:
+    def skipped(self, rank: int, index: int, now: float) -> list[ReportsJoined]:
         """Note that a call of report() has failed: the rank has no metrics in this row."""
         self._counts.set(rank, index)
         if index >= self._next:
             self._rows.setdefault(index, _Row(now))
         return self._complete()
 
-    def settled(self, ordinal: int, checkpoint: Checkpoint | None) -> list[CallBack]:
+    def settled(self, ordinal: int, checkpoint: Checkpoint | None) -> list[ReportsJoined]:
         """Note that a checkpoint is committed, or (None) never will be."""
         self._settled[ordinal] = checkpoint
         return self._complete()
 
-    def finished(self, rank: int) -> list[CallBack]:
+    def finished(self, rank: int) -> list[ReportsJoined]:
         """Note that the rank will not report again."""
         self._counts.remove(rank)
         return self._complete()
 
-    def end(self) -> list[CallBack]:
+    def end(self) -> list[ReportsJoined]:
         """End the attempt: complete the remaining rows with the reports that there are."""
         for row in self._rows.values():
             self._settled.update(dict.fromkeys(row.ordinals - self._settled.keys()))
@@ -134,7 +125,7 @@ class RowAssembly:
         row = self._rows.get(self._next)
         return row.since + ROW_TIMEOUT_S if row is not None and self._counts.ranks_with(0) else None
 
-    def tick(self, now: float) -> list[CallBack]:
+    def tick(self, now: float) -> list[ReportsJoined]:
         """Stop waiting for ranks that have been silent for too long, until they report."""
         if (deadline := self.deadline()) is None or now < deadline:
             return []
@@ -142,14 +133,14 @@ class RowAssembly:
             self._counts.remove(rank)
         return self._complete()
 
-    def _complete(self) -> list[CallBack]:
+    def _complete(self) -> list[ReportsJoined]:
         complete = []
         while (row := self._rows.get(self._next)) is not None and self._is_complete(row):
             del self._rows[self._next]
             self._next += 1
             settled = [self._settled[ordinal] for ordinal in sorted(row.ordinals)]
             checkpoint = next((checkpoint for checkpoint in settled if checkpoint is not None), None)
-            complete.append(CallBack([row.metrics.get(rank) for rank in range(self._world_size)], checkpoint))
+            complete.append(ReportsJoined([row.metrics.get(rank) for rank in range(self._world_size)], checkpoint))
         return complete
 
     def _is_complete(self, row: _Row) -> bool:

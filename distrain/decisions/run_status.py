@@ -1,15 +1,15 @@
-"""How far a run is: the facts that its console shows. Runs in: coordinator.
+"""The live state of a run. The engine keeps it up to date, and observers read it. Runs in: coordinator, attach.
 
 Pure: no I/O, no clock. Times are those of ``time.monotonic``.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from distrain.api.observer import AttemptBegan, Committed, Printed, RankEnded, RankTrains, Reported
 from distrain.decisions.pace import Pace
 from distrain.storage.retention import flatten
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain import wire
-    from distrain.decisions.pace import SlowRank
+    from distrain.api.observer import BecameSlow, Fact, RankEnd
     from distrain.hosts.troubles import Trouble
 
 _RATE_WINDOW_S = 60.0
@@ -28,15 +28,11 @@ _PATIENCE_INTERVALS = 5
 _SILENT_AFTER_S = 20.0
 _LATE_AFTER_S = 10.0
 _ENDS = ("finished", "failed", "aborted")
-_NO_EXTREMES = math.inf, -math.inf
 _LARGEST = 1e300
-"""The largest number that counts for trends and extremes. Integers may be larger than any float."""
+"""The largest number that counts for trends. Integers may be larger than any float."""
 _TREND_WEIGHT = 0.2
 _TREND_LEAST = 0.005
 """A metric goes up or down if it differs by this share from the average of its last values."""
-
-End: TypeAlias = Literal["ended", "failed", "stopped"]
-"""How a rank has ended: well, by a failure, or because it was stopped."""
 
 
 @dataclass(slots=True)
@@ -46,13 +42,11 @@ class RankStatus:
     host: str
     seen: float
     begun: float | None = None
-    end: End | None = None
+    end: RankEnd | None = None
     reports: int = 0
     reported: float = 0.0
     """When it made the last of its reports."""
     step: float | None = None
-    bar: str = ""
-    """The newest state of its progress bar, such as one of tqdm."""
 
     @property
     def ended(self) -> bool:
@@ -65,7 +59,7 @@ class RankStatus:
 
 @dataclass(slots=True)
 class RunStatus:
-    """The state of a run. The coordinator keeps it up to date.
+    """The state of a run, made of the facts that it hears, and of what the engine sets.
 
     location: the run directory, as users know it.
     grace_s: the seconds that workers have to stop.
@@ -89,8 +83,6 @@ class RunStatus:
     progress: Sequence[float] | None = None
     checkpoint: str | None = None
     checkpoint_at: float = 0.0
-    extremes: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """By metric: its lowest and its highest value so far."""
     lost_s: float = 0.0
     """Time that failures have cost: from the checkpoint before each until the workers were at work again."""
     _lost_since: float | None = None
@@ -115,6 +107,22 @@ class RunStatus:
 
     # -- what happens ---------------------------------------------------------------------------------------------
 
+    def hear(self, fact: Fact) -> None:
+        """Note a fact."""
+        match fact:
+            case Reported():
+                self.reported(fact.rank, fact.index, fact.metrics, fact.progress, fact.now)
+            case Printed():
+                self.ranks[fact.rank].seen = fact.now
+            case AttemptBegan():
+                self.begin_attempt(fact.hosts, fact.now)
+            case RankTrains():
+                self.rank_begins(fact.rank, fact.now)
+            case RankEnded():
+                self.rank_ended(fact.rank, fact.end)
+            case Committed():
+                self.checkpoint, self.checkpoint_at = fact.name, fact.now
+
     def begin_attempt(self, hosts: Sequence[str], now: float) -> None:
         """Begin an attempt. ``hosts``: the host of each rank."""
         if self.ranks:
@@ -137,13 +145,9 @@ class RunStatus:
         begun = [rank.begun for rank in self.ranks if rank.begun is not None]
         return max(self.checkpoint_at, min(begun, default=0.0)) or self.started
 
-    def rank_ended(self, rank: int, end: End) -> None:
+    def rank_ended(self, rank: int, end: RankEnd) -> None:
         """Note the end of a rank. Its first end counts: a rank whose work is done may be killed as it exits."""
         self.ranks[rank].end = self.ranks[rank].end or end
-
-    def heard_of(self, rank: int, now: float) -> None:
-        """Note that a rank has printed something."""
-        self.ranks[rank].seen = now
 
     def reported(
         self, rank: int, index: int, metrics: Mapping[str, Any], progress: Sequence[float] | None, now: float
@@ -155,11 +159,11 @@ class RunStatus:
             state.step = progress[0]
         if rank == 0:
             self.progress = progress or self.progress
-            self._note_metrics(metrics)
+            self.metrics = flatten(metrics) if any(type(value) is dict for value in metrics.values()) else metrics
             if not self._samples or now >= self._samples[-1][0] + _SAMPLE_S:
                 self._take_sample(now, index if progress is None else progress[0])
 
-    def heard_vitals(self, vitals: wire.Vitals, now: float) -> list[SlowRank]:
+    def heard_vitals(self, vitals: wire.Vitals, now: float) -> list[BecameSlow]:
         """Note how a rank spends its time. Return the ranks that become slow by that."""
         slow = self._pace.heard(vitals, self.ranks, now)
         self._slow_places.update({one.rank: one.place for one in slow})
@@ -170,23 +174,6 @@ class RunStatus:
         before, self._troubles[host] = self._troubles.get(host, []), list(troubles)
         then, now = {one.key for one in before}, {one.key for one in troubles}
         return [one for one in troubles if one.key not in then], [one for one in before if one.key not in now]
-
-    def committed(self, name: str, now: float) -> None:
-        """Note the newest checkpoint."""
-        self.checkpoint, self.checkpoint_at = name, now
-
-    def _note_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Note the metrics and their extremes. Most are flat, and most values are no extremes."""
-        for name, value in metrics.items():
-            kind = type(value)
-            if kind is float or kind is int:
-                low, high = self.extremes.get(name, _NO_EXTREMES)
-                if (value < low or value > high) and abs(value) <= _LARGEST:
-                    self.extremes[name] = min(low, value), max(high, value)
-            elif kind is dict:
-                self._note_metrics(flatten(metrics))
-                return
-        self.metrics = metrics
 
     def _take_sample(self, now: float, done: float) -> None:
         """Take a sample for the rate and for the trends."""
@@ -268,10 +255,6 @@ class RunStatus:
     def troubles(self) -> list[Trouble]:
         """Return what is wrong with memory and GPUs of ranks that have not ended."""
         return [one for those in self._troubles.values() for one in those if not self.ranks[one.rank].ended]
-
-    def bar(self) -> tuple[int, str] | None:
-        """Return the progress bar to show, with its rank: that of the lowest rank that has one."""
-        return next(((number, rank.bar) for number, rank in enumerate(self.ranks) if rank.bar), None)
 
 
 def _patience_s(rank: RankStatus, least_s: float) -> float:

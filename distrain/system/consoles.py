@@ -23,7 +23,7 @@ _WRITE_BYTES = 64 << 10
 """Pieces of output that are written together."""
 _PATIENCE_S = 0.1
 """Seconds to wait for a slow console. After that no caller waits until the console accepts output again."""
-_FEWEST_COLUMNS, _FEWEST_ROWS = 30, 8
+_FEWEST_COLUMNS, _FEWEST_ROWS = 30, 12
 """The smallest terminal that has room for a footer."""
 _CLEAR = b"\r\x1b[J"
 """Delete everything from the line of the cursor on."""
@@ -141,13 +141,12 @@ class Footer:
         sys.stdout, sys.stderr = self._own
         writer.has_footer = True
 
-    def size(self) -> tuple[int, int]:
-        """Return the columns and rows of the terminal."""
+    def width(self) -> int:
+        """Return the columns of the terminal."""
         try:
-            columns, rows = os.get_terminal_size(self._writer.fd)
+            return os.get_terminal_size(self._writer.fd).columns
         except OSError:  # it was closed
-            return 80, 24
-        return columns, rows
+            return 80
 
     def show(self, text: str) -> None:
         """Replace the footer.

@@ -90,7 +90,6 @@ _PROGRAMS = {
     "forkserver": "distrain.agent.forkserver",
     "mover": "distrain.transfer.mover",
     "stream-server": "distrain.transfer.stream_server",
-    "tracker": "distrain.trackers.main",
     "uploader": "distrain.transfer.uploader",
     "validator": "distrain.worker.validator",
     "worker": "distrain.worker.main",

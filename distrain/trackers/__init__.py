@@ -1,6 +1,6 @@
-"""Trackers: TensorBoard, Weights & Biases, MLflow, Trackio, and your own, beside the training.
+"""Observers that tell other services: TensorBoard, Weights & Biases, MLflow, a webhook, and yours.
 
-Names are loaded when they are first used. Runs in: tracker; the choice and :func:`export` anywhere.
+Names are loaded when they are first used. Runs in: coordinator.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from distrain.trackers.exporting import export as export
     from distrain.trackers.mlflow import Mlflow as Mlflow
     from distrain.trackers.tensorboard import TensorBoard as TensorBoard
-    from distrain.trackers.trackio import Trackio as Trackio
     from distrain.trackers.wandb import Wandb as Wandb
 
 _HOMES = {
     "exporting": ("export",),
     "mlflow": ("Mlflow",),
     "tensorboard": ("TensorBoard",),
-    "trackio": ("Trackio",),
     "distrain.api.tracker": ("Report", "TrackedRun", "Tracker"),
     "wandb": ("Wandb",),
 }

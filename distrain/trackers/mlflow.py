@@ -1,11 +1,11 @@
-"""MLflow. Runs in: tracker; the configuration anywhere."""
+"""MLflow. Runs in: coordinator."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.api.tracker import Tracker
 from distrain.storage.retention import flatten
@@ -32,7 +32,6 @@ class Mlflow(Tracker):
     tracking_uri: the server, or a URI such as ``sqlite:///mlflow.db``; by default MLflow's own.
     experiment: the name of the experiment, which is created if there is none; by default MLflow's ``Default``.
     tags: further tags of the MLflow run.
-    ranks: 0, or ``"all"``: then metrics are called ``rank_3/loss``.
     checkpoints: log the files of each checkpoint as artifacts.
 
     >>> Mlflow(tracking_uri="sqlite:///mlflow.db", experiment="mnist").experiment
@@ -42,7 +41,6 @@ class Mlflow(Tracker):
     tracking_uri: str | None = None
     experiment: str | None = None
     tags: Mapping[str, str] | None = None
-    ranks: Literal[0, "all"] = 0
     checkpoints: bool = False
 
     package: ClassVar[str | None] = "mlflow"
@@ -52,25 +50,17 @@ class Mlflow(Tracker):
         self._client = require("mlflow").MlflowClient(tracking_uri=self.tracking_uri)
         self._pending: list[Any] = []
         if "run_id" not in run.state:
-            run.state["run_id"] = self._find(run) or self._create(run)
+            run.state["run_id"] = self._create(run)
         self._run_id = run.state["run_id"]
         self._client.update_run(self._run_id, status="RUNNING")
         self._log_params(run.config)
 
-    def _experiment_id(self) -> str:
+    def _create(self, run: TrackedRun) -> str:
         name = self.experiment or "Default"
         found = self._client.get_experiment_by_name(name)
-        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
-
-    def _find(self, run: TrackedRun) -> str | None:
-        """Return the MLflow run that a process has made which died before it could note its id."""
-        found = self._client.search_runs([self._experiment_id()], f"tags.`{_ID}` = '{run.id}'", max_results=1)
-        return str(found[0].info.run_id) if found else None
-
-    def _create(self, run: TrackedRun) -> str:
+        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
         tags = {**{f"distrain.{name}": value for name, value in run.tags.items()}, _ID: run.id, **(self.tags or {})}
-        made = self._client.create_run(self._experiment_id(), run_name=run.name, tags=tags)
-        return str(made.info.run_id)
+        return str(self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id)
 
     def _log_params(self, config: Mapping[str, Any]) -> None:
         """Log the config. MLflow does not allow a param to change, so the first value of each is kept."""
@@ -82,11 +72,9 @@ class Mlflow(Tracker):
             self._client.log_batch(self._run_id, params=params[first : first + _MOST_PARAMS])
 
     def log(self, report: Report) -> None:
-        prefix = "" if self.ranks == 0 else f"rank_{report.rank}/"
         moment = int(report.time * 1000)
         self._pending += [
-            self._metric(_clean(f"{prefix}{name}"), value, moment, report.step)
-            for name, value in report.metrics.items()
+            self._metric(_clean(name), value, moment, report.step) for name, value in report.metrics.items()
         ]
 
     def flush(self) -> None:

@@ -649,48 +649,6 @@ class ValidationResult(Message):
     failed: str | None = None
 
 
-@message
-class FollowRun(Message):
-    """Log the run to its trackers from now on.
-
-    directory: the local directory with its records. location: the run directory as users know it. body: the pickled
-    trackers, as a pickled dict.
-
-    Coordinator -> tracker; answered by :class:`TrackerNotice`, if there is news.
-    """
-
-    directory: str
-    location: str
-    filesystem: str
-    sys_path: list[str]
-    body: bytes
-
-
-@message
-class EndTracking(Message):
-    """Log what is left, and end. The second one: end now.
-
-    status: as in run.json.
-
-    Coordinator -> tracker; answered by :class:`TrackerNotice` for each tracker, then by the end of the process.
-    """
-
-    status: str
-
-
-@message
-class TrackerNotice(Message):
-    """One line about a tracker for the user. ``is_done``: everything is logged.
-
-    Tracker -> coordinator.
-    """
-
-    name: str
-    text: str = ""
-    is_problem: bool = False
-    is_done: bool = False
-
-
 # -- the life of a worker --------------------------------------------------------------------------------------------
 
 

@@ -139,7 +139,7 @@ def test_attach_shows_the_footer_leaves_the_run_alone_and_sees_its_restart_and_i
         shown = second.wait_for(lambda lines: False)
         out, _ = third.communicate(timeout=60)
     assert (second.process.wait(), third.returncode) == (0, 0)
-    assert [line[9:] for line in shown if "step 3" in line] == ["[rank 0,1] step 3"] * 2
+    assert [line for line in shown if "step 3" in line].count("[rank 0] step 3") == 2
     for lines in (shown, out.splitlines()):
         text = "\n".join(lines)
         assert "restart 1 of 1, from" in " ".join(text.split())

@@ -13,8 +13,7 @@ import pytest
 
 import distrain
 from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, UserCallback, WorkerGroupError
-from distrain.decisions import report_rows
-from tests.process.conftest import files_of, records
+from tests.process.conftest import files_of
 
 if TYPE_CHECKING:
     from distrain.api.config import RunContext
@@ -66,20 +65,6 @@ class Recorder(UserCallback):
         self.threads.add(threading.current_thread())
 
 
-class Raising(UserCallback):
-    def before_run(self, *arguments: object) -> None:
-        raise LookupError("no such door")
-
-    def after_run(self, *arguments: object) -> None:
-        raise LookupError("no such exit")
-
-    def after_report(self, *arguments: object) -> None:
-        raise LookupError("no such dashboard")
-
-    def after_exception(self, *arguments: object) -> None:
-        raise LookupError("no such pager")
-
-
 def rank() -> int:
     return distrain.get_context().get_world_rank()
 
@@ -100,68 +85,6 @@ def test_every_row_of_reports_is_handed_over_once_and_in_order(any_fit: Fit) -> 
     assert recorder.checkpoints == [None] * 20
     assert recorder.exceptions == []
     assert [thread.name for thread in recorder.threads] == ["distrain-callbacks"]
-
-
-def test_the_context_tells_about_the_run(fit: Fit) -> None:
-    def train(config: dict[str, Any]) -> str:
-        distrain.report({})
-        return distrain.get_context().get_trial_id()
-
-    recorder = Recorder()
-    fit(train, {"lr": 0.1}, callbacks=[recorder], name="run")
-    (context,) = recorder.contexts
-    assert context.get_run_config().name == "run"
-    assert context.run_config.callbacks == [recorder]
-    assert context.scaling_config.num_workers == 2
-    assert context.train_loop_config == {"lr": 0.1}
-    assert context.run_id
-
-
-def test_rank_0_alone_may_report(fit: Fit) -> None:
-    def train() -> None:
-        if rank() == 0:
-            for step in range(5):
-                distrain.report({"step": step})
-        distrain.collective.barrier()
-
-    recorder = Recorder()
-    fit(train, workers=3, callbacks=[recorder])
-    assert recorder.reports == [[{"step": step}, None, None] for step in range(5)]
-
-
-def test_rows_of_rank_0_alone_come_while_the_others_train(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They do not wait for the end of ranks that never report."""
-    monkeypatch.setattr(report_rows, "ROW_TIMEOUT_S", 0.3)
-
-    class Marking(Recorder):
-        def after_report(self, *arguments: Any) -> None:
-            super().after_report(*arguments)
-            (tmp_path / f"row-{len(self.reports)}").touch()
-
-    def train() -> None:
-        if rank() == 0:
-            for step in range(5):
-                distrain.report({"step": step})
-        while not (place / "row-4").exists():
-            time.sleep(0.001)
-
-    place = tmp_path
-    recorder = Marking()
-    fit(train, callbacks=[recorder])
-    assert len(recorder.reports) == 5
-
-
-def test_ranks_that_report_less_often_are_none_in_the_end(fit: Fit) -> None:
-    def train() -> None:
-        for step in range(4 - rank()):
-            distrain.report({"step": step})
-
-    recorder = Recorder()
-    fit(train, workers=3, callbacks=[recorder])
-    report_rows = [[metrics and metrics["step"] for metrics in row] for row in recorder.reports]
-    assert report_rows == [[0, 0, 0], [1, 1, 1], [2, 2, None], [3, None, None]]
 
 
 @pytest.mark.parametrize("ranks", ["all ranks", "rank 0"])
@@ -185,40 +108,6 @@ def test_a_row_has_the_checkpoint_that_was_committed_with_it(fit: Fit, tmp_path:
     assert set(files_of(result.checkpoint)) == (
         {"rank-0.txt", "rank-1.txt"} if ranks == "all ranks" else {"rank-0.txt"}
     )
-
-
-def test_a_checkpoint_that_could_not_be_stored_keeps_no_rows_back(fit: Fit, tmp_path: Path) -> None:
-    """train_func catches what report() raises, and goes on."""
-
-    class Marking(Recorder):
-        def after_report(self, *arguments: Any) -> None:
-            super().after_report(*arguments)
-            (tmp_path / f"row-{len(self.reports)}").touch()
-
-    def no_copy(*arguments: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    def train() -> str:
-        (place / "model").mkdir()
-        (place / "model" / "weights.txt").write_text("1 2 3")
-        copy, distrain.storage.file_transfer._copy_in_kernel = distrain.storage.file_transfer._copy_in_kernel, no_copy
-        with pytest.raises(OSError, match="Input/output error"):
-            distrain.report({"step": 0}, checkpoint=Checkpoint(place / "model"))
-        distrain.storage.file_transfer._copy_in_kernel = copy
-        distrain.report({"step": 1})
-        distrain.report({"step": 2}, checkpoint=Checkpoint(place / "model"))
-        deadline = time.monotonic() + 10.0
-        while not (place / "row-3").exists():
-            if time.monotonic() > deadline:
-                return "no row for 10 s"
-            time.sleep(0.001)
-        return "trained"
-
-    place = tmp_path
-    recorder = Marking()
-    assert fit(train, workers=1, callbacks=[recorder]).return_value == "trained"
-    assert [row[0] for row in recorder.reports] == [{"step": 0}, {"step": 1}, {"step": 2}]
-    assert [checkpoint is None for checkpoint in recorder.checkpoints] == [True, True, False]
 
 
 def test_after_a_failure_the_exceptions_are_handed_over_and_then_it_goes_on(any_fit: Fit) -> None:
@@ -294,54 +183,6 @@ def test_nothing_of_the_attempt_lives_when_it_is_told_about(fit: Fit) -> None:
         fit(train, callbacks=[recorder])
     assert len(recorder.reports[0]) == 2
     assert recorder.alive is False
-
-
-def test_an_exception_in_a_callback_is_shown_and_training_goes_on(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    def train() -> int:
-        distrain.report({"attempt": attempt()})
-        if attempt() == 0:
-            os._exit(3)
-        return attempt()
-
-    recorder = Recorder()
-    result = fit(train, workers=1, callbacks=[Raising(), recorder], failure_config=FailureConfig(max_failures=1))
-    assert result.return_value == 1
-    shown = capsys.readouterr().err
-    assert shown.count("Raising.after_report() failed:") == 1
-    assert shown.count("Raising.after_report() failed 2 times so far, now: LookupError: no such dashboard") == 1
-    assert shown.count("Raising.after_exception() failed:") == 1
-    assert "LookupError: no such dashboard" in shown
-    assert "LookupError: no such pager" in shown
-    assert "LookupError: no such door" in shown
-    assert "LookupError: no such exit" in shown
-    assert recorder.story == ["begin", "report", "exception", "report", "end"]  # the next one is called all the same
-
-
-def test_a_callback_may_change_what_it_gets(fit: Fit) -> None:
-    class Changing(UserCallback):
-        def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
-            metrics.clear()
-
-    def train() -> None:
-        distrain.report({"step": 1})
-
-    recorder = Recorder()
-    result = fit(train, callbacks=[Changing(), recorder])
-    assert recorder.reports == [[{"step": 1}, {"step": 1}]]
-    assert [line["metrics"] for line in records(result.path)] == [{"step": 1}] * 2
-
-
-def test_callbacks_need_not_be_picklable_and_stay_in_the_users_process(fit: Fit) -> None:
-    class Holding(Recorder):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lock = threading.Lock()
-
-    recorder = Holding()
-    fit(lambda: distrain.report({}), callbacks=[recorder])
-    assert recorder.story == ["begin", "report", "end"]
-    fit(lambda: distrain.report({}), workers=1, callbacks=[recorder])
-    assert recorder.story == ["begin", "report", "end"] * 2
 
 
 def test_without_workers_callbacks_are_called_the_same_way(fit: Fit, tmp_path: Path) -> None:

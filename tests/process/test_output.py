@@ -37,45 +37,6 @@ def test_lines_carry_the_rank_and_keep_their_stream(any_fit: Fit, capsys: Captur
         assert lines_of(console.err, rank) == [f"error of {rank}"]
 
 
-def test_prefixes_have_one_width(fit: Fit, capsys: Captured) -> None:
-    def train() -> None:
-        print("here")
-
-    fit(train, workers=11)
-    assert sorted(capsys.readouterr().out.splitlines()) == sorted(f"[rank {rank:>2}] here" for rank in range(11))
-
-
-def test_a_line_written_in_pieces_is_shown_whole(any_fit: Fit, capsys: Captured) -> None:
-    def train() -> None:
-        for piece in ("one ", "line ", "in pieces"):
-            os.write(1, piece.encode())
-            time.sleep(0.02)
-        os.write(1, b"\n")
-
-    any_fit(train)
-    assert capsys.readouterr().out.splitlines().count("[rank 0] one line in pieces") == 1
-
-
-def test_a_last_line_without_an_end_is_shown(any_fit: Fit, capsys: Captured) -> None:
-    def train() -> None:
-        print("first\nlast", end="")
-
-    result = any_fit(train, workers=1)
-    assert capsys.readouterr().out == "[rank 0] first\n[rank 0] last\n"
-    assert log_of(result.path, 0) == "first\nlast"
-
-
-def test_of_a_progress_bar_the_last_state_is_shown(fit: Fit, capsys: Captured) -> None:
-    def train() -> None:
-        for percent in (10, 50, 100):
-            print(f"\r{percent} %", end="")
-        print("\nnext\r\nlast")
-
-    result = fit(train, workers=1)
-    assert lines_of(capsys.readouterr().out, 0) == ["100 %", "next", "last"]
-    assert b"\r10 %\r50 %\r100 %\nnext\r\nlast\n" in Path(result.path, "logs/attempt_0/rank_0.log").read_bytes()
-
-
 def test_lines_are_shown_at_once_also_before_a_pause(fit: Fit, tmp_path: Path) -> None:
     """Lines that come in quick succession travel together, but none waits for the next one."""
     script = tmp_path / "pauses.py"
@@ -138,26 +99,6 @@ def test_a_log_directory_that_cannot_be_written_is_named_before_anything_starts(
     assert not storage.exists()
 
 
-def test_bytes_that_are_no_text_do_no_harm(fit: Fit, capsys: Captured) -> None:
-    def train() -> None:
-        os.write(1, b"\xff\xfe broken \xc3\n\x00\n")
-
-    result = fit(train, workers=1)
-    assert "broken" in capsys.readouterr().out
-    assert Path(result.path, "logs/attempt_0/rank_0.log").read_bytes() == b"\xff\xfe broken \xc3\n\x00\n"
-
-
-def test_what_a_worker_printed_before_it_died_is_there(any_fit: Fit, capsys: Captured) -> None:
-    def train() -> None:
-        for number in range(1000):
-            print(f"line {number}")
-        os.kill(os.getpid(), 9)
-
-    with pytest.raises(distrain.WorkerGroupError):
-        any_fit(train, workers=1)
-    assert lines_of(capsys.readouterr().out, 0) == [f"line {number}" for number in range(1000)]
-
-
 def test_a_flood_arrives_completely_and_in_order(any_fit: Fit, capsys: Captured) -> None:
     def train() -> None:
         rank = distrain.get_context().get_world_rank()
@@ -198,22 +139,3 @@ def test_a_flood_does_not_fill_the_memory_of_a_slow_reader(fit: Fit, tmp_path: P
     assert shown.count(b"[rank 0]") + missed == 1_000_000
     print("RES", resident >> 20)
     assert resident < 160 << 20
-
-
-def test_a_console_that_is_gone_ends_no_training(fit: Fit, tmp_path: Path) -> None:
-    script = tmp_path / "head.py"
-    script.write_text(
-        "import sys, distrain\n"
-        "def train():\n"
-        "    for number in range(20_000):\n"
-        "        print('line', number)\n"
-        "    open(sys.argv[2], 'w').close()\n"
-        "run = distrain.RunConfig(storage_path=sys.argv[1], name='run')\n"
-        "distrain.DataParallelTrainer(train, run_config=run).fit()\n"
-    )
-    done = tmp_path / "done"
-    command = f"{sys.executable} {script} {fit.storage} {done} | head -n 3"
-    head = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=30)
-    assert head.stdout.splitlines() == [f"[rank 0] line {number}" for number in range(3)]
-    assert done.exists()
-    assert log_of(fit.storage / "run", 0).splitlines()[-1] == "line 19999"

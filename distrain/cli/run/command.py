@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
+from distrain.api.tracker import parse_tracker
 from distrain.cli.run.check import show, show_emptied
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
@@ -33,7 +34,6 @@ from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
 from distrain.system.arguments import in_users_words, options_named
 from distrain.system.log import log_level, say, warn
-from distrain.trackers.choice import parse_tracker
 
 if TYPE_CHECKING:
     import argparse
@@ -190,7 +190,7 @@ def _run(
 ) -> int:
     """Train, and return the exit code."""
     try:
-        run_work(work, scaling, run, sys_path=sys_path, detached=detached)
+        run_work(work, scaling, run, sys_path=sys_path, detach=None if detached is None else detached.move_to)
     except KeyboardInterrupt as error:
         return exit_code_of(error)
     except DistrainError as error:

@@ -8,11 +8,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.ray_names import AS_RAY, is_asked_for_as_ray
+from distrain.api.tracker import VARIABLE as TRACKERS
+from distrain.api.tracker import parse_tracker
 from distrain.cli.run.config_options import CONFIGS
 from distrain.cli.run.options import environment_variables, is_function
 from distrain.cli.run.target import work_of, workers_path
-from distrain.trackers.choice import VARIABLE as TRACKERS
-from distrain.trackers.choice import parse_tracker
 from distrain.worker.user_code import users_part
 
 if TYPE_CHECKING:

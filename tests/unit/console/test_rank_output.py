@@ -10,6 +10,7 @@ import resource
 import sys
 import termios
 import threading
+import time
 import tracemalloc
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.console.rank_output import RankOutput, WorkerOutput
+from distrain.api.observer import AttemptBegan, AttemptEnded, Printed, Reported
 from distrain.console.run_console import RunConsole
 from distrain.console.status_lines import INTERVAL_S
+from distrain.coordinator.observers import Observers
+from distrain.coordinator.store.rank_logs import RankLogs
+from distrain.decisions.output_lines import LineCutter, with_one_bar
 from distrain.decisions.run_status import RunStatus
 from distrain.storage.runs.logs import read_lines
 from distrain.system import consoles
 from distrain.system.background import Background
-from distrain.system.consoles import console_threads, write_to
+from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
 from distrain.system.text import without_controls
 
@@ -35,11 +39,45 @@ if TYPE_CHECKING:
 Console = pytest.CaptureFixture[str]
 
 
-def console_of(*, ranks: int = 4, hosts: tuple[str, ...] = ("localhost",)) -> RunConsole:
+def observers_of(
+    *, ranks: int = 4, hosts: tuple[str, ...] = ("localhost",), shown: list[int] | None = None
+) -> Observers:
     """The console of an attempt whose ranks are on these hosts, the last one on the last host."""
-    console = RunConsole(RunStatus("/runs/run", started=0.0))
-    console.begin_attempt([*hosts[:-1], *[hosts[-1]] * (ranks - len(hosts) + 1)])
-    return console
+    status = RunStatus("/runs/run", started=0.0)
+    observers = Observers(status, [RunConsole(status, ranks=shown)])
+    observers.tell(AttemptBegan(0, [*hosts[:-1], *[hosts[-1]] * (ranks - len(hosts) + 1)], 0.0))
+    return observers
+
+
+def report(
+    observers: Observers, index: int, metrics: object = None, progress: object = None, *, now: float = 0.0
+) -> None:
+    observers.tell(Reported(0, index, index, metrics or {}, progress, now))  # type: ignore[arg-type]
+
+
+class RankOutput:
+    """Output of rank 3, told and logged as the coordinator does it."""
+
+    def __init__(self, file: Path, observers: Observers) -> None:
+        self._observers = observers
+        self._logs = RankLogs(lambda attempt, rank: file, Background(None, "log"))
+        self.flush = self._logs.flush
+
+    def feed(self, stream: int, data: bytes) -> None:
+        data = with_one_bar(data)
+        self._logs.of(3).feed(stream, data)
+        self._observers.tell(Printed(3, stream, data, time.monotonic()))
+
+    def note(self, text: str) -> None:
+        self._logs.of(3).note(text)
+
+    def close(self) -> None:
+        self._observers.tell(AttemptEnded(0, [], None, dict))
+        self._logs.close()
+
+    @property
+    def last_lines(self) -> list[str]:
+        return self._logs.of(3).last_lines
 
 
 @pytest.fixture
@@ -51,14 +89,14 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def output(log: Path) -> Iterator[RankOutput]:
-    opened = RankOutput(3, log, console=console_of())
+    opened = RankOutput(log, observers_of())
     yield opened
     opened.close()
 
 
 def shown(capsys: Console, log: Path, *pieces: bytes) -> list[str]:
     """Lines on stdout while the pieces come in, and after the end."""
-    output = RankOutput(3, log, console=console_of())
+    output = RankOutput(log, observers_of())
     for piece in pieces:
         output.feed(1, piece)
     output.close()
@@ -73,24 +111,17 @@ def test_every_line_gets_its_rank_in_front(capsys: Console, log: Path) -> None:
 
 
 def test_ranks_are_aligned(capsys: Console, log: Path) -> None:
-    output = RankOutput(3, log, console=console_of(ranks=200))
+    output = RankOutput(log, observers_of(ranks=200))
     output.feed(1, b"one\n")
     output.close()
     assert capsys.readouterr().out == "[rank   3] one\n"
 
 
 def test_with_many_hosts_every_line_names_its_own(capsys: Console, log: Path) -> None:
-    output = RankOutput(3, log, console=console_of(ranks=16, hosts=("beta", "alpha")))
+    output = RankOutput(log, observers_of(ranks=16, hosts=("beta", "alpha")))
     output.feed(1, b"one\n")
     output.close()
     assert capsys.readouterr().out == "[rank  3 alpha] one\n"
-
-
-def test_a_line_is_shown_when_it_is_whole(capsys: Console, output: RankOutput) -> None:
-    output.feed(1, b"first ha")
-    assert capsys.readouterr().out == ""
-    output.feed(1, b"lf\n")
-    assert capsys.readouterr().out == "[rank 3] first half\n"
 
 
 def test_stdout_and_stderr_are_kept_apart(capsys: Console, output: RankOutput) -> None:
@@ -112,14 +143,6 @@ def test_the_prefix_of_torch_is_not_shown_beside_ours(capsys: Console, log: Path
     assert log.read_bytes() == data
 
 
-def test_an_empty_line_stays(capsys: Console, log: Path) -> None:
-    assert shown(capsys, log, b"a\n\nb\n") == ["[rank 3] a", "[rank 3] ", "[rank 3] b"]
-
-
-def test_of_a_progress_bar_the_last_state_is_shown(capsys: Console, log: Path) -> None:
-    assert shown(capsys, log, b" 10%\r 50%", b"\r100%\n") == ["[rank 3] 100%"]
-
-
 def test_a_progress_bar_that_goes_on_for_long_is_shown_from_time_to_time(
     capsys: Console, output: RankOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +159,7 @@ def test_a_progress_bar_that_goes_on_for_long_is_shown_from_time_to_time(
 def test_text_without_carriage_returns_waits_for_its_line_end(
     capsys: Console, output: RankOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distrain.console.rank_output.PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("distrain.decisions.output_lines.BAR_INTERVAL_S", 0.0)
     output.feed(1, b"Epoch 1 ...")
     output.feed(1, b" done\n")
     assert capsys.readouterr().out == "[rank 3] Epoch 1 ... done\n"
@@ -152,18 +175,16 @@ def test_a_bar_below_another_one_ends_no_line(capsys: Console, log: Path) -> Non
     assert list(read_lines(log)) == ["shards: 100%", "100%"]
 
 
-def test_the_footer_shows_the_inner_bar(log: Path) -> None:
-    console = console_of()
-    console.has_footer = True
-    output = RankOutput(3, log, console=console)
+def test_the_footer_shows_the_inner_bar() -> None:
+    cutter = LineCutter(has_footer=True)
     for data, bar in (
         (b"\repochs: 1/3", "epochs: 1/3"),
         (b"\n\rbatches: 1/9\x1b[A", "batches: 1/9"),
         (b"\n\r            \x1b[A", "batches: 1/9"),
         (b"\repochs: 2/3", "epochs: 2/3"),
     ):
-        output.feed(2, data)
-        assert console.status.ranks[3].bar == bar
+        cutter.feed(with_one_bar(data), 0.0)
+        assert cutter.bar == bar
 
 
 @pytest.mark.parametrize(
@@ -192,19 +213,6 @@ def test_of_many_lines_at_once_each_is_cleaned(capsys: Console, log: Path) -> No
     assert shown(capsys, log, data) == [f"[rank 3] {line}" for line in lines]
 
 
-def test_windows_line_ends_are_line_ends(capsys: Console, log: Path) -> None:
-    assert shown(capsys, log, b"one\r\ntwo\r\n") == ["[rank 3] one", "[rank 3] two"]
-
-
-def test_a_character_may_be_split_over_packets(capsys: Console, log: Path) -> None:
-    data = "naïve █\n".encode()
-    assert shown(capsys, log, *(bytes([byte]) for byte in data)) == ["[rank 3] naïve █"]
-
-
-def test_invalid_utf_8_is_replaced(capsys: Console, log: Path) -> None:
-    assert shown(capsys, log, b"caf\xe9 \xff\n") == ["[rank 3] caf\ufffd \ufffd"]
-
-
 def test_a_line_that_never_ends_does_not_fill_the_memory(capsys: Console, output: RankOutput) -> None:
     for _ in range(100):
         output.feed(1, b"x" * 10_000)
@@ -213,15 +221,6 @@ def test_a_line_that_never_ends_does_not_fill_the_memory(capsys: Console, output
     output.close()
     lines += capsys.readouterr().out.splitlines()
     assert sum(line.count("x") for line in lines) == 1_000_000
-
-
-def test_a_console_that_lacks_a_character_does_not_end_the_run(
-    output: RankOutput, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    output.feed(1, "100% █████\n".encode())
-    assert raw.getvalue().startswith(b"[rank 3] 100% ")
 
 
 @given(
@@ -235,13 +234,13 @@ def test_any_split_gives_the_same_lines(
 ) -> None:
     stream = "".join(f"{line}\n" for line in lines).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
-    output = RankOutput(0, tmp_path_factory.getbasetemp() / "split.log", console=console_of())
+    output = RankOutput(tmp_path_factory.getbasetemp() / "split.log", observers_of())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", console := io.StringIO())
         for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
             output.feed(1, stream[start:end])
         output.close()
-    assert console.getvalue() == "".join(f"[rank 0] {line}\n" for line in lines)
+    assert console.getvalue() == "".join(f"[rank 3] {line}\n" for line in lines)
     assert output.last_lines == lines
 
 
@@ -323,20 +322,6 @@ def test_a_blocked_console_that_misses_lines_says_how_many(blocked: Blocked, mon
     assert last == f"distrain: {missed} lines are not shown, as this console was too slow; the logs have them"
 
 
-def test_two_streams_to_one_console_stay_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        (tmp_path / "console").open("a") as out,
-        (tmp_path / "console").open("a") as err,
-        console_threads(),
-    ):
-        monkeypatch.setattr(sys, "stderr", err)
-        for number in range(100):
-            write_to(out, f"out {number}\n")
-            say(f"err {number}")
-    lines = (tmp_path / "console").read_text().splitlines()
-    assert lines == [line for n in range(100) for line in (f"out {n}", f"distrain: err {n}")]
-
-
 def test_consoles_are_unblocked_until_the_last_run_ends(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of several threads may end in any order."""
     with contextlib.ExitStack() as second:
@@ -372,12 +357,6 @@ def test_a_line_of_one_stream_replaces_the_bar_of_the_other_in_the_log(output: R
     assert list(read_lines(log)) == ["{'loss': 1}", "30%", "Epoch 1 ...a warning"]
 
 
-def test_a_note_is_not_shown(capsys: Console, output: RankOutput) -> None:
-    output.note("a traceback\n")
-    output.close()
-    assert capsys.readouterr() == ("", "")
-
-
 def test_a_note_may_hold_an_undecodable_file_name(output: RankOutput, log: Path) -> None:
     output.note(b"FileNotFoundError: caf\xe9\n".decode(errors="surrogateescape"))
     output.close()
@@ -392,17 +371,6 @@ def test_what_comes_after_the_end_is_added_to_the_file(output: RankOutput, log: 
     assert log.read_bytes() == b"one\ntwo\n"
 
 
-def test_a_rank_that_writes_nothing_has_no_file(log: Path) -> None:
-    RankOutput(3, log, console=console_of()).close()
-    assert not log.exists()
-
-
-def test_flush_makes_the_file_readable(output: RankOutput, log: Path) -> None:
-    output.feed(1, b"one\n")
-    output.flush()
-    assert log.read_bytes() == b"one\n"
-
-
 def test_the_last_lines_are_kept_for_the_failure_screen(output: RankOutput) -> None:
     output.feed(2, b"".join(b"line %d\n" % n for n in range(1000)))
     output.close()
@@ -412,7 +380,7 @@ def test_the_last_lines_are_kept_for_the_failure_screen(output: RankOutput) -> N
 
 
 def test_the_last_lines_of_a_flood_are_whole_and_of_both_streams(log: Path) -> None:
-    output = RankOutput(3, log, console=None)
+    output = RankOutput(log, observers_of(shown=[]))
     for n in range(300):
         output.feed(1, b"".join(b"out %d %d %s\n" % (n, m, b"x" * 1000) for m in range(100)))
         output.feed(2, b"error %d\n" % n)
@@ -423,7 +391,7 @@ def test_the_last_lines_of_a_flood_are_whole_and_of_both_streams(log: Path) -> N
 
 
 def test_the_last_lines_of_single_bytes_take_little_memory(log: Path) -> None:
-    output = RankOutput(3, log, console=None)
+    output = RankOutput(log, observers_of(shown=[]))
     tracemalloc.start()
     for n in range(20_000):
         output.feed(1 + n % 2, b".")
@@ -436,9 +404,7 @@ def test_the_last_lines_of_single_bytes_take_little_memory(log: Path) -> None:
 
 
 def test_many_ranks_that_print_need_few_open_files(tmp_path: Path) -> None:
-    output = WorkerOutput(
-        lambda attempt, rank: tmp_path / f"{rank}.log", Background(None, "log"), console_of(), shown=()
-    )
+    output = RankLogs(lambda attempt, rank: tmp_path / f"{rank}.log", Background(None, "log"))
     output.begin(0)
     before, limits = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 100, limits[1]))
@@ -456,9 +422,7 @@ def test_many_ranks_that_print_need_few_open_files(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_be_written_does_not_keep_others_from_it(capsys: Console, tmp_path: Path) -> None:
-    output = WorkerOutput(
-        lambda attempt, rank: tmp_path / str(rank) / "log", Background(None, "log"), console_of(), shown=()
-    )
+    output = RankLogs(lambda attempt, rank: tmp_path / str(rank) / "log", Background(None, "log"))
     (tmp_path / "1").mkdir()
     output.begin(0)
     for turn in range(2):
@@ -474,24 +438,19 @@ def test_a_log_that_cannot_be_written_does_not_keep_others_from_it(capsys: Conso
 
 
 def test_a_report_is_one_line_on_stderr(capsys: Console) -> None:
-    console_of().report(0, 1, {"loss": 0.123456789, "epoch": 3, "eval": {"acc": 0.5}, "note": "x"}, None, now=100.0)
-    assert capsys.readouterr() == ("", "distrain: report 1: loss=0.123457, epoch=3, eval/acc=0.5, note=x\n")
-
-
-def test_a_report_without_metrics_is_a_line_too(capsys: Console) -> None:
-    console_of().report(0, 1, {}, None, now=0.0)
-    assert capsys.readouterr().err == "distrain: report 1: no metrics\n"
+    report(observers_of(), 1, {"loss": 0.123456789, "epoch": 3, "eval": {"acc": 0.5}, "note": "x\ny"})
+    assert capsys.readouterr() == ("", "distrain: report 1: loss=0.123457, epoch=3, eval/acc=0.5, note=x y\n")
 
 
 def test_only_reports_of_rank_0_are_shown(capsys: Console) -> None:
-    console_of().report(1, 1, {}, None, now=0.0)
+    observers_of().tell(Reported(1, 1, 1, {}, None, 0.0))
     assert capsys.readouterr().err == ""
 
 
 def test_progress_is_shown_with_its_rate_and_the_time_left(capsys: Console) -> None:
-    console = console_of()
+    observers = observers_of()
     for step in range(1, 41):
-        console.report(0, step, {"loss": 1.0}, (10 * step, 1000), now=100.0 + step)
+        report(observers, step, {"loss": 1.0}, (10 * step, 1000), now=100.0 + step)
     assert capsys.readouterr().err.splitlines() == [
         "distrain: 10/1000 (1%): loss=1",
         "distrain: 310/1000 (31%), 10.0/s, 1 min 09 s left: loss=1",
@@ -499,36 +458,24 @@ def test_progress_is_shown_with_its_rate_and_the_time_left(capsys: Console) -> N
 
 
 def test_fast_reports_are_throttled_and_the_last_one_is_shown(capsys: Console) -> None:
-    console = console_of()
+    observers = observers_of()
     for index in range(1, 101):
-        console.report(0, index, {}, None, now=10.0 + index * INTERVAL_S / 1000)
+        report(observers, index, now=10.0 + index * INTERVAL_S / 1000)
     assert capsys.readouterr().err == "distrain: report 1: no metrics\n"
-    console.flush(now=14.0)
+    observers.tick(10.0 + 2 * INTERVAL_S)
     assert capsys.readouterr().err == "distrain: report 100, 33.3/s: no metrics\n"
 
 
 def test_the_deadline_is_when_the_next_line_may_be_shown(capsys: Console) -> None:
-    console = console_of()
-    assert console.deadline() is None
-    console.report(0, 1, {}, None, now=10.0)
-    assert console.deadline() is None
-    console.report(0, 2, {}, None, now=10.1)
-    assert console.deadline() == 10.0 + INTERVAL_S
-    console.report(0, 3, {}, None, now=10.0 + INTERVAL_S)
-    assert console.deadline() is None
+    observers = observers_of()
+    assert observers.deadline() is None
+    report(observers, 1, now=10.0)
+    assert observers.deadline() is None
+    report(observers, 2, now=10.1)
+    assert observers.deadline() == 10.0 + INTERVAL_S
+    report(observers, 3, now=10.0 + INTERVAL_S)
+    assert observers.deadline() is None
     assert capsys.readouterr().err.count("\n") == 2
-
-
-def test_a_metric_of_several_lines_is_shown_on_one(capsys: Console) -> None:
-    console_of().report(0, 1, {"note": "two\nlines"}, None, now=0.0)
-    assert capsys.readouterr().err == "distrain: report 1: note=two lines\n"
-
-
-def test_nothing_is_shown_twice(capsys: Console) -> None:
-    console = console_of()
-    console.report(0, 1, {}, None, now=10.0)
-    console.flush(now=20.0)
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 # -- levels ----------------------------------------------------------------------------------------------------------
@@ -551,16 +498,6 @@ def test_a_level_hides_what_is_below_it(capsys: Console, level: str, shown: list
     assert capsys.readouterr() == ("", "".join(f"distrain: {text}\n" for text in shown))
 
 
-def test_a_level_lasts_as_long_as_its_run(capsys: Console) -> None:
-    with contextlib.suppress(ValueError), log_level("ERROR"):
-        with log_level("INFO"):
-            say("inner")
-        say("outer")
-        raise ValueError
-    say("after")
-    assert capsys.readouterr().err == "distrain: inner\ndistrain: after\n"
-
-
 def test_levels_of_runs_in_threads_may_end_in_any_order(capsys: Console) -> None:
     first, second = log_level("ERROR"), log_level("WARNING")
     first.__enter__()
@@ -573,27 +510,9 @@ def test_levels_of_runs_in_threads_may_end_in_any_order(capsys: Console) -> None
     assert capsys.readouterr().err == "distrain: of the second\ndistrain: after\n"
 
 
-def test_report_lines_are_progress_and_the_ranks_output_is_not_ours(capsys: Console, output: RankOutput) -> None:
-    with log_level("WARNING"):
-        console_of().report(0, 1, {"loss": 1}, None, now=0.0)
-        output.feed(1, b"printed\n")
-    assert capsys.readouterr() == ("[rank 3] printed\n", "")
-
-
 def test_lines_are_records_of_logging(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler of the user's own on the logger ``distrain`` gets them."""
     logger = logging.getLogger("distrain")
     monkeypatch.setattr(logger, "handlers", [*logger.handlers, caplog.handler])
     warn("50 % done, {really}")
     assert ("distrain", logging.WARNING, "50 % done, {really}") in caplog.record_tuples
-
-
-def test_lines_of_ours_are_not_shown_twice_when_the_user_logs_too(capsys: Console) -> None:
-    root = logging.getLogger()
-    handler = logging.StreamHandler(sys.stderr)
-    root.addHandler(handler)
-    try:
-        warn("notice")
-    finally:
-        root.removeHandler(handler)
-    assert capsys.readouterr().err == "distrain: notice\n"

@@ -12,9 +12,9 @@ import pytest
 from distrain import CheckpointConfig, FailureConfig, ScalingConfig, wire
 from distrain.api.backend import BackendConfig
 from distrain.api.job import Job
-from distrain.console.run_console import RunConsole
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.manifest import RunManifest
+from distrain.coordinator.observers import Observers
 from distrain.coordinator.run_facts import RunFacts
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.decisions.events import HostLost, RunRequest
@@ -40,8 +40,8 @@ def run(folder: Path, ranks: ReplayedRanks, hosts: tuple[str, ...], workers: Any
     )  # fmt: skip
     with closing(LocalStore(folder / "run")) as store:
         manifest = RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {}))
-        console = RunConsole(RunStatus("run", 0.0), shows_progress=False)
-        coordinator = Coordinator(request, store, ranks, CheckpointConfig(), console, manifest=manifest)
+        observers = Observers(RunStatus("run", 0.0))
+        coordinator = Coordinator(request, store, ranks, CheckpointConfig(), observers, manifest=manifest)
         ranks.drive(coordinator.run)
         manifest.write(coordinator.end.state.value)
         return coordinator

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.config import CheckpointConfig
-from distrain.console.run_console import RunConsole
+from distrain.api.observer import AttemptBegan
+from distrain.coordinator.observers import Observers
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.decisions.run_status import RunStatus
@@ -28,16 +29,18 @@ class NoValidations:
 
 
 def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_rank_s: float = 60.0) -> ReportHandler:
+    observers = Observers(RunStatus("/runs/run", started=0.0))
     handler = ReportHandler(
         store,
         CheckpointConfig(num_to_keep=1, missing_rank_s=missing_rank_s),
-        RunConsole(RunStatus("/runs/run", started=0.0)),
+        observers,
         send=sent.append,
         upload=lambda order: None,
         on_commit=lambda path: None,
         validations=NoValidations(),  # type: ignore[arg-type]
     )
-    handler.begin(0, ["localhost"] * world_size)
+    observers.tell(AttemptBegan(0, ["localhost"] * world_size, 0.0))
+    handler.begin(0, world_size)
     for rank in range(world_size):
         handler.handle(wire.Running(attempt=0, rank=rank))
     return handler

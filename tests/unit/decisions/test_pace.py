@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.decisions.pace import VITALS_S, Pace, SlowRank
+from distrain.decisions.pace import VITALS_S, Pace
+
+if TYPE_CHECKING:
+    from distrain.api.observer import BecameSlow
 
 
 @dataclass
@@ -24,10 +28,10 @@ class Run:
         self.pace = Pace(ranks, 0.0)
         self.now = 0.0
 
-    def window(self, own: list[float], reports: list[int] | None = None) -> list[SlowRank]:
+    def window(self, own: list[float], reports: list[int] | None = None) -> list[BecameSlow]:
         """Let a window pass. ``own``: the share of its time for which each rank works and does not wait."""
         self.now += VITALS_S
-        slow: list[SlowRank] = []
+        slow: list[BecameSlow] = []
         for rank, state in enumerate(self.ranks):
             state.reports += reports[rank] if reports else 10
             own_s = own[rank] * VITALS_S

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.decisions.report_rows import ROW_TIMEOUT_S, CallBack, ReportCounts, RowAssembly
+from distrain.decisions.report_rows import ROW_TIMEOUT_S, ReportCounts, ReportsJoined, RowAssembly
 
 
 def test_the_fewest_reports_are_those_of_the_slowest_rank_that_is_waited_for() -> None:
@@ -37,7 +37,7 @@ def report(
     return plain(rows.reported(rank, index, {"n": 10 * index + rank}, ordinal, now))
 
 
-def plain(complete: list[CallBack]) -> list[list[int | None]]:
+def plain(complete: list[ReportsJoined]) -> list[list[int | None]]:
     return [[None if metrics is None else metrics["n"] for metrics in row.metrics] for row in complete]
 
 

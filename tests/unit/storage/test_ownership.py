@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.console.log_files import Log, LogFiles
 from distrain.coordinator.requests import STOP, ask
 from distrain.coordinator.store.local_store import LocalStore
+from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.errors import StorageError
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths
 from distrain.storage.runs.listing import list_runs
 from distrain.system.background import Background
-from distrain.trackers.follower import locked
+from distrain.trackers import TensorBoard
+from distrain.trackers.logging import TrackerLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,8 +91,8 @@ def test_small_files_are_written_through_no_link(tmp_path: Path, victim: Path) -
 
 def test_logs_are_written_through_no_link(tmp_path: Path, victim: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rank_0.log").symlink_to(victim)
-    logs, log = LogFiles(Background(None, "log")), Log(tmp_path / "rank_0.log")
-    logs.add(log, b"output\n")
+    logs = RankLogs(lambda attempt, rank: tmp_path / f"rank_{rank}.log", Background(None, "log"))
+    logs.of(0).feed(1, b"output\n")
     logs.flush()
     assert victim.read_text() == "precious"
     assert "rank_0.log can no longer be written" in capsys.readouterr().err
@@ -166,8 +167,8 @@ def test_the_owner_of_the_storage_path_is_trusted(root: Path) -> None:
 @as_root
 def test_a_tracker_reads_no_state_of_a_stranger(root: Path) -> None:
     os.chown(root, STRANGER, STRANGER)
-    with pytest.raises(StorageError, match="belongs to"), locked(RunPaths(root)):
-        pass
+    with pytest.raises(StorageError, match="belongs to"):
+        TrackerLog(TensorBoard(), root, str(root)).start()
 
 
 def test_the_lock_of_a_group_is_for_the_group(root: Path) -> None:

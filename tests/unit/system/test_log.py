@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distrain.console.rank_output import readable
+from distrain.decisions.output_lines import readable
 from distrain.system.log import say
 from distrain.system.text import without_controls
 

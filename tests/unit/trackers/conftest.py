@@ -32,21 +32,21 @@ class RunDirectory:
             }
             for n, step in enumerate(first_steps)
         ]
-        text = {"name": "run", "status": status, "started": 1.0, "attempts": attempts, "distrain": "0.1"}
+        text = {
+            "name": "run",
+            "status": status,
+            "started": 1.0,
+            "attempts": attempts,
+            "distrain": "0.1",
+            "run_id": "id",
+        }
         config = {"train_loop_config": {"lr": 0.1}, "scaling_config": {"num_workers": 2, "hosts": None}}
         self.paths.manifest.write_text(json.dumps({**text, **config}))
 
-    def report(self, index: int, *, attempt: int = 0, rank: int = 0, end: str = "\n", **metrics: Any) -> None:
+    def report(self, index: int, *, attempt: int = 0, rank: int = 0, **metrics: Any) -> None:
         line = {"time": 10.0 + index, "attempt": attempt, "rank": rank, "index": index, "metrics": metrics}
         with self.paths.metrics.open("a") as file:
-            file.write(json.dumps(line, separators=(",", ":")) + end)
-
-    def commit(self, name: str, step: int) -> None:
-        (self.paths.root / name).mkdir(exist_ok=True)
-        with self.paths.events.open("a") as file:
-            file.write(
-                json.dumps({"time": 1.0, "event": "checkpoint", "attempt": 0, "name": name, "step": step}) + "\n"
-            )
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 @pytest.fixture

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distrain.api.tracker import check_packages, parse_tracker, trackers_of
 from distrain.errors import LaunchError
 from distrain.trackers import Mlflow, TensorBoard, Tracker, Wandb
-from distrain.trackers.choice import check_packages, parse_tracker, pickled_trackers, trackers_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Mine(Tracker):
@@ -20,9 +22,9 @@ class Mine(Tracker):
 def test_trackers_are_objects_or_texts() -> None:
     mine = Mine()
     board, wandb, own = trackers_of(
-        ["tensorboard:ranks=all", "wandb:project=my,mode=offline,checkpoints=true", mine], {}
+        ["tensorboard:directory=events", "wandb:project=my,mode=offline,checkpoints=true", mine], {}
     )
-    assert board == TensorBoard(ranks="all")
+    assert board == TensorBoard(directory="events")
     assert wandb == Wandb(project="my", mode="offline", checkpoints=True)
     assert own is mine
 
@@ -39,12 +41,11 @@ def test_the_environment_names_trackers_unless_the_config_does() -> None:
     ("text", "expected"),
     [
         ("wnadb", "--tracker: there is no tracker 'wnadb'; did you mean wandb?"),
-        ("csv", "--tracker: there is no tracker 'csv'; there are mlflow, tensorboard, trackio, wandb"),
+        ("csv", "--tracker: there is no tracker 'csv'; there are mlflow, tensorboard, wandb"),
         ("wandb:projct=x", "--tracker: wandb has no option 'projct'; did you mean project?"),
-        ("trackio:zzz=x", "--tracker: trackio has no option 'zzz'; it has project, space_id, group, ranks"),
+        ("tensorboard:zzz=x", "--tracker: tensorboard has no option 'zzz'; it has directory"),
         ("wandb:project", "--tracker: wandb: give project a value, project=..."),
         ("wandb:checkpoints=perhaps", "--tracker: wandb: checkpoints must be true or false, got 'perhaps'"),
-        ("wandb:ranks=3", "--tracker: wandb: ranks must be 0 or all, got '3'"),
         ("wandb:tags=a", "--tracker: wandb: tags can only be given in Python, RunConfig(trackers=[...])"),
     ],
 )
@@ -64,7 +65,6 @@ def test_a_wrong_environment_names_the_variable() -> None:
         ("tensorboard", TypeError, "RunConfig.trackers must be a list of trackers, got 'tensorboard'"),
         ([print], TypeError, "RunConfig.trackers must hold names such as 'tensorboard', or objects of"),
         ([TensorBoard], TypeError, "TensorBoard is a class; give an object of it, TensorBoard()"),
-        ([TensorBoard(ranks=3)], ValueError, "ranks must be 0 or 'all', got 3"),  # type: ignore[arg-type]
         (["wandb:project=a", Wandb()], ValueError, "two trackers are called 'wandb'"),
     ],
 )
@@ -82,8 +82,10 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
         check_packages([TensorBoard(), Elsewhere()])
 
 
-def test_the_part_of_a_tracker_that_cannot_be_pickled_is_named() -> None:
-    mine = Mine()
-    mine.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(LaunchError, match=r"mine.*lock \(_thread.lock\) cannot be pickled.*open files and connections"):
-        pickled_trackers([mine])
+def test_another_package_adds_a_tracker_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.dist-info").mkdir()
+    (tmp_path / "mine.dist-info" / "entry_points.txt").write_text(
+        "[distrain.trackers]\nboard = distrain.trackers.tensorboard:TensorBoard\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert parse_tracker("board:directory=events") == TensorBoard(directory="events")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distrain.trackers import TensorBoard
-from distrain.trackers.follower import Follower
+from distrain.trackers.logging import TrackerLog
 
 pytest.importorskip("tensorboard")
 
@@ -28,44 +27,28 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def follow(run: RunDirectory, **options: Any) -> Follower:
-    follower = Follower(TensorBoard(**options), run.paths, str(run.paths.root))
-    follower.start()
-    while follower.advance(is_over=False):
-        pass
-    return follower
+def start(run: RunDirectory, **options: Any) -> TrackerLog:
+    log = TrackerLog(TensorBoard(**options), run.paths.root, str(run.paths.root))
+    log.start()
+    return log
 
 
-def test_metrics_become_scalars(run: RunDirectory) -> None:
+def test_metrics_become_scalars_also_nan(run: RunDirectory, tmp_path: Path) -> None:
     run.report(1, loss=0.5, eval={"acc": True}, note="text")
-    run.report(2, loss=0.25)
-    follow(run)
-    assert scalars(run.paths.tensorboard) == {"loss": [(1, 0.5), (2, 0.25)], "eval/acc": [(1, 1.0)]}
-
-
-def test_nan_is_kept(run: RunDirectory) -> None:
-    run.paths.metrics.write_text(
-        '{"time":1.0,"attempt":0,"rank":0,"index":1,"metrics":{"loss":null},"nonfinite":{"/loss":"nan"}}\n'
-    )
-    follow(run)
-    [(step, value)] = scalars(run.paths.tensorboard)["loss"]
-    assert step == 1
-    assert math.isnan(value)
-
-
-def test_each_rank_is_a_run_of_tensorboard(run: RunDirectory, tmp_path: Path) -> None:
-    for rank in (0, 1):
-        run.report(1, rank=rank, loss=float(rank))
-    follow(run, ranks="all", directory=tmp_path / "board")
-    for rank in (0, 1):
-        assert scalars(tmp_path / "board" / f"rank_{rank}") == {"loss": [(1, float(rank))]}
+    log = start(run, directory=tmp_path / "board")
+    log.report(2, {"loss": math.nan}, None, 2.0, 0)
+    log.finish("finished")
+    found = scalars(tmp_path / "board")
+    assert found["eval/acc"] == [(1, 1.0)]
+    assert found["loss"][0] == (1, 0.5)
+    assert math.isnan(found["loss"][1][1])
 
 
 def test_the_config_is_in_the_hparams(run: RunDirectory) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
 
-    follow(run)
+    start(run).finish("finished")
     found = EventAccumulator(str(run.paths.tensorboard))
     found.Reload()
     [content] = found.PluginTagToContent("hparams").values()
@@ -74,24 +57,8 @@ def test_the_config_is_in_the_hparams(run: RunDirectory) -> None:
     assert hparams["scaling/num_workers"].number_value == 2
 
 
-def test_events_that_were_written_but_not_noted_do_not_come_twice(run: RunDirectory) -> None:
-    """The process was killed between the two."""
-    run.report(1, loss=1.0)
-    follow(run)
-    noted = run.paths.tracker_state("tensorboard").read_bytes()
-    run.report(2, loss=2.0)
-    follow(run)
-    run.paths.tracker_state("tensorboard").write_bytes(noted)
-    run.report(3, loss=3.0)
-    follow(run)
+def test_each_start_writes_a_file_of_the_same_run_of_tensorboard(run: RunDirectory) -> None:
+    for index in (1, 2, 3):
+        run.report(index, loss=float(index))
+        start(run).finish("failed")
     assert scalars(run.paths.tensorboard)["loss"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    assert len(list(run.paths.tensorboard.iterdir())) == 1
-
-
-def test_if_the_event_file_is_gone_a_new_one_goes_on(run: RunDirectory) -> None:
-    run.report(1, loss=1.0)
-    follow(run)
-    shutil.rmtree(run.paths.tensorboard)
-    run.report(2, loss=2.0)
-    follow(run)
-    assert scalars(run.paths.tensorboard)["loss"] == [(2, 2.0)]

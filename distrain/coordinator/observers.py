@@ -1,0 +1,303 @@
+"""The port above the engine: it tells each fact to the state of the run, and to all observers. Runs in: coordinator.
+
+The engine imports no observer. :data:`OBSERVERS` names the modules that have some.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distrain.api.observer import (
+    AttemptEnded,
+    Committed,
+    Ended,
+    Observer,
+    Printed,
+    Reported,
+    ReportsJoined,
+    RunBegan,
+)
+from distrain.system.log import say, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from distrain.api.config import RunContext, UserCallback
+    from distrain.api.observer import Fact
+    from distrain.decisions.run_status import RunStatus
+
+OBSERVERS = ("distrain.console.choice", "distrain.trackers.observer", "distrain.page.at_end")
+"""Modules with a function ``observers(context, run, status)``, which returns those of a run."""
+_NOTICE_AFTER_S = 5.0
+"""Seconds of waiting for observers after which the user is informed."""
+_LONGEST_WAIT_S = 60.0
+"""Seconds that the end of a run waits for slow observers."""
+_WAIT_WHEN_STOPPED_S = 10.0
+"""The limit for a run that was asked to stop: a scheduler kills it soon."""
+_WAIT_S = 0.5
+"""Seconds of one wait, which Ctrl-C can end on every system."""
+_IDLE_S = 1.0
+_MOST_WAITING = 10_000
+"""Facts that may wait for a slow observer. After that, reports and output are left out."""
+
+
+class LoopObserver(Protocol):
+    """An observer that is called in the engine's thread, so that it must not wait for anything.
+
+    One that has to be called from time to time also has ``deadline()`` and ``tick(now)``.
+    """
+
+    @property
+    def hears(self) -> Sequence[type[Fact]]: ...
+
+    def hear(self, fact: Fact) -> None: ...
+
+
+class Observers:
+    """The observers of one run, and its state, which hears each fact first."""
+
+    def __init__(self, status: RunStatus, observers: Iterable[LoopObserver] = ()) -> None:
+        self.status = status
+        self._observers = list(observers)
+        self._timed: list[Any] = [one for one in self._observers if hasattr(one, "deadline")]
+        self._hearers: dict[type[Fact], list[Callable[[Fact], None]]] = {}
+
+    def tell(self, fact: Fact) -> None:
+        """Tell a fact to all who want to hear it."""
+        self.status.hear(fact)
+        for hear in self._hearers_of(type(fact)):
+            hear(fact)
+
+    def hears(self, kind: type[Fact]) -> bool:
+        """Return whether an observer wants to hear facts of this kind."""
+        return bool(self._hearers_of(kind))
+
+    def _hearers_of(self, kind: type[Fact]) -> list[Callable[[Fact], None]]:
+        if kind not in self._hearers:
+            self._hearers[kind] = [one.hear for one in self._observers if not one.hears or kind in one.hears]
+        return self._hearers[kind]
+
+    def deadline(self) -> float | None:
+        """Return when to call :meth:`tick` (time.monotonic), or None."""
+        return min((moment for one in self._timed if (moment := one.deadline()) is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Have observers do what is due by now."""
+        for one in self._timed:
+            one.tick(now)
+
+    def wait(self, *, is_stopped: bool) -> None:
+        """Wait until slow observers have heard everything, but not for long. Ctrl-C ends the waiting.
+
+        is_stopped: the run was asked to stop.
+        """
+        slow = [one for one in self._observers if isinstance(one, Threaded)]
+        began = time.monotonic()
+
+        def wait(seconds: float) -> list[str]:
+            return [one.name for one in slow if not one.wait(began + seconds)]
+
+        with contextlib.suppress(KeyboardInterrupt):
+            if names := wait(_NOTICE_AFTER_S):
+                say(f"waiting for {' and '.join(names)}; Ctrl-C ends the waiting")
+                wait(_WAIT_WHEN_STOPPED_S if is_stopped else _LONGEST_WAIT_S)
+        for one in slow:
+            one.end()
+
+
+def import_observers() -> None:
+    """Import the modules that have observers, which takes a moment."""
+    for name in OBSERVERS:
+        import_module(name)
+
+
+def observers_of(context: RunContext, run: RunBegan, status: RunStatus) -> list[LoopObserver]:
+    """Return the observers of a run: those of distrain, and those that the user has given."""
+    found = [one for name in OBSERVERS for one in import_module(name).observers(context, run, status)]
+    given = context.run_config.callbacks or ()
+    found += [one for one in given if isinstance(one, Observer)]
+    slow = [Threaded(one) if isinstance(one, Observer) else one for one in found]
+    callbacks = [one for one in given if not isinstance(one, Observer)]
+    return [*slow, *([Callbacks(callbacks, context)] if callbacks else [])]
+
+
+# -- slow observers --------------------------------------------------------------------------------------------------
+
+
+class _Mailbox:
+    """A thread that does one task after the other. It starts with the first one, and is a daemon thread.
+
+    do: does a task. idle: is called about once per second between two tasks.
+    """
+
+    def __init__(self, name: str, do: Callable[[Any], None], idle: Callable[[], None] | None = None) -> None:
+        self._name = name
+        self._do = do
+        self._idle = idle
+        self._tasks: deque[Any] = deque()
+        self._is_working = self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def add(self, task: Any) -> None:
+        with self._changed:
+            self._tasks.append(task)
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"distrain-{self._name}", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                warn(f"{self._name} hears nothing: {error}; raise the limit on processes (ulimit -u, or pids.max)")
+                self.close()
+
+    def wait(self, deadline: float) -> bool:
+        """Wait until everything is done. Return False after the deadline (time.monotonic)."""
+        with self._changed:
+            while (self._tasks or self._is_working) and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, _WAIT_S))
+            return not (self._tasks or self._is_working)
+
+    def close(self) -> None:
+        """End the thread after its current task."""
+        with self._changed:
+            self._is_closed = True
+            self._tasks.clear()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_working = False
+                self._changed.notify_all()
+                is_due = bool(self._changed.wait_for(lambda: self._tasks or self._is_closed, _IDLE_S))
+                if self._is_closed:
+                    return
+                task = self._tasks.popleft() if is_due else None
+                self._is_working = is_due
+            if task is not None:
+                self._do(task)
+            elif self._idle is not None:
+                self._idle()
+
+
+class Threaded:
+    """An observer in a thread of its own."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.hears = observer.hears
+        self.name = observer.name or type(observer).__name__
+        self._observer = observer
+        self._has_failed = False
+        self._left_out = 0
+        self._mailbox = _Mailbox(self.name, self._hear, self._idle)
+
+    def hear(self, fact: Fact) -> None:
+        if len(self._mailbox) >= _MOST_WAITING and isinstance(fact, (Reported, Printed, ReportsJoined)):
+            self._left_out += 1
+        else:
+            self._mailbox.add(fact)
+
+    def wait(self, deadline: float) -> bool:
+        """Wait until it has heard everything. Return False after the deadline (time.monotonic)."""
+        return self._mailbox.wait(deadline)
+
+    def end(self) -> None:
+        """End the thread, now or when the observer returns."""
+        if not self._mailbox.wait(0.0):
+            advice = self._observer.advice or "the run does not wait any longer"
+            warn(f"{self.name} has not returned; {advice}")
+        if self._left_out:
+            warn(f"{self.name} was too slow for {self._left_out} reports or pieces of output")
+        self._mailbox.close()
+
+    def _hear(self, fact: Fact) -> None:
+        self._guard(lambda: self._observer.hear(fact))
+
+    def _idle(self) -> None:
+        self._guard(self._observer.idle)
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        """Show the first exception, and ignore the others."""
+        try:
+            call()
+        except BaseException as error:  # SystemExit, too
+            if not self._has_failed:
+                self._has_failed = True
+                text = traceback.format_exc().rstrip()
+                warn(f"{self.name} failed, and the run goes on: {type(error).__name__}: {error}\n{text}")
+
+
+class Callbacks:
+    """The user's callbacks, called one after the other.
+
+    before_run() and after_run() are called in the thread of fit(), the others in a thread of their own.
+    """
+
+    hears = (RunBegan, ReportsJoined, Committed, AttemptEnded, Ended)
+
+    def __init__(self, callbacks: Sequence[UserCallback], context: RunContext) -> None:
+        self._callbacks = callbacks
+        self._context = context
+        self._failed: set[str] = set()
+        self._mailbox = _Mailbox("callbacks", self._call_later)
+
+    def hear(self, fact: Fact) -> None:
+        match fact:
+            case RunBegan():
+                self._call_all("before_run", list)
+            case ReportsJoined(metrics, checkpoint):
+                self._mailbox.add(("after_report", lambda: [list(metrics), checkpoint]))
+            case Committed(checkpoint=checkpoint, metrics=metrics):
+                self._mailbox.add(("after_checkpoint", lambda: [checkpoint, dict(metrics)]))
+            case AttemptEnded(failures=failures, exceptions=exceptions) if failures:
+                self._mailbox.add(("after_exception", lambda: [exceptions()]))
+            case Ended(result=result, error=error):
+                self._end(lambda: [result, error] if result is not None else None)
+
+    def _end(self, arguments: Callable[[], list[object] | None]) -> None:
+        """Wait until all callbacks have returned; Ctrl-C ends the waiting. Then call after_run()."""
+        with contextlib.suppress(KeyboardInterrupt):
+            if not self._mailbox.wait(time.monotonic() + _NOTICE_AFTER_S):
+                say("waiting for a callback; Ctrl-C ends the waiting")
+                self._mailbox.wait(float("inf"))
+        is_stuck = not self._mailbox.wait(0.0)
+        self._mailbox.close()
+        if is_stuck:
+            warn("after_run() is not called, as a callback has not returned")
+        elif (found := arguments()) is not None:
+            self._call_all("after_run", lambda: found)
+
+    def _call_later(self, task: tuple[str, Callable[[], Sequence[object]]]) -> None:
+        self._call_all(*task)
+
+    def _call_all(self, name: str, arguments: Callable[[], Sequence[object]]) -> None:
+        """Call a method of every callback.
+
+        arguments: makes new arguments for each callback, because a callback may change them.
+        """
+        for callback in self._callbacks:
+            try:
+                getattr(callback, name)(self._context, *arguments())
+            except BaseException as error:
+                if name in ("before_run", "after_run") and not isinstance(error, Exception):
+                    raise  # Ctrl-C, or sys.exit() in the thread of fit()
+                self._show_once(f"{type(callback).__qualname__}.{name}()")
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()  # their output is shown before later output of distrain
+
+    def _show_once(self, who: str) -> None:
+        if who not in self._failed:
+            self._failed.add(who)
+            warn(f"{who} failed:\n{traceback.format_exc().rstrip()}")

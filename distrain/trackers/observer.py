@@ -1,0 +1,106 @@
+"""The trackers of a run as observers. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain.api.observer import AttemptBegan, Committed, Ended, Observer, Reported, RunBegan
+from distrain.api.tracker import TRACKERS, name_of, trackers_of
+from distrain.storage.ownership import open_without_links
+from distrain.storage.paths import RunPaths
+from distrain.system.log import say, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distrain.api.config import RunContext
+    from distrain.api.observer import Fact
+    from distrain.api.tracker import Tracker
+    from distrain.decisions.run_status import RunStatus
+    from distrain.trackers.logging import TrackerLog
+
+_RETRY_S = 60.0
+"""Seconds after which a tracker that has failed is tried again."""
+
+
+def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[TrackerObserver]:
+    """Return an observer for each tracker of a run."""
+    folder = context.run_config.log_dir
+    log = RunPaths(run.directory).tracker_log(None if folder is None else Path(folder).expanduser())
+    return [TrackerObserver(tracker, run, log) for tracker in trackers_of(context.run_config.trackers, {})]
+
+
+class TrackerObserver(Observer):
+    """One tracker. If it fails, it is tried again later, and once more at the end of the run.
+
+    What it has missed by then comes from the files of the run. log: a file for the tracebacks of failures.
+    """
+
+    hears = (RunBegan, AttemptBegan, Reported, Committed, Ended)
+
+    def __init__(self, tracker: Tracker, run: RunBegan, log: Path) -> None:
+        self.name = f"the tracker {name_of(tracker)}"
+        self.advice = "the next start of this run, or distrain.trackers.export(), adds what is missing"
+        if name_of(tracker) in TRACKERS:
+            self.advice = f"`distrain export {run.location} --to {name_of(tracker)}` adds what is missing later"
+        self._tracker = tracker
+        self._run = run
+        self._error_log = log
+        self._log: TrackerLog | None = None
+        self._next_try = 0.0
+        self._attempt = 0
+        self._told: set[str] = set()
+
+    def hear(self, fact: Fact) -> None:
+        if isinstance(fact, AttemptBegan):
+            self._attempt = fact.attempt
+        if self._log is not None or isinstance(fact, (RunBegan, Ended)):
+            self._try(fact)
+
+    def idle(self) -> None:
+        if self._log is not None or time.monotonic() >= self._next_try:
+            self._try(None)
+
+    def _try(self, fact: Fact | None) -> None:
+        try:
+            self._act(self._log or self._start(), fact)
+        except BaseException as error:  # SystemExit, too
+            self._log, self._next_try = None, time.monotonic() + _RETRY_S
+            text = f"{self.name} failed: {type(error).__name__}: {error}; the run goes on, {self.advice}"
+            self._once("problem", lambda: warn(text))
+            with contextlib.suppress(OSError):
+                self._error_log.parent.mkdir(parents=True, exist_ok=True)
+                with open(self._error_log, "a", opener=open_without_links) as file:
+                    traceback.print_exc(file=file)
+
+    def _start(self) -> TrackerLog:
+        from distrain.trackers.logging import TrackerLog  # in this thread, as it takes a while
+
+        log = TrackerLog(self._tracker, self._run.directory, self._run.location)
+        log.start()
+        if log.url:
+            self._once(log.url, lambda: say(f"{name_of(self._tracker)}: {log.url}"))
+        self._log = log
+        return log
+
+    def _act(self, log: TrackerLog, fact: Fact | None) -> None:
+        match fact:
+            case Reported(rank=0):
+                moment = time.time() - (time.monotonic() - fact.now)
+                log.report(fact.number, fact.metrics, fact.progress, moment, self._attempt)
+            case Committed():
+                log.checkpoint(fact.checkpoint, fact.step)
+            case Ended():
+                log.finish(fact.status)
+            case None:
+                log.flush()
+
+    def _once(self, what: str, tell: Callable[[], None]) -> None:
+        """Tell the user once: a tracker fails again and again if its server is down."""
+        if what not in self._told:
+            self._told.add(what)
+            tell()

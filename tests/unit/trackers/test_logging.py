@@ -1,0 +1,197 @@
+"""A tracker at work on a run: what it is told, what is kept, and what happens after a crash."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distrain.coordinator.store.local_store import LocalStore
+from distrain.errors import StorageError
+from distrain.storage.checkpoint import Checkpoint
+from distrain.trackers import Report, TrackedRun, Tracker, export
+from distrain.trackers.logging import TrackerLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.unit.trackers.conftest import RunDirectory
+
+
+class Recorder(Tracker):
+    """A service that has what was flushed, and a tracker that logs to it."""
+
+    checkpoints = True
+    service: ClassVar[list[int]] = []
+    starts: ClassVar[list[TrackedRun]] = []
+    told: ClassVar[list[object]] = []
+
+    def __init__(self, *, fails_at: int = 0) -> None:
+        self.fails_at = fails_at
+
+    def start(self, run: TrackedRun) -> None:
+        self.pending: list[Report] = []
+        run.state["starts"] = run.state.get("starts", 0) + 1
+        self.starts.append(run)
+
+    def log(self, report: Report) -> None:
+        if report.step == self.fails_at:
+            raise ConnectionError("no network")
+        self.pending.append(report)
+
+    def checkpoint(self, checkpoint: Checkpoint, step: int) -> None:
+        self.told.append((Path(str(checkpoint.path)).name, step))
+
+    def flush(self) -> None:
+        self.service.extend(report.step for report in self.pending)
+        self.pending.clear()
+
+    def finish(self, status: str) -> None:
+        self.told.append(status)
+
+
+@pytest.fixture(autouse=True)
+def _new_service() -> Iterator[None]:
+    for kept in (Recorder.service, Recorder.starts, Recorder.told):
+        kept.clear()  # type: ignore[attr-defined]
+    return
+
+
+def start(run: RunDirectory, tracker: Tracker | None = None) -> TrackerLog:
+    log = TrackerLog(tracker or Recorder(), run.paths.root, str(run.paths.root))
+    log.start()
+    return log
+
+
+def report(log: TrackerLog, number: int, progress: Any = None, **metrics: Any) -> None:
+    log.report(number, metrics or {"loss": 0.5}, progress, 1.0, 0)
+
+
+def test_a_tracker_is_told_of_the_run(run: RunDirectory) -> None:
+    start(run)
+    [told] = Recorder.starts
+    assert (told.name, told.directory, told.location) == ("run", run.paths.root, str(run.paths.root))
+    assert told.config == {"lr": 0.1, "scaling": {"num_workers": 2}}
+    assert told.tags == {"distrain": "0.1", "run_directory": str(run.paths.root)}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 12)), min_size=1, max_size=6))
+def test_whatever_the_restarts_every_step_comes_once_and_in_order(
+    run: RunDirectory, attempts: list[tuple[int, int]]
+) -> None:
+    """Each attempt starts at some step that the run has reached, and makes some reports."""
+    Recorder.service.clear()
+    run.paths.tracker_state("recorder").unlink(missing_ok=True)
+    reached, log = 0, start(run)
+    for back, count in attempts:
+        first = max(0, reached - back)
+        for number in range(first + 1, first + count + 1):
+            report(log, number)
+        reached = max(reached, first + count)
+    log.finish("finished")
+    assert Recorder.service == list(range(1, reached + 1))
+
+
+@pytest.mark.parametrize(
+    ("progress", "steps"),
+    [
+        ([[100, 500], [200.0, 500], [200.5, 500]], [100, 200, 201]),
+        ([[1, 2], [2, 2], [1, 2], [2, 2]], [1, 2, 3, 4]),  # it begins again with each epoch
+        ([[5, 9], [5, 9]], [5, 5]),
+    ],
+)
+def test_progress_is_the_step_if_it_is_a_whole_number_that_does_not_decrease(
+    run: RunDirectory, progress: list[Any], steps: list[int]
+) -> None:
+    log = start(run)
+    for number, one in enumerate(progress, start=1):
+        report(log, number, one)
+    log.flush()
+    assert Recorder.service == steps
+
+
+def test_a_report_has_its_numbers_flattened(run: RunDirectory) -> None:
+    class Keeping(Recorder):
+        def log(self, report: Report) -> None:
+            kept.append(report)
+
+    kept: list[Report] = []
+    metrics = {"eval": {"acc": 1, "best": True}, "note": "text", "list": [1, 2], "huge": 10**400, "loss": math.nan}
+    report(start(run, Keeping()), 1, **metrics)
+    assert math.isnan(kept[0].metrics.pop("loss"))
+    assert kept == [Report(step=1, time=1.0, attempt=0, metrics={"eval/acc": 1.0, "eval/best": 1.0})]
+
+
+def test_after_a_crash_the_tracker_continues_and_gets_what_it_has_missed(run: RunDirectory) -> None:
+    log = start(run)
+    report(log, 1)
+    log.flush()
+    report(log, 2)  # not flushed
+    for index in (1, 2, 3):
+        run.report(index, loss=1.0)
+    with pytest.raises(ConnectionError):
+        start(run, Recorder(fails_at=3))
+    start(run)
+    assert Recorder.service == [1, 2, 3]
+    assert len({start.id for start in Recorder.starts}) == 1
+    assert Recorder.starts[-1].state["starts"] == 3
+
+
+def test_a_tracker_that_is_new_to_a_run_gets_its_past(run: RunDirectory) -> None:
+    run.report(1, loss=1.0)
+    run.report(1, rank=1, loss=1.0)
+    run.attempts(0, 1)
+    run.report(1, attempt=1, loss=1.0)
+    run.attempts(0, 1, None)
+    run.report(1, attempt=2, loss=1.0)  # where this attempt has begun is not known yet
+    log = start(run)
+    report(log, 2)
+    report(log, 3)
+    log.flush()
+    assert Recorder.service == [1, 2, 3]
+
+
+def test_checkpoints_are_told_if_they_still_exist(run: RunDirectory) -> None:
+    log = start(run)
+    for step in (10, 20):
+        log.checkpoint(Checkpoint(run.paths.root / f"checkpoint_{step}"), step)
+        (run.paths.root / "checkpoint_20").mkdir(exist_ok=True)
+    assert Recorder.told == [("checkpoint_20", 20)]
+
+
+# -- export ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_export_logs_what_is_missing_and_only_on_request_all_of_it_again(run: RunDirectory) -> None:
+    run.report(1, loss=1.0)
+    start(run)
+    run.report(2, loss=1.0)
+    run.attempts(0, status="failed")
+    export(run.paths.root, Recorder())
+    assert (Recorder.service, Recorder.told) == ([1, 2], ["failed"])
+    export(run.paths.root, Recorder(), again=True)
+    assert Recorder.service == [1, 2] * 2
+    assert len({start.id for start in Recorder.starts}) == 2
+    assert json.loads(run.paths.tracker_state("recorder").read_text())["highest"] == 2
+
+
+def test_an_export_of_a_run_that_was_killed_logs_its_last_reports(run: RunDirectory) -> None:
+    run.report(1, loss=1.0)
+    run.attempts(None)
+    export(run.paths.root, Recorder())
+    assert (Recorder.service, Recorder.told) == ([1], ["failed"])
+
+
+def test_an_export_of_no_run_and_of_one_that_trains_is_refused(run: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="is not a run directory"):
+        export(tmp_path, Recorder())
+    store = LocalStore(run.paths.root)
+    with pytest.raises(StorageError, match="has not ended"):
+        export(run.paths.root, Recorder())
+    store.close()
