@@ -463,11 +463,14 @@ class Coordinator:
         self._manifest.attempt_ended(ended.failures, ended.why)
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
         own = dict(self._hosts.errors)
-
-        def exceptions() -> dict[int, BaseException]:
-            return {one.rank: own.get(one.rank) or original(one) for one in failures}
-
-        self._observers.tell(AttemptEnded(ended.attempt, failures, ended.why, exceptions))
+        self._observers.tell(
+            AttemptEnded(
+                ended.attempt,
+                failures,
+                ended.why,
+                lambda: {one.rank: own.get(one.rank) or original(one) for one in failures},
+            )
+        )
 
     def _log(self, attempt: int, rank: int) -> Path:
         return self._store.paths.log(attempt, rank, self._log_dir)

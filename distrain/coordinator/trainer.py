@@ -95,7 +95,6 @@ if TYPE_CHECKING:
 __all__ = ["DataParallelTrainer", "run_work"]
 
 
-_NOT_BEGUN = RunSummary(state=RunState.CONNECTING, attempt=-1)
 _FULL_DISK_WAIT_S = 5.0
 """Seconds that the end of a run waits for free space on a full disk before it gives up a file."""
 _FULL_DISK_PAUSE_S = 0.5
@@ -624,8 +623,8 @@ class _Run:
         self._write_start()
         self._facts.begin()
         observers = self._observers()
-        result: Result | None = None
         coordinator: Coordinator | None = None
+        result: Result | None = None
         try:
             observers.tell(self._begun)
             ranks, request = self._ranks(request)
@@ -674,10 +673,15 @@ class _Run:
         ).look()
 
     def _end(
-        self, runner: Coordinator | None, observers: Observers, result: Result | None, error: BaseException | None
+        self,
+        coordinator: Coordinator | None,
+        observers: Observers,
+        result: Result | None,
+        error: BaseException | None,
     ) -> None:
         """Note in run.json how the run has ended, and tell the observers. All other files of the run are there."""
-        end = runner.end if runner is not None else _NOT_BEGUN
+        begun = RunSummary(state=RunState.CONNECTING, attempt=self._request.first_attempt - 1)
+        end = begun if coordinator is None else coordinator.end
         self._facts.end()
         self._manifest.exit_code = exit_code_of(error)
         is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
@@ -689,9 +693,6 @@ class _Run:
         )
         reason = None if end.state is RunState.FINISHED else end.stop_reason
         how = "stopped" if status == "aborted" else status
-        advice = None
-        if runner is not None and reason == "SIGINT":
-            advice = self._run_errors(runner, observers.status).how_to_continue
         ended = Ended(
             status=status,
             how=f"stopped by {stopped_by(reason)}" if reason else how,
@@ -699,7 +700,11 @@ class _Run:
             result=result,
             error=error,
             checkpoints=list(self._store.committed),
-            advice=advice,
+            advice=(
+                self._run_errors(coordinator, observers.status).how_to_continue
+                if coordinator is not None and reason == "SIGINT"
+                else None
+            ),
             storage_works=self._storage_works(end),
         )
         observers.tell(ended)
@@ -793,9 +798,9 @@ class _Run:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self, runner: Coordinator, status: RunStatus) -> tuple[Result, BaseException | None]:
+    def _conclude(self, coordinator: Coordinator, status: RunStatus) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
-        value = runner.end.value
+        value = coordinator.end.value
         if value is not None:
             self._write_at_end(
                 lambda: write_atomically(self._store.paths.return_value, value),
@@ -805,12 +810,12 @@ class _Run:
             self._store.location,
             self._store.committed,
             self._config.checkpoint_config,
-            metrics=self._earlier_metrics() if runner.metrics is None else runner.metrics,
+            metrics=self._earlier_metrics() if coordinator.metrics is None else coordinator.metrics,
             return_value=None if value is None else job.unpickle_return_value(value),
         )
-        if runner.end.state is RunState.FINISHED:
+        if coordinator.end.state is RunState.FINISHED:
             return result, None
-        error = self._run_errors(runner, status).error()
+        error = self._run_errors(coordinator, status).error()
         if isinstance(error, TrainingFailedError):
             error.result = result
             failed = error
@@ -836,8 +841,8 @@ class _Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
 
-    def _run_errors(self, runner: Coordinator, status: RunStatus) -> RunErrors:
-        end = runner.end
+    def _run_errors(self, coordinator: Coordinator, status: RunStatus) -> RunErrors:
+        end = coordinator.end
         name, logs, latest = self._store.location.name, None, self._store.latest
         if self._where.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
@@ -850,8 +855,8 @@ class _Run:
             checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
             logs=logs,
             page=str(self._store.paths.page) if self._storage_works(end) and not self._store.is_remote else None,
-            last_lines=runner.last_lines(),
-            where=runner.where(),
+            last_lines=coordinator.last_lines(),
+            where=coordinator.where(),
         )
 
 

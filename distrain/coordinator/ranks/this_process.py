@@ -132,14 +132,13 @@ class Signals:
             signal.signal(number, handler)
         self._stack.close()
 
-    @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
-        """Run train_func within the block."""
+    def begin_training(self) -> None:
+        """Note that train_func begins."""
         self._is_over, self._is_training = False, True
-        try:
-            yield
-        finally:
-            self._is_training, self._is_over, self._ordered = False, True, None
+
+    def end_training(self) -> None:
+        """Note that train_func has ended: no signal may interrupt what follows."""
+        self._is_training, self._is_over, self._ordered = False, True, None
 
     def order(self, name: str) -> None:
         """End train_func by this signal, as the run has to stop. Called in another thread."""
@@ -241,10 +240,11 @@ class OwnRank:
 
         is_alone = session.context.get_world_size() == 1
         sampler = contextlib.nullcontext() if is_alone else VitalsSampler(self.channel, session.context, vitals_s)
-        with current_session(session), contextlib.ExitStack() as training:
-            training.enter_context(self.signals.training())
-            executed = run_rank(load, session, self.channel, observed=sampler, ended=lambda error: training.close())
-            self.executed = executed
+        with current_session(session):
+            self.signals.begin_training()
+            self.executed = executed = run_rank(
+                load, session, self.channel, observed=sampler, ended=lambda error: self.signals.end_training()
+            )
             self.error = executed.error
             self.signals.note_stop(executed.error)
             with contextlib.suppress(DistrainError):

@@ -12,12 +12,11 @@ import pytest
 from distrain import CheckpointConfig, FailureConfig, ScalingConfig, wire
 from distrain.api.backend import BackendConfig
 from distrain.api.job import Job
-from distrain.console.run_console import RunConsole
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.manifest import RunManifest
+from distrain.coordinator.observers import Observers
 from distrain.coordinator.run_facts import RunFacts
 from distrain.coordinator.store.local_store import LocalStore
-from distrain.decisions.blame import RunSummary
 from distrain.decisions.events import HostLost, RunRequest
 from distrain.decisions.run_status import RunStatus
 from distrain.decisions.states import RunState
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from tests.replay import Recorded
 
 
-def run(folder: Path, ranks: ReplayedRanks, hosts: tuple[str, ...], workers: Any, **failure: Any) -> RunSummary:
+def run(folder: Path, ranks: ReplayedRanks, hosts: tuple[str, ...], workers: Any, **failure: Any) -> Coordinator:
     request = RunRequest(
         run_id="id", run_name="run", storage_path=str(folder), job=Job(blob=b""), backend=BackendConfig(),
         scaling=ScalingConfig(num_workers=workers), failure_config=FailureConfig(**failure), stop_grace_s=1.0,
@@ -41,11 +40,11 @@ def run(folder: Path, ranks: ReplayedRanks, hosts: tuple[str, ...], workers: Any
     )  # fmt: skip
     with closing(LocalStore(folder / "run")) as store:
         manifest = RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {}))
-        console = RunConsole(RunStatus("run", 0.0), shows_progress=False)
-        coordinator = Coordinator(request, store, ranks, CheckpointConfig(), console, manifest=manifest)
+        observers = Observers(RunStatus("run", 0.0))
+        coordinator = Coordinator(request, store, ranks, CheckpointConfig(), observers, manifest=manifest)
         ranks.drive(coordinator.run)
         manifest.write(coordinator.end.state.value)
-        return coordinator.end
+        return coordinator
 
 
 def begins(rank: int) -> Recorded:
@@ -85,8 +84,9 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_run_that_succeeds(tmp_path: Path) -> None:
     ranks = ReplayedRanks(BOTH, SUCCESS)
-    end = run(tmp_path, ranks, BOTH, 2)
-    assert (end.state, end.metrics, end.finished) == (RunState.FINISHED, {"loss": 2}, [0, 1])
+    coordinator = run(tmp_path, ranks, BOTH, 2)
+    end = coordinator.end
+    assert (end.state, coordinator.metrics, end.finished) == (RunState.FINISHED, {"loss": 2}, [0, 1])
     assert end.value is not None
     assert pickle.loads(end.value) == "value"
     kinds = [type(message) for host, message in ranks.heard if host == "one"]
@@ -98,7 +98,8 @@ def test_a_run_that_succeeds(tmp_path: Path) -> None:
 
 def test_a_rank_that_fails_and_the_next_attempt(tmp_path: Path) -> None:
     ranks = ReplayedRanks(BOTH, [begins(0), begins(1), *raises(1, "ValueError: once")], SUCCESS)
-    end = run(tmp_path, ranks, BOTH, 2, max_failures=1)
+    coordinator = run(tmp_path, ranks, BOTH, 2, max_failures=1)
+    end = coordinator.end
     assert (end.state, end.attempt) == (RunState.FINISHED, 1)
     assert [attempt["failure"] for attempt in attempts(tmp_path)] == ["rank 1 on two: ValueError: once", None]
     starts = [message.attempt for _, message in ranks.heard if isinstance(message, wire.Start)]
@@ -107,7 +108,8 @@ def test_a_rank_that_fails_and_the_next_attempt(tmp_path: Path) -> None:
 
 def test_a_rank_that_fails_for_good(tmp_path: Path) -> None:
     ranks = ReplayedRanks(BOTH, [begins(0), begins(1), *raises(1, "ValueError: no")])
-    end = run(tmp_path, ranks, BOTH, 2)
+    coordinator = run(tmp_path, ranks, BOTH, 2)
+    end = coordinator.end
     assert end.state is RunState.FAILED
     [failure] = end.failures
     assert (failure.rank, failure.host, failure.summary) == (1, "two", "ValueError: no")
@@ -120,7 +122,8 @@ def test_a_host_that_is_lost(tmp_path: Path, max_failures: int) -> None:
     """The run continues with the workers that are left, if it may."""
     alone = [begins(0), returns(0)]
     ranks = ReplayedRanks(["one", "two"], [begins(0), begins(1), HostLost("two", "its lease has expired")], alone)
-    end = run(tmp_path, ranks, BOTH, (1, 2), max_failures=max_failures, host_wait_s=0.0)
+    coordinator = run(tmp_path, ranks, BOTH, (1, 2), max_failures=max_failures, host_wait_s=0.0)
+    end = coordinator.end
     if max_failures:
         assert (end.state, end.attempt) == (RunState.FINISHED, 1)
         assert "its lease has expired" in attempts(tmp_path)[0]["failure"]
