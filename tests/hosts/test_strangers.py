@@ -15,7 +15,7 @@ from tests.hosts.conftest import over
 from tests.hosts.faults import python_with
 from tests.hosts.lab import HOSTS, ROOT, Hosts
 from tests.hosts.test_training import OVER_TORCH
-from tests.strangers import ANY_ADDRESS, Listener, Visit
+from tests.strangers import ANY_ADDRESS, Listener, Visit, messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -152,7 +152,7 @@ def with_a_late_host(user: User) -> None:
 
 @contextlib.contextmanager
 def stranger_at_the_agent(user: User) -> Iterator[None]:
-    """Of alpha, before anybody else comes. Whatever he sends, he gets the same number, is silent from then on, and stays."""
+    """Of alpha, before anybody else comes. Whatever he sends, he gets one number, and he stays."""
     wait_until((user.folder / "told").exists, 60.0, "that agents are told to listen")
     agents: list[Listener] = []
     wait_until(lambda: agents.extend(agents_of(user.lab.listeners("alpha"))) or agents, what="alpha's listener")
