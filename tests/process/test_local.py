@@ -36,6 +36,7 @@ from distrain import (
 )
 from distrain.api import current
 from distrain.collective import broadcast_from_rank_zero
+from distrain.coordinator.ranks.this_process import OwnRank
 from tests.process.conftest import files_of, records, reported
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -309,6 +310,24 @@ def test_two_threads_cannot_train_here_at_once(local: Local) -> None:
         thread.join()
     assert dict(os.environ) == before
     assert local(lambda: "afterwards").return_value == "afterwards"
+
+
+def test_no_descriptors_are_left(local: Local) -> None:
+    local(lambda: None)
+    before = len(os.listdir("/proc/self/fd"))
+    local(lambda: None)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_run_ends_if_this_process_cannot_be_a_rank(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = threading.active_count()
+    monkeypatch.setattr(OwnRank, "_be_rank", fail)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        local(lambda: None, max_failures=-1)
+    assert threading.active_count() == threads
 
 
 # -- where it must not run -------------------------------------------------------------------------------------------

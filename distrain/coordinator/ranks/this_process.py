@@ -231,6 +231,11 @@ class OwnRank:
                 self.channel.use_storage(session.context.get_storage().run)
                 self._be_rank(session, spec.vitals_s)
 
+    def give_up(self, error: BaseException) -> None:
+        """End the run, as this process cannot be a rank."""
+        with contextlib.suppress(DistrainError):
+            self.channel.send(wire.HostFailed(text=f"this process can no longer be a rank: {error!r}"))
+
     def _be_rank(self, session: Session, vitals_s: float) -> None:
         work = self._fresh()
 
