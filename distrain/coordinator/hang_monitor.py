@@ -128,7 +128,8 @@ class HangMonitor:
     def _look(self, after_s: float, lines: tuple[str, ...]) -> None:
         """Show collectives that do not match, without waiting for the limit of the user."""
         before, self._mismatch = self._mismatch, [] if self._silent else mismatched_collectives(self._stacks)
-        if self._mismatch and self._mismatch == before and self._due.pop("report", None):
+        if self._mismatch and self._mismatch == before and "report" in self._due:
+            del self._due["report"]
             self._keep_all()
             self._warn_of_hang(after_s, (*self._mismatch, _ADVICE))
 

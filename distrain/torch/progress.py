@@ -223,7 +223,10 @@ class StateProgress(Progress):
             self._loader.dataset.load_state_dict({})
 
     def position(self) -> dict[str, Any]:
-        """Return the state. At the end of a pass there is none, as many loaders have one that ends again at once."""
+        """Return the state. At the end of a pass there is none, as many loaders have one that ends again at once.
+
+        With the rank in it, it differs from those of other ranks: of equal ones a checkpoint keeps the first.
+        """
         state = self._start
         if self.loop:
             self.loop.report()
@@ -231,4 +234,5 @@ class StateProgress(Progress):
                 state = None
             elif not self.loop.is_look:
                 state = encode_state(self._loader.state_dict())
-        return {"ranks": self._session.context.world_size, "state": state}
+        context = self._session.context
+        return {"rank": context.world_rank, "ranks": context.world_size, "state": state}
