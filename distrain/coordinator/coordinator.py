@@ -456,6 +456,8 @@ class Coordinator:
         self._outputs.begin(attempt)
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
+        if ended.attempt != self._attempt:  # its hosts were refused before it began
+            return
         self._host_files.end_attempt()
         self._report_handler.end()
         self._hang_monitor.end_hang()
