@@ -103,6 +103,7 @@ class Signals:
         self._channel = channel
         self._relay = relay
         self._is_alone = is_alone
+        self._pid = os.getpid()
         self._replaced: dict[int, Any] = {}
         self._stack = contextlib.ExitStack()
         self._is_training = False
@@ -159,6 +160,8 @@ class Signals:
             self._tell(signal.Signals[reason])
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a child of train_func: its connection is closed
+            self._raise(number, frame)
         if number == self._ordered:
             if self._is_training and not self._has_raised:
                 self._raise(number, frame)
@@ -182,7 +185,7 @@ class Signals:
     def _tell(self, number: int) -> None:
         self._has_told = True
         with contextlib.suppress(DistrainError):
-            self._channel.send(wire.HostSignalled(signal=signal.Signals(number).name))
+            self._channel.send(wire.HostSignalled(signal=signal.Signals(number).name, is_own=self._is_alone))
 
     def _raise(self, number: int, frame: FrameType | None) -> NoReturn:
         self._has_raised = True
