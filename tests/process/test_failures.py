@@ -124,7 +124,7 @@ ENDS: list[Any] = [
     pytest.param(raise_unpicklable, RuntimeError, 1, "holds a lock", id="unpicklable"),
     pytest.param(raise_what_needs_arguments, NeedsArguments, 1, "NeedsArguments: 1 and 2", id="needs arguments"),
     pytest.param(raise_(Mute()), Mute, 1, "Mute", id="its __str__ fails"),
-    pytest.param(be_interrupted, KeyboardInterrupt, 1, "KeyboardInterrupt", id="KeyboardInterrupt"),
+    pytest.param(be_interrupted, KeyboardInterrupt, 130, "KeyboardInterrupt", id="KeyboardInterrupt"),
     pytest.param(
         raise_several,
         Exception,
