@@ -101,9 +101,11 @@ class Loop:
                 yield
             return
         previous = self.on_signals((n for n in numbers if handler_of(n) not in (signal.SIG_IGN, None)), callback)
+        _replaced.append(previous)
         try:
             yield
         finally:
+            _replaced.pop()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -203,6 +205,22 @@ class Loop:
         for fd in self._signal_pipe:
             os.close(fd)
         self._signal_pipe = ()
+
+
+_replaced: list[dict[int, Any]] = []
+"""The handlers that :meth:`Loop.signals` has replaced."""
+
+
+def _restore_handlers() -> None:
+    """Let a child of ``os.fork()``, such as one of a callback, have the signals that it gets: it runs no loop."""
+    if _replaced:
+        signal.set_wakeup_fd(-1)
+    while _replaced:
+        for number, handler in _replaced.pop().items():
+            signal.signal(number, handler)
+
+
+os.register_at_fork(after_in_child=_restore_handlers)
 
 
 class SignalRelay:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -164,3 +165,26 @@ def test_what_a_closed_loop_has_watched_can_be_forgotten(pipe: tuple[int, int]) 
     closed.on_readable(pipe[0], lambda: None)
     closed.close()
     closed.forget(pipe[0])
+
+
+def test_signals_of_a_forked_child_are_its_own(loop: Loop) -> None:
+    heard: list[int] = []
+    began, begins = os.pipe()
+    with loop.signals([signal.SIGTERM], heard.append):
+        child = os.fork()
+        if not child:
+            os.write(begins, b"!")
+            signal.pause()
+            os._exit(0)
+        os.read(began, 1)
+        os.kill(child, signal.SIGTERM)
+        time.sleep(0.1)
+        loop.call_in("wake", 0.0, lambda: None)
+        loop.step()
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    os.close(began)
+    os.close(begins)
+    assert (heard, ended, os.waitstatus_to_exitcode(status)) == ([], child, -signal.SIGTERM)
