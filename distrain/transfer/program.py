@@ -44,20 +44,23 @@ def arrive():
     usual = os.path.join(parent if os.path.isabs(parent) else "~/.cache", "distrain")
     cache = os.path.expanduser(os.environ.get("DISTRAIN_CACHE") or usual)
     home = os.path.join(cache, "programs", key)
-    try:
-        os.makedirs(cache, mode=0o700, exist_ok=True)
-        status = os.lstat(cache)
-        if stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
-            raise OSError("others may have put programs into " + cache)
-        if not os.path.isfile(home + "/BROUGHT"): bring(home)
-        fd = os.open(home, os.O_RDONLY)
-    except OSError as error:
-        cure = "name another directory with env.DISTRAIN_CACHE= in the hostfile, or free some space there"
-        sys.exit("distrain cannot be stored there: %s; %s" % (error, cure))
-    try: os.utime(home)
-    except OSError: pass  # it is read-only
-    try: fcntl.flock(fd, fcntl.LOCK_SH)
-    except OSError: pass  # a file system without locks
+    while True:
+        try:
+            os.makedirs(cache, mode=0o700, exist_ok=True)
+            status = os.lstat(cache)
+            if stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
+                raise OSError("others may have put programs into " + cache)
+            if not os.path.isfile(home + "/BROUGHT"): bring(home)
+            fd = os.open(home, os.O_RDONLY)
+        except OSError as error:
+            cure = "name another directory with env.DISTRAIN_CACHE= in the hostfile, or free some space there"
+            sys.exit("distrain cannot be stored there: %s; %s" % (error, cure))
+        try: os.utime(home)
+        except OSError: pass  # it is read-only
+        try: fcntl.flock(fd, fcntl.LOCK_SH)
+        except OSError: pass  # a file system without locks
+        if os.path.isdir(home) and os.path.samestat(os.fstat(fd), os.stat(home)): break
+        os.close(fd)  # it was deleted just now
     sys.argv[1] = home + "/distrain"
 def bring(home):
     import hashlib, io, shutil, tempfile, zipfile

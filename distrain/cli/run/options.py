@@ -26,6 +26,7 @@ _WITHOUT_EFFECT = (
 _SHORT = {"redirects": "-r", "tee": "-t"}
 _INSTEAD = {
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
+    "print-completion": "`distrain run --help` lists the options",
     "stacks": "`distrain stacks RUN` shows them",
     "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",
 }

@@ -101,7 +101,9 @@ def extremes_of(reports: Iterable[dict[str, Any]]) -> dict[str, Extreme]:
     found: dict[str, Extreme] = {}
     for report in reports:
         for name, item in flatten(report["metrics"]).items():
-            if isinstance(item, bool) or not isinstance(item, (int, float)) or not math.isfinite(item):
+            if isinstance(item, bool) or not isinstance(item, (int, float)):
+                continue
+            if isinstance(item, float) and not math.isfinite(item):  # an int may be beyond the floats
                 continue
             before = found.get(name) or Extreme(item, report["step"], item, report["step"])
             if item < before.least:

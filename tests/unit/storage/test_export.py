@@ -13,6 +13,7 @@ import pytest
 
 from distrain.cli.main import run_main
 from distrain.storage.runs.comparison import command_of, differences
+from distrain.storage.runs.details import extremes_of
 from distrain.storage.runs.export import FORMATS, rows_of
 from distrain.storage.runs.listing import find_run
 from tests.unit.storage.made import add_reports, make_run
@@ -119,3 +120,8 @@ def test_metrics_are_compared_by_their_last_and_best_values(tmp_path: Path, run:
     assert table["loss (least)"] == [0.5, None]
     assert table["loss (largest)"] == [1.0, None]
     assert math.isnan(table["loss (last)"][0])
+
+
+def test_an_int_beyond_the_floats_is_the_extreme_of_a_metric() -> None:
+    reports = [{"step": 1, "metrics": {"n": 1, "x": math.nan}}, {"step": 2, "metrics": {"n": 10**400}}]
+    assert extremes_of(reports) == {"n": (1, 1, 10**400, 2)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from distrain import wire
 from distrain.system import process
 from distrain.transfer import program
+from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -192,6 +195,21 @@ def test_a_program_that_runs_has_locked_its_files(visited: Host) -> None:
 def damaged(parcel: bytes) -> bytes:
     middle = len(parcel) // 2
     return parcel[:middle] + bytes([parcel[middle] ^ 1]) + parcel[middle + 1 :]
+
+
+def test_a_program_that_is_deleted_just_now_arrives_again(visited: Host) -> None:
+    os.utime(visited.home, (0, 0))
+    fd = os.open(visited.home, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with ThreadPoolExecutor() as threads:
+        arriving = threads.submit(visited.run, program.parcel())
+        wait_until(lambda: visited.home.stat().st_mtime > 0)
+        doomed = visited.home.with_name(".new-old")
+        visited.home.rename(doomed)
+        shutil.rmtree(doomed)
+        os.close(fd)
+        assert arriving.result() == (0, ASK, "")
+    assert visited.there == [program.key()]
 
 
 def test_a_parcel_that_arrives_damaged_is_refused(host: Host) -> None:
