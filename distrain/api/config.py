@@ -311,7 +311,8 @@ class FailureConfig:
     backoff_s: seconds to wait before a restart. The wait doubles each time there was no new checkpoint, up to 5
         minutes.
     hang_report_s: seconds without any report or output of any rank before distrain shows the stacks of all ranks, once;
-        None never shows them.
+        None never shows them. If all ranks wait in collectives of torch.distributed that do not match, it shows them
+        after two minutes.
     hang_timeout_s: seconds without any report or output of any rank before the attempt counts as failed; None, the
         default, sets no limit.
     host_lease_s: seconds of silence after which a remote host counts as lost, and after which its workers end

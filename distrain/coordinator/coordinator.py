@@ -324,8 +324,8 @@ class Coordinator:
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
                 reports = self._report_handler.report_counts.get(message.rank, 0)
                 self._happened(events.MessageReceived(host, message, reports, reason))
-            case wire.HostSignalled(signal=name):
-                self._on_signal_of_host(name)
+            case wire.HostSignalled():
+                self._on_signal_of_host(message)
             case wire.HostProbed():
                 self._launch_checks.handle(host, message)
                 self._hang_monitor.handle(host, message)
@@ -448,7 +448,8 @@ class Coordinator:
         self._attempt = attempt
         self._manifest.agents = list(self._hosts.inherited_ids)
         self._manifest.attempt_begins(attempt, plan)
-        self._store.make_parent(self._log(attempt, 0))
+        if self._request.keeps_logs:
+            self._store.make_parent(self._log(attempt, 0))
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
         self._report_handler.begin(attempt, len(plan.ranks))
         self._hang_monitor.begin(attempt)
@@ -456,6 +457,8 @@ class Coordinator:
         self._outputs.begin(attempt)
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
+        if ended.attempt != self._attempt:  # its hosts were refused before it began
+            return
         self._host_files.end_attempt()
         self._report_handler.end()
         self._hang_monitor.end_hang()
@@ -544,11 +547,11 @@ class Coordinator:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _on_signal_of_host(self, name: str) -> None:
+    def _on_signal_of_host(self, signalled: wire.HostSignalled) -> None:
         """Stop the run as if the scheduler had signalled this process. It may signal every host, and this process."""
         if not self.machine.was_asked_to_stop:
-            self._on_signal(signal.Signals[name])
-            self._signalled_hosts_with = name
+            self._on_signal(signal.Signals[signalled.signal])
+            self._signalled_hosts_with = None if signalled.is_own else signalled.signal
 
     def _on_signal(self, number: int) -> None:
         why = signal.Signals(number).name

@@ -93,6 +93,13 @@ class Observers:
         for one in self._timed:
             one.tick(now)
 
+    def end(self, ended: Ended) -> None:
+        """Tell all that the run has ended, even if one of them raises an exception, and :meth:`wait`."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.wait, is_stopped=ended.status == "aborted")
+            for hear in reversed(self._hearers_of(Ended)):
+                stack.callback(hear, ended)
+
     def wait(self, *, is_stopped: bool) -> None:
         """Wait until slow observers have heard everything, but not for long. Ctrl-C ends the waiting.
 
@@ -134,7 +141,7 @@ def observers_of(context: RunContext, run: RunBegan, status: RunStatus) -> list[
 class _Mailbox:
     """A thread that does one task after the other. It starts with the first one, and is a daemon thread.
 
-    do: does a task. idle: is called about once per second between two tasks.
+    do: does a task. idle: is called about once per second between two tasks, also if there is always one.
     """
 
     def __init__(self, name: str, do: Callable[[Any], None], idle: Callable[[], None] | None = None) -> None:
@@ -151,6 +158,8 @@ class _Mailbox:
 
     def add(self, task: Any) -> None:
         with self._changed:
+            if self._is_closed:
+                return
             self._tasks.append(task)
             self._changed.notify_all()
         if self._thread is None:
@@ -176,19 +185,23 @@ class _Mailbox:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        idle_at = time.monotonic() + _IDLE_S
         while True:
             with self._changed:
                 self._is_working = False
                 self._changed.notify_all()
-                is_due = bool(self._changed.wait_for(lambda: self._tasks or self._is_closed, _IDLE_S))
+                self._changed.wait_for(lambda: self._tasks or self._is_closed, idle_at - time.monotonic())
                 if self._is_closed:
                     return
-                task = self._tasks.popleft() if is_due else None
-                self._is_working = is_due
+                is_idle = time.monotonic() >= idle_at
+                self._is_working = not is_idle and bool(self._tasks)
+                task = self._tasks.popleft() if self._is_working else None
             if task is not None:
                 self._do(task)
-            elif self._idle is not None:
-                self._idle()
+            elif is_idle:
+                if self._idle is not None:
+                    self._idle()
+                idle_at = time.monotonic() + _IDLE_S
 
 
 class Threaded:
@@ -294,7 +307,7 @@ class Callbacks:
                     raise  # Ctrl-C, or sys.exit() in the thread of fit()
                 self._show_once(f"{type(callback).__qualname__}.{name}()")
         for stream in filter(None, (sys.stdout, sys.stderr)):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(Exception):  # the user's own stream may have no flush()
                 stream.flush()  # their output is shown before later output of distrain
 
     def _show_once(self, who: str) -> None:

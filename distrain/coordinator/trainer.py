@@ -682,18 +682,12 @@ class _Run:
         """Note in run.json how the run has ended, and tell the observers. All other files of the run are there."""
         begun = RunSummary(state=RunState.CONNECTING, attempt=self._request.first_attempt - 1)
         end = begun if coordinator is None else coordinator.end
-        self._facts.end()
-        self._manifest.exit_code = exit_code_of(error)
         is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
         status = end.state.value if is_over else "failed"
-        self._write_at_end(
-            lambda: self._manifest.write(status),
-            "the run directory does not say how the run ended, because that could not be written",
-            left=0,
-        )
         reason = None if end.state is RunState.FINISHED else end.stop_reason
         how = "stopped" if status == "aborted" else status
-        ended = Ended(
+        ended = partial(
+            Ended,
             status=status,
             how=f"stopped by {stopped_by(reason)}" if reason else how,
             seconds=time.monotonic() - observers.status.started,
@@ -705,10 +699,17 @@ class _Run:
                 if coordinator is not None and reason == "SIGINT"
                 else None
             ),
-            storage_works=self._storage_works(end),
         )
-        observers.tell(ended)
-        observers.wait(is_stopped=status == "aborted")
+        try:
+            self._facts.end()
+            self._manifest.exit_code = exit_code_of(error)
+            self._write_at_end(
+                lambda: self._manifest.write(status),
+                "the run directory does not say how the run ended, because that could not be written",
+                left=0,
+            )
+        finally:  # Ctrl-C may end the wait for a full disk
+            observers.end(ended(storage_works=self._storage_works(end)))
 
     def _storage_works(self, end: RunSummary) -> bool:
         return not (end.storage_failed or self._store.is_stalled)

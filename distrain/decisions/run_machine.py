@@ -579,8 +579,8 @@ class RunStateMachine:
         verb = ("are" if len(awaited) > 1 else "is") + (" storing" if latest.parts else " expected to report")
         return [
             ShowLine(
-                f"{name_ranks(self.failed_ranks)} failed; waiting up to {self._deadline - now:g} s for the checkpoint "
-                f"that {name_ranks(awaited)} {verb}"
+                f"{name_ranks(self.failed_ranks)} failed; waiting up to {self._deadline - now:.0f} s for the "
+                f"checkpoint that {name_ranks(awaited)} {verb}"
             )
         ]
 
@@ -674,8 +674,7 @@ class RunStateMachine:
             self._waits_since = now  # the grace begins
             return [ShowLine(f"{pressed}: the run stops when its checkpoint is stored. {pressed} again ends the wait")]
         if not self.attempt_is_active:
-            self._end(RunState.ABORTED)
-            return []
+            return self._end_early(RunState.ABORTED)
         grace_s = self.request.stop_grace_s
         again = f"{pressed} again kills the workers now"
         if self.saves_on_stop:
@@ -896,8 +895,13 @@ class RunStateMachine:
 
     def _give_up(self, problem: str) -> list[Action]:
         self.problem = self.problem or problem
-        self._end(RunState.FAILED)
-        return []
+        return self._end_early(RunState.FAILED)
+
+    def _end_early(self, state: RunState) -> list[Action]:
+        """End the run. An attempt ends with it whose ranks were never started, or cannot be ended."""
+        has_attempt = self.state in (RunState.RESERVING, RunState.PREPARING, RunState.STOPPING)
+        self._end(state)
+        return [AttemptEnded(self.attempt, tuple(self.failures), self._describe_early_end())] if has_attempt else []
 
     # -- moves ----------------------------------------------------------------------------------------------------
 

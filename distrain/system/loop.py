@@ -196,6 +196,7 @@ class Loop:
 
     def close(self) -> None:
         """Close the loop's own descriptors. Watched descriptors stay open, and signal handlers stay installed."""
+        self._watched.clear()  # so that those who still watch one may forget it later
         self._selector.close()
         if self._signal_pipe:
             signal.set_wakeup_fd(self._previous_wakeup_fd)
@@ -213,7 +214,7 @@ class SignalRelay:
     current: ClassVar[SignalRelay | None] = None
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may come while the handler of another one is in pass_on()
         self._passed = b""
         self._pipes: set[int] = set()
 

@@ -74,9 +74,13 @@ class TrackerLog:
         )
         self._tracker.start(self._run)
         self.flush()
-        for record in reports_of(run):
-            self.report(record["step"], record["metrics"], record.get("progress"), record["time"], record["attempt"])
+        self.catch_up()
         self.flush()
+
+    def catch_up(self) -> None:
+        """Log the reports in the files of the run that the tracker has missed."""
+        for record in reports_of(run_at(self._files)):
+            self._report(record["step"], record["metrics"], record.get("progress"), record["time"], record["attempt"])
 
     @property
     def url(self) -> str | None:
@@ -87,7 +91,14 @@ class TrackerLog:
     def report(
         self, number: int, metrics: Mapping[str, Any], progress: Sequence[float] | None, moment: float, attempt: int
     ) -> None:
-        """Log a report of rank 0, unless the tracker has had it."""
+        """Log a report of rank 0, unless the tracker has had it, after those that were left out before it."""
+        if number > self._highest + 1:
+            self.catch_up()
+        self._report(number, metrics, progress, moment, attempt)
+
+    def _report(
+        self, number: int, metrics: Mapping[str, Any], progress: Sequence[float] | None, moment: float, attempt: int
+    ) -> None:
         if number <= self._highest:
             return
         step = max(number, self._last_step + 1)

@@ -31,7 +31,7 @@ def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[Tra
     """Return an observer for each tracker of a run."""
     folder = context.run_config.log_dir
     log = RunPaths(run.directory).tracker_log(None if folder is None else Path(folder).expanduser())
-    return [TrackerObserver(tracker, run, log) for tracker in trackers_of(context.run_config.trackers, {})]
+    return [TrackerObserver(tracker, run, status, log) for tracker in trackers_of(context.run_config.trackers, {})]
 
 
 class TrackerObserver(Observer):
@@ -42,22 +42,27 @@ class TrackerObserver(Observer):
 
     hears = (RunBegan, AttemptBegan, Reported, Committed, Ended)
 
-    def __init__(self, tracker: Tracker, run: RunBegan, log: Path) -> None:
+    def __init__(self, tracker: Tracker, run: RunBegan, status: RunStatus, log: Path) -> None:
         self.name = f"the tracker {name_of(tracker)}"
         self.advice = "the next start of this run, or distrain.trackers.export(), adds what is missing"
         if name_of(tracker) in TRACKERS:
             self.advice = f"`distrain export {run.location} --to {name_of(tracker)}` adds what is missing later"
         self._tracker = tracker
         self._run = run
+        self._status = status
         self._error_log = log
         self._log: TrackerLog | None = None
         self._next_try = 0.0
         self._attempt = 0
+        self._heard = 0
+        """The index of the last report of rank 0 in this attempt. Later ones may have been left out."""
         self._told: set[str] = set()
 
     def hear(self, fact: Fact) -> None:
         if isinstance(fact, AttemptBegan):
-            self._attempt = fact.attempt
+            self._attempt, self._heard = fact.attempt, 0
+        elif isinstance(fact, Reported) and fact.rank == 0:
+            self._heard = fact.index
         if self._log is not None or isinstance(fact, (RunBegan, Ended)):
             self._try(fact)
 
@@ -95,6 +100,8 @@ class TrackerObserver(Observer):
             case Committed():
                 log.checkpoint(fact.checkpoint, fact.step)
             case Ended():
+                if self._status.ranks and self._status.ranks[0].reports > self._heard:
+                    log.catch_up()
                 log.finish(fact.status)
             case None:
                 log.flush()

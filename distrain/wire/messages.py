@@ -183,10 +183,12 @@ class HostFailed(Message):
 class HostSignalled(Message):
     """A signal asks the run to stop, such as SIGUSR1 of a scheduler: the job will end soon.
 
-    Agent, or a rank that distrain has not started -> coordinator.
+    Agent, or a rank that distrain has not started -> coordinator. is_own: the rank is in the process of the
+    coordinator, which gets this signal in no other way.
     """
 
     signal: str
+    is_own: bool = False
 
 
 @message

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -36,6 +37,7 @@ from distrain import (
 )
 from distrain.api import current
 from distrain.collective import broadcast_from_rank_zero
+from distrain.coordinator.ranks.this_process import OwnRank
 from tests.process.conftest import files_of, records, reported
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -309,6 +311,45 @@ def test_two_threads_cannot_train_here_at_once(local: Local) -> None:
         thread.join()
     assert dict(os.environ) == before
     assert local(lambda: "afterwards").return_value == "afterwards"
+
+
+def test_no_descriptors_are_left(local: Local) -> None:
+    local(lambda: None)
+    before = len(os.listdir("/proc/self/fd"))
+    local(lambda: None)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_signal_ends_a_child_of_train_func_that_calls_should_stop(local: Local) -> None:
+    def train() -> int:
+        distrain.should_stop()
+        began, begins = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(begins, b"!")  # before that, the interpreter may drop a signal
+            signal.pause()
+        os.read(began, 1)
+        os.kill(child, signal.SIGTERM)
+        for _ in range(200):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
+        os.kill(child, signal.SIGKILL)
+        return 0
+
+    assert local(train).return_value == 128 + signal.SIGTERM
+
+
+def test_the_run_ends_if_this_process_cannot_be_a_rank(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = threading.active_count()
+    monkeypatch.setattr(OwnRank, "_be_rank", fail)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        local(lambda: None, max_failures=-1)
+    assert threading.active_count() == threads
 
 
 # -- where it must not run -------------------------------------------------------------------------------------------

@@ -109,8 +109,12 @@ class AdoptedRanks:
             thread.start()
             try:
                 self._own.serve()
+            except BaseException as error:  # the run would wait for this rank
+                self._own.give_up(error)
+                raise
             finally:
                 thread.join()
+                self._own.channel.close()
         if errors:
             raise errors[0]
 

@@ -39,8 +39,12 @@ class InProcessRank(AdoptedRanks):
 
     def drive(self, run: Callable[[], None]) -> None:
         """Raise LaunchError if another thread trains in this process."""
-        with only_one():
-            super().drive(run)
+        try:
+            with only_one():
+                super().drive(run)
+        finally:
+            for channel in (self._own.channel, *self._channels.values()):
+                channel.close()
 
 
 @contextlib.contextmanager

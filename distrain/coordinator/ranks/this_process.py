@@ -103,6 +103,7 @@ class Signals:
         self._channel = channel
         self._relay = relay
         self._is_alone = is_alone
+        self._pid = os.getpid()
         self._replaced: dict[int, Any] = {}
         self._stack = contextlib.ExitStack()
         self._is_training = False
@@ -159,6 +160,8 @@ class Signals:
             self._tell(signal.Signals[reason])
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a child of train_func: its connection is closed
+            self._raise(number, frame)
         if number == self._ordered:
             if self._is_training and not self._has_raised:
                 self._raise(number, frame)
@@ -182,7 +185,7 @@ class Signals:
     def _tell(self, number: int) -> None:
         self._has_told = True
         with contextlib.suppress(DistrainError):
-            self._channel.send(wire.HostSignalled(signal=signal.Signals(number).name))
+            self._channel.send(wire.HostSignalled(signal=signal.Signals(number).name, is_own=self._is_alone))
 
     def _raise(self, number: int, frame: FrameType | None) -> NoReturn:
         self._has_raised = True
@@ -230,6 +233,11 @@ class OwnRank:
                 session = Session.of(self.channel, spec)
                 self.channel.use_storage(session.context.get_storage().run)
                 self._be_rank(session, spec.vitals_s)
+
+    def give_up(self, error: BaseException) -> None:
+        """End the run, as this process cannot be a rank."""
+        with contextlib.suppress(DistrainError):
+            self.channel.send(wire.HostFailed(text=f"this process can no longer be a rank: {error!r}"))
 
     def _be_rank(self, session: Session, vitals_s: float) -> None:
         work = self._fresh()

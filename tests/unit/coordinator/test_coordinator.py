@@ -130,3 +130,18 @@ def test_a_host_that_is_lost(tmp_path: Path, max_failures: int) -> None:
     else:
         assert end.state is RunState.FAILED
         assert "its lease has expired" in (end.problem or "")
+
+
+@pytest.mark.parametrize("begins_with", ["fails", "is lost"])
+def test_an_attempt_ends_whose_ranks_were_never_started(tmp_path: Path, begins_with: str) -> None:
+    class Refusing(ReplayedRanks):
+        def send(self, name: str, message: wire.Message) -> None:
+            if isinstance(message, wire.ReservePorts):
+                text = "there is no port"
+                self._say((name, wire.HostFailed(text=text)) if begins_with == "fails" else HostLost(name, text))
+
+    coordinator = run(tmp_path, Refusing(["one"]), ("one",), 1)
+    assert coordinator.end.state is RunState.FAILED
+    [attempt] = attempts(tmp_path)
+    assert attempt["ended"] is not None
+    assert "there is no port" in attempt["failure"]

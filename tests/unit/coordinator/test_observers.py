@@ -227,3 +227,62 @@ def test_after_run_is_not_called_if_fit_itself_fails_or_a_callback_is_stuck(
     assert stuck.story == []
     assert "after_run() is not called, as a callback has not returned" in capsys.readouterr().err
     release.set()
+
+
+# -- when something goes wrong ---------------------------------------------------------------------------------------
+
+
+def test_without_a_thread_nobody_waits_for_an_observer(monkeypatch: pytest.MonkeyPatch, capsys: Shown) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    recorder, keeping = Recorder(), Keeping()
+    observers = run_with(keeping, recorder, monkeypatch=monkeypatch)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    began = time.monotonic()
+    for fact in (BEGAN, *[ReportsJoined([{}], None)] * 3):
+        observers.tell(fact)
+    observers.end(ended())
+    assert time.monotonic() - began < 3.0
+    assert recorder.story[-1] == ("end", RESULT, None)
+    assert capsys.readouterr().err.count("hears nothing: can't start new thread") == 2
+
+
+def test_an_observer_that_always_hears_something_is_idle_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(Observer):
+        idled = 0
+
+        def idle(self) -> None:
+            self.idled += 1
+
+    monkeypatch.setattr(module, "_IDLE_S", 0.05)
+    busy = Busy()
+    observers = run_with(busy, monkeypatch=monkeypatch)
+    until = time.monotonic() + 10.0
+    while not busy.idled and time.monotonic() < until:
+        observers.tell(BEGAN)
+        time.sleep(0.002)
+    observers.end(ended())
+    assert busy.idled
+
+
+def test_callbacks_work_with_a_stream_that_cannot_be_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    observers = run_with(recorder, monkeypatch=monkeypatch)
+    monkeypatch.setattr("sys.stdout", object())
+    observers.tell(ReportsJoined([{}], None))
+    observers.end(ended())
+    assert [kind for kind, *_ in recorder.story] == ["report", "end"]
+
+
+def test_all_hear_of_the_end_even_if_one_of_them_raises() -> None:
+    class Raising(Keeping):
+        def hear(self, fact: Fact) -> None:
+            raise KeyboardInterrupt
+
+    later = Keeping()
+    later.may_go_on.set()
+    observers = Observers(RunStatus("/runs/run", started=0.0), [Raising(), later])
+    with pytest.raises(KeyboardInterrupt):
+        observers.end(ended())
+    assert later.heard == [ended()]

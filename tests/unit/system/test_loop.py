@@ -157,3 +157,10 @@ assert heard == [15]
 """
     run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_what_a_closed_loop_has_watched_can_be_forgotten(pipe: tuple[int, int]) -> None:
+    closed = Loop()
+    closed.on_readable(pipe[0], lambda: None)
+    closed.close()
+    closed.forget(pipe[0])

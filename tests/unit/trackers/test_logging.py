@@ -11,11 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from distrain.api.observer import AttemptBegan, Ended, Reported, RunBegan
 from distrain.coordinator.store.local_store import LocalStore
+from distrain.decisions.run_status import RunStatus
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.trackers import Report, TrackedRun, Tracker, export
 from distrain.trackers.logging import TrackerLog
+from distrain.trackers.observer import TrackerObserver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,3 +198,33 @@ def test_an_export_of_no_run_and_of_one_that_trains_is_refused(run: RunDirectory
     with pytest.raises(StorageError, match="has not ended"):
         export(run.paths.root, Recorder())
     store.close()
+
+
+def test_reports_that_were_left_out_come_from_the_files(run: RunDirectory) -> None:
+    """A tracker that is too slow does not hear all reports of a run."""
+    log = start(run)
+    report(log, 1)
+    for index in range(1, 6):
+        run.report(index, loss=0.5)
+    report(log, 4)
+    report(log, 5)
+    assert Recorder.service == []
+    log.flush()
+    assert Recorder.service == [1, 2, 3, 4, 5]
+
+
+def test_the_last_reports_that_were_left_out_come_from_the_files_at_the_end(run: RunDirectory) -> None:
+    root = run.paths.root
+    status = RunStatus(str(root), started=0.0)
+    began = RunBegan("id", "run", str(root), root, in_process=False)
+    observer = TrackerObserver(Recorder(), began, status, root / "tracker.log")
+    begun = AttemptBegan(0, ["here"], 1.0)
+    first, last = (Reported(0, n, n, {"loss": 0.5}, None, 1.0) for n in (1, 2))
+    for fact in (begun, first, last):
+        status.hear(fact)
+    for index in (1, 2):
+        run.report(index, loss=0.5)
+    for fact in (began, begun, first):
+        observer.hear(fact)
+    observer.hear(Ended("finished", "finished", 1.0, None, None, [], None, storage_works=True))
+    assert (Recorder.service, Recorder.told) == ([1, 2], ["finished"])
