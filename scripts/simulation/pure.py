@@ -82,10 +82,9 @@ class _World:
         if self._is_busy:
             return
         self._is_busy = True
-        while self._inbox:
-            self.do(self.machine.handle(self._inbox.popleft(), 0.0))
-            while self.machine.state.waits_for_files:
-                self.do(self.machine.handle(events.Outstanding(), 0.0))
+        while self._inbox or self.machine.state.waits_for_files:
+            waits = self.machine.state.waits_for_files
+            self.do(self.machine.handle(events.Outstanding() if waits else self._inbox.popleft(), 0.0))
         self._is_busy = False
 
     def _answers(self, host: str, message: wire.Message) -> Iterator[wire.Message]:
