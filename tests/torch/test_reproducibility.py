@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import distrain
+from distrain.api import current
 from distrain.api.context import TrainContext
 from distrain.torch import TorchTrainer, enable_reproducibility, prepare_data_loader
 from distrain.worker.session import Session
@@ -110,14 +111,14 @@ def test_a_generator_of_the_users_is_kept_and_the_next_run_has_none(monkeypatch:
         storage_path="nowhere", attempt=0, devices=(),
     )  # fmt: skip
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # is put back
-    monkeypatch.setattr(Session, "current", Session(None, context, None))  # type: ignore[arg-type]
+    monkeypatch.setattr(current, "session", Session(None, context, None))  # type: ignore[arg-type]
     enable_reproducibility(2**40)  # more than numpy takes
     own = torch.Generator()
     assert prepare_data_loader(torch.utils.data.DataLoader(range(3), generator=own)).generator is own
     stream = torch.utils.data.ChainDataset([])
     seeded = prepare_data_loader(torch.utils.data.DataLoader(stream), add_dist_sampler=False).generator
     assert seeded.initial_seed() == 2**40
-    monkeypatch.setattr(Session, "current", Session(None, context, None))  # type: ignore[arg-type]
+    monkeypatch.setattr(current, "session", Session(None, context, None))  # type: ignore[arg-type]
     assert prepare_data_loader(torch.utils.data.DataLoader(range(3))).generator is None
 
 
