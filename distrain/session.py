@@ -54,9 +54,7 @@ def report(
     ``metrics`` is copied: numbers, strings, booleans, None, and dicts and lists of them; numpy, torch and TensorFlow
     scalars become numbers. Without a checkpoint the call waits for no other rank, and for the coordinator only if
     1,000 reports of this rank are on their way. With a checkpoint it returns when the checkpoint's files may be deleted
-    or overwritten. The checkpoint is committed once every rank has brought its part. A rank that is more than two
-    checkpoints ahead of other ranks that bring checkpoints waits for these, ``CheckpointConfig.missing_rank_s`` at
-    most.
+    or overwritten. The checkpoint is committed once every rank has reported its part.
 
     checkpoint_dir_name: the name of the checkpoint's directory in the run directory, instead of ``checkpoint_000000``.
         Ranks that give one must give the same. A number is added to a name that is taken already.

@@ -4,7 +4,8 @@
     python examples/amp.py --use-gpu
 
 `accelerate(amp=True)` at the top of the training function does it: models that `prepare_model` gets afterwards compute
-in bfloat16. `prepare_optimizer` and `backward` are calls of Ray Train, which scripts may leave out.
+in bfloat16. GPUs before Ampere lack it: there they compute in float16, and `prepare_optimizer` and `backward` scale the
+loss. Elsewhere scripts may leave out these two.
 """
 
 import argparse

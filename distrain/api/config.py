@@ -311,7 +311,8 @@ class FailureConfig:
     backoff_s: seconds to wait before a restart. The wait doubles each time there was no new checkpoint, up to 5
         minutes.
     hang_report_s: seconds without any report or output of any rank before distrain shows the stacks of all ranks, once;
-        None never shows them.
+        None never shows them. If all ranks wait in collectives of torch.distributed that do not match, it shows them
+        after two minutes.
     hang_timeout_s: seconds without any report or output of any rank before the attempt counts as failed; None, the
         default, sets no limit.
     host_lease_s: seconds of silence after which a remote host counts as lost, and after which its workers end
@@ -354,10 +355,10 @@ class CheckpointConfig:
     checkpoint_score_attribute: metric to rank by; ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. Missing and NaN
         scores rank worst, whatever the order.
     checkpoint_score_order: ``"max"`` or ``"min"``.
-    checkpoint_ranks: the ranks that bring checkpoints, such as ``[0]`` if only rank 0 saves, or ``"all"``. A checkpoint
-        then waits for all of these, and for no other rank. None: distrain finds out, which may delay the first
-        checkpoints by ``missing_rank_s``.
-    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never brought one.
+    checkpoint_ranks: the ranks that report checkpoints, such as ``[0]`` if only rank 0 saves, or ``"all"``. A
+        checkpoint then waits for all of these, and for no other rank. None: distrain finds out, which may delay the
+        first checkpoints by ``missing_rank_s``.
+    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never reported one.
 
     >>> CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min").num_to_keep
     2
@@ -427,9 +428,9 @@ class LoggingConfig:
 class ShippingConfig:
     """Files and packages for hosts that do not see the user's files; see docs/bare_hosts.md.
 
-    enabled: bring distrain and the user's code. False: all hosts have both already, at the same paths.
+    enabled: copy distrain and the user's code to them. False: all hosts have both already, at the same paths.
     include: further files and directories, such as small data files, relative to the working directory. Only files
-        that are named here are brought in spite of a name that looks like a secret (``.env``, keys), or their size.
+        that are named here are copied even if their names look like secrets (``.env``, keys), or if they are large.
     limit_bytes: the largest size of all files together.
     env_from: make a virtual environment on each host: from ``"freeze"``, the packages of this interpreter, from a
         ``uv.lock``, or from a requirements file. None, the default: hosts use the interpreter that they have.

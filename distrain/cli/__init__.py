@@ -1,4 +1,4 @@
-"""The command distrain: look at runs, and act on them. Starting them is in distrain.launching.
+"""The command distrain: look at runs, and act on them. ``run`` starts them.
 
 Runs in: the user's process.
 """

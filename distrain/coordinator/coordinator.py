@@ -448,7 +448,8 @@ class Coordinator:
         self._attempt = attempt
         self._manifest.agents = list(self._hosts.inherited_ids)
         self._manifest.attempt_begins(attempt, plan)
-        self._store.make_parent(self._log(attempt, 0))
+        if self._request.keeps_logs:
+            self._store.make_parent(self._log(attempt, 0))
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
         self._report_handler.begin(attempt, len(plan.ranks))
         self._hang_monitor.begin(attempt)

@@ -11,7 +11,7 @@ from distrain.decisions.events import HangDetected
 from distrain.decisions.host_checks import Finding, HostChecks, Question
 from distrain.hosts.reachability import CONNECT_TIMEOUT_S
 from distrain.system.log import warn
-from distrain.system.stacks import summarize_stacks, suspects
+from distrain.system.stacks import mismatched_collectives, summarize_stacks, suspects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,6 +26,12 @@ STACKS_TIMEOUT_S = 3.0
 """Seconds to wait for the stacks of all hosts before those that have arrived are shown."""
 _CONNECTIONS_TIMEOUT_S = CONNECT_TIMEOUT_S + STACKS_TIMEOUT_S
 """Seconds to wait for the stacks if hosts also try to connect to each other."""
+LOOKS_S = {"first look": 60.0, "second look": 120.0}
+"""Seconds without progress after which to look for collectives that do not match; shown if both find the same."""
+_ADVICE = (
+    "every rank must call the same collectives in the same order, and from one thread: what calls some in a thread of "
+    "its own, such as torch.distributed.checkpoint.async_save(), needs a process group of its own"
+)
 
 
 class HangMonitor:
@@ -54,6 +60,9 @@ class HangMonitor:
         self._tell = tell
         self._paths = store.paths
         self._limits = {"report": config.hang_report_s, "timeout": config.hang_timeout_s}
+        if config.hang_report_s is not None:
+            self._limits |= LOOKS_S
+        self._actions = {"report": self._warn_of_hang, "timeout": self._time_out}
         self._ask_for_stacks = ask_for_stacks
         self._addresses = addresses
         self._send = send
@@ -69,6 +78,7 @@ class HangMonitor:
         self._awaited_hosts: set[str] = set()
         self._connections = HostChecks({}, {}, nonce="")
         self._callbacks: list[Callable[[tuple[str, ...]], None]] = []
+        self._is_look = False
         self._progress_at = time.monotonic()
         self._hung_since: float | None = None
         """Since when there is no progress (seconds since 1970), once that was reported."""
@@ -90,7 +100,8 @@ class HangMonitor:
     def _watch_all(self) -> None:
         """Begin to wait for the end of all limits."""
         self._has_acted = False
-        self._due = {purpose for purpose, limit_s in self._limits.items() if limit_s is not None}
+        self._due = {purpose: limit_s for purpose, limit_s in self._limits.items() if limit_s is not None}
+        self._mismatch: list[str] = []
 
     def locations(self, ranks: Collection[int]) -> tuple[str, ...]:
         """Return lines that show where these ranks were, as far as their stacks are known."""
@@ -102,20 +113,25 @@ class HangMonitor:
 
     def deadline(self) -> float | None:
         """Return when to call :meth:`tick` while ranks are at work (time.monotonic), or None."""
-        limits = (self._limits[purpose] for purpose in self._due)
-        return min((self._progress_at + limit_s for limit_s in limits if limit_s is not None), default=None)
+        return min((self._progress_at + limit_s for limit_s in self._due.values()), default=None)
 
     def tick(self) -> None:
         """Take stacks if a limit has been exceeded."""
         self._has_acted = True
         now = time.monotonic()
-        for purpose in sorted(self._due):
-            limit_s = self._limits[purpose]
-            if limit_s is not None and now >= self._progress_at + limit_s:
-                self._due.discard(purpose)
-                self._take_stacks(
-                    self._unless_progress(self._warn_of_hang if purpose == "report" else self._time_out, limit_s)
-                )
+        for purpose, limit_s in sorted(self._due.items()):
+            if now >= self._progress_at + limit_s:
+                del self._due[purpose]
+                then = self._actions.get(purpose, self._look)
+                self._take_stacks(self._unless_progress(then, limit_s), is_look=purpose in LOOKS_S)
+
+    def _look(self, after_s: float, lines: tuple[str, ...]) -> None:
+        """Show collectives that do not match, without waiting for the limit of the user."""
+        before, self._mismatch = self._mismatch, [] if self._silent else mismatched_collectives(self._stacks)
+        if self._mismatch and self._mismatch == before and "report" in self._due:
+            del self._due["report"]
+            self._keep_all()
+            self._warn_of_hang(after_s, (*self._mismatch, _ADVICE))
 
     def _unless_progress(
         self, then: Callable[[float, tuple[str, ...]], None], after_s: float
@@ -142,14 +158,21 @@ class HangMonitor:
 
     # -- taking stacks --------------------------------------------------------------------------------------------
 
-    def _take_stacks(self, then: Callable[[tuple[str, ...]], None]) -> None:
-        """Call ``then`` with lines for the user, once all hosts have answered or are late."""
+    def _take_stacks(self, then: Callable[[tuple[str, ...]], None], *, is_look: bool = False) -> None:
+        """Call ``then`` with lines for the user, once all hosts have answered or are late.
+
+        is_look: keep no files, and try no connections.
+        """
         self._callbacks.append(then)
         if len(self._callbacks) > 1:
+            if self._is_look and not is_look:
+                self._is_look = False
+                self._keep_all()
             return
+        self._is_look = is_look
         self._stacks, self._silent = {}, set()
         self._awaited_hosts = set(self._ask_for_stacks())
-        addresses = self._addresses() if self._awaited_hosts else {}
+        addresses = self._addresses() if self._awaited_hosts and not is_look else {}
         self._connections = HostChecks({}, addresses, nonce=uuid.uuid4().hex)
         timeout_s = STACKS_TIMEOUT_S if self._connections.is_done else _CONNECTIONS_TIMEOUT_S
         self._ask(self._connections.begin())
@@ -159,6 +182,14 @@ class HangMonitor:
         """Take the stacks of a rank, whether asked for or taken before it was killed."""
         self._stacks[rank] = body.decode(errors="replace")
         self._silent.discard(rank)
+        if not self._is_look:
+            self._keep(rank, body)
+
+    def _keep_all(self) -> None:
+        for rank, text in self._stacks.items():
+            self._keep(rank, text.encode())
+
+    def _keep(self, rank: int, body: bytes) -> None:
         path = self._paths.stacks(self._attempt, rank)
         self._store.write_optional_file(path, body, f"the stacks of rank {rank} could not be written")
 
@@ -189,7 +220,7 @@ class HangMonitor:
 
     def _complete(self) -> None:
         self._loop.cancel("stacks")
-        self._awaited_hosts = set()
+        self._awaited_hosts, self._is_look = set(), False
         callbacks, self._callbacks = self._callbacks, []
         any_known = self._stacks or self._silent
         lines: Sequence[str] = ()

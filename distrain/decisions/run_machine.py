@@ -579,8 +579,8 @@ class RunStateMachine:
         verb = ("are" if len(awaited) > 1 else "is") + (" storing" if latest.parts else " expected to report")
         return [
             ShowLine(
-                f"{name_ranks(self.failed_ranks)} failed; waiting up to {self._deadline - now:g} s for the checkpoint "
-                f"that {name_ranks(awaited)} {verb}"
+                f"{name_ranks(self.failed_ranks)} failed; waiting up to {self._deadline - now:.0f} s for the "
+                f"checkpoint that {name_ranks(awaited)} {verb}"
             )
         ]
 

@@ -18,7 +18,7 @@ from distrain.storage.lines import without_nonfinite as without_nonfinite
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from distrain.storage.file_transfer import Files
@@ -151,7 +151,7 @@ def damage_of(
 ) -> str | None:
     """Return how a checkpoint differs from its manifest, or None. Metadata may differ, as users may change it.
 
-    read_files: compare the bytes of local files, too.
+    read_files: compare the bytes of local files, too. Of remote files, only those with another version are read.
     needs_manifest: False for a directory that a user may have made.
     is_needed: once it returns False, local files are read no further.
     Raise OSError if the checkpoint cannot be read, or is not read to its end.
@@ -163,7 +163,7 @@ def damage_of(
             return "it was never finished, or is being deleted"
         return f"{MANIFEST_FILE} is missing" if needs_manifest else None
     if isinstance(checkpoint, RemotePath):
-        return remote_damage(manifest, checkpoint.files())
+        return remote_damage(checkpoint, manifest, checkpoint.files())
 
     def size_of(name: str) -> int | None:
         try:
@@ -171,24 +171,33 @@ def damage_of(
         except FileNotFoundError:
             return None
 
-    def hash_all(names: Sequence[str]) -> Files:
-        return hash_files(checkpoint, names, threads=_THREADS, is_needed=is_needed) if read_files else []
+    def hash_all(files: Mapping[str, Mapping[str, Any]]) -> Files:
+        return hash_files(checkpoint, list(files), threads=_THREADS, is_needed=is_needed) if read_files else []
 
     return _difference(manifest, size_of, hash_all)
 
 
-def remote_damage(manifest: bytes, present: Mapping[str, int]) -> str | None:
-    """Return how a remote checkpoint differs from its manifest in the names and sizes of its files, or None.
+def remote_damage(checkpoint: RemotePath, manifest: bytes, present: Mapping[str, tuple[int, str]]) -> str | None:
+    """Return how a remote checkpoint differs from its manifest, or None.
 
-    The storage answers for their bytes. ``present``: its files, as :meth:`RemotePath.files` returns them.
+    ``present``: its files, as :meth:`RemotePath.files` returns them. Only a file with another version is read: a run
+    that was copied to another bucket has new versions of the same bytes. Raise OSError.
     """
-    return _difference(manifest, present.get, lambda names: [])
+
+    def hash_others(files: Mapping[str, Mapping[str, Any]]) -> Files:
+        return checkpoint.hash_all(
+            [name for name in files if files[name].get("version", "") not in ("", present[name][1])]
+        )
+
+    return _difference(manifest, lambda name: present.get(name, (None, ""))[0], hash_others)
 
 
 def _difference(
-    manifest: bytes, size_of: Callable[[str], int | None], hash_all: Callable[[Sequence[str]], Files]
+    manifest: bytes,
+    size_of: Callable[[str], int | None],
+    hash_some: Callable[[Mapping[str, Mapping[str, Any]]], Files],
 ) -> str | None:
-    """Compare the sizes of all files, and the hashes that ``hash_all`` returns, with the manifest."""
+    """Compare the sizes of all files, and the hashes that ``hash_some`` returns, with the manifest."""
     try:
         fields = json.loads(manifest)
         fields["metrics"].items(), int(fields.get("index", -1))
@@ -202,5 +211,5 @@ def _difference(
     for name, size in sizes.items():
         if (found := size_of(name)) != size:
             return f"{name} is missing" if found is None else f"{name} has {found} bytes instead of {size}"
-    changed = (name for name, _, crc32 in hash_all(list(sizes)) if crc32 != hashes[name])
+    changed = (name for name, _, crc32 in hash_some(files) if crc32 != hashes[name])
     return next((f"{name} has changed since it was committed" for name in changed), None)

@@ -72,6 +72,8 @@ _SPECIAL = ("::", "*", "?", "[")
 """Parts of a name that fsspec does not take literally: chains, patterns (rm() deletes all matches), versions on S3."""
 _WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "http", "https", "memory"})
 """Protocols of filesystems that have no real directories."""
+_VERSION_KEYS = ("ETag", "etag", "md5Hash", "content_settings.content_md5", "mtime", "created")
+"""Fields of fsspec's file info that change when a file is written again, the best first. Filesystems differ in them."""
 
 
 def _patience_s() -> float:
@@ -331,15 +333,20 @@ class RemotePath:
 
         return sorted(name for name in self._try("list", ls) if name)
 
-    def files(self) -> dict[str, int]:
-        """Return the size in bytes of every file below, by relative path."""
+    def files(self) -> dict[str, tuple[int, str]]:
+        """Return the size in bytes and the version of every file below, by relative path.
 
-        def find(fs: AbstractFileSystem, path: str) -> dict[str, int]:
+        The version changes when the file is written again. It is empty where the filesystem has none.
+        """
+
+        def find(fs: AbstractFileSystem, path: str) -> dict[str, tuple[int, str]]:
             found = fs.find(path, detail=True)
             start = len(path.rstrip("/")) + 1
-            return {name[start:]: int(info["size"] or 0) for name, info in found.items() if name[start:]}
+            return {
+                name[start:]: (int(info["size"] or 0), _version(info)) for name, info in found.items() if name[start:]
+            }
 
-        files: dict[str, int] = self._try("list", find)
+        files: dict[str, tuple[int, str]] = self._try("list", find)
         return files
 
     def get(self, name: str, target: Path) -> None:
@@ -474,6 +481,10 @@ class RemotePath:
         kinds = (PermissionError, FileNotFoundError, FileExistsError)
         kind = next((kind for kind in kinds if isinstance(error, kind)), OSError)
         return kind(f"cannot {verb} {self.url}{tried}: {type(error).__name__}: {error}")
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    return next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
 
 
 def _is_final(error: Exception) -> bool:

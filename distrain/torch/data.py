@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from distrain.torch.device import get_device
-from distrain.torch.progress import counted, progress_of, timed
+from distrain.torch.progress import SamplerProgress, counted, progress_of, timed
 from distrain.torch.reproducibility import loader_generator, order_seed
 from distrain.torch.sampler import is_distributed, is_plain, shared
 from distrain.torch.transfer import moved, on_device
@@ -72,8 +72,9 @@ def prepare_data_loader(
     order in which they are prepared.
 
     There is no position for an IterableDataset, a sampler that knows its rank (other than a DistributedSampler), a
-    sampler without a length, and ``in_order=False``. If a loader has a position, its own ``load_state_dict()``, like
-    that of torchdata's StatefulDataLoader, is refused, as it would skip the same rows again.
+    sampler without a length, and ``in_order=False``. But a loader that has ``state_dict()``, like torchdata's
+    StatefulDataLoader, is asked for its state, which needs the same number of workers. If it has a position, its own
+    ``load_state_dict()`` is refused, as it would skip the same rows again.
 
     Batches may be tensors; dicts, lists, tuples, named tuples and dataclasses of tensors; and objects with a ``to()``.
 
@@ -94,7 +95,7 @@ def prepare_data_loader(
     vars(clone).update(changes, _iterator=None)  # the original keeps the iterator of its persistent workers
     progress = progress_of(clone, session, resume=resume)
     vars(clone).update(_device=device, _auto_transfer=auto_transfer, _progress=progress, _session=session)
-    if resume and progress is not None and hasattr(clone, "load_state_dict"):
+    if resume and isinstance(progress, SamplerProgress) and hasattr(clone, "load_state_dict"):
         vars(clone)["load_state_dict"] = _refuse_state
     if not changes and progress is None and device.type == "cpu":
         return data_loader

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from distrain.data.positions import DataLoop
+from distrain.data.blocks import is_instance
+from distrain.data.positions import DataLoop, decode_state, encode_state
 from distrain.errors import DataError
 from distrain.system.log import say
 from distrain.torch.sampler import ResumableSampler, is_plain
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from distrain.worker.session import Session
 
-__all__ = ["Progress", "counted", "progress_of", "timed"]
+__all__ = ["Progress", "SamplerProgress", "counted", "progress_of", "timed"]
 
 
 def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> Progress | None:
@@ -30,13 +31,17 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
     order: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     is_batched = is_plain(order, "BatchSampler")
     sampler = order.sampler if is_batched else order
-    if not isinstance(sampler, ResumableSampler) or not getattr(loader, "in_order", True):
+    progress: Progress
+    if isinstance(sampler, ResumableSampler) and getattr(loader, "in_order", True):
+        progress = SamplerProgress(name, sampler, order.batch_size if is_batched else 1, session)
+        _note_repetition(progress, session)
+    elif hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        progress = StateProgress(name, loader, session)
+    else:
         if resume and session.started_from is not None and session.context.world_rank == 0:
             say(f"prepare_data_loader: {name} begins an epoch, because a loader of its kind has no position")
         session.loaders.append(None)
         return None
-    progress = Progress(name, sampler, order.batch_size if is_batched else 1, session)
-    _note_repetition(progress, session)
     if start:
         progress.resume(start)
     if resume:
@@ -72,7 +77,7 @@ def timed(batches: Iterator[Any], session: Session) -> Iterator[Any]:
         yield batch
 
 
-def _note_repetition(progress: Progress, session: Session) -> None:
+def _note_repetition(progress: SamplerProgress, session: Session) -> None:
     """Say once on rank 0 that a loader is prepared again and again, and so is not found again by its number."""
     used = [other for other in session.loaders if other and other.loop and other.order == progress.order]
     if len(used) == 1 and session.context.world_rank == 0:
@@ -82,24 +87,49 @@ def _note_repetition(progress: Progress, session: Session) -> None:
         )
 
 
-def _loop_after(before: DataLoop | None, session: Session) -> DataLoop:
-    return DataLoop(is_first=before is None, is_stopping=lambda: session.stopped)
-
-
 class Progress:
+    """The progress of a loader.
+
+    loop: the newest one over it. order: the identity of its order, empty if only the loader knows it.
+    """
+
+    order: Mapping[str, Any] = {}
+
+    def __init__(self, name: str, session: Session) -> None:
+        self._name = name
+        self._session = session
+        self.loop: DataLoop | None = None
+
+    def resume(self, start: Mapping[int, dict[str, Any]]) -> None:
+        """Begin at the position of a checkpoint, which is given by rank. Raises DataError if it is of other data."""
+        raise NotImplementedError
+
+    def begin(self) -> DataLoop:
+        """Begin a loop, just before the loader does."""
+        session = self._session
+        self.loop = DataLoop(is_first=self.loop is None, is_stopping=lambda: session.stopped)
+        return self.loop
+
+    def end(self, loop: DataLoop) -> None:
+        """Note that a loop has ended, or that train_func has left it."""
+
+    def position(self) -> dict[str, Any]:
+        """Return the position after the batches that train_func has got, as JSON."""
+        raise NotImplementedError
+
+
+class SamplerProgress(Progress):
     """The progress of a loader whose order is a pure function of the seed and the epoch.
 
     batch_size: items of the sampler in a batch: rows, or batches if the sampler gives whole batches.
     """
 
     def __init__(self, name: str, sampler: ResumableSampler, batch_size: int, session: Session) -> None:
-        self._name = name
-        self._session = session
+        super().__init__(name, session)
         self._sampler = sampler
         self._batch_size = batch_size
         self._epoch = sampler.epoch
         self._first = 0
-        self.loop: DataLoop | None = None
 
     def resume(self, start: Mapping[int, dict[str, Any]]) -> None:
         """Begin at the position of a checkpoint. If ranks have come further than others, some rows come again."""
@@ -118,7 +148,7 @@ class Progress:
             )
 
     @property
-    def order(self) -> dict[str, Any]:
+    def order(self) -> Mapping[str, Any]:  # type: ignore[override]
         """The identity of the order."""
         sampler = self._sampler
         return {"length": len(sampler.dataset), "kind": sampler.kind, "seed": sampler.seed}  # type: ignore[arg-type]
@@ -128,9 +158,8 @@ class Progress:
         if self.loop and self.loop.is_open:
             self.loop.leave()
             self.end(self.loop)
-        self.loop = _loop_after(self.loop, self._session)
         self._epoch, self._first = self._sampler.epoch, self._sampler.first_row
-        return self.loop
+        return super().begin()
 
     def end(self, loop: DataLoop) -> None:
         """Go to the next epoch."""
@@ -147,3 +176,63 @@ class Progress:
             elif not self.loop.is_look:
                 rows += self.loop.batches * self._batch_size * self._sampler.num_replicas
         return {"epoch": epoch, "rows": min(rows, self._sampler.rows), "order": self.order}
+
+
+class StateProgress(Progress):
+    """The progress of a loader that tells its own state, such as torchdata's StatefulDataLoader."""
+
+    def __init__(self, name: str, loader: Any, session: Session) -> None:
+        super().__init__(name, session)
+        self._loader = loader
+        self._start: Any = None
+        """The state with which the first loop begins, if it is not the first row."""
+
+    def resume(self, start: Mapping[int, dict[str, Any]]) -> None:
+        """Begin with the state of this rank, among as many as there were."""
+        context = self._session.context
+        before = next(iter(start.values()))["ranks"]
+        is_whole = start.keys() >= {*range(before)}
+        if is_whole and before != context.world_size:
+            raise DataError(
+                f"prepare_data_loader: {self._name} has a state for each of {before} workers, and cannot go on with "
+                f"{context.world_size}; resume=False begins with its first row"
+            )
+        self._start = start[context.world_rank]["state"] if is_whole else None
+        if context.world_rank == 0:
+            how = "goes on where the checkpoint was; resume=False turns this off"
+            again = "begins its epoch again: report the checkpoint on every rank, so that it has the states of all"
+            say(f"prepare_data_loader: {self._name} {how if is_whole else again}")
+
+    def begin(self) -> DataLoop:
+        """Begin a loop, the first one with the state of the checkpoint."""
+        if self._start is not None:
+            if self.loop is None or self.loop.is_look:
+                self._loader.load_state_dict(decode_state(self._start))
+            else:
+                self._forget_start()
+        return super().begin()
+
+    def _forget_start(self) -> None:
+        """Let a Hugging Face stream begin at its first row again.
+
+        In the process that has loaded a state, it begins every pass there (huggingface/datasets#7447).
+        """
+        self._start = None
+        if is_instance(self._loader.dataset, "datasets", "IterableDataset"):
+            self._loader.load_state_dict({})  # drops the iterator, and so its persistent workers
+            self._loader.dataset.load_state_dict({})
+
+    def position(self) -> dict[str, Any]:
+        """Return the state. At the end of a pass there is none, as many loaders have one that ends again at once.
+
+        With the rank in it, it differs from those of other ranks: of equal ones a checkpoint keeps the first.
+        """
+        state = self._start
+        if self.loop:
+            self.loop.report()
+            if self.loop.is_over:
+                state = None
+            elif not self.loop.is_look:
+                state = encode_state(self._loader.state_dict())
+        context = self._session.context
+        return {"rank": context.world_rank, "ranks": context.world_size, "state": state}

@@ -130,10 +130,12 @@ class StorageExecutor:
             self._notify(f"{METADATA_FILE} of {target} {problem}")
         present = target.files()
         for name, fact in manifest["files"].items():
-            size = present.get(name)
+            size, version = present.get(name, (None, ""))
             if size != fact["size"]:
                 found = "is missing" if size is None else f"has {size} bytes instead of {fact['size']}"
                 raise OSError(f"{target / name} {found}, although it was stored")
+            if version:
+                fact["version"] = version
         (target / MANIFEST_FILE).write_bytes(json.dumps(manifest, indent=1).encode())
         with contextlib.suppress(OSError):  # the next run deletes the file
             (target / PENDING_FILE).remove()

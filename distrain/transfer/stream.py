@@ -30,7 +30,7 @@ from distrain.wire.channel import widen_pipe
 from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _CHUNK_BYTES = 1 << 20
 _SIZE_BYTES = 4
@@ -155,16 +155,17 @@ class Arrivals:
         found = _hash_for(digest)
         fd = self._open(path)
         start = flushed = 0
-        while start < size:
-            data = self._reader.some(size - start)
-            found.update(data)
-            self._write(fd, path, data)
-            start += len(data)
-            if start - flushed >= _FLUSHED_BYTES or start == size:
-                begin_flush(fd, flushed, start - flushed)
-                flushed = start
-        if fd >= 0:
-            os.close(fd)
+        try:
+            while start < size:
+                data = self._reader.some(size - start)
+                found.update(data)
+                self._write(fd, path, data)
+                start += len(data)
+                if start - flushed >= _FLUSHED_BYTES or start == size:
+                    begin_flush(fd, flushed, start - flushed)
+                    flushed = start
+        finally:
+            self._close(fd, path)
         return found.hexdigest()
 
     def _open(self, path: str) -> int:
@@ -175,12 +176,23 @@ class Arrivals:
             return -1
 
     def _write(self, fd: int, path: str, data: memoryview) -> None:
-        try:
+        with self.noting(path):
             while data and self.problem is None:
-                with naming(path):
-                    data = data[os.write(fd, data) :]
+                data = data[os.write(fd, data) :]
+
+    def _close(self, fd: int, path: str) -> None:
+        if fd >= 0:
+            with self.noting(path):  # some file servers tell only now that the disk is full
+                os.close(fd)
+
+    @contextlib.contextmanager
+    def noting(self, path: str) -> Iterator[None]:
+        """Take an OSError as a problem with a file. The next files still have to be read."""
+        try:
+            with naming(path):
+                yield
         except OSError as error:
-            self.problem = error
+            self.problem = self.problem or error
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------

@@ -90,8 +90,9 @@ def _receive(reader: Reader, staging: str, files: dict[str, ShippedFile]) -> Non
         if arrivals.store(path, file.size, file.digest) != file.digest:
             damaged.append(name)
         if arrivals.problem is None:
-            os.chmod(path, file.mode | 0o600)
-            os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
+            with arrivals.noting(path):
+                os.chmod(path, file.mode | 0o600)
+                os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
     if arrivals.problem is not None:
         raise arrivals.problem
     if damaged:

@@ -47,7 +47,7 @@ def launch(tmp_path: Path, storage: Path) -> Launch:
         ("import os; os.kill(os.getpid(), 9)", 137, "SIGKILL"),
         ("import os; os.kill(os.getpid(), 11)", 139, "SIGSEGV"),
         ("import os; os._exit(5)", 5, "code 5"),
-        ("raise KeyboardInterrupt", 1, "KeyboardInterrupt"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
         ("raise SystemExit", 0, "finished"),
     ],
 )

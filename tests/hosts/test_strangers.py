@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain.hosts.reachability import MAX_ECHOED_BYTES
 from tests.conftest import wait_until
 from tests.hosts.conftest import over
 from tests.hosts.faults import python_with
@@ -153,13 +152,14 @@ def with_a_late_host(user: User) -> None:
 
 @contextlib.contextmanager
 def stranger_at_the_agent(user: User) -> Iterator[None]:
-    """Of alpha, before anybody else comes. He gets back what he has sent, is silent from then on, and stays."""
+    """Of alpha, before anybody else comes. Whatever he sends, he gets one number, and he stays."""
     wait_until((user.folder / "told").exists, 60.0, "that agents are told to listen")
     agents: list[Listener] = []
     wait_until(lambda: agents.extend(agents_of(user.lab.listeners("alpha"))) or agents, what="alpha's listener")
     where = (agents[0].address, agents[0].port)
     with stranger_in(user.lab, "gamma", user.folder / "bomb", [where]) as answered:
-        assert answered[where] == [message[:MAX_ECHOED_BYTES].hex() for message in messages(user.folder / "bomb")]
+        assert answered[where]
+        assert len(set(answered[where]) - {""}) <= 1, answered  # the nonce; a reset connection may lose it
         (user.folder / "visited").touch()
         yield
     assert not (user.folder / "bomb").exists()

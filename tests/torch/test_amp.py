@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import distrain
-from distrain.torch import accelerate, backward, get_device, prepare_model, prepare_optimizer
+from distrain.torch import accelerate, amp, backward, get_device, prepare_model, prepare_optimizer
 from tests.torch.ranks import acting_as, fit_on_gpus, run_on_ranks
 
 if TYPE_CHECKING:
@@ -114,6 +114,75 @@ def test_a_copied_model_computes_with_its_own_weights(probe: Probe) -> None:
     assert clone(torch.ones(2, 4))["logits"].abs().sum() == 0
     assert probe(torch.ones(2, 4))["logits"].abs().sum() > 0
     assert clone.seen == [torch.bfloat16]
+
+
+# -- GPUs without bfloat16 ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("capability", "lacks"), [((7, 0), True), ((7, 5), True), ((8, 0), False), ((9, 0), False)])
+def test_a_gpu_that_would_emulate_bfloat16_lacks_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], lacks: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert amp._lacks_bfloat16(torch.device("cuda", 0)) is lacks
+    assert not amp._lacks_bfloat16(torch.device("cpu"))
+
+
+@pytest.fixture
+def without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(amp, "_lacks_bfloat16", lambda device: True)
+    with acting_as(0, 1):
+        accelerate(amp=True)
+        yield
+
+
+@pytest.mark.usefixtures("without_bfloat16")
+def test_there_a_model_computes_in_float16_with_a_scaled_loss() -> None:
+    model = prepare_model(Probe())
+    backward(model(torch.ones(2, 4))["logits"].sum())
+    assert model.seen == [torch.float16]
+    assert model.layer.weight.grad.abs().max() > 1000  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.usefixtures("without_bfloat16")
+def test_scaled_steps_are_those_of_the_unscaled_loss() -> None:
+    """Of two optimizers for one loss, while the scale changes after each step, and with a scheduler."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    other = copy.deepcopy(model)
+    optimizers = [prepare_optimizer(torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.9)) for part in model]
+    plain = torch.optim.SGD(other.parameters(), lr=0.01, momentum=0.9)
+    schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 2) for optimizer in (*optimizers, plain)]
+    amp._scaler().set_growth_interval(1)  # type: ignore[union-attr]
+    for number in range(4):
+        x = torch.full((2, 3), number + 1.0)
+        for optimizer in (*optimizers, plain):
+            optimizer.zero_grad()
+        backward(model(x).square().mean())
+        other(x).square().mean().backward()
+        for changes in (*optimizers, plain, *schedulers):
+            changes.step()
+    torch.testing.assert_close(model.state_dict(), other.state_dict())
+    assert type(pickle.loads(pickle.dumps(optimizers[0]))) is torch.optim.SGD
+
+
+@pytest.mark.usefixtures("without_bfloat16")
+def test_gradients_that_overflow_are_not_applied() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    before = copy.deepcopy(model.state_dict())
+    backward(model(torch.full((1, 3), 1e38)).sum())
+    optimizer.step()
+    torch.testing.assert_close(model.state_dict(), before)
+    optimizer.zero_grad()
+    backward(model(torch.ones(1, 3)).sum())
+    optimizer.step()
+    torch.testing.assert_close(model.weight, before["weight"] - 0.1)
+    with pytest.raises(RuntimeError, match="already been called since the last update"):
+        optimizer.step()
+
+
+# -- with real ranks ---------------------------------------------------------------------------------------------------
 
 
 def train_with_amp() -> dict[str, Any]:

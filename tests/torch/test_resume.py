@@ -11,9 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
 from distrain.errors import DataError
+from distrain.storage.commit import merged_positions
 from distrain.torch import prepare_data_loader
 from tests.torch.ranks import acting_as
 
@@ -50,8 +51,12 @@ class Ranks:
             steps.append([row for batch in batches for row in torch.as_tensor(batch).flatten().tolist()])
         return steps, False
 
-    def positions(self) -> dict[int, Any]:
+    def positions(self, *, merged: bool = False) -> dict[int, Any]:
+        """Those of all ranks; ``merged``: those that a checkpoint keeps."""
         found = {rank: session.positions["loader 1"]() for rank, session in enumerate(self.sessions)}
+        if merged:
+            kept = merged_positions({rank: {"loader": position} for rank, position in found.items()})["loader"]
+            found = {int(rank): position for rank, position in kept.items()}
         return {rank: json.loads(json.dumps(position)) for rank, position in found.items()}
 
 
@@ -212,6 +217,59 @@ def test_other_data_is_refused() -> None:
     begun = Ranks(1, loader("shuffled", 21, 4), group.positions(), resume=False)
     assert len(begun.take()[0]) == 6
     assert begun.sessions[0].positions == {}
+
+
+class Rows(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_loader_with_states_is_asked_for_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make(rank: int, ranks: int) -> Any:
+        return StatefulDataLoader(Rows(), batch_size=3)
+
+    group = Ranks(2, make)
+    assert group.take(2) == ([[0, 1, 2] * 2, [3, 4, 5] * 2], False)
+    before = Ranks(2, make, group.positions(merged=True)).take()
+    assert before == ([[6, 7, 8] * 2, [9] * 2], True)
+    next(group._loops[1])  # each rank has a state of its own
+    resumed = Ranks(2, make, group.positions(merged=True))
+    assert [next(iter(loader)).tolist() for loader in resumed.loaders] == [[6, 7, 8], [9]]
+    resumed = Ranks(2, make, group.positions(merged=True))
+    assert len(Ranks(2, make, resumed.positions(merged=True)).take(1)[0]) == 1, "a position that was not used is kept"
+    with pytest.raises(DataError, match="has a state for each of 2 workers, and cannot go on with 1; resume=False"):
+        Ranks(1, make, group.positions(merged=True))
+    capfd.readouterr()
+    of_one_rank = Ranks(2, make, {0: group.positions(merged=True)[0]})
+    assert "begins its epoch again: report the checkpoint on every rank" in capfd.readouterr().err
+    whole, has_ended = of_one_rank.take()
+    assert len(whole) == 4
+    assert has_ended
+    assert len(Ranks(2, make, of_one_rank.positions(merged=True)).take()[0]) == 4, "the next epoch has all rows"
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_epochs_after_a_resumed_one_of_hugging_face_are_whole(options: dict[str, Any]) -> None:
+    """Its streams begin each pass at the state that they were given (huggingface/datasets#7447)."""
+    import datasets
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make(rank: int, ranks: int) -> Any:
+        rows = datasets.Dataset.from_dict({"x": list(range(20))}).to_iterable_dataset()
+        return StatefulDataLoader(rows, batch_size=4, collate_fn=lambda rows: [row["x"] for row in rows], **options)
+
+    whole, _ = Ranks(1, make).take()
+    first = Ranks(1, make)
+    assert first.take(2)[0] == whole[:2]
+    resumed = Ranks(1, make, first.positions())
+    assert resumed.take() == (whole[2:], True)
+    assert resumed.take(3) == (whole[:3], False)
+    again = Ranks(1, make, resumed.positions())
+    assert [again.take()[0] for _ in range(3)] == [whole[3:], whole, whole]
 
 
 def test_a_loader_that_is_prepared_in_each_epoch_cannot_resume_in_one(capfd: pytest.CaptureFixture[str]) -> None:

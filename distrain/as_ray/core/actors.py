@@ -8,7 +8,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from distrain.as_ray.core.exceptions import ActorDiedError
-from distrain.as_ray.core.tasks import ObjectRef, RemoteFunction, call, check_plain, note_options
+from distrain.as_ray.core.tasks import ObjectRef, RemoteFunction, call, check_plain, note_options, packed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,9 +56,14 @@ class ActorClass:
     def remote(self, *args: Any, **named: Any) -> ActorHandle:
         """Make the object, and return its handle. An exception of the constructor is raised here."""
         name = self._options.get("name")
-        if name is not None and self._options.get("get_if_exists") and (existing := _find(name)) is not None:
-            return existing
-        handle = ActorHandle(self._kind(*args, **named), name)
+        if name is not None and (existing := _find(name)) is not None:
+            if self._options.get("get_if_exists"):
+                return existing
+            raise ValueError(
+                f"there is an actor named {name!r} already: choose another name, or get it by ray.get_actor({name!r})"
+            )
+        given, by_name = unpacked(packed(f"{self._kind.__name__}.__init__", args, named))
+        handle = ActorHandle(self._kind(*given, **by_name), name)
         _actors[handle._key] = handle
         return handle
 

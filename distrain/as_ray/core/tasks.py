@@ -111,10 +111,7 @@ def call(
 ) -> Any:
     """Run a task, and return the reference to its result; a list of them for ``num_returns`` other than 1."""
     began = time.monotonic()
-    try:
-        blob = pickled((args, dict(named)))
-    except Exception as error:
-        raise TypeError(f"{name}: the arguments cannot be pickled: {error}") from error
+    blob = packed(name, args, named)
     count = returns if isinstance(returns, int) else 1
     refs = [ObjectRef(outcome) for outcome in _outcomes(name, function, blob, count)]
     _pace.add(time.monotonic() - began)
@@ -124,8 +121,8 @@ def call(
 def _outcomes(name: str, function: Callable[..., Any], blob: bytes, count: int) -> Sequence[bytes | RayError]:
     """Return what each reference to a task gets. The error of an argument is the task's own."""
     try:
-        args, named = pickle.loads(blob)  # noqa: S301 - made by this program
-        value = function(*map(_value, args), **{key: _value(given) for key, given in named.items()})
+        args, named = unpacked(blob)
+        value = function(*args, **named)
         values = [value] if count == 1 else list(value) if count else []
         if len(values) != count:
             raise ValueError(f"{name} has returned {len(values)} values, but num_returns is {count}")
@@ -134,6 +131,20 @@ def _outcomes(name: str, function: Callable[..., Any], blob: bytes, count: int) 
         return [error] * count
     except Exception as error:
         return [task_error(name, error)] * count
+
+
+def packed(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
+    """Return the arguments of a call as bytes. Raises TypeError for one that cannot be pickled."""
+    try:
+        return pickled((args, dict(named)))
+    except Exception as error:
+        raise TypeError(f"{name}: the arguments cannot be pickled: {error}") from error
+
+
+def unpacked(blob: bytes) -> tuple[list[Any], dict[str, Any]]:
+    """Return copies of the arguments, and results in place of references to them. Raises the error of a result."""
+    args, named = pickle.loads(blob)  # noqa: S301 - made by this program
+    return [_value(each) for each in args], {key: _value(each) for key, each in named.items()}
 
 
 def _value(argument: Any) -> Any:

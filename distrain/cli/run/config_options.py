@@ -92,12 +92,12 @@ _KEYWORDS: dict[str, dict[str, Any]] = {
     "checkpoint_ranks": {
         "type": _checkpoint_ranks,
         "metavar": "0,2-5",
-        "help": "the ranks that bring checkpoints, or all; a checkpoint then waits for these and no others (default: "
+        "help": "the ranks that report checkpoints, or all; a checkpoint then waits for these and no others (default: "
         "distrain finds out, which may delay the first ones by --missing-rank)",
     },
     "checkpoint_score_order": {"help": "the better scores: the higher or the lower ones (default: max)"},
     "debug_rank": {"metavar": "RANK"},
-    "enabled": {"help": "bring no code to other hosts: they have it at the same paths"},
+    "enabled": {"help": "copy no code to other hosts: they have it at the same paths"},
     "env_from": {
         "metavar": "SOURCE",
         "help": "make a virtual environment on each host, from freeze (the packages installed here), uv.lock or "
@@ -115,7 +115,7 @@ _KEYWORDS: dict[str, dict[str, Any]] = {
         "metavar": "PATH",
         "help": "file or directory that hosts need in addition to your code, such as small data files",
     },
-    "limit_bytes": {"help": "largest size of all that is brought (default: 100MB)"},
+    "limit_bytes": {"help": "largest size of all that is copied (default: 100MB)"},
     "log_dir": {"metavar": "DIR"},
     "name": {
         "help": "name of the run; an unfinished run of that name continues (default: the name of the script, the time "

@@ -26,7 +26,6 @@ _WITHOUT_EFFECT = (
 _SHORT = {"redirects": "-r", "tee": "-t"}
 _INSTEAD = {
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
-    "print-completion": "`distrain completion` prints it",
     "stacks": "`distrain stacks RUN` shows them",
     "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",
 }
@@ -157,8 +156,8 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
         "--tracker",
         action="append",
         metavar="NAME[:KEY=VALUE,...]",
-        help="log metrics to tensorboard, wandb, mlflow or trackio, too, such as wandb:project=my,mode=offline "
-        "(default: DISTRAIN_TRACKERS)",
+        help="log metrics to tensorboard, wandb or mlflow, too, such as wandb:project=my,mode=offline (default: "
+        "DISTRAIN_TRACKERS)",
     )
     add(
         "--detach",

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from distrain.system.loop import Loop
 
 _INTERRUPTED = "the wait for the storage was interrupted"
-_FilesOf = dict[str, dict[str, int]]
-"""By directory and relative path: the size of a file in bytes."""
+_FilesOf = dict[str, dict[str, tuple[int, str]]]
+"""By directory and relative path: size in bytes and version of a file."""
 
 
 def open_run(
@@ -107,9 +107,9 @@ class RemoteStore(RunStore):
     def _find_intact(self) -> list[CommittedCheckpoint]:
         """Return the checkpoints of an earlier part of the run, and delete those that were never finished."""
         files: _FilesOf = {}
-        for path, size in self.location.files().items():
+        for path, fact in self.location.files().items():
             folder, _, name = path.partition("/")
-            files.setdefault(folder, {})[name] = size
+            files.setdefault(folder, {})[name] = fact
         for folder, found in files.items():
             if PENDING_FILE in found:
                 checkpoint = self.location / folder
@@ -128,7 +128,7 @@ class RemoteStore(RunStore):
             text = (checkpoint / MANIFEST_FILE).read_bytes()
             if _is_copy(folder, text):
                 continue
-            damage = remote_damage(text, files[folder])
+            damage = remote_damage(checkpoint, text, files[folder])
             if damage is None:
                 intact.append((folder, json.loads(text)))
             else:

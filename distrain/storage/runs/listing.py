@@ -123,7 +123,7 @@ class Run(NamedTuple):
         folder = self.location
         if isinstance(folder, Path):
             return _size_of(folder)
-        return sum(folder.files().values())
+        return sum(size for size, _ in folder.files().values())
 
 
 def _number(value: object) -> float:

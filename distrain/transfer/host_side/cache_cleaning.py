@@ -111,8 +111,11 @@ def _delete(path: Path) -> bool:
     """Return whether an entry is gone. It stays if a process has locked it."""
     with contextlib.suppress(OSError):
         if (fd := lock_folder(path, fcntl.LOCK_EX)) is not None:
-            doomed = path.with_name(f"{_INCOMPLETE}old-{path.name}")  # nobody sees a part of it under its name
-            os.rename(path, doomed)
-            delete(doomed)
-            os.close(fd)
+            try:
+                doomed = path.with_name(f"{_INCOMPLETE}old-{path.name}")  # nobody sees a part of it under its name
+                delete(doomed)  # of a process that was killed here
+                os.rename(path, doomed)
+                delete(doomed)
+            finally:
+                os.close(fd)
     return not path.exists()

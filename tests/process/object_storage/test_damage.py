@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,12 +32,16 @@ def is_cut_off(bucket: Bucket) -> None:
     bucket.write("run", "checkpoint_000001/rank_1.bin", b"1")
 
 
+def is_written_again(bucket: Bucket) -> None:
+    bucket.write("run", "checkpoint_000001/rank_1.bin", b"\x02" * 1000)
+
+
 def has_a_manifest_of_nonsense(bucket: Bucket) -> None:
     bucket.write("run", "checkpoint_000001/.manifest.json", b"{}")
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("damage", [loses_a_file, is_cut_off, has_a_manifest_of_nonsense])
+@pytest.mark.parametrize("damage", [loses_a_file, is_cut_off, is_written_again, has_a_manifest_of_nonsense])
 def test_a_damaged_checkpoint_is_passed_over(
     one_fit: Fit, bucket: Bucket, damage: Callable[[Bucket], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,7 +57,7 @@ def test_a_damaged_checkpoint_is_passed_over(
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("damage", [loses_a_file, is_cut_off, has_a_manifest_of_nonsense])
+@pytest.mark.parametrize("damage", [loses_a_file, is_cut_off, is_written_again, has_a_manifest_of_nonsense])
 def test_a_new_run_does_not_start_from_a_damaged_checkpoint(
     one_fit: Fit, bucket: Bucket, damage: Callable[[Bucket], None]
 ) -> None:
@@ -77,6 +82,17 @@ def test_a_new_run_does_not_start_from_half_a_checkpoint(one_fit: Fit, bucket: B
     bucket.write("run", "checkpoint_000000/step.txt", b"0")
     with pytest.raises(CheckpointError, match="was never finished"):
         one_fit(train, name="second", resume_from=Checkpoint(f"{bucket.url}/run/checkpoint_000000"))
+
+
+def test_the_same_bytes_written_again_are_no_damage(one_fit: Fit, bucket: Bucket) -> None:
+    """Copying a run to another bucket gives every object a new version."""
+    with pytest.raises(TrainingFailedError):
+        one_fit(train, {"fail_at": 1}, name="run")
+    manifest = json.loads(bucket.read("run", "checkpoint_000001/.manifest.json"))
+    for fact in manifest["files"].values():
+        fact["version"] = "of the other bucket"
+    bucket.write("run", "checkpoint_000001/.manifest.json", json.dumps(manifest).encode())
+    assert one_fit(train, {}, name="run").return_value == 2
 
 
 def test_copies_and_what_has_lost_its_manifest_are_left_alone(one_fit: Fit, bucket: Bucket) -> None:

@@ -131,9 +131,26 @@ def test_an_actor_keeps_its_state() -> None:
     assert ray.get(called.remote(counter)) == [5, 1, 7, 9]  # the actor, not a copy
 
 
+def test_the_constructor_of_an_actor_gets_its_arguments_as_a_task_does() -> None:
+    @ray.remote
+    class Holder:
+        def __init__(self, numbers: list[int], also: object) -> None:
+            numbers.append(7)
+            self.held = numbers, also
+
+        def get(self) -> object:
+            return self.held
+
+    numbers = [5]
+    assert ray.get(Holder.remote(numbers, also=ray.put("text")).get.remote()) == ([5, 7], "text")
+    assert numbers == [5]
+
+
 def test_actors_have_names_and_die() -> None:
     counter = Counter.options(name="one").remote()
     assert ray.get_actor("one") is counter is Counter.options(name="one", get_if_exists=True).remote()
+    with pytest.raises(ValueError, match="there is an actor named 'one' already"):
+        Counter.options(name="one").remote()
     ray.kill(counter)
     with pytest.raises(ValueError, match="no living actor of this process is named 'one'"):
         ray.get_actor("one")

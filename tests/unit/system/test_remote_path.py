@@ -164,7 +164,7 @@ def test_what_is_written_can_be_read_listed_and_removed(root: RemotePath, tmp_pa
     root.put(source, "c/d")
     assert root.exists()
     assert root.names() == ["a", "c"]
-    assert root.files() == {"a/b": 3, "c/d": 5}
+    assert {name: size for name, (size, _) in root.files().items()} == {"a/b": 3, "c/d": 5}
     assert (root / "a/b").read_bytes() == b"123"
     root.get("c/d", tmp_path / "deep" / "copy")
     assert (tmp_path / "deep" / "copy").read_bytes() == b"45678"
@@ -173,6 +173,15 @@ def test_what_is_written_can_be_read_listed_and_removed(root: RemotePath, tmp_pa
     assert root.names() == ["c"]
     with pytest.raises(FileNotFoundError, match=r"cannot read .*a/b"):
         (root / "a/b").read_bytes()
+
+
+def test_the_version_of_a_file_that_is_written_again_is_another_one() -> None:
+    file = RemotePath("memory://runs/file")
+    versions = set()
+    for _ in range(3):
+        file.write_bytes(b"same")
+        versions.add(RemotePath("memory://runs").files()["file"])
+    assert len(versions) == 3
 
 
 def test_only_one_of_two_creates_a_file() -> None:

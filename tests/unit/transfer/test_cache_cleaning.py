@@ -75,6 +75,28 @@ def test_what_is_in_use_stays_and_is_named(cache: HostCache, project: Project) -
     assert trim(cache, 0)[1] == [f"projects/{digest}"]  # of this process
 
 
+def test_what_a_killed_process_was_deleting_is_not_in_the_way(cache: HostCache) -> None:
+    half_deleted = entry(cache, "projects/.new-old-a", 0)
+    path = entry(cache, "projects/a", 9 * HOUR)
+    trim(cache, 0)
+    assert not path.exists()
+    assert not half_deleted.exists()
+
+
+def test_what_cannot_be_deleted_is_not_locked_afterwards(cache: HostCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = entry(cache, "projects/a", 9 * HOUR)
+
+    def fail(*_: object) -> None:
+        raise OSError("a file server says no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", fail)
+        trim(cache, 0)
+    fd = lock_folder(path, fcntl.LOCK_SH)
+    assert fd is not None
+    os.close(fd)
+
+
 def test_leftovers_go_also_below_the_limit(cache: HostCache, project: Project) -> None:
     def be_killed() -> None:
         for name in ("r", "s"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from distrain.system import process
 from distrain.transfer import mover as mover_module
 from distrain.transfer.mover import Mover, Stream
 from distrain.transfer.stream import Reader, RefusedError, StreamEndedError, checked_name, send_contents, send_header
+from distrain.transfer.stream_server import serve
 from distrain.wire.child_link import ChildLink
 from distrain.wire.shipped_file import ShippedFile
 from tests.conftest import wait_until
@@ -248,6 +250,33 @@ def test_without_the_directory_of_the_run_nothing_is_stored(mover: Mover, tmp_pa
     os.rmdir(order.staging)
     assert "No such file or directory" in str(getattr(mover.do(order), "failed", ""))
     assert not (tmp_path / "there").exists()
+
+
+def test_a_host_reads_on_after_an_error_so_that_it_can_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [file_at(written(tmp_path / name, bytes(3_000_000))) for name in ("a", "b")]
+    (requests, to_host), (answered, answers) = os.pipe(), os.pipe()
+
+    def ask() -> None:
+        listed = [(os.path.basename(file.path), *file[1:]) for file in files]
+        staging = f"{staging_for(tmp_path / 'there')}/.new-1"
+        folders = {"folder": str(tmp_path / "there"), "staging": staging, "folders": []}
+        send_header(to_host, {"do": "put", "files": listed, **folders})
+        send_contents(to_host, [(file.path, file.size) for file in files])
+        os.close(to_host)
+
+    def fail(*_: object, **options: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "utime", fail)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    with pytest.raises(StreamEndedError):  # at the end of the requests, not before
+        serve(requests, answers)
+    thread.join()
+    with pytest.raises(RefusedError, match="Disk quota exceeded"):
+        Reader(answered).header()
+    for fd in (requests, answered, answers):
+        os.close(fd)
 
 
 # -- streams that end ------------------------------------------------------------------------------------------------
