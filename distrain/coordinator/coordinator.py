@@ -364,7 +364,7 @@ class Coordinator:
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         self._note_end(outcome.rank, ok=outcome.ok)
-        if outcome.traceback:
+        if outcome.traceback and self._request.keeps_logs:
             self._outputs.of(outcome.rank).note(outcome.traceback)
         self._report_handler.handle(outcome)
         self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
