@@ -100,7 +100,7 @@ def epochs(config: dict[str, Any]) -> int:
 
 
 def tree(path: str) -> dict[str, str]:
-    """What is in a run directory: relative path -> contents, without what differs between any two runs."""
+    """What is in a run directory: relative path -> contents, without what differs or is there by chance."""
     times = {"started", "training", "ended", "updated", "time", "seconds", "waits"}
     volatile = {*times, "run_id", "argv", "scaling_config", "name"}
 
@@ -110,7 +110,7 @@ def tree(path: str) -> dict[str, str]:
     found = {}
     for file in sorted(Path(path).rglob("*")):
         name = str(file.relative_to(path))
-        if not file.is_file() or name in (".lock",) or name.startswith("logs/"):
+        if not file.is_file() or name in (".lock",) or name.startswith(("logs/", "stacks/")):
             continue
         if file.suffix == ".json":
             found[name] = steady(file.read_text())
