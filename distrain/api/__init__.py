@@ -1,1 +1,1 @@
-"""What users write and call: configs, report() and its relatives, contexts, results. Runs in: anywhere."""
+"""The classes that users write and get: configs, contexts, results, observers. Runs in: anywhere."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class HostFacts:
-    """What a check knows about one host.
+    """The facts that a check has found about one host.
 
     ahead_s: by how much its clock is ahead of this machine's.
     """

@@ -415,7 +415,7 @@ def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Where:
-    """Where a run trains: on which hosts, with which files; by which launcher, if not distrain.
+    """The place where a run trains: on which hosts, with which files; by which launcher, if not distrain.
 
     detach: sends the output into the run directory.
     """

@@ -1,4 +1,4 @@
-"""Who is to blame: how each rank has ended, which failure came first, and why the run has ended. Runs in: coordinator.
+"""The blame for a failure: how each rank ended, which failure came first, and why the run ended. Runs in: coordinator.
 
 Pure: no I/O, no clock. A worker says itself if its exception blames another rank (:func:`blames_peer`).
 """

@@ -198,7 +198,7 @@ class CheckpointsInProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outstanding:
-    """What is still being done with files before an attempt may start, or end. Comes whenever the machine waits for it.
+    """Unfinished work with files for which an attempt cannot start, or end. Comes whenever the machine waits for it.
 
     verifying: the checkpoint to start from is being compared with its manifest.
     copying: hosts are getting files that their workers need.

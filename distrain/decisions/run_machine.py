@@ -126,7 +126,7 @@ class RunStateMachine:
         self._retry_forbidden = False
         self._stop_consensus = StopConsensus()
         self._saving: CheckpointsInProgress | None = None
-        """What SAVING waits for; None until that is known."""
+        """The checkpoints that SAVING waits for; None until they are known."""
         self._waits_since = math.inf
         """When the wait of PREPARING, SAVING or SETTLING began."""
         self._has_announced_wait = False

@@ -48,7 +48,7 @@ class Webhook(Observer):
         self._began = 0.0
         self._attempt = -1
         self._culprit: dict[str, object] = {}
-        """What has ended the last attempt."""
+        """The reason why the last attempt ended."""
 
     def hear(self, fact: Fact) -> None:
         match fact:

@@ -71,7 +71,7 @@ class AdoptedRanks:
         self._loop: Loop
         self._on_message: Callable[[str, wire.Message], None]
         self._said: deque[tuple[str, wire.Message]] = deque()
-        """What the run has not heard yet, by host."""
+        """Messages that the run has not heard yet, by host."""
         self._hosts: dict[int, str] = {}
         """The host of each rank of the attempt."""
         self._working: set[int] = set()

@@ -88,7 +88,7 @@ def current_session(session: Session) -> Iterator[None]:
 
 
 class Signals:
-    """What signals do in a process that is a rank, except those for which the user has a handler. A context.
+    """The handling of signals in a process that is a rank, except those for which the user has a handler. A context.
 
     While train_func runs, the first one asks the whole run to stop. Unless train_func calls should_stop(), it ends it
     by an exception, too; and so does a later one. When rank 0 does not train, the run gets them (``relay``).

@@ -1,4 +1,4 @@
-"""What the ranks print: a log file for each rank, and its last lines for failures. Runs in: coordinator."""
+"""The output of the ranks: a log file for each rank, and its last lines for failures. Runs in: coordinator."""
 
 from __future__ import annotations
 

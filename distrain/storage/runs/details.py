@@ -1,4 +1,4 @@
-"""What the files of one run say: its checkpoints, reports and error, and a sentence about it all. Runs in: anywhere.
+"""The facts in the files of a run: its checkpoints, reports and error, and a sentence about it all. Runs in: anywhere.
 
 A damaged file costs its own part only. A warning says so.
 """
