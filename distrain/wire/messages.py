@@ -395,7 +395,7 @@ class ProbeHost(Message):
 
 @message
 class HostProbed(Message):
-    """What the host has found. Numbers of bytes are 0 if unknown.
+    """The facts that the host has found. Numbers of bytes are 0 if unknown.
 
     versions: None for a package that is not installed, empty for one without a version. executable: the interpreter
     that has these packages. received, sent: seconds since the epoch by the host's clock. gpus: the fields of each

@@ -1,4 +1,4 @@
-"""What a run does for its ranks is the same whoever has started them: distrain, another launcher, or nobody."""
+"""All kinds of ranks get the same from a run: those of distrain, of another launcher, and this process."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def epochs(config: dict[str, Any]) -> int:
 
 
 def tree(path: str) -> dict[str, str]:
-    """What is in a run directory: relative path -> contents, without what differs or is there by chance."""
+    """Contents of a run directory: relative path -> contents, without what differs or is there by chance."""
     times = {"started", "training", "ended", "updated", "time", "seconds", "waits"}
     volatile = {*times, "run_id", "argv", "scaling_config", "name"}
 

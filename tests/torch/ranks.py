@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run_on_ranks(train: Callable[..., Any], storage: Path, *, workers: int = 2) -> list[dict[str, Any]]:
-    """What each rank reported last, by rank."""
+    """The last report of each rank."""
     result = TorchTrainer(
         train,
         scaling_config=distrain.ScalingConfig(num_workers=workers),
@@ -30,7 +30,7 @@ def run_on_ranks(train: Callable[..., Any], storage: Path, *, workers: int = 2) 
 
 
 def fit_on_gpus(train: Callable[..., Any], storage: Path, workers: int, gpus_each: float = 1) -> Any:
-    """What train_func returns on rank 0."""
+    """The return value of train_func on rank 0."""
     scaling = distrain.ScalingConfig(num_workers=workers, use_gpu=True, resources_per_worker={"GPU": gpus_each})
     run = distrain.RunConfig(storage_path=storage)
     return TorchTrainer(train, scaling_config=scaling, run_config=run).fit().return_value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections import deque
+from collections import Counter, deque
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -78,6 +78,8 @@ class AdoptedRanks:
         """The ranks that have not ended their work."""
         self._alive: set[int] = set()
         """The ranks that may still send something, as far as the run knows."""
+        self._alive_on: Counter[str] = Counter()
+        """The number of those on each host."""
         self._asked: dict[str, None] = {}
         """The hosts that have to say which of their ranks are silent."""
         self._silent: set[int] = set()
@@ -204,12 +206,14 @@ class AdoptedRanks:
         if start.attempt != self._attempt:
             self._attempt, self._stop, self._is_ending = start.attempt, None, False
             self._hosts, self._working, self._alive, self._failures = {}, set(), set(), []
+            self._alive_on.clear()
         for fields in start.ranks:
             spec = wire.WorkerSpec(**{**fields, "environment": {**self._prepared, **fields["environment"]}})
             rank = spec.rank
             self._hosts[rank] = host
             self._working.add(rank)
             self._alive.add(rank)
+            self._alive_on[host] += 1
             if self._channels[rank].at_end:
                 self._lose(rank)
             else:
@@ -266,8 +270,9 @@ class AdoptedRanks:
         if rank not in self._alive:
             return
         self._alive.discard(rank)
+        self._alive_on[host] -= 1
         self._say(host, wire.Exited(attempt=self._attempt, rank=rank, exit_code=exit_code, lost=lost, by_us=by_us))
-        if not any(self._hosts[other] == host for other in self._alive):
+        if not self._alive_on[host]:
             self._say(host, wire.HostIdle(attempt=self._attempt))
 
     # -- stacks ---------------------------------------------------------------------------------------------------
@@ -300,7 +305,7 @@ class AdoptedRanks:
         has_started = stop.attempt == self._attempt
         if has_started and stop is not self._stop:  # all hosts get the same one
             self._begin_to_stop(stop)
-        if not (has_started and any(self._hosts[rank] == host for rank in self._alive)):
+        if not (has_started and self._alive_on[host]):
             self._say(host, wire.HostIdle(attempt=stop.attempt))
 
     def _begin_to_stop(self, stop: wire.Stop) -> None:

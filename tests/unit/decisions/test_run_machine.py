@@ -92,7 +92,7 @@ class Play:
         self.machine = RunStateMachine(request(self.hosts, workers, **options))
         self.now = 100.0
         self.outstanding = Outstanding()
-        """What is being done with files."""
+        """The work with files that is not done yet."""
         self.asked = asked(self.machine.start(self.now))
 
     @property
@@ -474,7 +474,7 @@ def test_an_exhausted_budget_fails_the_run() -> None:
 
 
 def saving(play: Play, parts: Iterable[tuple[int, int]] = (), expected: Iterable[int] = ()) -> list[Action]:
-    """What the machine does about the checkpoints that ranks are storing, or are expected to report."""
+    """Actions of the machine for checkpoints that ranks are storing, or are expected to report."""
     play.outstanding = Outstanding(saving=CheckpointsInProgress(frozenset(parts), frozenset(expected)))
     return play.happens(Tick())
 
@@ -1413,7 +1413,7 @@ def test_twice_the_hosts_cost_twice_the_work() -> None:
 
 
 def waiting(play: Play, **work: bool) -> list[Action]:
-    """What the machine does about the things that are being done with files."""
+    """Actions of the machine while work with files is not done yet."""
     play.outstanding = Outstanding(**work)
     return play.happens(Tick())
 

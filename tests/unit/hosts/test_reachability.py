@@ -27,7 +27,7 @@ class Host:
         self.port = ProbePort(loop)
 
     def failed(self, nonce: str = NONCE, **peers: tuple[str, int]) -> dict[str, str]:
-        """What another host, a thread, finds about its peers while this one serves its port."""
+        """The verdict of another host, a thread, on its peers while this one serves its port."""
         found: list[dict[str, str]] = []
         other = threading.Thread(target=lambda: found.append(failed_peers(peers, nonce)))
         other.start()
