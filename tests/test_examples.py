@@ -23,6 +23,8 @@ from tests.conftest import wait_until
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
+quick_starts = pytest.mark.sample(1, of="quick starts")
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 QUICKSTART = EXAMPLES / "quickstart.py"
 
@@ -63,6 +65,7 @@ def check_a_finished_run(process: subprocess.Popen[str], run: Path, *, epochs: i
     assert float(loaded[1]) == pytest.approx(result.metrics["accuracy"], abs=0.01)
 
 
+@quick_starts
 def test_the_quickstart_learns_also_when_it_is_stopped_in_between(storage: Path) -> None:
     """The same name continues the stopped run."""
     storage.mkdir()

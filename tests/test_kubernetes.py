@@ -14,6 +14,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+quick_starts = pytest.mark.sample(1, of="quick starts")
+
 ROOT = Path(__file__).resolve().parent.parent
 SERVICE, JOB = yaml.safe_load_all((ROOT / "examples" / "kubernetes" / "training.yaml").read_text())
 POD: dict[str, Any] = JOB["spec"]["template"]["spec"]
@@ -50,6 +52,7 @@ def environment(index: int, port: int) -> dict[str, str]:
     return {**os.environ, **own, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
 
 
+@quick_starts
 def test_its_pods_train_together(tmp_path: Path) -> None:
     command = [str(tmp_path) if word == "/runs" else word for word in CONTAINER["command"]]
     with socket.socket() as probe:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Launch = Callable[..., subprocess.CompletedProcess[str]]
 
+sampled = pytest.mark.sample(8, of="scripts and functions on the command line")
+
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
@@ -65,7 +67,7 @@ print(int(total), args.epochs, os.environ["LOCAL_RANK"], dist.is_initialized())
 """
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_torchrun_script_runs_unmodified(launch: Launch, tmp_path: Path, start_method: str) -> None:
     """Also one that leaves its process group and makes another, over and over."""
@@ -74,6 +76,7 @@ def test_a_torchrun_script_runs_unmodified(launch: Launch, tmp_path: Path, start
     assert lines(run) == [f"[rank {rank}] 2 3 {rank} False" for rank in range(2)]
 
 
+@sampled
 def test_torchruns_options_are_understood_or_said_to_do_nothing(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os; print(os.environ['WORLD_SIZE'], os.environ['TORCHELASTIC_MAX_RESTARTS'])"
@@ -86,6 +89,7 @@ def test_torchruns_options_are_understood_or_said_to_do_nothing(launch: Launch, 
     assert "distrain: --master-port, --rdzv-backend: no effect; these options are for torchrun only\n" in run.stderr
 
 
+@sampled
 def test_variables_that_a_script_sets_above_its_imports_have_effect(launch: Launch, tmp_path: Path) -> None:
     """Torch reads this one when it is imported, which the forkserver does before the scripts of others."""
     (tmp_path / "train.py").write_text(
@@ -94,11 +98,13 @@ def test_variables_that_a_script_sets_above_its_imports_have_effect(launch: Laun
     assert lines(launch("--num-workers", "2", "train.py")) == ["[rank 0] False", "[rank 1] False"]
 
 
+@sampled
 def test_a_script_may_leave_its_process_group_open(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from torch.distributed import *; init_process_group(); barrier(); print('ok')")
     assert lines(launch("--num-workers", "2", "train.py")) == ["[rank 0] ok", "[rank 1] ok"]
 
 
+@sampled
 def test_arguments_of_the_script_are_its_own(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
     arguments = ["--num-workers", "7", "-m", "x", "--name=y", "--help", "--", "--set", "a b", "file.py:f", ""]
@@ -107,7 +113,7 @@ def test_arguments_of_the_script_are_its_own(launch: Launch, tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name == "y"] == []
 
 
-@pytest.mark.sample(4, of="ways to name a script or a function")
+@sampled
 def test_a_script_sees_itself_as_under_plain_python(launch: Launch, tmp_path: Path) -> None:
     """From another directory, by a relative path: argv, file, first place on the path, working directory, siblings."""
     source = tmp_path / "project"
@@ -125,7 +131,7 @@ def test_a_script_sees_itself_as_under_plain_python(launch: Launch, tmp_path: Pa
     assert lines(launch(script, cwd=elsewhere)) == [f"[rank 0] {plain.stdout.rstrip()}"]
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("target", ["pack/train.py", "pack/train.py:train"])
 def test_a_host_with_another_directory_takes_its_own_file_or_the_one_that_was_named(
     launch: Launch, tmp_path: Path, target: str
@@ -149,13 +155,14 @@ def test_a_host_with_another_directory_takes_its_own_file_or_the_one_that_was_na
             assert line.endswith(" pack/train.py" if cwd == "own" else f" {here}/pack/train.py")
 
 
+@sampled
 def test_the_number_of_workers_may_be_a_range(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os\nprint(os.environ['WORLD_SIZE'])")
     wide = launch("--num-workers", "1:2", "--hosts-wait", "5", "train.py")
     assert lines(wide) == ["[rank 0] 2", "[rank 1] 2"]
 
 
-@pytest.mark.sample(4, of="ways to name a script or a function")
+@sampled
 def test_a_module_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     package = tmp_path / "pack"
     package.mkdir()
@@ -169,14 +176,14 @@ def test_a_module_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     assert lines(run) == [f"[rank 0] __main__ pack other ['--num-workers', '7', '-m', 'x'] {script}"]
 
 
-@pytest.mark.sample(4, of="ways to name a script or a function")
+@sampled
 def test_a_package_with_a_main_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__main__.py").write_text("print(__name__, __package__)")
     assert lines(launch("-m", "pack")) == ["[rank 0] __main__ pack"]
 
 
-@pytest.mark.sample(4, of="ways to name a script or a function")
+@sampled
 def test_files_named_like_the_standard_library_do_no_harm(launch: Launch, tmp_path: Path) -> None:
     """The script still gets the directory's own first, as under plain python."""
     for name in ("queue", "inspect", "random", "json", "socket", "selectors", "struct"):
@@ -188,7 +195,7 @@ def test_files_named_like_the_standard_library_do_no_harm(launch: Launch, tmp_pa
     assert lines(launch("project/train.py")) == ["[rank 0] Queue"]
 
 
-@pytest.mark.sample(4, of="ways to name a script or a function")
+@sampled
 def test_a_module_beside_the_function_may_be_named_like_the_standard_library(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "queue.py").write_text("def train(): print('my queue')")
     assert lines(launch("queue.py:train")) == ["[rank 0] my queue"]
@@ -225,7 +232,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("target", [["../project/train.py"], ["-m", "train"]])
 def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_path: Path, target: list[str]) -> None:
     project = tmp_path / "project"
@@ -248,7 +255,7 @@ def train(config):
 """
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize(("target", "cwd"), [("pack/job.py:train", "."), ("job:train", "pack")])
 def test_a_function_gets_the_config_and_options_may_follow_it(
     launch: Launch, tmp_path: Path, target: str, cwd: str
@@ -263,6 +270,7 @@ def test_a_function_gets_the_config_and_options_may_follow_it(
 # -- the run directory -----------------------------------------------------------------------------------------------
 
 
+@sampled
 def test_a_script_can_report(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import distrain\n"
@@ -282,6 +290,7 @@ def test_a_script_can_report(launch: Launch, tmp_path: Path) -> None:
     assert logs == {"rank_0.log": "first\n", "rank_1.log": "first\n"}
 
 
+@sampled
 def test_runs_go_to_the_home_directory_by_default(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     command = [sys.executable, "-m", "distrain.launch", "train.py"]
@@ -313,6 +322,7 @@ for step in range(first, 6):
 """
 
 
+@sampled
 def test_a_script_that_is_killed_goes_on_at_its_checkpoint(launch: Launch, tmp_path: Path) -> None:
     """Twice in one call, and once more in a second call of the same name."""
     (tmp_path / "train.py").write_text(RESUMING_SCRIPT)
@@ -339,6 +349,7 @@ print("epochs", snapshot.read_text())
 """
 
 
+@sampled
 def test_a_script_with_snapshots_of_its_own_is_restarted_after_equal_failures(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SNAPSHOT_SCRIPT)
     run = launch("--max-restarts", "3", "train.py")
@@ -358,7 +369,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("own_workers", [0, 2])
 @pytest.mark.parametrize("num_workers", ["1", "2"])
 def test_a_script_that_calls_fit_is_refused(launch: Launch, tmp_path: Path, num_workers: str, own_workers: int) -> None:
@@ -371,6 +382,7 @@ def test_a_script_that_calls_fit_is_refused(launch: Launch, tmp_path: Path, num_
     assert not (tmp_path / "own").exists()
 
 
+@sampled
 def test_a_function_may_call_fit(launch: Launch, tmp_path: Path) -> None:
     source = FIT_SCRIPT.format(num_workers=2).replace('if __name__ == "__main__":', "def tune():")
     (tmp_path / "script.py").write_text(source)
@@ -474,6 +486,7 @@ def test_the_names_of_a_file_are_found_by_reading_it(tmp_path: Path, source: str
 # -- help ------------------------------------------------------------------------------------------------------------
 
 
+@sampled
 def test_the_option_for_trackers_goes_before_the_environment(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

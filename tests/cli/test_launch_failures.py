@@ -17,6 +17,8 @@ import pytest
 
 from tests.terminal import Terminal
 
+sampled = pytest.mark.sample(5, of="failures on the command line")
+
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -37,7 +39,7 @@ def launch(tmp_path: Path, storage: Path) -> Launch:
 # -- exit codes ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@sampled
 @pytest.mark.parametrize(
     ("source", "exit_code", "said"),
     [
@@ -66,7 +68,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(
     assert time.monotonic() - started < 30
 
 
-@pytest.mark.sample(2)
+@sampled
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -123,7 +125,7 @@ def running(
             popen.kill()
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize(
     ("number", "exit_code", "to_group"),
     [(signal.SIGINT, 130, True), (signal.SIGINT, 130, False), (signal.SIGTERM, 143, False)],
@@ -160,7 +162,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.sample(2)
+@sampled
 @pytest.mark.parametrize(
     ("number", "arguments"),
     [
@@ -201,6 +203,7 @@ except KeyboardInterrupt:
 """
 
 
+@sampled
 def test_a_rank_that_sleeps_through_a_signal_is_woken(tmp_path: Path, storage: Path) -> None:
     """Python has noted the signal, and would raise KeyboardInterrupt after the sleep."""
     with running(tmp_path, storage, source=SLEEPING_SCRIPT) as popen:
@@ -210,6 +213,7 @@ def test_a_rank_that_sleeps_through_a_signal_is_woken(tmp_path: Path, storage: P
     assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
+@sampled
 def test_a_script_that_needs_longer_than_the_limit_is_killed_and_the_option_is_named(
     tmp_path: Path, storage: Path
 ) -> None:
@@ -249,6 +253,7 @@ main()
 """
 
 
+@sampled
 def test_a_failure_is_one_screen_that_starts_in_the_users_code(launch: Launch, tmp_path: Path, storage: Path) -> None:
     (tmp_path / "train.py").write_text(FAILING_SCRIPT)
     run = launch("--num-workers", "3", "--name", "broken", "train.py")
@@ -286,6 +291,7 @@ def test_a_working_directory_that_was_deleted_is_named(tmp_path: Path, code: str
     )
 
 
+@sampled
 def test_a_syntax_error_shows_the_line(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('fine')\nif True\n    pass\n")
     run = launch("train.py")

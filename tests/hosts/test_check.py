@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 from tests.conftest import wait_until
 from tests.hosts.conftest import over
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from tests.hosts.one_machine import FakeSsh
     from tests.hosts.user import Ran, User
+
+sampled = pytest.mark.sample(6, of="checks of hosts")
 
 SILENT_HOST = "exec sleep 60"
 OLD_PYTHON = "import platform\nplatform.python_version = lambda: '3.9.1'\n"
@@ -42,6 +45,7 @@ def findings(ran: Ran) -> list[str]:
 # -- hosts that are well ---------------------------------------------------------------------------------------------
 
 
+@sampled
 @over("this_machine")
 def test_this_machine_is_checked_without_a_hostfile(user: User) -> None:
     ran = user.checks("--num-workers", "50")  # without slots it takes any number
@@ -64,6 +68,7 @@ def test_three_hosts_that_are_well_are_shown_with_what_they_have(user: User) -> 
     assert (empty, verdict) == ("", "3 hosts can train together")
 
 
+@sampled
 @over("this_machine")
 def test_gpus_that_are_ill_or_in_use_are_named(user: User, tmp_path: Path) -> None:
     """None of it keeps the host from training."""
@@ -84,6 +89,7 @@ def test_gpus_that_are_ill_or_in_use_are_named(user: User, tmp_path: Path) -> No
 # -- hosts that lack something ---------------------------------------------------------------------------------------
 
 
+@sampled
 @over("fake_ssh")
 def test_no_problem_of_a_host_hides_another_one(user: User) -> None:
     customized = {"old": OLD_PYTHON, "packages": "", "clock": WRONG_CLOCK}
@@ -110,6 +116,7 @@ def test_no_problem_of_a_host_hides_another_one(user: User) -> None:
     assert ran.out.splitlines()[-1] == "cannot train like this: nowhere, nothing, old, packages"
 
 
+@sampled
 def test_a_storage_that_is_not_shared_is_found_although_the_path_exists(user: User) -> None:
     with own_disk(user.lab, "beta", user.folder / "runs"):
         ran = user.checks("--hosts", "alpha:1,beta:1")
@@ -117,6 +124,7 @@ def test_a_storage_that_is_not_shared_is_found_although_the_path_exists(user: Us
     assert text.startswith("! beta: it does not see the storage, which cannot be opened: No such file")
 
 
+@sampled
 def test_a_pair_that_is_blocked_is_named_both_ways(user: User) -> None:
     with blocked_pair(user.lab):
         alpha, beta = findings(user.checks("--hosts", "alpha:1,beta:1,localhost:1"))
@@ -124,6 +132,7 @@ def test_a_pair_that_is_blocked_is_named_both_ways(user: User) -> None:
     assert beta.startswith("✗ beta: alpha cannot connect to it at 10.77.0.12 (eth0): no answer within 4 s; let TCP")
 
 
+@sampled
 def test_a_host_that_is_down_does_not_keep_the_others_from_being_looked_at(user: User) -> None:
     began = time.monotonic()
     ran = user.checks("--hosts", "alpha:1,10.77.0.99:1,beta:1")
@@ -134,6 +143,7 @@ def test_a_host_that_is_down_does_not_keep_the_others_from_being_looked_at(user:
     assert ran.out.count("eth0") == 2
 
 
+@sampled
 @over("fake_ssh")
 def test_an_interface_that_hosts_lack_is_found(user: User) -> None:
     """A single host needs none."""
@@ -142,6 +152,7 @@ def test_an_interface_that_hosts_lack_is_found(user: User) -> None:
     assert findings(user.checks("--hosts", "one:1", "--interface", "ib77")) == []
 
 
+@sampled
 @over("fake_ssh")
 def test_a_connection_that_breaks_was_one(lab: FakeSsh, user: User) -> None:
     """Then it is not that ssh could not connect."""
@@ -150,6 +161,7 @@ def test_a_connection_that_breaks_was_one(lab: FakeSsh, user: User) -> None:
     assert text.startswith("✗ one: its agent has ended: exit code 255, which is ssh's when the connection breaks")
 
 
+@sampled
 @over("this_machine")
 def test_gpus_are_counted_for_as_many_workers_as_are_asked_for(user: User) -> None:
     [text] = findings(user.checks("--use-gpu", "--num-workers", "3", CUDA_VISIBLE_DEVICES=""))
@@ -159,6 +171,7 @@ def test_gpus_are_counted_for_as_many_workers_as_are_asked_for(user: User) -> No
 # -- this machine ----------------------------------------------------------------------------------------------------
 
 
+@sampled
 @over("this_machine")
 def test_a_storage_that_cannot_be_used_is_an_error_as_in_a_run(user: User) -> None:
     (user.folder / "runs").write_text("a file")
@@ -167,12 +180,14 @@ def test_a_storage_that_cannot_be_used_is_an_error_as_in_a_run(user: User) -> No
     assert f"cannot read {user.folder}/runs/" in ran.err
 
 
+@sampled
 @over("this_machine")
 def test_a_storage_that_is_not_local_is_tried_and_left_empty(user: User, tmp_path: Path) -> None:
     assert findings(user.checks("--storage-path", f"file://{tmp_path}/far")) == []
     assert list((tmp_path / "far").rglob("*")) == []
 
 
+@sampled
 @over("fake_ssh")
 def test_too_few_slots_for_the_workers_are_a_wrong_command_line(user: User) -> None:
     ran = user.checks("--hosts", "one:1,two:2", "--num-workers", "50")
@@ -180,6 +195,7 @@ def test_too_few_slots_for_the_workers_are_a_wrong_command_line(user: User) -> N
     assert "--num-workers is 50, but the hosts have only 3 slots: one 1, two 2. Ask for fewer workers" in ran.err
 
 
+@sampled
 @over("fake_ssh")
 def test_ctrl_c_ends_a_check_and_leaves_nothing(lab: FakeSsh, user: User) -> None:
     lab.make_ssh(f"touch {user.folder}/started\n{SILENT_HOST}")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.hosts.conftest import over
 
 if TYPE_CHECKING:
     from tests.hosts.lab import Hosts
     from tests.hosts.user import User
+
+sampled = pytest.mark.sample(2, of="connections")
 
 TRAIN = "def train():\n    distrain.report({'place': place()})\n"
 
@@ -32,6 +36,7 @@ Host behind
 """
 
 
+@sampled
 def test_the_users_configuration_is_used(user: User) -> None:
     """An alias, and a way through another host."""
     (user.folder / "hosts").write_text(f"near\nbehind python='{user.lab.other_python}'\n")
@@ -45,6 +50,7 @@ def test_the_users_configuration_is_used(user: User) -> None:
     assert [report["place"][0] for report in reports] == ["alpha", "gamma"]
 
 
+@sampled
 def test_connections_may_be_shared_with_others(user: User) -> None:
     """With ControlMaster a process of ssh outlives the run, and holds our pipes."""
     shared = "-o ControlMaster=auto -o ControlPersist=1 -o ControlPath=%d/.ssh/%h"
@@ -52,17 +58,20 @@ def test_connections_may_be_shared_with_others(user: User) -> None:
     assert [report["place"][0] for report in reports] == ["alpha", "beta"]
 
 
+@sampled
 def test_without_a_key_nobody_is_asked_for_a_password(user: User) -> None:
     text = refusal(user, "num_workers=1, hosts='alpha:1', ssh_args='-o PubkeyAuthentication=no'")
     assert "LaunchError: alpha: its agent has ended: exit code 255" in text
     assert "Permission denied (publickey)" in text
 
 
+@sampled
 def test_an_unknown_host_key_is_refused_and_not_asked_about(user: User) -> None:
     text = refusal(user, "num_workers=1, hosts='alpha:1', ssh_args='-o UserKnownHostsFile=/dev/null'")
     assert "Host key verification failed" in text
 
 
+@sampled
 @over("busy_sshd")
 def test_hosts_that_a_busy_sshd_turns_away_are_connected_later(lab: Hosts, user: User) -> None:
     ran = user.trains("def train():\n    pass\n", "num_workers=6, hostfile=hostfile")

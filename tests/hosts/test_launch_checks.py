@@ -12,6 +12,8 @@ from tests.hosts.faults import blocked_pair, own_disk
 if TYPE_CHECKING:
     from tests.hosts.user import User
 
+sampled = pytest.mark.sample(2, of="checks before a launch")
+
 TRAIN = "def train():\n    distrain.report({'place': place()})\n"
 OVER_TORCH = "from distrain.torch import TorchTrainer\n" + TRAIN
 UNTIL_SHOWN = """
@@ -33,7 +35,7 @@ def train():
 TWO = "hosts='alpha:1,beta:1'"
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("where", [f"num_workers=2, {TWO}", "num_workers=1, hosts='beta'"])
 def test_a_launch_says_which_hosts_do_not_see_the_storage(user: User, where: str) -> None:
     with own_disk(user.lab, "beta", user.folder / "runs"):
@@ -42,6 +44,7 @@ def test_a_launch_says_which_hosts_do_not_see_the_storage(user: User, where: str
     assert "beta does not see the run directory, which cannot be opened: No such file or directory; its" in ran.err
 
 
+@sampled
 def test_a_launch_is_refused_when_a_pair_is_blocked_long_before_the_framework_gives_up(user: User) -> None:
     began = time.monotonic()
     with blocked_pair(user.lab):
@@ -52,6 +55,7 @@ def test_a_launch_is_refused_when_a_pair_is_blocked_long_before_the_framework_gi
     assert "no answer within 4 s" in ran.err
 
 
+@sampled
 def test_a_host_that_takes_the_place_of_a_lost_one_is_looked_at_too(user: User) -> None:
     """Beta's agent freezes; the spare host has a disk of its own where the run directory should be."""
     train = """
@@ -69,6 +73,7 @@ def train():
     assert "gamma does not see the run directory, which cannot be opened: No such file or directory; its" in ran.err
 
 
+@sampled
 def test_ranks_that_need_not_meet_train_although_they_could_not(user: User) -> None:
     shown = "alpha: beta cannot connect to it at 10.77.0.11 (eth0): no answer within 4 s"
     with blocked_pair(user.lab):

@@ -13,11 +13,14 @@ import pytest
 from tests.conftest import wait_until
 from tests.hosts.lab import HOSTS, NETLAB, Lab, end_lab, members, start_lab
 
+sampled = pytest.mark.sample(3, of="the network of the tests")
+
 
 def interfaces() -> set[str]:
     return {path.name for path in Path("/sys/class/net").iterdir()}
 
 
+@sampled
 def test_every_host_has_a_name_an_address_and_a_home_of_its_own(lab: Lab) -> None:
     seen = set()
     for number, name in enumerate(HOSTS, start=11):
@@ -28,12 +31,14 @@ def test_every_host_has_a_name_an_address_and_a_home_of_its_own(lab: Lab) -> Non
     assert len(seen) == len(HOSTS)
 
 
+@sampled
 def test_a_host_sees_its_own_processes_only(lab: Lab) -> None:
     names = lab.run("beta", "sh", "-c", "cat /proc/[0-9]*/comm").stdout.split()
     assert "sshd" in names
     assert "pytest" not in names
 
 
+@sampled
 @pytest.mark.parametrize("host", ["one:1", "one:1:bare"])
 def test_nothing_stays_when_the_tests_crash(tmp_path: Path, host: str) -> None:
     """The holder is killed, and cannot clean up."""
@@ -46,6 +51,7 @@ def test_nothing_stays_when_the_tests_crash(tmp_path: Path, host: str) -> None:
     assert interfaces() == before
 
 
+@sampled
 def test_killing_the_first_process_of_a_host_kills_the_host(tmp_path: Path) -> None:
     holder = start_lab(tmp_path / "lab", "one:1")
     lab = Lab(folder=tmp_path / "lab", other_python=tmp_path)
@@ -62,6 +68,7 @@ def test_killing_the_first_process_of_a_host_kills_the_host(tmp_path: Path) -> N
         end_lab(holder, tmp_path / "lab")
 
 
+@sampled
 def test_people_bring_it_up_and_down(lab: Lab, tmp_path: Path) -> None:
     folder = tmp_path / "lab"
 
@@ -85,6 +92,7 @@ def test_people_bring_it_up_and_down(lab: Lab, tmp_path: Path) -> None:
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in began), what="the end of all hosts")
 
 
+@sampled
 def test_a_bare_host_has_only_the_system_its_home_and_what_is_mounted(tmp_path: Path, test_run_id: str) -> None:
     (tmp_path / "given").mkdir()
     (tmp_path / "given" / "file").write_text("given")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from tests.hosts.user import Ran, User
 
+sampled = pytest.mark.sample(1, of="strangers")
+
 Answers = dict[tuple[str, int], list[str]]
 """By address and port, to each message; empty if nobody could be reached there."""
 
@@ -62,7 +64,7 @@ def train():
 """
 
 
-@pytest.mark.sample(1)
+@sampled
 @over("this_machine", "namespaces")
 def test_only_torch_listens_and_a_stranger_can_have_nothing_unpickled(user: User) -> None:
     """As the README's table says: the store on all interfaces of one host, gloo on each host's own; and for some
@@ -165,6 +167,7 @@ def stranger_at_the_agent(user: User) -> Iterator[None]:
     assert not (user.folder / "bomb").exists()
 
 
+@sampled
 @pytest.mark.usefixtures("with_a_late_host")
 def test_a_stranger_does_not_disturb_a_launch(user: User) -> None:
     """Nor is what he does taken for a word of another host."""

@@ -16,6 +16,8 @@ from tests.hosts.faults import second_network
 from tests.hosts.lab import ROOT
 from tests.hosts.user import HEADER, MAIN, User
 
+sampled = pytest.mark.sample(5, of="training on several hosts")
+
 OVER_TORCH = """
 from distrain.torch import TorchTrainer
 
@@ -31,7 +33,7 @@ def train():
 # -- placement and rendezvous ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(1)
+@sampled
 @over("namespaces", "one_sshd")
 def test_torch_trains_over_three_hosts_with_different_slots(user: User) -> None:
     reports = user.trains(OVER_TORCH, "TorchTrainer, num_workers=6, hostfile=hostfile").reports()
@@ -41,6 +43,7 @@ def test_torch_trains_over_three_hosts_with_different_slots(user: User) -> None:
     assert network == {user.lab.network}
 
 
+@sampled
 def test_the_host_of_the_user_may_take_part_without_ssh(user: User) -> None:
     """It has no sshd, and its user has come by ssh from elsewhere."""
     call = 'TorchTrainer, num_workers=2, hosts=["localhost:1", "beta:1"]'
@@ -56,6 +59,7 @@ def test_hosts_may_meet_over_ipv6(user: User) -> None:
     assert [(report["address"], report["sum"]) for report in reports] == [("fd77::11", 3.0)] * 2
 
 
+@sampled
 def test_one_host_of_many_meets_on_its_loopback(user: User) -> None:
     """Hosts that get no rank are not even asked."""
     reports = user.trains(OVER_TORCH, 'TorchTrainer, num_workers=2, hosts="alpha:2,nowhere:2"').reports()
@@ -70,6 +74,7 @@ def train():
 """
 
 
+@sampled
 def test_the_users_own_network_variables_win(user: User) -> None:
     (user.folder / "hosts").write_text("alpha env.GLOO_SOCKET_IFNAME=lo\nbeta\n")
     call = 'num_workers=2, hostfile="hosts", run={"worker_runtime_env": {"env_vars": {"MASTER_ADDR": "alpha"}}}'
@@ -79,6 +84,7 @@ def test_the_users_own_network_variables_win(user: User) -> None:
     assert [report["NCCL_SOCKET_IFNAME"] for report in reports] == ["ib0"] * 2
 
 
+@sampled
 def test_several_hosts_never_meet_on_loopback(user: User) -> None:
     call = 'num_workers=2, hosts="alpha:1,beta:1"'
     ran = user.trains(NETWORK, call + ', run={"worker_runtime_env": {"env_vars": {"MASTER_ADDR": "127.0.0.1"}}}')
@@ -99,6 +105,7 @@ def train():
 """
 
 
+@sampled
 def test_ranks_connect_over_the_interface_that_the_user_has_chosen(user: User) -> None:
     """Each host takes the first one of the list that it has. The hosts are named by addresses of another network."""
     with second_network(user.lab, "alpha", "beta"):
@@ -128,6 +135,7 @@ def train():
 """
 
 
+@sampled
 def test_every_host_has_its_home_and_interpreter_and_the_users_directory_and_path(user: User) -> None:
     (user.folder / "sibling.py").write_text("word = 'sibling'")
     call = 'num_workers=6, run={"worker_runtime_env": {"env_vars": {"MINE": "for all"}}}'
@@ -150,6 +158,7 @@ def test_every_host_has_its_home_and_interpreter_and_the_users_directory_and_pat
 WEIRD = 'it\'s "a" $HOME;\n#folder '
 
 
+@sampled
 def test_any_directory_will_do(user: User) -> None:
     """Spaces, quotes, a newline: in the user's directory, and in that of the hostfile."""
     (user.folder / WEIRD).mkdir()
@@ -235,6 +244,7 @@ dist.destroy_process_group()
 """
 
 
+@sampled
 def test_a_torchrun_script_runs_on_all_slots(user: User) -> None:
     (user.folder / "train.py").write_text(TORCHRUN_SCRIPT)
     arguments = ("--hostfile", str(user.lab.hostfile), "--storage-path", "runs", "--env", "MINE=my own")
@@ -249,6 +259,7 @@ def test_a_torchrun_script_runs_on_all_slots(user: User) -> None:
     assert "starting 6 workers on 3 hosts" in ran.err
 
 
+@sampled
 def test_hosts_may_be_named_on_the_command_line(user: User) -> None:
     (user.folder / "train.py").write_text("import os, socket; print(socket.gethostname(), os.environ['WORLD_SIZE'])")
     common = ("--storage-path", "runs", "--hosts", "beta:2,alpha:2")
@@ -269,6 +280,7 @@ def test_hosts_may_be_named_on_the_command_line(user: User) -> None:
         assert (ran.code, words in ran.err) == (2, True), ran.err
 
 
+@sampled
 def test_the_environment_names_the_hosts_of_a_script_that_calls_fit(user: User) -> None:
     train = "def train():\n    distrain.report({'place': place(), 'mine': os.environ['MINE']})\n"
     main = "if __name__ == '__main__':\n    main(num_workers=3)\n"
@@ -278,6 +290,7 @@ def test_the_environment_names_the_hosts_of_a_script_that_calls_fit(user: User) 
     assert {report["mine"] for report in ran.reports()} == {"x"}
 
 
+@sampled
 @pytest.mark.timeout(300)
 def test_the_quick_start_trains_on_three_hosts(user: User) -> None:
     script = str(ROOT / "examples" / "quickstart.py")

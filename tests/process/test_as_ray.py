@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from distrain import Result
 from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, make_fake_ssh
 from tests.process.test_notebooks import run_notebook
@@ -13,7 +15,8 @@ from tests.process.test_notebooks import run_notebook
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+
+sampled = pytest.mark.sample(2, of="scripts of Ray")
 
 SCRIPT = """
 import argparse, os, tempfile
@@ -54,6 +57,7 @@ if __name__ == "__main__":
 """
 
 
+@sampled
 def test_a_script_of_ray_trains_on_another_host(tmp_path: Path) -> None:
     """The host has nothing of this environment, but for what distrain forwards."""
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -90,6 +94,7 @@ main()
 """
 
 
+@sampled
 def test_a_module_that_fails_shows_its_own_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With spawned workers, and the variable instead of the option."""
     monkeypatch.setenv("DISTRAIN_AS_RAY", "1")
@@ -127,6 +132,7 @@ DataParallelTrainer(
 """
 
 
+@sampled
 def test_a_script_hears_that_its_run_is_preempted(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PREEMPTED)
     command = [sys.executable, "-m", "distrain", "run", "--as-ray", "train.py"]
@@ -135,6 +141,7 @@ def test_a_script_hears_that_its_run_is_preempted(tmp_path: Path) -> None:
     assert Result.from_path(tmp_path / "runs" / "run").metrics == {"ranks": [0, 1], "hosts": 1}
 
 
+@sampled
 def test_a_notebook_imports_it_in_a_cell(tmp_path: Path) -> None:
     shown = run_notebook(
         [

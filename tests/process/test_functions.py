@@ -17,6 +17,8 @@ from tests.process.conftest import Fit, reported
 if TYPE_CHECKING:
     from pathlib import Path
 
+sampled = pytest.mark.sample(4, of="scripts and their functions")
+
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 PREAMBLE = """
@@ -111,7 +113,7 @@ def test_what_cannot_be_pickled_is_named_before_anything_starts(fit: Fit) -> Non
 # -- from a script ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_from_main_with_its_own_classes_and_globals(user_script: Script, start_method: str) -> None:
     source = """
@@ -142,7 +144,7 @@ print("value", value.value)
     assert sorted(lines) == ["[rank 0] in __main__", "[rank 1] in __main__", "value 6"]
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_processes_of_a_worker_know_what_comes_from_main(user_script: Script, start_method: str) -> None:
     source = """
@@ -168,7 +170,7 @@ print(fit(train, start_method=sys.argv[1]))
     assert output(user_script(PREAMBLE + source, start_method)) == f"{expected}\n"
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_from_a_child_of_multiprocessing(user_script: Script, method: str) -> None:
     """The child calls its main module ``__mp_main__``, and workers do not have it."""
@@ -245,12 +247,13 @@ if __name__ == "__main__":
     assert lines == [f"value [True, '__mp_main__', 14, 14] {metrics} 1 script", "True True"]
 
 
+@sampled
 def test_no_main_guard_is_needed_and_the_script_runs_once(user_script: Script) -> None:
     source = 'print("top level")\nfit(lambda: 1)\nfit(lambda: 1, start_method="spawn")\n'
     assert output(user_script(PREAMBLE + source)) == "top level\n"
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_an_edited_module_is_picked_up(user_script: Script, tmp_path: Path, start_method: str) -> None:
     """By a new process, and by the next fit() of the same process, which still has the old one."""
@@ -270,7 +273,7 @@ print(fit(model.train, start_method="{start_method}"))
 SHADOWS = ["queue", "typing", "json", "types", "random", "logging", "socket", "signal", "struct", "numpy", "psutil"]
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_users_own_queue_module_is_the_users(user_script: Script, tmp_path: Path, start_method: str) -> None:
     """Beside the script, where it hides the standard library's for the user, and for nobody else."""
@@ -286,6 +289,7 @@ assert fit(train, start_method=sys.argv[1]) == train(), fit(train, start_method=
     output(user_script(PREAMBLE + source, start_method))
 
 
+@sampled
 def test_interpreter_flags_are_handed_on(tmp_path: Path) -> None:
     source = (
         PREAMBLE
@@ -325,7 +329,7 @@ print(DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit().r
 """
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_forked_child_ends_as_in_a_plain_script(user_script: Script, tmp_path: Path, workers: int) -> None:
     done = user_script(FORKING, str(tmp_path / "runs"), str(workers))

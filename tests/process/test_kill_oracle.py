@@ -321,7 +321,7 @@ def test_what_a_rank_was_told_is_safe_is_safe_after_any_kill(
     assert not (killer.oracle.run / ".staging").exists()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("how", "complaint"),
     [

@@ -81,6 +81,7 @@ write()
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_report_a_checkpoint_and_the_result(start: Callable[..., Started], tmp_path: Path, kind: str) -> None:
     started = start(kind, RESULT)
@@ -110,6 +111,7 @@ fit(train, hang_report_s=1.0)
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hang_is_reported_with_the_place_of_each_rank(
     start: Callable[..., Started], tmp_path: Path, kind: str
@@ -148,6 +150,7 @@ fit(train)
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_collectives_that_do_not_match_are_reported_early(
     start: Callable[..., Started], tmp_path: Path, kind: str
@@ -185,6 +188,7 @@ except TrainingFailedError as error:
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failure_names_rank_host_and_place(start: Callable[..., Started], tmp_path: Path, kind: str) -> None:
     started = start(kind, FAILURE)
@@ -221,6 +225,7 @@ except PreemptionError as error:
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_should_stop_lets_all_ranks_save_a_checkpoint(start: Callable[..., Started], tmp_path: Path, kind: str) -> None:
     started = start(kind, STOP)
@@ -256,6 +261,7 @@ fit(train)
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["agents", "joined"])
 def test_a_slow_rank_is_named_with_its_place(start: Callable[..., Started], kind: str) -> None:
     started = start(kind, SLOW)

@@ -24,6 +24,8 @@ from distrain.torch import prepare_data_loader
 if TYPE_CHECKING:
     from tests.process.conftest import Fit
 
+sampled = pytest.mark.sample(2, of="records of runs")
+
 
 class _SlowData(TensorDataset):
     def __getitem__(self, index: int) -> Any:
@@ -31,6 +33,7 @@ class _SlowData(TensorDataset):
         return super().__getitem__(index)
 
 
+@sampled
 def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waited_for(
     fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +83,7 @@ def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waite
         assert event["bytes"] == sum(file["size"] for file in manifest["files"].values())
 
 
+@sampled
 def test_the_time_in_which_a_checkpoint_blocks_a_rank_comes_with_its_next_report(fit: Fit) -> None:
     def train() -> None:
         for _ in range(2):
@@ -91,6 +95,7 @@ def test_the_time_in_which_a_checkpoint_blocks_a_rank_comes_with_its_next_report
     assert 0.001 < second["waits"]["checkpoint"] < 10
 
 
+@sampled
 def test_a_hang_is_recorded_with_its_end(fit: Fit) -> None:
     def train() -> None:
         time.sleep(1.5)
@@ -112,6 +117,7 @@ def test_bad_progress_is_refused(fit: Fit, progress: Any) -> None:
     assert repr(progress) in str(fit(train, workers=0).return_value)
 
 
+@sampled
 def test_a_failed_run_has_a_page_until_it_is_continued(fit: Fit) -> None:
     def fail_once() -> None:
         checkpoint = distrain.get_checkpoint()
@@ -132,6 +138,7 @@ def test_a_failed_run_has_a_page_until_it_is_continued(fit: Fit) -> None:
     assert "checkpoint_000001" in text
 
 
+@sampled
 def test_a_rank_for_which_the_others_wait_in_collectives_is_named(
     fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

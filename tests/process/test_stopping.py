@@ -20,6 +20,8 @@ from tests.conftest import wait_until
 from tests.process.conftest import files_of, records
 from tests.terminal import heed_hangups
 
+sampled = pytest.mark.sample(5, of="stops")
+
 SCRIPT = '''
 import os, signal, sys, time
 from pathlib import Path
@@ -176,7 +178,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 # -- ranks that listen -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize(
     ("number", "said"),
     [(signal.SIGTERM, "PREEMPTED the run was stopped by SIGTERM"), (signal.SIGINT, "ENDED KeyboardInterrupt")],
@@ -217,7 +219,7 @@ def wait_until_asked(running: Running) -> None:
     (running.place / "asked").touch()
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 def test_the_command_line_exits_with_the_code_of_the_signal(start: Start, number: signal.Signals) -> None:
     arguments = ("-m", "distrain.launch", "--num-workers", "2", "--name", "run", "--storage-path")
@@ -231,6 +233,7 @@ def test_the_command_line_exits_with_the_code_of_the_signal(start: Start, number
     assert set(running.stopped_at()) == {0, 1}
 
 
+@sampled
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_terminal_that_is_closed_takes_no_checkpoint_with_it(tmp_path: Path, workers: int) -> None:
     """The user's code prints into it afterwards, too."""
@@ -272,7 +275,7 @@ def train():
     assert files_of(result.checkpoint) == {"step.txt": "7"}
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_hangup_that_is_ignored_stops_nothing(start: Start, workers: int) -> None:
     """As after ``nohup``."""
@@ -293,7 +296,7 @@ def train():
     assert "FINISHED undisturbed" in output
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sweep_that_catches_errors_ends_with_the_process(start: Start, workers: int) -> None:
     source = """
@@ -324,6 +327,7 @@ def sweep(trial):
     assert code == 143
 
 
+@sampled
 def test_a_failure_while_stopping_is_told(start: Start) -> None:
     source = """
 def train():
@@ -348,6 +352,7 @@ def train():
 # -- not all of them listen ------------------------------------------------------------------------------------------
 
 
+@sampled
 def test_a_rank_that_never_comes_back_gets_the_grace_then_sigterm_then_sigkill(start: Start) -> None:
     source = """
 def train():
@@ -380,6 +385,7 @@ def train():
     assert not list(running.place.glob("heard-*"))  # it was for nothing to stop at another step than the others
 
 
+@sampled
 def test_a_checkpoint_of_an_interrupted_train_func_is_kept_and_the_run_goes_on_next_time(start: Start) -> None:
     source = """
 def train():
@@ -407,6 +413,7 @@ def train():
     assert f"FINISHED {running.stopped_at()[0] + 1}" in output
 
 
+@sampled
 def test_nobody_listens(start: Start) -> None:
     """SIGTERM at once, as an exception that unwinds train_func."""
     source = """
@@ -430,6 +437,7 @@ def train():
 # -- at once ---------------------------------------------------------------------------------------------------------
 
 
+@sampled
 def test_the_second_signal_ends_it_at_once(start: Start) -> None:
     source = """
 def train():
@@ -456,6 +464,7 @@ def train():
 # -- without workers -------------------------------------------------------------------------------------------------
 
 
+@sampled
 @pytest.mark.parametrize(
     ("number", "said"), [(signal.SIGTERM, "PREEMPTED"), (signal.SIGINT, "ENDED KeyboardInterrupt")]
 )
@@ -481,6 +490,7 @@ def has_handled(pid: int, number: int) -> bool:
     return status["State"].startswith("S") and not waiting >> (number - 1) & 1
 
 
+@sampled
 def test_without_workers_the_second_signal_unwinds_train_func(start: Start) -> None:
     source = """
 def train():

@@ -507,7 +507,7 @@ fit(num_to_keep=1 if method == "_delete" else None)
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "must_have", "sampled"),
-    [("_rename", "rename write fsync", 6), ("_delete", "rename unlink rmdir", 3)],
+    [("_rename", "rename write fsync", 3), ("_delete", "rename unlink rmdir", 2)],
     ids=["commit", "delete"],
 )
 @pytest.mark.timeout(300)

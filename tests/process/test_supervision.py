@@ -268,7 +268,7 @@ WITHOUT_THE_USER = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("victims", WITH_THE_USER, ids="+".join)
 @pytest.mark.parametrize("way", OPPOSITE_WAYS)
 def test_nothing_is_left_after_a_kill_of_the_users_process(
@@ -280,7 +280,7 @@ def test_nothing_is_left_after_a_kill_of_the_users_process(
     assert_nothing_is_left(running, test_run_id)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("victims", WITHOUT_THE_USER, ids="+".join)
 @pytest.mark.parametrize("way", OPPOSITE_WAYS)
 def test_fit_raises_and_nothing_is_left_after_a_kill(
@@ -326,7 +326,7 @@ def test_the_next_run_on_the_host_ends_what_is_left_when_all_of_ours_were_killed
 # -- some are stopped ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stopped", ["guard", "agent", "forkserver", "worker 1"])
 def test_one_that_is_stopped_does_not_outlive_the_users_process(launch: Launch, test_run_id: str, stopped: str) -> None:
     running = launch()
@@ -468,7 +468,7 @@ def test_the_stacks_of_those_who_do_not_stop_are_kept(launch: Launch) -> None:
     assert "in hold_the_gil" in stacks["rank_3.txt"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 0.2])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_signal_while_the_run_is_starting_leaves_nothing(
@@ -499,7 +499,7 @@ distrain.DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit(
 # -- train_func comes to its end -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("end", ["return", "raise", "os._exit"])
 @pytest.mark.parametrize("way", OPPOSITE_WAYS)
 def test_what_train_func_started_ends_with_it(launch: Launch, test_run_id: str, way: str, end: str) -> None:

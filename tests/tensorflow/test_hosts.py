@@ -19,6 +19,8 @@ from tests.process.conftest import log_of, records
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+restarts = pytest.mark.sample(1, of="restarts with TensorFlow")
+
 if find_spec("tensorflow") is None:
     pytest.skip("TensorFlow is not installed; scripts/test_tensorflow", allow_module_level=True)
 
@@ -153,6 +155,7 @@ def test_two_hosts_train_with_the_addresses_that_they_have(start: Callable[[int 
         assert {name: entry["rank"] for name, entry in files.items()} == {"model.keras": 0, ".metadata.json": 0}
 
 
+@restarts
 def test_a_killed_worker_of_another_host_is_answered_by_a_restart_at_the_right_epoch(
     start: Callable[[int | None], Running],
 ) -> None:

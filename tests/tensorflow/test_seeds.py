@@ -16,9 +16,12 @@ if find_spec("tensorflow") is None:
 
 from tests.test_seeds import checkpoint_files, finish_source, migrated, reports
 
+sampled = pytest.mark.sample(1, of="seeds with TensorFlow")
+
 pytestmark = pytest.mark.timeout(300)
 
 
+@sampled
 def test_the_guide(tmp_path: Path) -> None:
     ran = finish_source(migrated("keras_guide"), tmp_path)
     with_callback, with_shard, with_to_tf = ran.results
@@ -39,6 +42,7 @@ def test_the_guide(tmp_path: Path) -> None:
     assert [len(metrics["loss"]) for metrics in first] == [2]
 
 
+@sampled
 def test_the_checkpoints(tmp_path: Path) -> None:
     ran = finish_source(migrated("keras_checkpoints"), tmp_path)
     assert [len(result.best_checkpoints) for result in ran.results] == [3, 3]

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
+restarts = pytest.mark.sample(1, of="restarts with TensorFlow")
+
+sampled = pytest.mark.sample(3, of="training with TensorFlow")
+
 if find_spec("tensorflow") is None:
     pytest.skip("TensorFlow is not installed; scripts/test_tensorflow", allow_module_level=True)
 
@@ -99,7 +103,7 @@ def check_that_it_trained_like(alone: dict[str, Any], report: dict[str, Any]) ->
     assert report["losses"][-1] < 0.5 * report["losses"][0]
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("way", ["local", "ssh"])
 def test_two_workers_train_as_one_process_does_on_the_global_batch(
     fit: Fit, alone: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
@@ -116,6 +120,7 @@ def test_two_workers_train_as_one_process_does_on_the_global_batch(
     assert "6/6 [==============================]" in log_of(result.path, 1)
 
 
+@sampled
 def test_mirrored_strategy_on_one_host(fit: Fit, alone: dict[str, Any]) -> None:
     def train() -> None:
         import tensorflow as tf
@@ -161,6 +166,7 @@ def train_with_a_loop(config: dict[str, Any]) -> None:
     )
 
 
+@sampled
 def test_keras_3_trains_in_a_loop_by_hand(fit: Fit) -> None:
     result = fit(train_with_a_loop, worker_runtime_env=KERAS_3)
     first, second = (reported(result.path, rank) for rank in (0, 1))
@@ -190,6 +196,7 @@ print("reported:", result.metrics)
 """
 
 
+@sampled
 def test_in_this_process(user_script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     done = user_script(LOCAL, env={**os.environ, "HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
@@ -199,6 +206,7 @@ def test_in_this_process(user_script: Callable[..., subprocess.CompletedProcess[
 # -- the generations of Keras ----------------------------------------------------------------------------------------
 
 
+@sampled
 def test_the_fit_of_keras_3_is_known_to_fail_and_what_works_is_told(fit: Fit) -> None:
     with pytest.raises(distrain.WorkerGroupError) as raised:
         fit(train_with_fit, MULTI_WORKER, worker_runtime_env=KERAS_3)
@@ -250,6 +258,7 @@ def train_with_checkpoints(config: dict[str, Any]) -> None:
     distrain.report({"start": start, "weights": flat(model.get_weights())})
 
 
+@restarts
 def test_a_killed_worker_is_answered_by_a_restart_at_the_right_epoch(fit: Fit) -> None:
     result = fit(train_with_checkpoints, {"kill_in": 2}, failure_config=distrain.FailureConfig(max_failures=1))
     whole = fit(train_with_checkpoints, {"kill_in": None})
@@ -275,6 +284,7 @@ def check_that_the_model_is_stored_once(result: distrain.Result) -> None:
         assert checkpoint.get_metadata()["epoch"] == epoch
 
 
+@sampled
 def test_who_waits_for_a_rank_that_has_finished_is_no_culprit(fit: Fit) -> None:
     with pytest.raises(distrain.WorkerGroupError, match="rank 0 had finished train_func while other ranks"):
         fit(train_with_fit, MULTI_WORKER | {"longer": 1})
@@ -317,7 +327,7 @@ def train_until_stopped(config: dict[str, Any]) -> None:
         print("is unwound")
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_stop_unwinds_the_training_function(fit: Fit, asks: bool) -> None:
     """Although TensorFlow has a SIGTERM handler of its own. Who does not ask is interrupted between two fits: within

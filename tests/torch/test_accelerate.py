@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import pytest
 
 import distrain
 from distrain.torch import TorchTrainer
+
+of_libraries = pytest.mark.sample(2, of="libraries on torch")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
 
@@ -58,6 +61,7 @@ def train_with_a_failure(config: dict[str, Any]) -> None:
             distrain.report({"epoch": epoch, "loss": mean}, checkpoint=checkpoint)
 
 
+@of_libraries
 def test_a_run_goes_on_after_its_last_epoch_when_a_rank_has_died(storage: Path, tmp_path: Path) -> None:
     result = TorchTrainer(
         train_with_a_failure,

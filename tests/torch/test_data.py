@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     UserScript = Callable[..., subprocess.CompletedProcess[str]]
 
+sampled = pytest.mark.sample(1, of="loaders in runs")
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
 
 
@@ -400,6 +402,7 @@ def test_every_other_option_of_a_loader_is_kept(some: dict[str, Any], of_workers
         assert getattr(after.batch_sampler, name) == getattr(before.batch_sampler, name)
 
 
+@sampled
 def test_loader_workers_that_persist_hear_of_the_epoch(storage: Path) -> None:
     def train() -> None:
         import warnings
@@ -625,7 +628,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_workers_and_their_data_loader_workers_know_the_scripts_classes(
     user_script: UserScript, start_method: str

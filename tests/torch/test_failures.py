@@ -22,6 +22,8 @@ from distrain.torch import TorchTrainer, prepare_model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+sampled = pytest.mark.sample(4, of="failures under torch")
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
 
 
@@ -80,6 +82,7 @@ def train_with_a_kill(config: dict[str, Any]) -> None:
             distrain.report({"step": step}, distrain.Checkpoint.from_directory(folder))
 
 
+@sampled
 def test_a_killed_rank_is_answered_by_a_restart_from_the_last_checkpoint(storage: Path) -> None:
     result = fit(train_with_a_kill, storage, max_failures=1)
     assert result.error is None
@@ -93,6 +96,7 @@ def test_a_killed_rank_is_answered_by_a_restart_from_the_last_checkpoint(storage
     assert steps == {0: [0, 1, 2, 3, 4], 1: [5, 6, 7, 8, 9]}
 
 
+@sampled
 def test_children_of_a_data_loader_die_with_their_rank(storage: Path) -> None:
     def train() -> None:
         import torch
@@ -148,7 +152,7 @@ def fail_in_a_collective(config: dict[str, Any]) -> None:
             os._exit(9)
 
 
-@pytest.mark.sample(2)
+@sampled
 @pytest.mark.parametrize(
     ("how", "summary", "exit_code"),
     [
@@ -174,6 +178,7 @@ def test_the_culprit_is_the_rank_that_failed_by_itself(
     assert summary in str(caught.value).splitlines()[0]
 
 
+@sampled
 def test_ranks_that_fail_alike_are_shown_once(storage: Path) -> None:
     def train() -> None:
         from torch import distributed as dist
@@ -188,6 +193,7 @@ def test_ranks_that_fail_alike_are_shown_once(storage: Path) -> None:
     assert caught.value.culprit in range(4)
 
 
+@sampled
 def test_a_failure_before_the_process_group_names_the_stage(storage: Path) -> None:
     class NotHere:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -197,6 +203,7 @@ def test_a_failure_before_the_process_group_names_the_stage(storage: Path) -> No
         fit(print, storage, config={"bad": NotHere()})
 
 
+@sampled
 def test_a_backend_that_this_torch_lacks_is_reported_from_the_worker(storage: Path) -> None:
     trainer = TorchTrainer(
         print,
@@ -208,6 +215,7 @@ def test_a_backend_that_this_torch_lacks_is_reported_from_the_worker(storage: Pa
     assert "setting up the process group" in str(caught.value)
 
 
+@sampled
 def test_a_second_process_group_is_explained(storage: Path) -> None:
     def train() -> None:
         from torch import distributed as dist
@@ -221,6 +229,7 @@ def test_a_second_process_group_is_explained(storage: Path) -> None:
 # -- finishing early -------------------------------------------------------------------------------------------------
 
 
+@sampled
 def test_the_store_outlives_a_rank_0_that_finishes_first(storage: Path) -> None:
     def train() -> None:
         from torch import distributed as dist
@@ -239,7 +248,7 @@ def test_the_store_outlives_a_rank_0_that_finishes_first(storage: Path) -> None:
     assert (line["rank"], line["metrics"]) == (1, {"read": "words"})
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("finished", [0, 1])
 def test_waiting_for_a_finished_rank_fails_at_once(storage: Path, finished: int) -> None:
     def train() -> None:

@@ -17,6 +17,8 @@ import distrain
 from distrain.api import current
 from distrain.torch import TorchTrainer
 
+of_libraries = pytest.mark.sample(2, of="libraries on torch")
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
 
 STEPS = 4
@@ -119,7 +121,7 @@ def train_with_a_failure(config: dict[str, Any]) -> None:
         trainer.fit(module, make_loader())
 
 
-@pytest.mark.sample(1)
+@of_libraries
 @pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "sharded"])
 def test_a_run_goes_on_after_its_last_epoch_when_a_rank_has_died(storage: Path, tmp_path: Path, sharded: bool) -> None:
     config = {"sharded": sharded, "died": str(tmp_path / "died")}
@@ -172,6 +174,7 @@ def train_in_other_ways() -> dict[str, Any]:
     return found
 
 
+@of_libraries
 def test_lightnings_own_strategy_works_and_training_alone_is_refused(
     storage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +193,7 @@ def test_lightnings_own_strategy_works_and_training_alone_is_refused(
     assert "checkpoint.ckpt" in files_of(result.checkpoint)
 
 
+@of_libraries
 def test_without_lightning_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None; import distrain.lightning"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

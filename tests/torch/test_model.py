@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+sampled = pytest.mark.sample(2, of="sharded models")
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
 
 
@@ -58,6 +60,7 @@ def prepared_models() -> None:
     )
 
 
+@sampled
 @pytest.mark.parametrize("workers", [1, 2])
 def test_prepare_model_shares_what_has_gradients_to_share(storage: Path, workers: int) -> None:
     expected = {
@@ -161,6 +164,7 @@ def losses_of(model: nn.Module, share: slice) -> list[torch.Tensor]:
     return losses
 
 
+@sampled
 @shards_on_cpu
 def test_fsdp_trains_as_ddp_does_and_as_one_process_would(storage: Path) -> None:
     def train() -> None:
@@ -205,6 +209,7 @@ def test_fsdp_trains_as_ddp_does_and_as_one_process_would(storage: Path) -> None
         assert rank["sharded"]
 
 
+@sampled
 @shards_on_cpu
 def test_fully_shard_gets_its_options_and_what_is_sharded_stays(storage: Path) -> None:
     def train() -> None:

@@ -9,12 +9,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import pytest
 
 import distrain
 from distrain.torch import TorchTrainer
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+sampled = pytest.mark.sample(1, of="equal numbers")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
 
@@ -93,6 +96,7 @@ def train_func() -> list[Any]:
     return gathered
 
 
+@sampled
 def test_losses_are_bit_equal_to_those_under_torchrun(tmp_path: Path, storage: Path) -> None:
     torchrun = under_torchrun(tmp_path)
     trainer = TorchTrainer(

@@ -18,6 +18,8 @@ import distrain
 from distrain.hosts.host_info import usable_cpus
 from distrain.torch import TorchConfig, TorchTrainer
 
+sampled = pytest.mark.sample(4, of="training with torch")
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
 
 START_METHODS = ("forkserver", "spawn")
@@ -58,6 +60,7 @@ def last_by_rank(result: distrain.Result) -> dict[int, dict[str, Any]]:
 # -- the process group -----------------------------------------------------------------------------------------------
 
 
+@sampled
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_ranks_share_a_gloo_process_group(storage: Path, start_method: str) -> None:
     def train() -> None:
@@ -99,6 +102,7 @@ def test_a_worker_shares_nearly_all_memory_with_its_forkserver(storage: Path) ->
         assert not metrics["has numpy's random"]
 
 
+@sampled
 def test_torch_config_chooses_the_backend_and_how_long_a_collective_waits(storage: Path) -> None:
     def train() -> None:
         import torch
@@ -144,6 +148,7 @@ def environments(command: list[str], folder: Path) -> list[dict[str, str]]:
     ]
 
 
+@sampled
 def test_workers_have_every_variable_that_torchrun_sets(tmp_path: Path) -> None:
     theirs = environments(["-m", "torch.distributed.run", "--nproc-per-node", "2"], tmp_path / "torchrun")
     launch = ["-m", "distrain.launch", "--nproc-per-node", "2", "--storage-path", str(tmp_path / "runs")]
@@ -198,6 +203,7 @@ dist.barrier()
 """
 
 
+@sampled
 def test_ranks_that_end_without_destroying_their_group_do_not_abort(tmp_path: Path) -> None:
     """Under torchrun 10 to 30 % of such processes die of SIGABRT when the interpreter goes down."""
     script = tmp_path / "train.py"
@@ -230,6 +236,7 @@ def draw() -> None:
         raise RuntimeError("a second attempt, please")
 
 
+@sampled
 def test_random_numbers_differ_over_ranks_attempts_and_start_methods_unless_seeded(storage: Path) -> None:
     drawn = []
     for start_method in START_METHODS:
@@ -288,7 +295,7 @@ def no_torch_environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(hook), "HOOKED": str(hook)}
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_fit_needs_torch_only_in_the_workers(
     user_script: UserScript, no_torch_environment: dict[str, str], start_method: str
@@ -298,6 +305,7 @@ def test_fit_needs_torch_only_in_the_workers(
     assert all(Path(no_torch_environment["HOOKED"], role).exists() for role in ("agent", "user"))
 
 
+@sampled
 def test_the_command_line_needs_torch_only_in_the_workers(tmp_path: Path, no_torch_environment: dict[str, str]) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); print(d.get_rank())")

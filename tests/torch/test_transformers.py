@@ -7,15 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
+import pytest
 
 import distrain
 from distrain.torch import TorchTrainer
 
-if TYPE_CHECKING:
-    import pytest
+of_libraries = pytest.mark.sample(2, of="libraries on torch")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
 
@@ -76,6 +76,7 @@ def train_with_a_failure(config: dict[str, Any]) -> None:
         trainer.train()
 
 
+@of_libraries
 def test_a_run_goes_on_at_its_last_saved_step_when_a_rank_has_died(
     storage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_run_goes_on_at_its_last_saved_step_when_a_rank_has_died(
         assert not saved.is_symlink()
 
 
+@of_libraries
 def test_without_transformers_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['transformers'] = None; import distrain.huggingface.transformers"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -112,6 +114,7 @@ def test_without_transformers_the_error_says_what_to_install() -> None:
     assert "pip install 'distrain[transformers]'" in done.stderr
 
 
+@of_libraries
 def test_the_trainer_takes_batches_of_a_dataset_of_distrain(tmp_path: Path) -> None:
     """Each pass is an epoch, of the rows of this worker. The batches are those of the dataset."""
     import torch

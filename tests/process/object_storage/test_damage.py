@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.process.conftest import Fit
     from tests.process.object_storage.bucket import Bucket
 
+sampled = pytest.mark.sample(2, of="damage in a bucket")
+
 
 def loses_a_file(bucket: Bucket) -> None:
     bucket.delete("run", "checkpoint_000001/rank_1.bin")
@@ -40,7 +42,7 @@ def has_a_manifest_of_nonsense(bucket: Bucket) -> None:
     bucket.write("run", "checkpoint_000001/.manifest.json", b"{}")
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("damage", [loses_a_file, is_cut_off, is_written_again, has_a_manifest_of_nonsense])
 def test_a_damaged_checkpoint_is_passed_over(
     one_fit: Fit, bucket: Bucket, damage: Callable[[Bucket], None], capsys: pytest.CaptureFixture[str]
@@ -56,7 +58,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert "checkpoint_000001/.damaged.json" in bucket.files("run")
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("damage", [loses_a_file, is_cut_off, is_written_again, has_a_manifest_of_nonsense])
 def test_a_new_run_does_not_start_from_a_damaged_checkpoint(
     one_fit: Fit, bucket: Bucket, damage: Callable[[Bucket], None]
@@ -68,6 +70,7 @@ def test_a_new_run_does_not_start_from_a_damaged_checkpoint(
         one_fit(train, name="second", resume_from=Checkpoint(damaged))
 
 
+@sampled
 def test_a_run_is_no_checkpoint_to_start_from(one_fit: Fit, fit: Fit) -> None:
     for some_fit in (one_fit, fit):
         run = f"{some_fit.storage}/run"
@@ -77,6 +80,7 @@ def test_a_run_is_no_checkpoint_to_start_from(one_fit: Fit, fit: Fit) -> None:
         assert Result.from_path(run).checkpoint.path == latest.path  # what the message says
 
 
+@sampled
 def test_a_new_run_does_not_start_from_half_a_checkpoint(one_fit: Fit, bucket: Bucket) -> None:
     bucket.write("run", "checkpoint_000000/.pending.json", b"{}")
     bucket.write("run", "checkpoint_000000/step.txt", b"0")
@@ -84,6 +88,7 @@ def test_a_new_run_does_not_start_from_half_a_checkpoint(one_fit: Fit, bucket: B
         one_fit(train, name="second", resume_from=Checkpoint(f"{bucket.url}/run/checkpoint_000000"))
 
 
+@sampled
 def test_the_same_bytes_written_again_are_no_damage(one_fit: Fit, bucket: Bucket) -> None:
     """Copying a run to another bucket gives every object a new version."""
     with pytest.raises(TrainingFailedError):
@@ -95,6 +100,7 @@ def test_the_same_bytes_written_again_are_no_damage(one_fit: Fit, bucket: Bucket
     assert one_fit(train, {}, name="run").return_value == 2
 
 
+@sampled
 def test_copies_and_what_has_lost_its_manifest_are_left_alone(one_fit: Fit, bucket: Bucket) -> None:
     with pytest.raises(TrainingFailedError):
         one_fit(train, {"fail_at": 2}, name="run")
@@ -108,6 +114,7 @@ def test_copies_and_what_has_lost_its_manifest_are_left_alone(one_fit: Fit, buck
     assert len(Result.from_path(result.path).best_checkpoints) == 1
 
 
+@sampled
 def test_what_was_never_finished_is_swept_and_its_name_not_used_again(one_fit: Fit, bucket: Bucket) -> None:
     with pytest.raises(TrainingFailedError):
         one_fit(train, {"fail_at": 1}, name="run")

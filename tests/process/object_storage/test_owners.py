@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tests.process.conftest import Fit
     from tests.process.object_storage.bucket import Bucket
 
+sampled = pytest.mark.sample(2, of="owners of a bucket")
+
 SCRIPT = """
 import sys, time, tempfile
 from pathlib import Path
@@ -68,6 +70,7 @@ def user(tmp_path: Path, bucket: Bucket) -> Callable[..., subprocess.Popen[str]]
     return start
 
 
+@sampled
 def test_a_process_that_is_killed_in_the_middle_of_an_upload_loses_nothing_committed(
     user: Callable[..., subprocess.Popen[str]], bucket: Bucket
 ) -> None:
@@ -92,6 +95,7 @@ def test_a_process_that_is_killed_in_the_middle_of_an_upload_loses_nothing_commi
     assert not any(path.endswith(".pending.json") for path in bucket.files("run"))
 
 
+@sampled
 def test_the_second_of_two_coordinators_is_refused_also_on_another_machine(
     user: Callable[..., subprocess.Popen[str]], bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -112,6 +116,7 @@ def test_the_second_of_two_coordinators_is_refused_also_on_another_machine(
     assert (first.returncode, said.split()[-1]) == (0, "0"), complained
 
 
+@sampled
 def test_the_owner_of_another_machine_is_watched_before_it_is_believed_dead(
     one_fit: Fit, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +140,7 @@ def test_a_lock_that_a_user_has_deleted_is_not_reported_as_taken_over(bucket: Bu
         lock.beat()
 
 
+@sampled
 def test_a_coordinator_whose_run_was_taken_over_writes_nothing_more(
     one_fit: Fit, bucket: Bucket, tmp_path: Path
 ) -> None:

@@ -35,11 +35,14 @@ if TYPE_CHECKING:
     from tests.process.conftest import Fit
     from tests.process.object_storage.bucket import Bucket
 
+sampled = pytest.mark.sample(4, of="runs in a bucket")
+
 
 def checkpoint_files(bucket: Bucket, run: str, name: str) -> list[str]:
     return sorted(path.removeprefix(f"{name}/") for path in bucket.files(run) if path.startswith(f"{name}/"))
 
 
+@sampled
 def test_many_files_travel_at_the_same_time_and_large_ones_in_parts(bucket: Bucket, tmp_path: Path) -> None:
     sizes = {f"deep/small_{number}": number * 1000 for number in range(40)} | {"large": 6 << 20, "larger": 40_000_000}
     (tmp_path / "deep").mkdir()
@@ -58,6 +61,7 @@ def test_many_files_travel_at_the_same_time_and_large_ones_in_parts(bucket: Buck
     assert target.hash_all(list(sizes)) == hash_files(tmp_path, list(sizes))
 
 
+@sampled
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_a_run_is_all_there_and_nothing_else_is(s3_fit: Fit, bucket: Bucket, mode: CheckpointUploadMode) -> None:
     result = s3_fit(train, {"mode": mode.value}, name="run", checkpoint_config=CheckpointConfig(num_to_keep=2))
@@ -85,6 +89,7 @@ def test_a_run_is_all_there_and_nothing_else_is(s3_fit: Fit, bucket: Bucket, mod
     assert not list(Path(tempfile.gettempdir()).glob("distrain-*/spool/*"))
 
 
+@sampled
 def test_the_best_are_kept_and_the_latest(one_fit: Fit, bucket: Bucket) -> None:
     config = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="loss", checkpoint_score_order="min")
     result = one_fit(train, {"losses": [1.0, 3.0, 2.0], "steps": 3}, name="run", checkpoint_config=config)
@@ -92,6 +97,7 @@ def test_the_best_are_kept_and_the_latest(one_fit: Fit, bucket: Bucket) -> None:
     assert [metrics["step"] for _, metrics in result.best_checkpoints] == [0]
 
 
+@sampled
 def test_a_failed_run_goes_on_and_a_finished_one_is_left_alone(one_fit: Fit, bucket: Bucket) -> None:
     with pytest.raises(WorkerGroupError, match=f"logs:       {bucket.url}/run/logs/attempt_0"):
         one_fit(train, {"fail_at": 1}, name="run")
@@ -106,6 +112,7 @@ def test_a_failed_run_goes_on_and_a_finished_one_is_left_alone(one_fit: Fit, buc
     assert sorted(bucket.files("run")) == sorted(bucket.files("run"))
 
 
+@sampled
 def test_a_new_run_starts_from_a_remote_checkpoint(one_fit: Fit, bucket: Bucket) -> None:
     first = one_fit(train, {}, name="first")
     assert first.checkpoint is not None
@@ -119,6 +126,7 @@ def test_a_new_run_starts_from_a_remote_checkpoint(one_fit: Fit, bucket: Bucket)
         one_fit(train, name="third", resume_from=Checkpoint(f"{bucket.url}/nowhere"))
 
 
+@sampled
 @varied
 @pytest.mark.parametrize("kind", ["fsspec", "pyarrow"])
 def test_a_filesystem_may_be_given_instead_of_a_url(one_fit: Fit, bucket: Bucket, kind: str) -> None:
@@ -154,6 +162,7 @@ def in_place_one_after_the_other() -> None:
         distrain.report({}, Checkpoint(url), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
 
 
+@sampled
 def test_objects_in_place_are_looked_at_when_all_ranks_are_done(one_fit: Fit, bucket: Bucket) -> None:
     one_fit(in_place_one_after_the_other, name="run")
     assert bucket.committed("run") == ["epoch-1"]
@@ -161,6 +170,7 @@ def test_objects_in_place_are_looked_at_when_all_ranks_are_done(one_fit: Fit, bu
     assert {name: fact["size"] for name, fact in manifest["files"].items()} == {"0.txt": 5, "1.txt": 23}
 
 
+@sampled
 @varied
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_a_local_directory_that_ranks_share_is_deleted_when_all_have_stored_it(
@@ -187,12 +197,14 @@ def read_all(config: dict[str, Any]) -> list[str]:
     return [Path(handle.to_directory(), "deep/b").read_text() for handle in handles]
 
 
+@sampled
 @varied
 def test_every_checkpoint_that_is_kept_can_be_read_by_the_workers(one_fit: Fit) -> None:
     result = one_fit(read_all, workers=1, name="run")
     assert result.return_value == ["deep/b0", "deep/b1", "deep/b2"] * 2
 
 
+@sampled
 def test_without_workers_all_of_it_works_too(one_fit: Fit, bucket: Bucket) -> None:
     config = {"fail_at": 1, "mode": "ASYNC"}
     result = one_fit(train, config, workers=0, name="run", failure_config=FailureConfig(max_failures=1))
@@ -207,6 +219,7 @@ def test_a_run_whose_name_remote_storage_does_not_take_is_refused_at_once(one_fi
         one_fit(train, name=name)
 
 
+@sampled
 @varied
 def test_remote_checkpoints_are_validated_too(one_fit: Fit) -> None:
     fit = test_validation.fit_of(one_fit, 2)
@@ -224,6 +237,7 @@ write()
 )
 
 
+@sampled
 def test_ranks_of_another_launcher_each_store_their_own_files(bucket: Bucket, tmp_path: Path) -> None:
     started = launchers.launcher("pods").start(tmp_path, BY_ANOTHER_LAUNCHER, bucket.url)
     try:

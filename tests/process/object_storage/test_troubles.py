@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
     from tests.process.conftest import Fit
 
+sampled = pytest.mark.sample(2, of="a bucket in trouble")
 
+
+@sampled
 def test_a_bucket_that_is_not_there_is_known_at_once(one_fit: Fit, bucket: Bucket) -> None:
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"s3://no-such-bucket/.*bucket does not exist"):
@@ -41,6 +44,7 @@ def test_a_bucket_that_is_not_there_is_known_at_once(one_fit: Fit, bucket: Bucke
     assert not list(Path(tempfile.gettempdir()).glob("distrain-*/spool/*"))
 
 
+@sampled
 def test_a_host_that_cannot_reach_the_storage_is_named_before_the_first_checkpoint(
     one_fit: Fit, bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -51,7 +55,7 @@ def test_a_host_that_cannot_reach_the_storage_is_named_before_the_first_checkpoi
     assert "once that is fixed, start the run again with RunConfig(name='run')" in str(raised.value)
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize(
     ("trouble", "requests"),
     [
@@ -105,6 +109,7 @@ def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_g
     assert sorted(steps) == [0, 0, 1, 1, 1, 1, 2, 2], "what was reported while the storage was gone is there, too"
 
 
+@sampled
 def test_ctrl_c_ends_the_wait_for_a_silent_storage_and_leaves_no_process(
     one_fit: Fit, bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +133,7 @@ def test_ctrl_c_ends_the_wait_for_a_silent_storage_and_leaves_no_process(
     assert bucket.committed("run") == ["checkpoint_000000"]
 
 
+@sampled
 def test_ctrl_c_in_the_wait_for_validations_ends_only_that(bucket: Bucket) -> None:
     test_validation.interrupt_the_wait(1, bucket.url)
     assert json.loads(bucket.read("run", "run.json"))["status"] == "finished"
@@ -141,6 +147,7 @@ def uploader_of_the_coordinator() -> psutil.Process:
     return found
 
 
+@sampled
 def test_an_uploader_that_is_killed_is_replaced(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
     go = tmp_path / "go"
 
