@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.api.config import CheckpointConfig
-    from distrain.coordinator.manifest import RunManifest
     from distrain.coordinator.observers import Observers
     from distrain.coordinator.ranks.port import Ranks
+    from distrain.coordinator.run.manifest import RunManifest
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.blame import RunSummary
     from distrain.decisions.events import RunRequest

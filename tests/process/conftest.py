@@ -22,7 +22,7 @@ import pytest
 import distrain
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
 from distrain.coordinator.connection.transport import CommandTransport, LocalTransport, Transport
-from distrain.coordinator.trainer import run_work
+from distrain.coordinator.fit import run_work
 from distrain.hosts.hostfile import HostSpec
 from distrain.worker.job.job import FunctionWork
 from tests.conftest import wait_until

@@ -29,7 +29,7 @@ import distrain
 from distrain import Checkpoint, FailureConfig, HangError, PreemptionError, Result, RunConfig, ScalingConfig
 from distrain.api.backend import BackendConfig
 from distrain.coordinator.connection.transport import LocalTransport, Transport
-from distrain.coordinator.trainer import run_work
+from distrain.coordinator.fit import run_work
 from distrain.decisions import run_machine
 from distrain.worker.job.job import FunctionWork
 from tests.process.conftest import GROUP_BYTES, SSH_THAT_EXECUTES, make_fake_ssh

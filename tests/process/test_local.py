@@ -42,8 +42,8 @@ from distrain.api import current
 from distrain.api.observer import Ended, Fact
 from distrain.collective import broadcast_from_rank_zero
 from distrain.coordinator import trainer
-from distrain.coordinator.manifest import RunManifest
 from distrain.coordinator.ranks.this_process import OwnRank
+from distrain.coordinator.run.manifest import RunManifest
 from tests.process.conftest import files_of, records, reported
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]

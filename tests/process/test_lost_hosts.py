@@ -32,7 +32,7 @@ from distrain import (
 )
 from distrain.coordinator.connection import resting_agents
 from distrain.coordinator.connection.transport import CommandTransport
-from distrain.coordinator.trainer import run_work
+from distrain.coordinator.fit import run_work
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import HostSpec
 from distrain.worker.job.job import FunctionWork

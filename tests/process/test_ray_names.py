@@ -16,7 +16,7 @@ import pytest
 import distrain
 from distrain import Checkpoint, DataParallelTrainer, LoggingConfig, Result, RunConfig, ScalingConfig
 from distrain.api.backend import BackendConfig
-from distrain.coordinator.trainer import run_work
+from distrain.coordinator.fit import run_work
 from tests.process.conftest import Fit, make_fit, reported
 
 Captured = pytest.CaptureFixture[str]

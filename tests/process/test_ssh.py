@@ -24,7 +24,7 @@ from distrain import (
     __version__,
 )
 from distrain.coordinator.connection.transport import CommandTransport
-from distrain.coordinator.trainer import run_work
+from distrain.coordinator.fit import run_work
 from distrain.hosts.hostfile import HostSpec
 from distrain.worker.job.job import FunctionWork
 from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, SSH_THAT_EXECUTES, Fit, make_fake_ssh, reported

@@ -63,7 +63,7 @@ import distrain
 from distrain import Checkpoint, FailureConfig, RunConfig, ScalingConfig, UserCallback
 from distrain.hosts.hostfile import HostSpec
 from distrain.worker.job.job import FunctionWork
-from distrain.coordinator.trainer import run_work
+from distrain.coordinator.fit import run_work
 from distrain.coordinator.connection.transport import LocalTransport, CommandTransport
 
 place, storage, what, when, where, stall_s, lease_s = Path(sys.argv[1]), *sys.argv[2:6], *map(float, sys.argv[6:])

@@ -300,7 +300,7 @@ def test_reports_that_fill_the_disk_leave_space_for_how_the_run_ended(
         for _ in range(500):
             distrain.report({"pad": "x" * 1000})
 
-    monkeypatch.setattr("distrain.coordinator.trainer._FULL_DISK_WAIT_S", 0.0)
+    monkeypatch.setattr("distrain.coordinator.run.run._FULL_DISK_WAIT_S", 0.0)
     disk = small_disk(tmp_path, undo)
     for kind in (ControllerError, StorageError):  # the second run does not get its reserve, and leaves nothing of it
         with pytest.raises(kind, match=r"No space left on device; free some space there"):

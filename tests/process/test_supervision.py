@@ -32,7 +32,7 @@ from distrain import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
 from distrain.api.backend import BackendConfig
 from distrain.hosts.hostfile import HostSpec
 from distrain.worker.job.job import FunctionWork
-from distrain.coordinator.trainer import run_work
+from distrain.coordinator.fit import run_work
 from distrain.coordinator.connection.transport import LocalTransport, CommandTransport
 
 place, start_method, ssh, grace_s, end = Path(sys.argv[1]), *sys.argv[2:6]

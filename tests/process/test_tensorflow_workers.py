@@ -16,7 +16,7 @@ import pytest
 import distrain
 from distrain import FailureConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
 from distrain.coordinator.connection.transport import LocalTransport
-from distrain.coordinator.trainer import run_work
+from distrain.coordinator.fit import run_work
 from distrain.hosts.hostfile import HostSpec
 from distrain.tensorflow import TensorflowConfig, TensorflowTrainer
 from distrain.worker.job.job import FunctionWork

@@ -13,7 +13,7 @@ import pytest
 import distrain
 from distrain import RunConfig, ScalingConfig
 from distrain.api.backend import BackendConfig
-from distrain.coordinator.trainer import run_work
+from distrain.coordinator.fit import run_work
 from distrain.decisions import pace
 from distrain.worker.job.job import FunctionWork
 from tests.nvml import make_driver

@@ -31,7 +31,7 @@ from distrain import (
     ValidationConfig,
     ValidationTaskConfig,
 )
-from distrain.coordinator.trainer import run_work
+from distrain.coordinator.fit import run_work
 from distrain.storage import file_transfer
 from distrain.worker.job.job import FunctionWork
 from tests.conftest import wait_until

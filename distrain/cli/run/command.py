@@ -18,8 +18,8 @@ from distrain.cli.run.target import work_of, workers_path
 from distrain.console.detached import run_detached
 from distrain.console.error_screen import show_error
 from distrain.coordinator.connection.choice import hosts_of
-from distrain.coordinator.run_errors import exit_code_of
-from distrain.coordinator.trainer import check_hosts, run_work
+from distrain.coordinator.fit import check_hosts, run_work
+from distrain.coordinator.run.errors import exit_code_of
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import (
     ControllerError,

@@ -13,9 +13,9 @@ from distrain import CheckpointConfig, FailureConfig, ScalingConfig, wire
 from distrain.api.backend import BackendConfig
 from distrain.api.job import Job
 from distrain.coordinator.coordinator import Coordinator
-from distrain.coordinator.manifest import RunManifest
 from distrain.coordinator.observers import Observers
-from distrain.coordinator.run_facts import RunFacts
+from distrain.coordinator.run.facts import RunFacts
+from distrain.coordinator.run.manifest import RunManifest
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.decisions.events import HostLost, RunRequest
 from distrain.decisions.run_status import RunStatus

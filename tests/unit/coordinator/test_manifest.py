@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain import ScalingConfig
-from distrain.coordinator.manifest import RunManifest
-from distrain.coordinator.run_facts import RunFacts, without_secrets
+from distrain.coordinator.run.facts import RunFacts, without_secrets
+from distrain.coordinator.run.manifest import RunManifest
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.decisions.placement import make_plan
 from distrain.hosts.host_info import host_info

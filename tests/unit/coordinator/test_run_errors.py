@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain.coordinator.run_errors import RunErrors, exit_code_of
+from distrain.coordinator.run.errors import RunErrors, exit_code_of
 from distrain.decisions.blame import RunSummary
 from distrain.decisions.events import HangDetected
 from distrain.decisions.states import RunState

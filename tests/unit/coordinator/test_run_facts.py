@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from distrain.coordinator.run_facts import RunFacts, plain
+from distrain.coordinator.run.facts import RunFacts, plain
 from distrain.worker.job.origin import stem_of
 
 
@@ -31,7 +31,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "first")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("distrain.coordinator.run_facts._PATIENCE_S", 30)
+    monkeypatch.setattr("distrain.coordinator.run.facts._PATIENCE_S", 30)
     return tmp_path
 
 
@@ -141,7 +141,7 @@ def test_the_name_of_a_run_begins_with_that_of_its_script(script: str, stem: str
 
 
 @pytest.mark.parametrize(
-    "module", ["system.text", "cli.text", "cli.showing", "coordinator.run_facts", "worker.job.origin"]
+    "module", ["system.text", "cli.text", "cli.showing", "coordinator.run.facts", "worker.job.origin"]
 )
 def test_the_examples_of_these_modules_are_right(module: str) -> None:
     assert doctest.testmod(import_module(f"distrain.{module}")).failed == 0

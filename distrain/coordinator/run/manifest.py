@@ -11,7 +11,7 @@ from distrain.storage.paths import read_manifest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from distrain.coordinator.run_facts import RunFacts
+    from distrain.coordinator.run.facts import RunFacts
     from distrain.coordinator.store.run_store import RunStore
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan

@@ -1,0 +1,416 @@
+"""One run in its directory: from its first line to its Result, or its error. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain.api.config import RunConfig, RunContext, ScalingConfig
+from distrain.api.observer import Ended, RunBegan
+from distrain.api.result import Result, make_result, pickle_or_none
+from distrain.coordinator.connection.connections import Connections
+from distrain.coordinator.coordinator import Coordinator
+from distrain.coordinator.host_check import HostCheck
+from distrain.coordinator.observers import Observers, import_observers, observers_of
+from distrain.coordinator.ranks.adopted import request_for_adopted
+from distrain.coordinator.ranks.in_process import InProcessRank
+from distrain.coordinator.run.errors import RunErrors, exit_code_of
+from distrain.coordinator.run.facts import RunFacts, plain
+from distrain.coordinator.run.manifest import RunManifest
+from distrain.coordinator.store.event_log import EventLog
+from distrain.coordinator.store.run_store import RESERVED_BYTES
+from distrain.decisions.blame import RunSummary
+from distrain.decisions.placement import shares_of, workers_on
+from distrain.decisions.retries import start_without_checkpoint
+from distrain.decisions.run_status import RunStatus
+from distrain.decisions.states import RunState
+from distrain.errors import CheckpointError, StorageError, TrainingFailedError, WorkerGroupError
+from distrain.storage.files import full_disk_hint, write_atomically
+from distrain.storage.ownership import check_owners
+from distrain.storage.paths import read_manifest
+from distrain.storage.records import damage_of, last_metrics
+from distrain.system.log import say, warn
+from distrain.system.text import is_full_disk, stopped_by
+from distrain.worker.job import job
+from distrain.worker.job.origin import script_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Sequence
+
+    from distrain.coordinator.connection.transport import Transport
+    from distrain.coordinator.host_check import HostFacts
+    from distrain.coordinator.host_files import Shipping
+    from distrain.coordinator.ranks.joined import RankGroup
+    from distrain.coordinator.ranks.outer_launcher import OuterLauncher
+    from distrain.coordinator.ranks.port import Ranks
+    from distrain.coordinator.store.run_store import RunStore
+    from distrain.decisions.events import RunRequest
+    from distrain.decisions.host_checks import Finding
+    from distrain.hosts.hostfile import HostSpec
+    from distrain.storage.checkpoint import Checkpoint
+    from distrain.storage.paths import RunPaths
+    from distrain.system.remote_path import RemotePath
+
+_FULL_DISK_WAIT_S = 5.0
+"""Seconds that the end of a run waits for free space on a full disk before it gives up a file."""
+_FULL_DISK_PAUSE_S = 0.5
+"""Seconds between two attempts to write on a full disk."""
+_LEFT_BY_REPORTS = RESERVED_BYTES * 3 // 4
+_LEFT_BY_RESULTS = RESERVED_BYTES // 2
+"""Bytes of reserved disk space that the last reports leave for results and errors, and these for run.json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The place where a run trains: on which hosts, with which files; by which launcher, if not distrain.
+
+    detach: sends the output into the run directory.
+    """
+
+    transports: Sequence[Transport]
+    shipping: Shipping
+    launcher: OuterLauncher | None
+    detach: Callable[[RunPaths, str], None] | None
+    starts_workers: bool
+    """False if train_func runs in this process."""
+
+
+class Run:
+    """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        request: RunRequest,
+        run: RunConfig,
+        work: job.Work,
+        where: Where,
+        group: RankGroup | None,
+    ) -> None:
+        self._store = store
+        self._group = group
+        self._request = request
+        self._work = work
+        self._where = where
+        self._config = run
+        configs = {
+            "scaling_config": plain(asdict(request.scaling)),
+            "checkpoint_config": asdict(run.checkpoint_config),
+            "failure_config": asdict(run.failure_config),
+            "run_config": _plain_run_config(run),
+        }
+        config = getattr(work, "config", {})
+        self._facts = RunFacts(script_of(work), config, detached=where.detach is not None)
+        self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
+        self._continued = bool(self._manifest.before)
+        self._write_until: float | None = None
+        self._log_dir = None if run.log_dir is None else absolute(run.log_dir)
+        if self._log_dir is not None:
+            check_owners(self._log_dir / store.paths.root.name)
+        self._context = RunContext(
+            run_id=request.run_id,
+            run_config=run,
+            scaling_config=request.scaling,
+            backend_config=request.backend,
+            train_loop_config=config,
+        )
+
+    def train(self) -> Result:
+        """Train and return the result, or raise the error of the run."""
+        latest = self._store.latest
+        request = self._request = replace(
+            self._in_directory(),
+            checkpoint=str(latest.path) if latest else self._start_without_own(),
+            first_attempt=self._manifest.first_attempt,
+        )
+        import_observers()  # now, as Ctrl-C is not handled well between the next line and the start of the loop
+        self._announce()
+        self._store.metadata = dict(self._request.metadata)
+        self._write_start()
+        self._facts.begin()
+        observers = self._observers()
+        coordinator: Coordinator | None = None
+        result: Result | None = None
+        try:
+            observers.tell(self._begun)
+            ranks, request = self._ranks(request)
+            coordinator = self._coordinator(request, ranks, observers)
+            ranks.drive(coordinator.run)
+            complaint = "the last reports could not be written"
+            self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
+            result, failure = self._conclude(coordinator, observers.status)
+        except BaseException as error:
+            failure = error
+        self._end(coordinator, observers, result, failure)
+        if failure is not None:
+            raise failure
+        assert result is not None
+        return result
+
+    def _in_directory(self) -> RunRequest:
+        """Return the request, which knows the run directory."""
+        store = self._store
+        return replace(
+            self._request,
+            run_name=store.location.name,
+            storage_path=store.storage_path,
+            filesystem=store.filesystem,
+        )
+
+    def _observers(self) -> Observers:
+        location, name = str(self._store.location), self._store.location.name
+        in_process = not self._where.starts_workers
+        self._begun = RunBegan(self._request.run_id, name, location, self._store.paths.root, in_process)
+        status = RunStatus(location, time.monotonic(), self._request.stop_grace_s)
+        return Observers(status, [EventLog(self._store), *observers_of(self._context, self._begun, status)])
+
+    def check(self, *, empties_caches: bool) -> tuple[list[Finding], dict[str, HostFacts]]:
+        """Look at the hosts, and start no rank."""
+        self._write_start()
+        request = replace(self._in_directory(), checks_hosts=True, empties_caches=empties_caches)
+        return HostCheck(
+            request,
+            self._store,
+            Connections(self._where.transports, request),
+            self._config.checkpoint_config,
+            Observers(RunStatus(str(self._store.location), time.monotonic(), 0.0)),
+            manifest=self._manifest,
+            shipping=self._where.shipping.for_run(self._store, request.run_id),
+        ).look()
+
+    def _end(
+        self,
+        coordinator: Coordinator | None,
+        observers: Observers,
+        result: Result | None,
+        error: BaseException | None,
+    ) -> None:
+        """Note in run.json how the run has ended, and tell the observers. All other files of the run are there."""
+        begun = RunSummary(state=RunState.CONNECTING, attempt=self._request.first_attempt - 1)
+        end = begun if coordinator is None else coordinator.end
+        is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
+        status = end.state.value if is_over else "failed"
+        reason = None if end.state is RunState.FINISHED else end.stop_reason
+        how = "stopped" if status == "aborted" else status
+        ended = partial(
+            Ended,
+            status=status,
+            how=f"stopped by {stopped_by(reason)}" if reason else how,
+            seconds=time.monotonic() - observers.status.started,
+            result=result,
+            error=error,
+            checkpoints=list(self._store.committed),
+            advice=(
+                self._run_errors(coordinator, observers.status).how_to_continue
+                if coordinator is not None and reason == "SIGINT"
+                else None
+            ),
+        )
+        try:
+            self._facts.end()
+            self._manifest.exit_code = exit_code_of(error)
+            self._write_at_end(
+                lambda: self._manifest.write(status),
+                "the run directory does not say how the run ended, because that could not be written",
+                left=0,
+            )
+        finally:  # Ctrl-C may end the wait for a full disk
+            observers.end(ended(storage_works=self._storage_works(end)))
+
+    def _storage_works(self, end: RunSummary) -> bool:
+        return not (end.storage_failed or self._store.is_stalled)
+
+    def _write_start(self) -> None:
+        try:
+            self._manifest.write("running")
+            if self._continued:
+                self._store.delete_end_files()
+        except OSError as error:
+            raise StorageError(
+                f"cannot use the run directory {self._store.location}: {error}{full_disk_hint(str(error))}"
+            ) from error
+
+    def _write_at_end(self, write: Callable[[], None], complaint: str, *, left: int = _LEFT_BY_RESULTS) -> None:
+        """Write a file at the end of the run. Wait some seconds for space on a full disk.
+
+        If it cannot be written, only warn: an exception would hide the error that has ended the run.
+
+        left: bytes of the reserved space that must stay for more important files.
+        """
+        while not self._store.is_stalled:
+            try:
+                self._store.shrink_reserve(left)
+                write()
+                return
+            except OSError as error:
+                self._write_until = self._write_until or time.monotonic() + _FULL_DISK_WAIT_S
+                if not is_full_disk(str(error)) or time.monotonic() > self._write_until:
+                    warn(f"{complaint}: {error}")
+                    return
+                time.sleep(_FULL_DISK_PAUSE_S)
+
+    def _start_without_own(self) -> str | None:
+        """Return the checkpoint to start from if the run has none itself. Raise CheckpointError if it is damaged."""
+        resume_from = self._request.resume_from
+        if resume_from is None:
+            return None
+        _check_intact(resume_from)
+        if resume_from.path and (resume_from.remote_path is None or resume_from.remote_path.given is None):
+            return resume_from.path
+        return resume_from.to_directory(self._store.paths.staging / "resume_from")
+
+    def _announce(self) -> None:
+        wanted, name = self._config.name, self._store.location.name
+        if wanted and wanted != name:
+            say(f"run {wanted!r} is finished; this one is {name}")
+        if self._continued:
+            latest = self._store.latest
+            fresh = start_without_checkpoint(is_script=self._request.is_script)
+            start = f"at {latest.path.name}" if latest else f"from {fresh}"
+            say(f"continuing the unfinished run {self._store.location} {start}")
+        say(f"{self._headline()}; run directory {self._store.location}")
+
+    def _headline(self) -> str:
+        """Return what begins now."""
+        if self._group is not None:
+            launcher = self._group.launcher
+            return f"training in the {launcher.world_size} processes that {launcher.name} has started"
+        shares = workers_by_host([transport.host for transport in self._where.transports], self._request.scaling)
+        workers, hosts = sum(shares.values()), sum(map(bool, shares.values()))
+        what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
+        return what + (f" on {hosts} hosts" if hosts > 1 else "")
+
+    def _ranks(self, request: RunRequest) -> tuple[Ranks, RunRequest]:
+        """Return where the ranks live, and what is asked of them. Ranks of another launcher meet here."""
+        if self._group is not None:
+            joined = self._group.join_up(self._store, request.run_id)
+            return joined, request_for_adopted(request, self._group.plan)
+        if not self._where.starts_workers:
+            request = request_for_adopted(request)
+            return InProcessRank(request, self._work), request
+        return Connections(self._where.transports, request, stale_run_ids=self._manifest.stale_ids), request
+
+    def _coordinator(self, request: RunRequest, ranks: Ranks, observers: Observers) -> Coordinator:
+        return Coordinator(
+            request,
+            self._store,
+            ranks,
+            self._config.checkpoint_config,
+            observers,
+            log_dir=self._log_dir,
+            manifest=self._manifest,
+            start_without_own=self._start_without_own,
+            shipping=self._where.shipping.for_run(self._store, request.run_id),
+        )
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _conclude(self, coordinator: Coordinator, status: RunStatus) -> tuple[Result, BaseException | None]:
+        """Make the Result, and the exception to raise if the run did not finish."""
+        value = coordinator.end.value
+        if value is not None:
+            self._write_at_end(
+                lambda: write_atomically(self._store.paths.return_value, value),
+                "the return value of train_func is only in this Result, because it could not be written",
+            )
+        result = make_result(
+            self._store.location,
+            self._store.committed,
+            self._config.checkpoint_config,
+            metrics=self._earlier_metrics() if coordinator.metrics is None else coordinator.metrics,
+            return_value=None if value is None else job.unpickle_return_value(value),
+        )
+        if coordinator.end.state is RunState.FINISHED:
+            return result, None
+        error = self._run_errors(coordinator, status).error()
+        if isinstance(error, TrainingFailedError):
+            error.result = result
+            failed = error
+            self._write_at_end(lambda: self._write_error(failed), "the error of the run could not be written")
+        return result, error
+
+    def _earlier_metrics(self) -> dict[str, Any] | None:
+        return last_metrics(self._store.paths.metrics) if self._continued else None
+
+    def _write_error(self, error: TrainingFailedError) -> None:
+        text: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+        if isinstance(error, WorkerGroupError):
+            text |= {
+                "culprit": error.culprit,
+                "failures": [
+                    {**failure.as_json(), "last_lines": error.last_lines.get(failure.rank, [])}
+                    for failure in error.failures
+                ],
+                "stopped": error.stopped,
+                "where": error.where,
+            }
+        write_atomically(self._store.paths.error_text, json.dumps(text, indent=1).encode())
+        if (blob := pickle_or_none(error)) is not None:
+            write_atomically(self._store.paths.error_pickle, blob)
+
+    def _run_errors(self, coordinator: Coordinator, status: RunStatus) -> RunErrors:
+        end = coordinator.end
+        name, logs, latest = self._store.location.name, None, self._store.latest
+        if self._where.starts_workers and end.attempt >= self._manifest.first_attempt:
+            logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
+        return RunErrors(
+            summary=end,
+            run=str(self._store.location),
+            name=name,
+            is_script=self._request.is_script,
+            step="{:,} of {:,}".format(*status.progress) if status.progress else None,
+            checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
+            logs=logs,
+            page=str(self._store.paths.page) if self._storage_works(end) and not self._store.is_remote else None,
+            last_lines=coordinator.last_lines(),
+            where=coordinator.where(),
+        )
+
+
+def workers_by_host(hosts: Iterable[HostSpec], scaling: ScalingConfig) -> dict[str, int]:
+    """Return how many workers each host gets while no host is lost. Raises ResourcesError."""
+    slots = {host.name: host.slots for host in hosts}
+    return shares_of(slots, workers_on(slots, scaling))
+
+
+def _check_intact(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a checkpoint that does not exist or is damaged."""
+    if not checkpoint.exists():
+        raise CheckpointError(f"resume_from_checkpoint: there is no directory {checkpoint.path}")
+    folder, damage = Path(checkpoint.path), None
+    if checkpoint.path and _is_run(checkpoint.remote_path or folder):
+        raise CheckpointError(
+            f"resume_from_checkpoint: {checkpoint.path} is a run directory; give one of its checkpoints, "
+            f"Result.from_path({checkpoint.path!r}).checkpoint for the latest"
+        )
+    try:
+        if checkpoint.path:
+            damage = damage_of(checkpoint.remote_path or folder, needs_manifest=False)
+    except OSError as error:
+        damage = f"it cannot be read: {error}"
+    if damage is not None:
+        raise CheckpointError(f"resume_from_checkpoint: {checkpoint.path} is damaged: {damage}")
+
+
+def _is_run(folder: Path | RemotePath) -> bool:
+    try:
+        return {"run_id", "attempts"} <= read_manifest(folder).keys()
+    except (StorageError, AttributeError):  # another program's file of that name
+        return False
+
+
+def _plain_run_config(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of a RunConfig that run.json has nowhere else."""
+    kept = ("storage_path", "log_dir", "stop_grace_s", "logging_config", "shipping_config")
+    settings: dict[str, Any] = plain({name: getattr(config, name) for name in kept})
+    log_dir = None if config.log_dir is None else str(absolute(config.log_dir))
+    return {**settings, "log_dir": log_dir}
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    return Path(path).expanduser().absolute()
