@@ -111,8 +111,8 @@ class HostSetup:
             environments.make_environment(cache.environments, asked.requirements, python=asked.python, show=show)
         )
 
-    def drop_checkpoint(self, folder: str) -> None:
-        """Delete a checkpoint that was copied here. One that a worker reads stays until the end of the run.
+    def delete_checkpoints(self, folders: list[str]) -> None:
+        """Delete checkpoints that were copied here. One that a worker reads stays until the end of the run.
 
         Nobody tries again: by then, the same checkpoint may have been copied again.
         """
@@ -120,9 +120,10 @@ class HostSetup:
         def delete() -> None:
             from distrain.storage.checkpoint import locked_for_deletion
 
-            with locked_for_deletion(Path(folder)) as is_unread:
-                if is_unread:
-                    shutil.rmtree(folder, ignore_errors=True)
+            for folder in folders:
+                with locked_for_deletion(Path(folder)) as is_unread:
+                    if is_unread:
+                        shutil.rmtree(folder, ignore_errors=True)
 
         self._thread.do(delete)
 

@@ -231,8 +231,8 @@ class Agent:
                 self._beat()
             case wire.SetUpHost():
                 self._setup.begin(message)
-            case wire.DropCheckpoint(folder=folder):
-                self._setup.drop_checkpoint(folder)
+            case wire.DeleteCheckpoints(directories=folders):
+                self._setup.delete_checkpoints(folders)
             case wire.Prepare():
                 self._prepare(self._setup.prepare(message))
             case wire.ProbeHost():

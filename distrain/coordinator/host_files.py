@@ -276,7 +276,7 @@ class HostFiles:
 
     def drop_checkpoint(self, host: str, folder: str) -> None:
         """Have a host delete a checkpoint that was copied there."""
-        self._send(host, wire.DropCheckpoint(folder=folder))
+        self._send(host, wire.DeleteCheckpoints(directories=[folder]))
 
     def _mover(self, host: str) -> OrderLink:
         state = self._hosts[host]
@@ -288,7 +288,7 @@ class HostFiles:
     def _on_answer(self, host: str, state: _Host, answer: wire.Message) -> None:
         if self._hosts.get(host) is not state:
             return
-        if isinstance(answer, wire.Delivered):
+        if isinstance(answer, wire.OrderDone):
             state.deliveries.popleft()(answer.failed)
         else:
             self._receive(host, answer)

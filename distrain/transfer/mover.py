@@ -150,7 +150,7 @@ class Mover:
         send_header(stream.write_fd, request)
         send_contents(stream.write_fd, [(file.path, file.size) for file in files])
         stream.reader.header()
-        return wire.Delivered()
+        return wire.OrderDone()
 
 
 def _failed(order: wire.Message, why: str) -> wire.Message:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 16
+WIRE_VERSION = 17
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -449,7 +449,7 @@ class OpenStorage(Message):
 class StorageStatus(Message):
     """The run directory can be written, or (``failed``) why it cannot.
 
-    Uploader -> coordinator.
+    Uploader -> coordinator, also from an uploader that takes the place of one that has died.
     """
 
     failed: str | None = None
@@ -502,9 +502,9 @@ class UpdateManifest(Message):
 
 @message
 class DeleteCheckpoints(Message):
-    """Delete these directories.
+    """Delete these directories. An agent deletes those that were copied to its host, and that no process reads.
 
-    Coordinator -> uploader; answered by :class:`OrderDone`.
+    Coordinator -> uploader; answered by :class:`OrderDone`. Coordinator -> agent; not answered.
     """
 
     directories: list[str]
@@ -522,7 +522,7 @@ class MirrorRecords(Message):
 class OrderDone(Message):
     """The oldest unanswered order is carried out, or (``failed``) why it could not be.
 
-    Uploader -> coordinator.
+    Uploader or mover -> coordinator.
     """
 
     failed: str | None = None
@@ -581,16 +581,6 @@ class HostSetUp(Message):
 
 
 @message
-class DropCheckpoint(Message):
-    """Delete a checkpoint that was brought to this host, unless a process reads it.
-
-    Coordinator -> agent.
-    """
-
-    folder: str
-
-
-@message
 class Deliver(Message):
     """Copy files into the new directory ``folder`` of the host.
 
@@ -600,7 +590,7 @@ class Deliver(Message):
     the run on the host, for files until all have arrived. folders: directories to make below ``folder``, also if no
     file is in them.
 
-    Coordinator -> mover; answered by :class:`Delivered`.
+    Coordinator -> mover; answered by :class:`OrderDone`.
     """
 
     folder: str
@@ -608,16 +598,6 @@ class Deliver(Message):
     files: list[tuple[str, int, int, int, str]]
     staging: str
     folders: list[str] = field(default_factory=list)
-
-
-@message
-class Delivered(Message):
-    """All files are there, and have the right content. Or (``failed``) why not.
-
-    Mover -> coordinator.
-    """
-
-    failed: str | None = None
 
 
 # -- validation ------------------------------------------------------------------------------------------------------
@@ -1019,8 +999,6 @@ def failed_answer(order: Message, why: str) -> Message:
             return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
         case OpenStorage():
             return StorageStatus(failed=why)
-        case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords():
+        case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords() | Deliver():
             return OrderDone(failed=why)
-        case Deliver():
-            return Delivered(failed=why)
     raise AssertionError(f"not an order: {order!r:.200}")

@@ -419,13 +419,13 @@ def test_a_checkpoint_is_deleted_unless_a_worker_reads_it(host: Host) -> None:
     folder.mkdir()
     (folder / "model").write_text("x")
     with locked_for_reading(folder):
-        host.setup.drop_checkpoint(str(folder))
+        host.setup.delete_checkpoints([str(folder)])
         host.settle()
         assert (folder / "model").exists()
-    host.setup.drop_checkpoint(str(folder))
+    host.setup.delete_checkpoints([str(folder)])
     host.settle()
     assert not folder.exists()
-    host.setup.drop_checkpoint(str(folder))  # it is gone
+    host.setup.delete_checkpoints([str(folder)])  # it is gone
     host.settle()
 
 

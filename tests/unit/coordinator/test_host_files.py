@@ -135,7 +135,7 @@ class Lab:
     def bring(self, host: str, failed: str | None = None) -> None:
         """The host lacks the project, and it is copied there, or not."""
         self.answer(host, wanted=f"/cache/{host}/project", checkpoints=f"/cache/{host}/run")
-        self.mover(host).answer(wire.Delivered(failed=failed))
+        self.mover(host).answer(wire.OrderDone(failed=failed))
 
     def mover(self, host: str) -> Mover:
         return [mover for mover in Mover.made if mover.argv[1] == json.dumps(["ssh", host])][-1]
@@ -252,7 +252,7 @@ def test_what_a_host_lacks_is_copied_there(lab: Lab, lines: list[str]) -> None:
     assert lines == ["copying 2 files (30 B) of your code to a", "data.bin is not shipped"]
     assert (lab.mover("a").argv, lab.mover("a").flags) == (("mover", '["ssh", "a"]'), ("-P",))
     assert len(lab.asked("a")) == 1
-    lab.mover("a").answer(wire.Delivered())
+    lab.mover("a").answer(wire.OrderDone())
     assert lab.asked("a") == lab.asked("a")[:1] * 2
     assert not lab.is_up
     lab.answer("a")
@@ -359,7 +359,7 @@ def test_the_wait_begins_again_when_files_have_been_brought_and_ends_with_the_an
     lab.loop.fire("set up a")
     lab.answer("a", wanted="/w")
     assert "set up a" not in lab.loop.timers
-    lab.mover("a").answer(wire.Delivered())
+    lab.mover("a").answer(wire.OrderDone())
     assert lab.loop.timers["set up a"][0] == 20
     lab.answer("a")
     assert "set up a" not in lab.loop.timers
@@ -483,7 +483,7 @@ def test_each_host_has_one_mover_whose_answers_go_to_who_waits(lab: Lab) -> None
     lab.files.deliver("b", deliver, lambda failed: brought.append(("of b", failed)))
     assert len(Mover.made) == 2
     assert lab.orders("a") == [upload(), deliver, deliver]
-    for answer in (copied(), wire.Delivered(failed="no"), wire.Delivered()):
+    for answer in (copied(), wire.OrderDone(failed="no"), wire.OrderDone()):
         lab.mover("a").answer(answer)
     assert lab.received == [("a", copied())]
     assert brought == [("first", "no"), ("second", None)]
@@ -515,7 +515,7 @@ def test_answers_of_the_mover_of_a_lost_host_are_ignored(lab: Lab) -> None:
     lab.files.lost("a")
     lab.set_up("a")
     before = list(lab.sent)
-    former.answer(wire.Delivered())
+    former.answer(wire.OrderDone())
     former.answer(copied())
     assert lab.sent == before
     assert not lab.received

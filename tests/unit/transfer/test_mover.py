@@ -167,7 +167,7 @@ def deliver_order(folder: Path, root: Path, files: list[ShippedFile], folders: t
 
 def deliver(mover: Mover, *order: object) -> str | None:
     answer = mover.do(deliver_order(*order))  # type: ignore[arg-type]
-    assert isinstance(answer, wire.Delivered)
+    assert isinstance(answer, wire.OrderDone)
     return answer.failed
 
 
@@ -416,7 +416,7 @@ def test_orders_are_answered_in_their_order(program: ChildLink, tmp_path: Path) 
         answers += [frame.message() for frame in program.channel.wait()]
         assert not program.channel.at_end
     assert [getattr(answer, "failed", None) is None for answer in answers] == [False, True, True]
-    assert isinstance(answers[2], wire.Delivered)
+    assert isinstance(answers[2], wire.OrderDone)
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, None], ids=["killed", "end of orders"])
