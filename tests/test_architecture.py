@@ -49,7 +49,6 @@ FOR_USERS = {
 """Names at the top level that users import, or start: they are no rooms."""
 NAMED_ABOVE = {
     "api.tracker": {"trackers"},
-    "cli.run.slurm_job": {"launch"},
     "coordinator.observers": {"console.choice", "page.at_end", "trackers.observer"},
     "data.frameworks": {"torch.batches", "tensorflow.data"},
     "storage.runs.comparison": {"launch"},

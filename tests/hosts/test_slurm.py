@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,25 +137,6 @@ def test_an_allocation_with_too_few_slots_is_an_error_that_names_the_variable(sl
     slurm.wait_for(job, "COMPLETED", "FAILED")
     assert "num_workers is 7, but the hosts have only 6 slots: n1 2, n2 2, n3 2" in output(tmp_path)
     assert f"Slurm job {job} (SLURM_TASKS_PER_NODE=2(x3)): ask Slurm for more tasks" in output(tmp_path)
-
-
-def test_a_job_is_submitted_from_outside_and_its_run_is_followed(slurm: SlurmLab, tmp_path: Path) -> None:
-    source = "import distrain\ndef train(config):\n    distrain.report({'rate': config['rate']})\n"
-    (tmp_path / "training.py").write_text(source)
-    argv = [sys.executable, "-m", "distrain.launch", "--slurm=nodes=2,ntasks-per-node=2", "--storage-path=runs"]
-    argv += ["--set", "rate=7", "training.py:train"]
-    shown = slurm.run("head", *argv, "--dry-run", cwd=tmp_path)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert slurm.slurm("squeue", "-h") == "", "--dry-run submits nothing"
-    done = slurm.run("head", *argv, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "#SBATCH --ntasks-per-node=2\n" in done.stdout
-    found = re.search(r"submitted as job (\d+); run directory (\S+);", done.stderr)
-    assert found, done.stderr
-    slurm.wait_for(found[1], "COMPLETED", "FAILED")
-    result = Result.from_path(tmp_path / found[2])
-    assert (result.metrics, result.error) == ({"rate": 7}, None)
-    assert len((tmp_path / found[2] / "metrics.jsonl").read_text().splitlines()) == 4
 
 
 # -- signals of Slurm ------------------------------------------------------------------------------------------------

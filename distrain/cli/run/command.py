@@ -13,7 +13,6 @@ from distrain.cli.run.check import show, show_emptied
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
 from distrain.cli.run.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
-from distrain.cli.run.slurm_job import batch_job
 from distrain.cli.run.target import work_of, workers_path
 from distrain.console.detached import run_detached
 from distrain.console.error_screen import show_error
@@ -24,7 +23,6 @@ from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import (
     ControllerError,
     DistrainError,
-    LaunchError,
     PreemptionError,
     ResourcesError,
     WorkerGroupError,
@@ -33,7 +31,7 @@ from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
 from distrain.system.arguments import in_users_words, options_named
-from distrain.system.log import log_level, say, warn
+from distrain.system.log import log_level, warn
 
 if TYPE_CHECKING:
     import argparse
@@ -59,21 +57,17 @@ def run_command(
     if is_for_ray(options):
         return _drive(parser, options, user_path)
     with options_named(named_options()):
-        return _launch(parser, options, sys.argv[1:] if arguments is None else arguments, user_path)
+        return _launch(parser, options, user_path)
 
 
-def _launch(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, arguments: Sequence[str], user_path: Sequence[str]
-) -> int:
-    if options.detach and (other := _runs_nothing(options)):
-        parser.error(f"--detach is for runs; leave it out with {other}")
+def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
+    checks = options.check or options.clear_caches
+    if options.detach and checks:
+        parser.error(f"--detach is for runs; leave it out with {'--check' if options.check else '--clear-caches'}")
     if ignored := ignored_options(options):
         warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
     try:
-        if options.slurm or options.dry_run:
-            return _submit(options, arguments)
         hosts = _hosts(options)
-        checks = options.check or options.clear_caches
         work = work_of(options, user_path, is_needed=not checks)
         scaling = _scaling_config(options, hosts)
         run = _run_config(options, hosts, scaling)
@@ -83,12 +77,6 @@ def _launch(
         return _check(work, scaling, run, workers_path(work, user_path), empties=options.clear_caches)
     train = partial(_run, work, scaling, run, workers_path(work, user_path))
     return run_detached(train) if options.detach else train()
-
-
-def _runs_nothing(options: argparse.Namespace) -> str | None:
-    """Return the option that makes the command do something else than to run here, or None."""
-    others = ("check", "clear_caches", "slurm", "dry_run")
-    return next((f"--{name.replace('_', '-')}" for name in others if getattr(options, name)), None)
 
 
 # -- configs ---------------------------------------------------------------------------------------------------------
@@ -199,25 +187,6 @@ def _run(
         )  # it quotes ranks, and paths
         show_error(type(error), str(error) if is_of_run else in_users_words(str(error)))
         return exit_code_of(error)
-    return 0
-
-
-def _submit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Submit a job of Slurm that runs the command line, or only show its script. Raises ValueError."""
-    if not options.slurm:
-        raise ValueError("--dry-run: only with --slurm, whose batch script it shows")
-    if not (options.target or options.module):
-        raise ValueError("--slurm: name what to run, such as train.py")
-    job = batch_job(options, arguments)
-    print(job.script, end="", flush=True)
-    if options.dry_run:
-        return 0
-    try:
-        number = job.submit()
-    except LaunchError as error:
-        show_error(type(error), str(error))
-        return 2
-    say(f"submitted as job {number}; run directory {job.run}; Result.from_path({job.run!r}) shows how far it is")
     return 0
 
 
