@@ -35,10 +35,10 @@ from distrain.system.log import log_level, warn
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from distrain.console.detached import DetachedConsole
     from distrain.hosts.hostfile import HostSpec
+    from distrain.storage.paths import RunPaths
     from distrain.worker.job.job import Work
 
 _SIGINT_EXIT = 130
@@ -174,11 +174,15 @@ def _drive(parser: argparse.ArgumentParser, options: argparse.Namespace, user_pa
 
 
 def _run(
-    work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str], detached: DetachedConsole | None = None
+    work: Work,
+    scaling: ScalingConfig,
+    run: RunConfig,
+    sys_path: list[str],
+    detach: Callable[[RunPaths, str], None] | None = None,
 ) -> int:
-    """Train, and return the exit code."""
+    """Train, and return the exit code. ``detach``: leaves the terminal, once there is a run directory."""
     try:
-        run_work(work, scaling, run, sys_path=sys_path, detach=None if detached is None else detached.move_to)
+        run_work(work, scaling, run, sys_path=sys_path, detach=detach)
     except KeyboardInterrupt as error:
         return exit_code_of(error)
     except DistrainError as error:
