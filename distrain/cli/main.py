@@ -25,8 +25,7 @@ COMMANDS = {
     "stacks": ("following", "show where all ranks of a running run are"),
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "debug": ("debugging", "open pdb on a rank of a running run"),
-    "compare": ("showing", "show how runs differ: settings, code, versions, metrics"),
-    "export": ("exporting", "write all reports as csv or parquet, or log them to a tracker"),
+    "export": ("exporting", "log the reports of a run to a tracker"),
     "page": ("exporting", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
 }
@@ -44,7 +43,6 @@ look at runs
   show       {show}
   logs       {logs}
   attach     {attach}
-  compare    {compare}
   page       {page}
   export     {export}
 
