@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _PAUSE_FACTOR = 4
 """While a run is watched, this many times as long is paused as a page takes."""
-_SECONDS_PER_BYTE = 30e-9
-"""How long it takes to read metrics.jsonl, measured with 1,000,000 reports on a slow machine."""
+_SECONDS_PER_BYTE = 100e-9
+"""How long it takes to read metrics.jsonl, measured with scripts/benchmark_page on a slow machine."""
 _FREE_S, _SHARE_OF_RUN, _MOST_S = 0.03, 0.02, 5.0
 
 
