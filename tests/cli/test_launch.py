@@ -13,7 +13,6 @@ import pytest
 
 from distrain import Result
 from distrain.cli.run.command import run_command
-from distrain.cli.run.target import names_in
 from distrain.hosts.host_info import usable_cpus
 
 if TYPE_CHECKING:
@@ -381,8 +380,6 @@ def test_a_function_may_call_fit(launch: Launch, tmp_path: Path) -> None:
 
 # -- a wrong command line --------------------------------------------------------------------------------------------
 
-SOURCE = "import os as system\nif True:\n    def train(config): ...\nother = train\n"
-
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -399,10 +396,6 @@ SOURCE = "import os as system\nif True:\n    def train(config): ...\nother = tra
             "train.py:train is a function, which takes no arguments; use --c",
         ),
         (["train.py:train", "more"], "train.py:train is a function, which takes no arguments; use --config and --set"),
-        (["train.py:trian"], "train.py:trian: train.py has no function 'trian'; did you mean train?"),
-        (["train.py:os"], "train.py:os: train.py has no function 'os'"),
-        (["pack.age:train"], "pack.age:train: pack.age has no function 'train'"),
-        (["pack:train"], "pack:train: pack has no function 'train'"),
         (["-m", "pack:fit"], "-m pack:fit: is a function; leave out -m"),
         (["pack"], "'pack' is a directory; name a script in it, or run a package with -m"),
         (["none.py:train"], "there is no file 'none.py' in "),
@@ -437,7 +430,7 @@ def test_a_wrong_command_line_gives_one_line_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "train.py").write_text(SOURCE)
+    (tmp_path / "train.py").write_text("def train(config): ...")
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "pack").mkdir()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -450,25 +443,6 @@ def test_a_wrong_command_line_gives_one_line_before_anything_starts(
     assert error.startswith(f"python -m distrain.launch: error: {said}")
     assert error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("source", "names"),
-    [
-        (SOURCE, {"system", "train", "other"}),
-        ("def f():\n    global g\n    g = 1\nfor h, (i, *j) in x: ...\nclass K: ...", set("fghijK")),
-        ("import a.b, c.d as e\nfrom f import g, h as i\nasync def j(): ...\n(k := 1)", set("aegijk")),
-        ("from other import *", None),
-        ("globals()['f'] = 1", None),
-        ("vars()['f'] = 1", None),
-        ("f = vars(g)", {"f"}),
-        ("def __getattr__(name): ...", None),
-        ("def (", None),
-    ],
-)
-def test_the_names_of_a_file_are_found_by_reading_it(tmp_path: Path, source: str, names: set[str] | None) -> None:
-    (tmp_path / "file.py").write_text(source)
-    assert names_in(str(tmp_path / "file.py")) == names
 
 
 # -- help ------------------------------------------------------------------------------------------------------------

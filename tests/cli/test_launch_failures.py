@@ -73,6 +73,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(
         (["nowhere:train"], "No module named 'nowhere'"),
         (["-m", "nowhere"], "No module named nowhere"),
         (["train.py:two"], "two requires: a, b"),
+        (["train.py:tow"], "train.py has no function 'tow'"),
     ],
 )
 def test_what_only_the_workers_can_find_out_is_one_clear_failure(
