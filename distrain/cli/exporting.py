@@ -44,21 +44,19 @@ def page_parser() -> argparse.ArgumentParser:
         "page",
         "Write the page of a run: one HTML file that needs no network, with what became of the run, failures, curves, "
         "ranks, attempts, checkpoints, the use of the time, logs and settings.",
-        "  distrain page last\n  distrain page last --watch\n  distrain page s3://bucket/runs/train-1 -o train-1.html",
+        "  distrain page last\n  distrain page s3://bucket/runs/train-1 -o train-1.html",
     )
     parsers.add_run(parser)
-    add = parser.add_argument
-    add("-o", "--output", metavar="FILE", help="the file to write (default: page.html in the run directory)")
-    add("--watch", action="store_true", help="write it again and again until the run has ended; browsers reload it")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the file to write (default: page.html in the run directory)"
+    )
     return parser
 
 
 def run_page(options: argparse.Namespace) -> int:
     """Write the page of a run."""
-    from distrain.page import watch_page, write_page
+    from distrain.page import write_page
 
     run = parsers.run_of(options)
-    if options.watch:
-        echo(f"writing {options.output or run.location / 'page.html'} until the run has ended; Ctrl-C ends that")
-    echo(f"wrote {(watch_page if options.watch else write_page)(run.location, options.output)}")
+    echo(f"wrote {write_page(run.location, options.output)}")
     return 0

@@ -187,7 +187,7 @@ def test_a_real_run_is_listed_shown_and_exported(distrain: Command, finished: Pa
 
     assert distrain("page", "fast", "-o", "page.html", *place).stdout == "wrote page.html\n"
     assert "Finished after" in Path("page.html").read_text()
-    assert distrain("page", "fast", "--watch", *place).returncode == 0  # it has ended
+    assert distrain("page", "fast", *place).returncode == 0
     assert (finished / "fast" / "page.html").exists()
 
     assert "num_workers=0" in distrain("logs", "fast", *place).stderr
