@@ -7,8 +7,6 @@ import fcntl
 import hashlib
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,21 +202,6 @@ def test_hostile_texts_stay_texts(run: Run, text: str) -> None:
     assert "img" not in parts.names
     assert "\x1b" not in json.dumps(parts.data, ensure_ascii=False) + page
     assert len(parts.data["curves"]) == 2
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
-def test_the_script_draws_every_part_as_text(restarted: Run, tmp_path: Path) -> None:
-    """Without a browser: in a stand-in for one."""
-    restarted.event("slow", 30.0, rank=2)
-    restarted.write("logs/attempt_1/rank_3.log", "<b>last</b>\n")
-    (tmp_path / "data.json").write_text(json.dumps(data_of(restarted)))
-    argv = ["node", str(Path(__file__).with_name("draw.js")), str(OWN / "page.js"), str(tmp_path / "data.json")]
-    drawn = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
-    sections = re.findall(r'<section id="(\w+)"', drawn["html"])
-    assert sections == ["failure", "metrics", "ranks", "attempts", "events", "checkpoints", "time", "logs", "settings"]
-    assert drawn["plots"] == 3
-    assert "&#60;b&#62;last&#60;/b&#62;" in drawn["html"]
-    assert "undefined" not in drawn["html"]
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------
