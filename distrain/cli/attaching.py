@@ -74,7 +74,7 @@ def run_attach(options: argparse.Namespace) -> int:
             run = _begun_here(run)
             _show_live(run, f"Ctrl-C leaves the run alone; {advice}", options.n)
         except KeyboardInterrupt:
-            print(f"\ndistrain: the run goes on; {advice}", file=sys.stderr)
+            print(f"\ndistrain: the run keeps running; {advice}", file=sys.stderr)
             return 130
         says_its_end = _is_detached(current(run))
     else:

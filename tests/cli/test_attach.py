@@ -129,7 +129,7 @@ def test_attach_shows_the_footer_leaves_the_run_alone_and_sees_its_restart_and_i
     first.press_ctrl_c()
     left = first.wait_for(lambda lines: False)
     assert first.process.wait() == 130
-    assert left[-1] == "distrain: the run goes on; `distrain stop run --storage-path runs` stops it"
+    assert left[-1] == "distrain: the run keeps running; `distrain stop run --storage-path runs` stops it"
     assert "ranks" not in str(left)
 
     second = window(command("attach", "run", "-n", "1"))

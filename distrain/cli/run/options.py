@@ -154,8 +154,8 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
     add(
         "--detach",
         action="store_true",
-        help="return once the ranks train; the run goes on, also when the terminal is closed; its console is "
-        "console.log in the run directory, and `distrain attach` shows it",
+        help="return once the ranks train; the run does not need the terminal any more. It writes to console.log in "
+        "the run directory, which `distrain attach` shows",
     )
     add_options_of(LoggingConfig, add)
     ranks = group.add_mutually_exclusive_group().add_argument
