@@ -13,21 +13,25 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit with its code.
-
-    ``python -m`` puts the working directory first on sys.path, where a user's ``queue.py`` would shadow the standard
-    library's. It is removed before any other import. The workers get it back.
-    """
+    """Run the command line and exit with its code."""
+    clean_path()
     user_path = list(sys.path)
+    from distrain.cli.run.command import run_command
+
+    sys.exit(run_command(arguments, user_path))
+
+
+def clean_path(*others: str) -> None:
+    """Remove the working directory, or another one, from the beginning of sys.path. Call it before further imports.
+
+    Python puts it there, where a user's ``queue.py`` would shadow the standard library's. The workers get it back.
+    """
     try:
         directory = os.getcwd()
     except FileNotFoundError:
         sys.exit("distrain: error: the working directory was deleted: change to another one with cd")
-    if sys.path[:1] in ([""], [directory]):
+    if sys.path[:1] and sys.path[0] in ("", directory, *others):
         del sys.path[0]
-    from distrain.cli.run.command import run_command
-
-    sys.exit(run_command(arguments, user_path))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-sampled = pytest.mark.sample(2, of="benchmarks")
-
 BENCHMARK = Path(__file__).resolve().parent.parent / "scripts" / "benchmark"
 SLOW_STARTS = ["distrain fit(), import torch", "distrain fit(), spawn"]
 
@@ -85,8 +83,8 @@ def test_results_become_a_table_and_a_picture_for_the_docs_and_are_compared_with
     assert f"--compare: {now}: has no results of this script" in benchmark("--compare", str(now)).stderr
 
 
-@sampled
 @pytest.mark.timeout(240)  # ten seconds on two idle cores
+@pytest.mark.slow
 def test_it_measures_reports_of_a_checkpoint_beside_cp_and_fsync(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     disk = tmp_path / "disk"
@@ -124,7 +122,7 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_told_before_anything_is_meas
     assert f"--disk {tmp_path}: 6,000,000,000,384 MB are needed" in done.stderr
 
 
-@sampled
+@pytest.mark.slow
 def test_a_launcher_that_fails_is_a_row_and_the_table_goes_on(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     options = ["--workers", "2", "--runs", "1", "--json", str(results), "--only", "empty", "start", "--timeout", "0.1"]
@@ -141,7 +139,7 @@ def test_a_launcher_that_fails_is_a_row_and_the_table_goes_on(tmp_path: Path) ->
     assert done.stdout.count("failed: no end after 0.1 s: no output") == len(rows) + 1
 
 
-@sampled
+@pytest.mark.slow
 def test_bad_interpreters_are_told_before_anything_is_measured(tmp_path: Path) -> None:
     lacking = tmp_path / "lacking"
     lacking.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # an interpreter without any package
@@ -162,7 +160,7 @@ def test_bad_interpreters_are_told_before_anything_is_measured(tmp_path: Path) -
     ]
 
 
-@sampled
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_benchmark_leaves_nothing_and_keeps_what_it_has(tmp_path: Path, number: int) -> None:
     """That no process is left is checked after every test."""

@@ -97,6 +97,7 @@ def test_an_example_with_fit_runs(name: str, tmp_path: Path, monkeypatch: pytest
     exec(compile(WITH_FIT[name], name, "exec"), names)
 
 
+@pytest.mark.sample(1, of="the whole documentation")
 def test_examples_for_workers_run(tmp_path: Path) -> None:
     examples = dict(sorted(IN_WORKERS.items(), key=lambda item: FIRST not in item[0]))
     result = TorchTrainer(

@@ -89,7 +89,7 @@ def _prefix(rank: int, width: int) -> str:
 def _no_logs(run: Run) -> str:
     return (
         f"there are no logs in {log_folder(run)}: no worker has started yet, or train_func ran in the process of fit() "
-        "(num_workers=0, or another launcher), whose output is where you have started it"
+        "(num_workers=0, or another launcher), whose output went to the terminal that started it"
     )
 
 
@@ -139,7 +139,7 @@ def run_stop(options: argparse.Namespace) -> int:
         while current(run).state in (RUNNING, STARTING):
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
-        print("\nthe run goes on stopping; `distrain ls` shows when it has ended")
+        print("\nthe run is still stopping; `distrain ls` shows when it has ended")
         return 130
     run = current(run)
     how = "stopped" if run.state == ABORTED else f"the run has {run.state}" if run.state == FINISHED else run.state

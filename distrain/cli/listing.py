@@ -153,7 +153,7 @@ def run_clean(options: argparse.Namespace) -> int:
     listed = _listed(storage, is_default=options.path is None)
     chosen = [run for run in listed if run.state in states and run.ended <= before and run.path != str(storage)]
     if not chosen:
-        print(f"no run in {storage} is to be deleted")
+        print(f"nothing to delete in {storage}")
         return 0
     sizes = {run.path: run.bytes() for run in chosen}
     rows = [[run.name, run.state, age(now - run.ended), size(sizes[run.path])] for run in chosen]
@@ -187,7 +187,7 @@ def _agrees(question: str) -> bool:
     from distrain.errors import StorageError
 
     if not sys.stdin.isatty():
-        raise StorageError("there is no terminal to ask on: add --yes, or --dry-run to see only")
+        raise StorageError("cannot ask without a terminal: add --yes, or --dry-run to only look")
     try:
         return input(question).strip().lower() in ("y", "yes")
     except EOFError:

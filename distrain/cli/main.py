@@ -21,12 +21,11 @@ COMMANDS = {
     "ls": ("listing", "list the runs of a storage path"),
     "show": ("showing", "show one run: its state, attempts, metrics, checkpoints and error"),
     "logs": ("following", "show what the ranks have printed; -f follows"),
-    "attach": ("attaching", "return to a run: its output and its progress, until it ends"),
+    "attach": ("attaching", "return to a running run: its output and progress, until it ends"),
     "stacks": ("following", "show where all ranks of a running run are"),
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "debug": ("debugging", "open pdb on a rank of a running run"),
-    "compare": ("showing", "show how runs differ: settings, code, versions, metrics"),
-    "export": ("exporting", "write all reports as csv or parquet, or log them to a tracker"),
+    "export": ("exporting", "log the reports of a run to a tracker"),
     "page": ("exporting", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
 }
@@ -44,7 +43,6 @@ look at runs
   show       {show}
   logs       {logs}
   attach     {attach}
-  compare    {compare}
   page       {page}
   export     {export}
 

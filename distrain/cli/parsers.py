@@ -37,11 +37,9 @@ def number(text: str) -> int:
     return int(text)
 
 
-def add_run(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    """Add the argument that names a run, or several, and the option that says where to look."""
-    kind = {} if nargs is None else {"nargs": nargs}
-    help_text = "path, URL, name, beginning of a name, or `last`"
-    parser.add_argument("run" if nargs is None else "runs", metavar="RUN", help=help_text, **kind)  # type: ignore[arg-type]
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names a run, and the option that says where to look."""
+    parser.add_argument("run", metavar="RUN", help="path, URL, name, beginning of a name, or `last`")
     parser.add_argument("--storage-path", metavar="DIR", help="where the runs are (default: ~/distrain_results)")
 
 
@@ -56,11 +54,6 @@ def add_storage(parser: argparse.ArgumentParser, help_text: str = "the storage p
 def run_of(options: argparse.Namespace) -> Run:
     """Return the run that the options name. Raises NoSuchRun or OSError."""
     return find_run(options.run, storage_at(options.storage_path))
-
-
-def runs_of(options: argparse.Namespace) -> list[Run]:
-    """Return the runs that the options name. Raises NoSuchRun or OSError."""
-    return [find_run(run, storage_at(options.storage_path)) for run in options.runs]
 
 
 def named_again(options: argparse.Namespace, run: Run) -> str:

@@ -1,7 +1,8 @@
-"""``distrain show`` and ``distrain compare``: all about one run, and how several differ. Runs in: coordinator."""
+"""``distrain show``: all about one run. Runs in: coordinator."""
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 import time
 import warnings
@@ -9,12 +10,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli import parsers
-from distrain.cli.text import coloured, cut, echo, metrics_line, paint, screen, table, value
+from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, value
 from distrain.storage import names
 from distrain.storage.lines import read_events
-from distrain.storage.runs.comparison import command_of, differences
 from distrain.storage.runs.details import checkpoints_of, error_of, extremes_of, reports_of, verdict
-from distrain.storage.runs.listing import FAILED, RUNNING, Run, WrongArgument
+from distrain.storage.runs.listing import FAILED, RUNNING, Run
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
 from distrain.system.text import count, duration, flatten, name_ranks, printable, size
 
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
 
+_PROGRAMS = {
+    "/distrain/launch.py": ("python", "-m", "distrain.launch"),
+    "/distrain/__main__.py": ("distrain",),
+    "/bin/distrain": ("distrain",),
+}
+"""By the end of ``sys.argv[0]``, what the user has typed."""
 _INDENT = 13
 _MOST_ATTEMPTS, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_ERROR_LINES = 8, 12, 5, 25
 
@@ -82,6 +88,18 @@ def _facts(run: Run) -> Iterable[tuple[str, str]]:
     yield "events", ", ".join(f"{number} {kind}" for kind, number in events.items() if kind != "checkpoint")
 
 
+def command_of(run: Run) -> str:
+    """Return the command line of a run, as it can be typed."""
+    argv = run.manifest.get("argv")
+    if not isinstance(argv, list) or not argv:
+        return ""
+    program = str(argv[0])
+    for end, typed in _PROGRAMS.items():
+        if program.endswith(end):
+            return shlex.join([*typed, *map(str, argv[1:])])
+    return shlex.join(["python", *map(str, argv)] if program.endswith(".py") else map(str, argv))
+
+
 def _clock(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
@@ -124,42 +142,3 @@ def _first(lines: Sequence[str], most: int, what: str) -> list[str]:
     if len(lines) <= most + 1:  # a line that counts the others would take the place of one
         return list(lines)
     return [*lines[:most], paint(f"... {count(len(lines) - most, f'more {what}')}", "2")]
-
-
-# -- compare ---------------------------------------------------------------------------------------------------------
-
-
-def compare_parser() -> argparse.ArgumentParser:
-    """Make the parser of ``distrain compare``."""
-    parser = parsers.make_parser(
-        "compare",
-        "Show how runs differ: settings, command, code, versions and metrics that are not the same, side by side.",
-        "  distrain compare train-2026-11-24_01 last",
-    )
-    parsers.add_run(parser, nargs="+")
-    return parser
-
-
-def run_compare(options: argparse.Namespace) -> int:
-    """Compare runs."""
-    warnings.simplefilter("ignore")  # what is damaged
-    runs = parsers.runs_of(options)
-    if len(runs) < 2:
-        raise WrongArgument("name two runs or more")
-    letters = [chr(ord("A") + i % 26) for i in range(len(runs))]
-    for letter, run in zip(letters, runs, strict=True):
-        echo(f"{letter}  {run.name}  {coloured(run.state)}")
-    rows = differences(runs)
-    if not rows:
-        print("\nthey do not differ")
-        return 0
-    found = screen()
-    label = min(max(map(len, rows)), 40)
-    width = None if found is None else max((found[0] - label) // len(letters) - 2, 8)
-    cells = [[cut(name, label), *(cut(_shown(item), width) for item in items)] for name, items in rows.items()]
-    echo("\n".join(["", *table([["", *letters], *cells])]))
-    return 0
-
-
-def _shown(item: Any) -> str:
-    return printable(item) if isinstance(item, str) else value(item)

@@ -102,10 +102,6 @@ class RunConsole:
         stream: 1 for stdout, 2 for stderr.
         block: UTF-8 without control characters, with a line end. is_bar: it is a progress bar that has ended.
         """
-        self.print_as_it_is(rank, stream, block)
-
-    def print_as_it_is(self, rank: int, stream: int, block: bytes) -> None:
-        """Print whole lines of a rank without their time, and do not join them with those of others."""
         prefix = self._prefix(rank).encode()
         lines = block[:-1].replace(b"\n", b"\n" + prefix)
         print_to(sys.stdout if stream == 1 else sys.stderr, b"".join((prefix, lines, b"\n")))

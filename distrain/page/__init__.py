@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from distrain.system.imports import lazy_names
 
 if TYPE_CHECKING:
-    from distrain.page.writer import watch_page as watch_page
     from distrain.page.writer import write_page as write_page
 
-_HOMES = {"writer": ("watch_page", "write_page")}
+_HOMES = {"writer": ("write_page",)}
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

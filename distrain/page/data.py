@@ -25,7 +25,6 @@ from distrain.storage.runs.details import checkpoints_of, error_of, failed_at, f
 from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
 from distrain.system import __version__
-from distrain.system.stacks import summarize_stacks
 from distrain.system.text import amount, count, duration, flatten, rank_list, size, without_controls
 
 if TYPE_CHECKING:
@@ -43,8 +42,6 @@ _MOST_POINTS = 1_500
 _MOST_ROWS = 100
 _MOST_LINES = 40
 _MOST_LOGS = 8
-_MOST_STACKS = 2_000
-_LONGEST_STACK = 64 << 10
 _LONGEST_TEXT = 20_000
 """Characters of one piece of text; of a longer one, the end is shown."""
 _COLOURS = re.compile(r"\x1b\[[0-?]*m")
@@ -78,7 +75,7 @@ def page_data(folder: Path | RemotePath) -> dict[str, Any]:
         "notes": [*notes, *(str(warning.message) for warning in warned)][:20],
         "failures": [_failure(one) for one in failures_in(error)[:_MOST_LOGS]],
         "message": str(error.get("message") or ""),
-        "where": _where(folder, error),
+        "where": _where(error),
         "curves": _curves(reports),
         "more_metrics": len(reports.more_metrics),
         "starts": sorted({first for _, first, _ in starts[1:] if first})[-50:],
@@ -144,24 +141,10 @@ def _failure(one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _where(folder: Path | RemotePath, error: Mapping[str, Any]) -> list[str]:
-    """Return where ranks were that had to be killed, by attempt; else where error.json says that they were."""
-    found = [f"attempt {which}: {line}" for which, lines in _stacks(folder) for line in lines]
+def _where(error: Mapping[str, Any]) -> list[str]:
+    """Return where ranks were that had to be killed."""
     listed = error.get("where")
-    return found[-_MOST_LINES:] or (list(map(str, listed[:_MOST_LINES])) if isinstance(listed, list) else [])
-
-
-def _stacks(folder: Path | RemotePath) -> list[tuple[int, list[str]]]:
-    found, left = [], _MOST_STACKS
-    for attempt in sorted(folder.glob(f"{names.STACKS}/attempt_*")) if isinstance(folder, Path) else ():
-        texts = {}
-        for path in sorted(attempt.glob("rank_*.txt"))[:left]:
-            with suppress(OSError, ValueError), path.open("rb") as file:
-                texts[int(path.stem.removeprefix("rank_"))] = file.read(_LONGEST_STACK).decode(errors="replace")
-        left -= len(texts)
-        if texts and attempt.name.removeprefix("attempt_").isdecimal():
-            found.append((int(attempt.name.removeprefix("attempt_")), summarize_stacks(texts)))
-    return found
+    return list(map(str, listed[:_MOST_LINES])) if isinstance(listed, list) else []
 
 
 def _logs(run: Run, error: Mapping[str, Any]) -> list[tuple[str, list[str]]]:

@@ -38,21 +38,27 @@ class Envelope:
         self._bins: list[_Bin] = []
         self._width, self._filled = 1, 0
 
-    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Add points, at least one."""
-        self.count += len(values)
+    def add(self, step: int, value: float) -> None:
+        """Add the next point."""
+        self.count += 1
+        point = step, value
         try:
-            if all(map(math.isfinite, (sum(values), min(values), max(values)))):
-                self._add_finite(steps, values)
-                return
+            is_finite = math.isfinite(value)
         except OverflowError:  # an integer beyond the floats
-            pass
-        pairs = [(step, _as_float(value)) for step, value in zip(steps, values, strict=True)]
-        others = [(step, str(value)) for step, value in pairs if not math.isfinite(value)]
-        self.nonfinite += len(others)
-        self.marks += others[: _MOST_MARKS - len(self.marks)]
-        finite = [(step, value) for step, value in pairs if math.isfinite(value)]
-        self._add_finite([step for step, _ in finite], [value for _, value in finite])
+            is_finite, value = False, math.inf if value > 0 else -math.inf
+        if not is_finite:
+            self.nonfinite += 1
+            if len(self.marks) < _MOST_MARKS:
+                self.marks.append((step, str(value)))
+            return
+        self.first, self.last = self.first or point, point
+        if self._filled:
+            self._bins[-1] = _join(self._bins[-1], (point, point))
+        else:
+            if len(self._bins) >= self._most_bins:
+                self._bins, self._width = _merged(self._bins), self._width * 2
+            self._bins.append((point, point))
+        self._filled = (self._filled + 1) % self._width
 
     def points(self, most: int) -> list[Point]:
         """Return at most about ``most`` points, in the order of their steps."""
@@ -70,33 +76,6 @@ class Envelope:
     def highest(self) -> Point | None:
         """The first of the highest points."""
         return max((high for _, high in self._bins), key=lambda point: point[1], default=None)
-
-    def _add_finite(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        if not values:
-            return
-        self.first = self.first or (steps[0], values[0])
-        self.last = steps[-1], values[-1]
-        start = 0
-        while start < len(values):
-            if self._filled == 0 and len(self._bins) >= self._most_bins:
-                self._bins, self._width = _merged(self._bins), self._width * 2
-            end = start + self._width - self._filled
-            part = values[start:end]
-            low, high = min(part), max(part)
-            new = (steps[start + part.index(low)], low), (steps[start + part.index(high)], high)
-            if self._filled:
-                self._bins[-1] = _join(self._bins[-1], new)
-            else:
-                self._bins.append(new)
-            self._filled = (self._filled + len(part)) % self._width
-            start = end
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 def _join(first: _Bin, second: _Bin) -> _Bin:

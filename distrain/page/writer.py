@@ -1,11 +1,10 @@
-"""Write the page of a run, once or for as long as it trains. Runs in: anywhere."""
+"""Write the page of a run. Runs in: anywhere."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-import time
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -17,27 +16,22 @@ from distrain.page.data import page_data
 from distrain.storage import names
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths
-from distrain.storage.runs.listing import RUNNING
 from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath, locate
 
 if TYPE_CHECKING:
     import os
 
-_PAUSE_FACTOR = 4
-"""While a run is watched, this many times as long is paused as a page takes."""
-_SECONDS_PER_BYTE = 30e-9
-"""How long it takes to read metrics.jsonl, measured with 1,000,000 reports on a slow machine."""
+_SECONDS_PER_BYTE = 100e-9
+"""How long it takes to read metrics.jsonl, measured with scripts/benchmark_page on a slow machine."""
 _FREE_S, _SHARE_OF_RUN, _MOST_S = 0.03, 0.02, 5.0
 
 
-def write_page(
-    run: str | os.PathLike[str] | RemotePath, output: str | os.PathLike[str] | None = None, *, refresh_s: float = 0
-) -> Path:
+def write_page(run: str | os.PathLike[str] | RemotePath, output: str | os.PathLike[str] | None = None) -> Path:
     """Write the page of a run, finished or not, and return its path. It is one HTML file that needs no network.
 
     run: the run directory, a path or URL. output: ``page.html`` in the run directory by default. A run on remote
-    storage needs it. refresh_s: while the run trains, browsers reload the page after so many seconds; 0 is never.
+    storage needs it.
 
     Raises StorageError if there is no run, or the page cannot be written.
 
@@ -45,35 +39,22 @@ def write_page(
 
         path = distrain.page.write_page(result.path)
     """
-    return _write(run, output, refresh_s)[0]
+    try:
+        root = run if isinstance(run, RemotePath) else locate(run)
+        if output is None and isinstance(root, RemotePath):
+            raise StorageError(f"{root} is on remote storage: name the file for its page (output=, -o)")
+        path = RunPaths(Path(str(root))).page if output is None else Path(output).expanduser()
+        write_atomically(path, _document(page_data(root)).encode("utf-8", "replace"), sync=False)
+    except OSError as error:
+        raise StorageError(f"cannot write the page of {run}: {error}") from error
+    return path
 
 
-def watch_page(
-    run: str | os.PathLike[str] | RemotePath, output: str | os.PathLike[str] | None = None, *, every_s: float = 5.0
-) -> Path:
-    """Write the page of a run again and again until it has ended. Return its path.
-
-    every_s: seconds between two pages, or more if a page takes long. Raises as :func:`write_page`.
-
-    ::
-
-        distrain.page.watch_page(result.path)
-    """
-    while True:
-        began = time.monotonic()
-        path, is_live = _write(run, output, every_s)
-        if not is_live:
-            return path
-        time.sleep(max(every_s, _PAUSE_FACTOR * (time.monotonic() - began)))
-
-
-def write_page_at_end(root: Path | RemotePath, seconds: float) -> None:
+def write_page_at_end(root: Path, seconds: float) -> None:
     """Write the page of a run that has just ended, unless that would take long. Never raises.
 
-    seconds: how long the run took. A page may take 2 percent of it, and at most 5 s. Remote runs get none.
+    seconds: how long the run took. A page may take 2 percent of it, and at most 5 s.
     """
-    if isinstance(root, RemotePath):
-        return
     metrics = root / names.METRICS
     try:
         size = metrics.stat().st_size if metrics.exists() else 0
@@ -83,24 +64,7 @@ def write_page_at_end(root: Path | RemotePath, seconds: float) -> None:
         warn(f"the page of the run could not be written: {error!r}")
 
 
-def _write(
-    run: str | os.PathLike[str] | RemotePath, output: str | os.PathLike[str] | None, refresh_s: float
-) -> tuple[Path, bool]:
-    """Write the page. Return its path, and whether the run is still training."""
-    try:
-        root = run if isinstance(run, RemotePath) else locate(run)
-        if output is None and isinstance(root, RemotePath):
-            raise StorageError(f"{root} is on remote storage: name the file for its page (output=, -o)")
-        path = RunPaths(Path(str(root))).page if output is None else Path(output).expanduser()
-        data = page_data(root)
-        is_live = data["state"] == RUNNING
-        write_atomically(path, _document(data, refresh_s if is_live else 0).encode("utf-8", "replace"), sync=False)
-    except OSError as error:
-        raise StorageError(f"cannot write the page of {run}: {error}") from error
-    return path, is_live
-
-
-def _document(data: dict[str, Any], refresh_s: float) -> str:
+def _document(data: dict[str, Any]) -> str:
     own = files("distrain.page")
     parts = {
         "library_style": (own / "uplot" / "uPlot.min.css").read_text(),
@@ -113,7 +77,6 @@ def _document(data: dict[str, Any], refresh_s: float) -> str:
         styles=" ".join(_hash(parts[name]) for name in ("library_style", "style")),
         scripts=" ".join(_hash(parts[name]) for name in ("library", "script")),
         licence=(own / "uplot" / "LICENSE").read_text(),
-        refresh=f'<meta http-equiv="refresh" content="{refresh_s:g}">' if refresh_s else "",
         title=escape(data["name"]),
         verdict=escape(data["verdict"]),
         data=json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),

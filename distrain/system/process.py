@@ -754,11 +754,6 @@ def run_tied(
 # -- other programs --------------------------------------------------------------------------------------------------
 
 
-def run_with_input(argv: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that reads ``text`` from stdin, and return its exit code and output. Raises OSError."""
-    return subprocess.run(list(argv), input=text, capture_output=True, text=True, check=False)  # noqa: S603
-
-
 class SilentProgram:
     """A program that runs without a terminal, in a session of its own. Raises OSError if there is none."""
 

@@ -42,6 +42,8 @@ class Wandb(Tracker):
     def start(self, run: TrackedRun) -> None:
         self._wandb = require("wandb")
         self._id = run.id
+        folder = run.directory / "trackers" if self.directory is None else Path(self.directory).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
             id=run.id,
             resume="allow",
@@ -51,13 +53,13 @@ class Wandb(Tracker):
             group=self.group,
             mode=self.mode,
             tags=list(self.tags),
-            dir=str(run.directory / "trackers" if self.directory is None else Path(self.directory).expanduser()),
+            dir=str(folder),
             config={**run.config, **{f"run/{name}": value for name, value in run.tags.items()}},
             allow_val_change=True,
             reinit="create_new",  # the user's process may have a run of its own
             settings=self._wandb.Settings(console="off"),
         )
-        if getattr(self._run, "url", None):
+        if not self._run.offline:
             run.state["url"] = self._run.url
 
     def log(self, report: Report) -> None:

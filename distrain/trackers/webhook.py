@@ -90,4 +90,4 @@ class Webhook(Observer):
                 problem = str(error)
                 if isinstance(error, HTTPError) and error.code < 500:
                     break
-        warn(f"the webhook at {urlsplit(self._url).hostname} was not told how the run is: {problem}")
+        warn(f"the webhook at {urlsplit(self._url).hostname} could not be notified: {problem}")

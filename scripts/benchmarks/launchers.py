@@ -28,11 +28,6 @@ NEEDS = {
     "torchrunx": (("torch", "torchrunx"), "{python} -m pip install torchrunx"),
     "accelerate": (("torch", "accelerate"), "{python} -m pip install accelerate"),
     "ray": (("torch", "ray", "ray.train.torch"), "{python} -m pip install 'ray[train]' torch"),
-    "tensorflow": (("tensorflow", "distrain"), "{python} -m pip install -e '.[tensorflow]'"),
-    "ray-tensorflow": (
-        ("tensorflow", "ray", "ray.train.tensorflow"),
-        "{python} -m pip install 'ray[train]' tensorflow-cpu",
-    ),
 }
 CHECK_SCRIPT = """\
 import importlib, json, platform, sys
@@ -113,8 +108,7 @@ def all_launchers(pythons: Mapping[str, str], hostfile: Path | None = None) -> l
         launchers.append(_accelerate(pythons["accelerate"]))
     if "ray" in pythons:
         launchers += _ray(pythons["ray"])
-    fits = {"tensorflow": (DISTRAIN, "distrain"), "ray-tensorflow": ("Ray Train", "ray")}
-    return [*launchers, *(_tensorflow(*fits[role], pythons[role]) for role in fits if role in pythons)]
+    return launchers
 
 
 def _program(name: str) -> str:
@@ -160,14 +154,6 @@ def _distrain_on(hostfile: Path) -> Launcher:
         tasks=frozenset({"start"}),
         remark="over ssh",
         environment={"DISTRAIN_HOSTFILE": str(hostfile), "DISTRAIN_ENV": "BENCHMARK_*"},
-    )
-
-
-def _tensorflow(name: str, program: str, python: str) -> Launcher:
-    return Launcher(
-        name=name,
-        command=lambda task, workers: [python, _program("tensorflow_fit"), program, str(workers)],
-        tasks=frozenset({"tensorflow"}),
     )
 
 

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 # Name on the command line -> task of the workers.
-MEASURES = {name: name for name in ("start", "second", "empty", "report")} | {
-    "memory": "hold",
-    "ddp": "ddp",
-    "tensorflow": "tensorflow",
-}
+MEASURES = {"start": "start", "second": "second", "empty": "empty", "report": "report", "memory": "hold", "ddp": "ddp"}
 # Task -> its first measure.
 TITLES = {
     "start": "start",
@@ -31,7 +27,6 @@ TITLES = {
     "report": "report, median",
     "hold": "memory beside workers",
     "ddp": "DDP steps",
-    "tensorflow": "start, TensorFlow",
 }
 SETTLE_S = 1.0
 
@@ -163,7 +158,7 @@ def _look_when_held(out: Path, workers: int, over: Callable[[], bool], members: 
 
 def _read(task: str, finished: Finished, workers: int, members: Sequence[Member]) -> list[Figure]:
     title = TITLES[task]
-    if task in ("start", "tensorflow"):
+    if task == "start":
         return _read_start(finished, workers, title)
     if task == "second":
         begun, reduced = finished.value("second_begun"), finished.of_ranks("reduced", workers)

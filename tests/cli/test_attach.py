@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def test_attach_shows_the_footer_leaves_the_run_alone_and_sees_its_restart_and_i
     first.press_ctrl_c()
     left = first.wait_for(lambda lines: False)
     assert first.process.wait() == 130
-    assert left[-1] == "distrain: the run goes on; `distrain stop run --storage-path runs` stops it"
+    assert left[-1] == "distrain: the run keeps running; `distrain stop run --storage-path runs` stops it"
     assert "ranks" not in str(left)
 
     second = window(command("attach", "run", "-n", "1"))
@@ -147,36 +148,25 @@ def test_attach_shows_the_footer_leaves_the_run_alone_and_sees_its_restart_and_i
     assert "ranks ●●" not in "".join(shown)
 
 
-def test_a_failure_is_shown_once_and_its_exit_code_is_that_of_attach(folder: Path) -> None:
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("is_detached", [True, False])
+def test_a_failure_is_shown_once_and_its_exit_code_is_that_of_attach(folder: Path, *, is_detached: bool) -> None:
     let(folder, "import")
-    options = ("--detach", "--set", "fails=always")
-    assert subprocess.run(training(*options), cwd=folder, capture_output=True, timeout=60).returncode == 0
-    with attach(folder) as following:
-        wait_for_line(following, "step 1")
-        let(folder, "go-1", "go-2", "go-3")
-        during, _ = following.communicate(timeout=60)
+    argv = training("--set", "fails=always", *(["--detach"] if is_detached else []))
+    with subprocess.Popen(argv, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        wait_until(lambda: (folder / "runs" / "run" / "metrics.jsonl").exists(), 60.0, "the first report")
+        with attach(folder) as following:
+            wait_for_line(following, "step 1")
+            let(folder, "go-1", "go-2", "go-3")
+            during, _ = following.communicate(timeout=60)
     with attach(folder) as later:
         after, _ = later.communicate(timeout=60)
+    assert run.returncode == (0 if is_detached else 7)
     assert (following.returncode, later.returncode, manifest(folder)["exit_code"]) == (7, 7, 7)
     assert after.startswith("distrain: run has ended already\n")
     for text in (during, after):
         assert text.count("─ distrain: training failed ─") == 1
-        places = [text.index(part) for part in ("distrain: failed after ", "training failed", "sys.exit(7)")]
-        assert places == sorted(places)
-
-
-def test_a_run_that_is_not_detached_is_shown_and_stopped_too(folder: Path) -> None:
-    let(folder, "import")
-    with subprocess.Popen(training(), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-        wait_for_line(run, "step 1")
-        with attach(folder) as following:
-            wait_for_line(following, "step 1")
-            subprocess.run(command("stop", "run"), cwd=folder, capture_output=True, timeout=60, check=True)
-            out, _ = following.communicate(timeout=60)
-        run.communicate(timeout=60)
-    assert run.returncode == following.returncode == 143
-    assert "distrain: run: stopped after " in out
-    assert "the run was stopped by SIGTERM" in out
+        assert text.index("failed after ") < text.index("training failed") < text.rindex("sys.exit(7)")
 
 
 def test_ctrl_c_before_the_training_stops_the_run(folder: Path, window: Open) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -169,7 +168,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return storage
 
 
-def test_a_real_run_is_listed_shown_compared_and_exported(distrain: Command, finished: Path) -> None:
+def test_a_real_run_is_listed_shown_and_exported(distrain: Command, finished: Path) -> None:
     [newest, other] = json.loads(distrain("ls", str(finished), "--json").stdout)
     assert [newest["name"], other["name"]] == ["fast", "slow"]
     assert (newest["state"], newest["step"], newest["metrics"]) == ("finished", 2, {"loss": 0.5})
@@ -182,22 +181,13 @@ def test_a_real_run_is_listed_shown_compared_and_exported(distrain: Command, fin
         assert expected in shown
     assert not any("S3CRET" in path.read_text(errors="replace") for path in finished.glob("*/run.json"))
 
-    compared = distrain("compare", "slow", "fast", *place).stdout
-    assert "train_loop_config/lr  0.1" in compared
-    assert "loss (last)" in compared
-    assert "scaling_config" not in compared
-
-    assert distrain("export", "fast", "--to", "csv", "-o", "reports.csv", *place).returncode == 0
-    exported = Path("reports.csv").read_text().splitlines()
-    assert exported[0] == "time,attempt,rank,index,step,loss"
-    assert len(exported) == 3
     assert distrain("export", "fast", "--to", "tensorboard", *place).stdout == "logged fast to tensorboard\n"
     assert list((finished / "fast" / "tensorboard").rglob("events.out.tfevents.*"))
-    assert "the formats are csv, parquet" in distrain("export", "fast", "--to", "tensorbord", *place).stderr
+    assert "did you mean tensorboard?" in distrain("export", "fast", "--to", "tensorbord", *place).stderr
 
     assert distrain("page", "fast", "-o", "page.html", *place).stdout == "wrote page.html\n"
     assert "Finished after" in Path("page.html").read_text()
-    assert distrain("page", "fast", "--watch", *place).returncode == 0  # it has ended
+    assert distrain("page", "fast", *place).returncode == 0
     assert (finished / "fast" / "page.html").exists()
 
     assert "num_workers=0" in distrain("logs", "fast", *place).stderr
@@ -271,10 +261,8 @@ def test_a_run_whose_process_is_elsewhere_or_takes_no_requests_says_where(distra
     lock.release()
 
 
-def test_a_killed_run_is_shown_as_killed(distrain: Command, tmp_path: Path, live: subprocess.Popen[str]) -> None:
-    live.send_signal(signal.SIGKILL)
-    live.wait(60)
-    wait_until(lambda: "killed" in distrain("ls", "runs").stdout, 30.0, "the end of the run's processes")
-    assert "it continues if you start it again with --name live" in " ".join(
-        distrain("show", "live", "--storage-path", "runs").stdout.split()
-    )
+def test_a_killed_run_is_shown_as_killed(distrain: Command, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", "run", status="running")
+    assert "killed" in distrain("ls", "runs").stdout
+    shown = " ".join(distrain("show", "run", "--storage-path", "runs").stdout.split())
+    assert "it continues if you start it again with --name run" in shown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,6 @@ from tests.hosts.slurm import CONFINES_JOBS, NODES, SLOTS, SlurmLab, start_slurm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-sampled = pytest.mark.sample(3, of="Slurm")
 
 SCRIPT = """
 import json, os, signal, socket, sys, tempfile, time
@@ -102,7 +99,6 @@ def wait_until_it_trains(place: Path, workers: int) -> None:
 # -- the allocation --------------------------------------------------------------------------------------------------
 
 
-@sampled
 def test_a_batch_script_says_nothing_about_hosts(slurm: SlurmLab, tmp_path: Path) -> None:
     job = slurm.submit(tmp_path, line(tmp_path, steps=2, workers=6))
     slurm.wait_for(job, "COMPLETED", "FAILED")
@@ -111,7 +107,6 @@ def test_a_batch_script_says_nothing_about_hosts(slurm: SlurmLab, tmp_path: Path
     assert placed == {(rank, NODES[rank // SLOTS], "none") for rank in range(6)}, "srun's rank is hidden"
 
 
-@sampled
 def test_the_command_line_starts_a_worker_per_task_also_in_salloc(slurm: SlurmLab, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
     argv = [sys.executable, "-m", "distrain.launch", "--storage-path", str(tmp_path / "runs"), "script.py"]
@@ -123,7 +118,6 @@ def test_the_command_line_starts_a_worker_per_task_also_in_salloc(slurm: SlurmLa
     assert run.name.startswith("script-"), "a person in salloc starts again with changes: that is another run"
 
 
-@sampled
 @pytest.mark.skipif(not CONFINES_JOBS, reason="Slurm cannot make cpusets here")
 @pytest.mark.skipif(len({cpu.core for cpu in read_cpus({0, 1})}) < SLOTS, reason="both CPUs of a node are one core")
 def test_workers_are_bound_within_the_cpus_of_the_job(slurm: SlurmLab, tmp_path: Path) -> None:
@@ -145,26 +139,6 @@ def test_an_allocation_with_too_few_slots_is_an_error_that_names_the_variable(sl
     assert f"Slurm job {job} (SLURM_TASKS_PER_NODE=2(x3)): ask Slurm for more tasks" in output(tmp_path)
 
 
-@sampled
-def test_a_job_is_submitted_from_outside_and_its_run_is_followed(slurm: SlurmLab, tmp_path: Path) -> None:
-    source = "import distrain\ndef train(config):\n    distrain.report({'rate': config['rate']})\n"
-    (tmp_path / "training.py").write_text(source)
-    argv = [sys.executable, "-m", "distrain.launch", "--slurm=nodes=2,ntasks-per-node=2", "--storage-path=runs"]
-    argv += ["--set", "rate=7", "training.py:train"]
-    shown = slurm.run("head", *argv, "--dry-run", cwd=tmp_path)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert slurm.slurm("squeue", "-h") == "", "--dry-run submits nothing"
-    done = slurm.run("head", *argv, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "#SBATCH --ntasks-per-node=2\n" in done.stdout
-    found = re.search(r"submitted as job (\d+); run directory (\S+);", done.stderr)
-    assert found, done.stderr
-    slurm.wait_for(found[1], "COMPLETED", "FAILED")
-    result = Result.from_path(tmp_path / found[2])
-    assert (result.metrics, result.error) == ({"rate": 7}, None)
-    assert len((tmp_path / found[2] / "metrics.jsonl").read_text().splitlines()) == 4
-
-
 # -- signals of Slurm ------------------------------------------------------------------------------------------------
 
 
@@ -175,8 +149,8 @@ exit $code"""
 """The lines of docs/slurm.md behind the training. Slurm requeues only jobs that it has ended itself."""
 
 
-@sampled
 @pytest.mark.parametrize("why", ["time limit", "preemption"])
+@pytest.mark.sample(1)
 def test_slurms_warning_leads_to_a_checkpoint_and_the_requeued_job_continues_there(
     slurm: SlurmLab, tmp_path: Path, why: str
 ) -> None:
@@ -199,8 +173,8 @@ def test_slurms_warning_leads_to_a_checkpoint_and_the_requeued_job_continues_the
     assert steps == list(range(60)), f"stopped at {stopped_at}"
 
 
-@sampled
 @pytest.mark.parametrize("moment", ["start", "training", "checkpoint"])
+@pytest.mark.sample(1)
 def test_scancel_leaves_nothing_on_any_node(slurm: SlurmLab, tmp_path: Path, test_run_id: str, moment: str) -> None:
     options: dict[str, Any] = {"bytes": 100_000_000, "pause_s": 0.0} if moment == "checkpoint" else {}
     job = slurm.submit(tmp_path, line(tmp_path, steps=10_000, workers=6, **options))

@@ -260,7 +260,7 @@ def reports(place: Path) -> int:
         (["--hosts", "n1:1", "--transport", "docker"], "--transport: 'docker': unknown transport; must be auto, local"),
         (["--hosts", "n1:1", "--transport", "docker exec -i"], "a command line without {host} reaches no host"),
         (["--hosts", "n1:1", "--transport", "local"], "n1: the transport local reaches no other machine"),
-        (["--transport", "slurm"], "SLURM_JOB_ID is not set; start this with sbatch, in salloc, or with --slurm"),
+        (["--transport", "slurm"], "SLURM_JOB_ID is not set; start this with sbatch or in salloc"),
         (
             ["--hosts", "n1:1", "--transport", "false {host}"],
             "exit code 1; this must work: false n1 python3",

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,16 +75,6 @@ REPORTED = [f"{step} {value}" for step, value in EXPECTED]
 # -- restarts --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [2, 0])
-def test_a_tracker_of_ones_own_has_every_step_once_in_spite_of_two_restarts(
-    fit: Fit, tmp_path: Path, workers: int
-) -> None:
-    config = {"place": str(tmp_path), "lr": 0.1}
-    result = fit(train, config, workers=workers, trackers=[Lines()], failure_config=TWICE)
-    assert len(list(tmp_path.glob("failed-*"))) == 2
-    assert lines_of(result.path) == ["start 0.1", *REPORTED, "finished"]
-
-
 def test_the_next_fit_goes_on_in_the_same_tracked_run(fit: Fit, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tests.unit.trackers.test_tensorboard import scalars
@@ -106,6 +97,7 @@ def test_the_environment_names_trackers(fit: Fit, tmp_path: Path, monkeypatch: p
     assert len(list((tmp_path / "events").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_run_on_an_object_store_goes_on_in_the_same_tracked_run(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tests.unit.trackers.test_tensorboard import scalars
@@ -142,11 +134,14 @@ class ExitingAtStart(Tracker):
         sys.exit("no key")
 
 
-def test_a_tracker_that_fails_is_named_once_and_neither_the_run_nor_another_tracker_notices(
-    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("workers", [2, 0])
+def test_a_tracker_has_every_step_once_in_spite_of_restarts_and_others_that_fail(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
 ) -> None:
     config = {"place": str(tmp_path), "lr": 0.1}
-    run = fit(train, config, trackers=[Failing(), ExitingAtStart(), Lines()], failure_config=TWICE).path
+    trackers = [Failing(), ExitingAtStart(), Lines()]
+    run = fit(train, config, workers=workers, trackers=trackers, failure_config=TWICE).path
+    assert len(list(tmp_path.glob("failed-*"))) == 2
     assert lines_of(run) == ["start 0.1", *REPORTED, "finished"]
     shown = capsys.readouterr().err
     assert shown.count("the tracker failing failed: ConnectionError: no network; the run goes on, ") == 1
@@ -229,6 +224,7 @@ def thrice(fit: Fit, tmp_path: Path) -> Callable[..., Path]:
     return run
 
 
+@pytest.mark.filterwarnings("ignore")  # those of MLflow and SQLAlchemy
 def test_mlflow_has_every_step_once(
     thrice: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +259,7 @@ def test_wandb_has_every_step_once(fit: Fit, tmp_path: Path, workers: int) -> No
     config = {"place": str(tmp_path), "lr": 0.1}
     tracker = Wandb(project="mnist", mode="offline", checkpoints=True)
     run = Path(fit(train, config, workers=workers, trackers=[tracker], failure_config=TWICE).path)
+    import_module("wandb").teardown()  # it ends its process only when ours exits
     [file] = (run / "trackers" / "wandb").glob("offline-run-*/*.wandb")
     points = _output(READ_WANDB, str(file))
     assert [(point["_step"], point["loss"], point["eval/even"]) for point in points] == [

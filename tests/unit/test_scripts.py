@@ -109,16 +109,6 @@ def test_all_tests_run_when_some_fail(tmp_path):
     assert "test_tensorflow" in done.stdout
 
 
-def test_nothing_is_left_in_the_temporary_folder(tmp_path, monkeypatch):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-
-    scripts_test(tmp_path)
-
-    assert list(temporary.iterdir()) == []
-
-
 def test_tests_that_pass_when_they_run_again_are_flaky(tmp_path):
     done = scripts_test_of(tmp_path, **dict.fromkeys(PARTS, FAILS_ONCE))
 
@@ -128,14 +118,6 @@ def test_tests_that_pass_when_they_run_again_are_flaky(tmp_path):
     first, *others = done.stdout.splitlines()[-6:]
     assert first.startswith("FLAKY: ")
     assert others == [f"    {path}::test_it" for path in PARTS.values()]
-
-
-def test_only_failed_tests_run_again(tmp_path):
-    done = scripts_test_of(tmp_path, processes=FAILS_ONCE + "\ndef test_other():\n    pass\n")
-
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("= 1 failed, 1 passed in") == 1
-    assert done.stdout.count("= 1 passed in") == 5, "one in each other part, and one that ran again"
 
 
 def test_a_test_that_fails_again_makes_it_fail(tmp_path):
@@ -218,14 +200,6 @@ def test_a_check_that_needs_a_gpu_is_skipped_on_the_cpu(tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     assert [result["summary"] for result in results] == ["needs a GPU"] * 2
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "2_counting.log", "6_hang.log"}
-
-
-def test_a_check_that_takes_too_long_fails(tmp_path):
-    done = check_gpu(tmp_path, "--on-cpu", "--only", "4", "--limit-s", "0.2")
-
-    assert done.returncode == 1
-    assert "4  fail" in done.stdout
-    assert "took longer than 0 s" in done.stdout
 
 
 def test_it_asks_the_forkserver_by_names_that_exist():

@@ -13,7 +13,6 @@ from distrain.cli.run.check import show, show_emptied
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
 from distrain.cli.run.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
-from distrain.cli.run.slurm_job import batch_job
 from distrain.cli.run.target import work_of, workers_path
 from distrain.console.detached import run_detached
 from distrain.console.error_screen import show_error
@@ -24,7 +23,6 @@ from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import (
     ControllerError,
     DistrainError,
-    LaunchError,
     PreemptionError,
     ResourcesError,
     WorkerGroupError,
@@ -33,14 +31,14 @@ from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
 from distrain.system.arguments import in_users_words, options_named
-from distrain.system.log import log_level, say, warn
+from distrain.system.log import log_level, warn
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from distrain.console.detached import DetachedConsole
     from distrain.hosts.hostfile import HostSpec
+    from distrain.storage.paths import RunPaths
     from distrain.worker.job.job import Work
 
 _SIGINT_EXIT = 130
@@ -59,21 +57,17 @@ def run_command(
     if is_for_ray(options):
         return _drive(parser, options, user_path)
     with options_named(named_options()):
-        return _launch(parser, options, sys.argv[1:] if arguments is None else arguments, user_path)
+        return _launch(parser, options, user_path)
 
 
-def _launch(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, arguments: Sequence[str], user_path: Sequence[str]
-) -> int:
-    if options.detach and (other := _runs_nothing(options)):
-        parser.error(f"--detach is for runs; leave it out with {other}")
+def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
+    checks = options.check or options.clear_caches
+    if options.detach and checks:
+        parser.error(f"--detach is for runs; leave it out with {'--check' if options.check else '--clear-caches'}")
     if ignored := ignored_options(options):
         warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
     try:
-        if options.slurm or options.dry_run:
-            return _submit(options, arguments)
         hosts = _hosts(options)
-        checks = options.check or options.clear_caches
         work = work_of(options, user_path, is_needed=not checks)
         scaling = _scaling_config(options, hosts)
         run = _run_config(options, hosts, scaling)
@@ -83,12 +77,6 @@ def _launch(
         return _check(work, scaling, run, workers_path(work, user_path), empties=options.clear_caches)
     train = partial(_run, work, scaling, run, workers_path(work, user_path))
     return run_detached(train) if options.detach else train()
-
-
-def _runs_nothing(options: argparse.Namespace) -> str | None:
-    """Return the option that makes the command do something else than to run here, or None."""
-    others = ("check", "clear_caches", "slurm", "dry_run")
-    return next((f"--{name.replace('_', '-')}" for name in others if getattr(options, name)), None)
 
 
 # -- configs ---------------------------------------------------------------------------------------------------------
@@ -186,11 +174,15 @@ def _drive(parser: argparse.ArgumentParser, options: argparse.Namespace, user_pa
 
 
 def _run(
-    work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str], detached: DetachedConsole | None = None
+    work: Work,
+    scaling: ScalingConfig,
+    run: RunConfig,
+    sys_path: list[str],
+    detach: Callable[[RunPaths, str], None] | None = None,
 ) -> int:
-    """Train, and return the exit code."""
+    """Train, and return the exit code. ``detach``: leaves the terminal, once there is a run directory."""
     try:
-        run_work(work, scaling, run, sys_path=sys_path, detach=None if detached is None else detached.move_to)
+        run_work(work, scaling, run, sys_path=sys_path, detach=detach)
     except KeyboardInterrupt as error:
         return exit_code_of(error)
     except DistrainError as error:
@@ -199,25 +191,6 @@ def _run(
         )  # it quotes ranks, and paths
         show_error(type(error), str(error) if is_of_run else in_users_words(str(error)))
         return exit_code_of(error)
-    return 0
-
-
-def _submit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Submit a job of Slurm that runs the command line, or only show its script. Raises ValueError."""
-    if not options.slurm:
-        raise ValueError("--dry-run: only with --slurm, whose batch script it shows")
-    if not (options.target or options.module):
-        raise ValueError("--slurm: name what to run, such as train.py")
-    job = batch_job(options, arguments)
-    print(job.script, end="", flush=True)
-    if options.dry_run:
-        return 0
-    try:
-        number = job.submit()
-    except LaunchError as error:
-        show_error(type(error), str(error))
-        return 2
-    say(f"submitted as job {number}; run directory {job.run}; Result.from_path({job.run!r}) shows how far it is")
     return 0
 
 

@@ -89,62 +89,35 @@ def _checkpoint_ranks(text: str) -> list[int] | str:
 
 _KEYWORDS: dict[str, dict[str, Any]] = {
     "cache_bytes": {"help": "size up to which the cache of a host may grow (default: 20 GiB)"},
-    "checkpoint_ranks": {
-        "type": _checkpoint_ranks,
-        "metavar": "0,2-5",
-        "help": "the ranks that report checkpoints, or all; a checkpoint then waits for these and no others (default: "
-        "distrain finds out, which may delay the first ones by --missing-rank)",
-    },
+    "checkpoint_ranks": {"type": _checkpoint_ranks, "metavar": "0,2-5"},
     "checkpoint_score_order": {"help": "the better scores: the higher or the lower ones (default: max)"},
     "debug_rank": {"metavar": "RANK"},
     "enabled": {"help": "copy no code to other hosts: they have it at the same paths"},
-    "env_from": {
-        "metavar": "SOURCE",
-        "help": "make a virtual environment on each host, from freeze (the packages installed here), uv.lock or "
-        "requirements.txt (default: hosts use the Python that they have)",
-    },
+    "env_from": {"metavar": "SOURCE"},
     "hostfile": {
         "metavar": "FILE",
         "help": "file with the hosts to train on, one per line: alpha slots=4 (default: DISTRAIN_HOSTFILE, else the "
         "nodes of the Slurm job, else this machine)",
     },
     "hosts": {"metavar": "alpha:4,beta:4", "help": "the hosts to train on, each with its slots"},
-    "include": {
-        "action": "append",
-        "default": [],
-        "metavar": "PATH",
-        "help": "file or directory that hosts need in addition to your code, such as small data files",
-    },
+    "include": {"action": "append", "default": [], "metavar": "PATH"},
     "limit_bytes": {"help": "largest size of all that is copied (default: 100MB)"},
     "log_dir": {"metavar": "DIR"},
     "name": {
         "help": "name of the run; an unfinished run of that name continues (default: the name of the script, the time "
         "and a random suffix)",
     },
-    "numa_binding": {
-        "help": "bind each worker to CPUs near its GPU, as torchrun does (default: it may use all CPUs)",
-    },
     "progress": {
         "help": "how the progress is shown: live, a footer on a terminal; plain, a line every 30 s; off (default: "
         "auto, live on a terminal, else plain)",
     },
-    "resources_per_worker": {
-        "type": _resources,
-        "metavar": "CPU=4,memory=8e9",
-        "help": "what each worker needs of CPU (cores), GPU (devices; a fraction shares one) and memory (bytes); hosts "
-        "that lack it are refused",
-    },
+    "resources_per_worker": {"type": _resources, "metavar": "CPU=4,memory=8e9"},
     "ssh_args": {"metavar": "ARGS", "help": 'further arguments for ssh, such as --ssh-args="-i my_key"'},
-    "stop_grace_s": {
-        "help": "time that the workers have to end after Ctrl-C, SIGTERM and the like, before SIGKILL; if one calls "
-        "should_stop(), time to stop there, before the others get the signal (default: 30 for a script, as under "
-        "torchrun, and 10 for a function)",
-    },
+    "stop_grace_s": {"help": "time for workers to end when a signal stops the run (default: 10, and 30 for a script)"},
     "stop_signals": {
         "type": lambda text: text.split(","),
         "metavar": "SIGTERM,SIGUSR1",
-        "help": "signals that stop the run and are passed on to the workers (default: SIGINT,SIGTERM,SIGHUP,SIGQUIT, "
-        "and in a job of Slurm SIGUSR1,SIGUSR2)",
+        "help": "signals that stop the run (default: SIGINT,SIGTERM,SIGHUP,SIGQUIT; in Slurm also SIGUSR1,SIGUSR2)",
     },
     "storage_path": {"metavar": "DIR"},
     "transport": {

@@ -46,7 +46,6 @@ examples:
   python -m distrain.launch --num-workers 2 --config base.json --set lr=0.1 train.py:train_func
   python -m distrain.launch --hosts alpha:4,beta:4 train.py
   python -m distrain.launch --hosts localhost:1,gpu-box:4 --ship data/words.txt train.py
-  python -m distrain.launch --slurm partition=gpu,time=4:00:00,nodes=2,gpus-per-node=8 train.py
   python -m distrain.launch --check --hostfile hosts.txt
   python -m distrain.launch --hostfile hosts.txt --ssh-args="-F my_ssh_config" --env WANDB_MODE=offline train.py
 
@@ -140,14 +139,6 @@ def _add_placement_options(add: Callable[..., object]) -> None:
         metavar="NAME[=VALUE]",
         help="environment variable for all workers; without a value, it keeps its value from here",
     )
-    add(
-        "--slurm",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE,...",
-        help="submit a job of Slurm that runs this command, with these options of sbatch: partition=gpu,time=4:00:00",
-    )
-    add("--dry-run", action="store_true", help="with --slurm: show the batch script; submit nothing")
 
 
 def _add_run_options(group: argparse._ArgumentGroup) -> None:
@@ -163,8 +154,8 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
     add(
         "--detach",
         action="store_true",
-        help="return once the ranks train; the run goes on, also when the terminal is closed; its console is "
-        "console.log in the run directory, and `distrain attach` shows it",
+        help="return once the ranks train; the run does not need the terminal any more. It writes to console.log in "
+        "the run directory, which `distrain attach` shows",
     )
     add_options_of(LoggingConfig, add)
     ranks = group.add_mutually_exclusive_group().add_argument

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli.run.options import is_function
-from distrain.system.text import did_you_mean
 from distrain.worker.job import job
 from distrain.worker.job.early_variables import sets_early
 
@@ -36,7 +34,7 @@ def work_of(options: argparse.Namespace, user_path: Sequence[str], *, is_needed:
     if options.target is None:
         raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")
     if is_function(options.target):
-        _check_function(options, user_path)
+        _check_function(options)
         return job.TargetWork(backend=backend, target=options.target, config=_config(options), launched_in=os.getcwd())
     _refuse_config(options, "a script")
     path = _existing(options.target)
@@ -80,42 +78,14 @@ def _existing(path: str) -> str:
 # -- functions -------------------------------------------------------------------------------------------------------
 
 
-def _check_function(options: argparse.Namespace, user_path: Sequence[str]) -> None:
-    """Raise ValueError for arguments, a missing file, and a function that the file never names.
-
-    The file is read and not imported. A file that cannot be judged this way passes: the workers will import it.
-    """
+def _check_function(options: argparse.Namespace) -> None:
+    """Raise ValueError for arguments, or a missing file. Only the workers import it."""
     target = options.target
     if options.arguments:
         raise ValueError(f"{target} is a function, which takes no arguments; use --config and --set")
-    home, _, name = target.rpartition(":")
-    file = _existing(home) if home.endswith(".py") else _source_of_module(home, [os.getcwd(), *user_path])
-    if file is not None and (names := names_in(file)) is not None and name not in names:
-        raise ValueError(f"{target}: {home} has no function {name!r}{did_you_mean(name, names)}")
-
-
-def names_in(path: str) -> frozenset[str] | None:
-    """Return every name that the file defines, imports or assigns to; None if its text does not show them all."""
-    try:
-        nodes = list(ast.walk(ast.parse(Path(path).read_bytes())))
-    except (OSError, SyntaxError, ValueError):  # importing it will show the error
-        return None
-    names: set[str] = set()
-    for node in nodes:
-        match node:
-            case ast.Name(id="globals" | "exec" | "setattr") | ast.alias(name="*"):
-                return None
-            case ast.Call(func=ast.Name(id="vars" | "locals"), args=[]):
-                return None
-            case ast.FunctionDef(name="__getattr__"):
-                return None
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.alias(name=name, asname=alias):
-                names.add(alias or name.partition(".")[0])
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-    return frozenset(names)
+    home = target.rpartition(":")[0]
+    if home.endswith(".py"):
+        _existing(home)
 
 
 def _source_of_module(name: str, path: Sequence[str]) -> str | None:

@@ -59,8 +59,7 @@ def find_allocation(environment: Mapping[str, str]) -> Allocation:
     job = environment.get("SLURM_JOB_ID", "")
     if not job:
         raise HostfileError(
-            "the transport slurm needs a job of Slurm, but SLURM_JOB_ID is not set; start this with sbatch, in salloc, "
-            "or with --slurm"
+            "the transport slurm needs a job of Slurm, but SLURM_JOB_ID is not set; start this with sbatch or in salloc"
         )
     if "SLURM_HET_SIZE" in environment:
         raise HostfileError(

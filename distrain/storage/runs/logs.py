@@ -90,18 +90,18 @@ class Follower:
         """Bytes read of the log of each rank."""
         self._mid_line: set[int] = set()
         """The ranks whose output so far does not end with a line end."""
+        self._rests: dict[int, bytes] = {}
+        """By rank: its output after the last line end."""
 
     def lines(self) -> Iterator[tuple[int, int, str]]:
         """Yield attempt, rank and line until the run ends. It may be asked for forever: break, or Ctrl-C."""
         looked_at = 0.0
         is_over = False
-        rests: dict[int, bytes] = {}
         while True:
             is_new = False
-            for attempt, rank, data in self.new_output(is_over=is_over):
-                *lines, rests[rank] = (rests.get(rank, b"") + data).split(b"\n")
-                is_new = is_new or bool(lines)
-                yield from ((attempt, rank, _shown(line)) for line in lines)
+            for item in self.new_lines(is_over=is_over):
+                is_new = True
+                yield item
             if is_over:
                 return
             if not is_new and time.monotonic() >= looked_at + _STATE_S:
@@ -111,7 +111,13 @@ class Follower:
             if not is_new:
                 time.sleep(POLL_S)
 
-    def new_output(self, *, is_over: bool = False) -> Iterator[tuple[int, int, bytes]]:
+    def new_lines(self, *, is_over: bool = False) -> Iterator[tuple[int, int, str]]:
+        """Yield attempt, rank and line of what is new now."""
+        for attempt, rank, data in self._new_output(is_over=is_over):
+            *lines, self._rests[rank] = (self._rests.get(rank, b"") + data).split(b"\n")
+            yield from ((attempt, rank, _shown(line)) for line in lines)
+
+    def _new_output(self, *, is_over: bool) -> Iterator[tuple[int, int, bytes]]:
         """Yield attempt, rank and bytes of what is new now.
 
         Once a later attempt has logs, or the run is over, the output of each rank ends with a line end.

@@ -29,7 +29,6 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--max-failures", "2"], "write FailureConfig(max_failures=...) there"),
         (["--detach"], "--detach: with --as-ray, the script calls fit() itself; leave it out"),
         (["--check"], "--check: with --as-ray"),
-        (["--slurm", "partition=gpu"], "--slurm: with --as-ray"),
         (["--rdzv-id", "1"], "--rdzv-id: with --as-ray"),
         (["--hosts", "alpha:0"], "alpha"),
         (["--tracker", "nonsense"], "there is no tracker 'nonsense'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from distrain.api.tracker import name_of, trackers_of
 from distrain.cli.run import command
 from distrain.cli.run.config_options import BY_HAND, CONFIGS, NO_OPTION, config_from, named_options, names_of
 from distrain.cli.run.options import _INSTEAD, make_parser, parse
 from distrain.decisions.retries import RetryPolicy
 from distrain.errors import RankFailure
+from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import parse_hosts
 from distrain.system.arguments import in_users_words, options_named
 from distrain.system.log import warn
@@ -126,6 +129,33 @@ def test_a_wrong_value_is_reported_by_its_option(
     with pytest.raises(SystemExit, match="2"):
         command.run_command([*arguments, __file__], [])
     assert f"error: {said}" in capsys.readouterr().err
+
+
+def test_trackers_of_the_command_line_go_before_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTRAIN_TRACKERS", "mlflow:tracking_uri=no-such")
+    hosts = parse_hosts("localhost:1", "hosts")
+
+    def chosen(*arguments: str) -> list[str]:
+        trackers = command._run_config(options_of(*arguments), hosts, ScalingConfig()).trackers
+        return [name_of(tracker) for tracker in trackers_of(trackers, os.environ)]
+
+    assert chosen("--tracker", "tensorboard:directory=events") == ["tensorboard"]
+    assert chosen() == ["mlflow"]
+
+
+@pytest.mark.parametrize(
+    ("given", "hosts", "workers"),
+    [
+        ([], "a:2,b:3", 5),
+        (["--num-workers", "3"], "a:2,b:3", 3),
+        (["--num-workers", "1:2"], "localhost:4", (1, 2)),
+        (["--nproc-per-node", "cpu"], "localhost:1", usable_cpus()),
+    ],
+)
+def test_the_number_of_workers_may_be_a_range_or_that_of_devices(
+    given: list[str], hosts: str, workers: int | tuple[int, int]
+) -> None:
+    assert command._num_workers(options_of(*given), parse_hosts(hosts, "hosts")) == workers
 
 
 # -- torchrun --------------------------------------------------------------------------------------------------------

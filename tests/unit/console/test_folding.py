@@ -12,13 +12,6 @@ def taken(folding: Folding, now: float) -> list[tuple[list[int], bytes]]:
     return [(sorted(line.ranks), line.text) for line in folding.take(now)]
 
 
-def test_a_line_that_all_ranks_print_is_one_line_at_once() -> None:
-    folding = Folding(4)
-    for rank in range(4):
-        folding.add(rank, 1, b"epoch 2 starts", now=10.0 + rank / 100)
-    assert taken(folding, 10.03) == [([0, 1, 2, 3], b"epoch 2 starts")]
-
-
 def test_a_line_waits_a_moment_for_other_ranks() -> None:
     folding = Folding(3)
     folding.add(0, 1, b"a", now=10.0)
@@ -49,15 +42,6 @@ def test_lines_of_the_same_key_are_folded_and_the_first_is_shown() -> None:
     folding.add(0, 2, b"100% 5.1 it/s", now=10.0, key=b"% it/s")
     folding.add(1, 2, b"100% 5.2 it/s", now=10.0, key=b"% it/s")
     assert taken(folding, 11.0) == [([0, 1], b"100% 5.1 it/s")]
-
-
-def test_repeated_lines_are_folded_in_their_order() -> None:
-    folding = Folding(4)
-    lines = [b"", b"", b"hello", b"", b"end"]
-    for rank in range(4):
-        for line in lines:
-            folding.add(rank, 1, line, now=10.0)
-    assert taken(folding, 10.0) == [([0, 1, 2, 3], line) for line in lines]
 
 
 TEXTS = st.sampled_from([b"", b"a", b"b", b"c"])

@@ -110,18 +110,17 @@ def test_every_line_gets_its_rank_in_front(capsys: Console, log: Path) -> None:
     assert shown(capsys, log, b"one\ntwo\n") == ["[rank 3] one", "[rank 3] two"]
 
 
-def test_ranks_are_aligned(capsys: Console, log: Path) -> None:
-    output = RankOutput(log, observers_of(ranks=200))
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "line"),
+    [(200, ("localhost",), "[rank   3] one\n"), (16, ("beta", "alpha"), "[rank  3 alpha] one\n")],
+)
+def test_ranks_are_aligned_and_name_their_hosts(
+    capsys: Console, log: Path, ranks: int, hosts: tuple[str, ...], line: str
+) -> None:
+    output = RankOutput(log, observers_of(ranks=ranks, hosts=hosts))
     output.feed(1, b"one\n")
     output.close()
-    assert capsys.readouterr().out == "[rank   3] one\n"
-
-
-def test_with_many_hosts_every_line_names_its_own(capsys: Console, log: Path) -> None:
-    output = RankOutput(log, observers_of(ranks=16, hosts=("beta", "alpha")))
-    output.feed(1, b"one\n")
-    output.close()
-    assert capsys.readouterr().out == "[rank  3 alpha] one\n"
+    assert capsys.readouterr().out == line
 
 
 def test_stdout_and_stderr_are_kept_apart(capsys: Console, output: RankOutput) -> None:
@@ -156,15 +155,6 @@ def test_a_progress_bar_that_goes_on_for_long_is_shown_from_time_to_time(
     assert lines == ["[rank 3] 30%", "[rank 3] 61%", "[rank 3] done"]
 
 
-def test_text_without_carriage_returns_waits_for_its_line_end(
-    capsys: Console, output: RankOutput, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("distrain.system.output_lines.BAR_INTERVAL_S", 0.0)
-    output.feed(1, b"Epoch 1 ...")
-    output.feed(1, b" done\n")
-    assert capsys.readouterr().out == "[rank 3] Epoch 1 ... done\n"
-
-
 def test_a_bar_below_another_one_ends_no_line(capsys: Console, log: Path) -> None:
     """As the Trainer of transformers saves: tqdm moves the cursor down and up again."""
     inner = [b"\n\rshards:   0%\x1b[A", b"\n\r\x1b[32mshards:  50%\x1b[0m\x1b[A", b"\n\r          \x1b[A"]
@@ -196,6 +186,7 @@ def test_the_footer_shows_the_inner_bar() -> None:
         (b"\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\\n", "link"),
         (b"a\x00\x0e\x07b\x7f\tc\n", "ab\tc"),
         (b"\x1bcreset, cut \x1b\n", "reset, cut "),
+        (b"caf\xe9 10%\r 50%\r\n", " 50%"),
     ],
 )
 def test_a_rank_cannot_move_about_on_the_console(capsys: Console, log: Path, data: bytes, line: str) -> None:
@@ -205,12 +196,6 @@ def test_a_rank_cannot_move_about_on_the_console(capsys: Console, log: Path, dat
 
 def test_an_unfinished_control_sequence_ends_with_its_line() -> None:
     assert without_controls("\x1b]0;title\ntext\n\x1b\nlast\x1b") == "\ntext\n\nlast"
-
-
-def test_of_many_lines_at_once_each_is_cleaned(capsys: Console, log: Path) -> None:
-    data = b"plain\n 10%\r 50%\r\n\x1b]0;title\ncaf\xe9\n[rank3]: \x1b[32mgreen\x1b[0m\x07\n\n"
-    lines = ["plain", " 50%", "", "caf\ufffd", "\x1b[32mgreen\x1b[0m", ""]
-    assert shown(capsys, log, data) == [f"[rank 3] {line}" for line in lines]
 
 
 def test_a_line_that_never_ends_does_not_fill_the_memory(capsys: Console, output: RankOutput) -> None:
@@ -442,11 +427,6 @@ def test_a_report_is_one_line_on_stderr(capsys: Console) -> None:
     assert capsys.readouterr() == ("", "distrain: report 1: loss=0.123457, epoch=3, eval/acc=0.5, note=x y\n")
 
 
-def test_only_reports_of_rank_0_are_shown(capsys: Console) -> None:
-    observers_of().tell(Reported(1, 1, 1, {}, None, 0.0))
-    assert capsys.readouterr().err == ""
-
-
 def test_progress_is_shown_with_its_rate_and_the_time_left(capsys: Console) -> None:
     observers = observers_of()
     for step in range(1, 41):
@@ -459,6 +439,7 @@ def test_progress_is_shown_with_its_rate_and_the_time_left(capsys: Console) -> N
 
 def test_fast_reports_are_throttled_and_the_last_one_is_shown(capsys: Console) -> None:
     observers = observers_of()
+    observers.tell(Reported(1, 1, 1, {}, None, 0.0))  # of another rank
     for index in range(1, 101):
         report(observers, index, now=10.0 + index * INTERVAL_S / 1000)
     assert capsys.readouterr().err == "distrain: report 1: no metrics\n"

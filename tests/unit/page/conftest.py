@@ -84,6 +84,8 @@ def restarted(run: Run) -> Run:
     )
     failed = {"rank": 3, "host": "beta", "summary": "RuntimeError: CUDA out of memory", "traceback": traceback}
     last = {"last_lines": ["\x1b[31mred\x1b[0m </script><b>bold</b>"], "role": "culprit"}
-    run.write("error.json", {"type": "WorkerGroupError", "message": "rank 3 ...", "failures": [{**failed, **last}]})
-    run.write("stacks/attempt_1/rank_0.txt", 'Thread 0x1\n  File "/home/me/train.py", line 90 in wait\n')
+    where = {"where": ["rank 0 in wait at train.py:90"]}
+    run.write(
+        "error.json", {"type": "WorkerGroupError", "message": "rank 3 ...", "failures": [{**failed, **last}]} | where
+    )
     return run

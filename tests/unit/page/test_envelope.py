@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from distrain.page.envelope import Envelope
 
 
-def envelope_of(values: list[float], *, block: int = 700, most_bins: int = 64) -> Envelope:
+def envelope_of(values: list[float], *, most_bins: int = 64) -> Envelope:
     envelope = Envelope(most_bins)
-    for start in range(0, len(values), block):
-        part = values[start : start + block]
-        envelope.extend(range(start, start + len(part)), part)
+    for step, value in enumerate(values):
+        envelope.add(step, value)
     return envelope
 
 
@@ -49,9 +48,9 @@ def test_numbers_beyond_the_floats_are_infinite() -> None:
     assert envelope_of([1, 10**400, -(10**400)]).marks == [(1, "inf"), (2, "-inf")]
 
 
-@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=300), st.integers(1, 50), st.integers(2, 40))
-def test_every_point_is_real_and_the_extremes_are_there(values: list[float], block: int, most: int) -> None:
-    envelope = envelope_of(values, block=block, most_bins=8)
+@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=300), st.integers(2, 40))
+def test_every_point_is_real_and_the_extremes_are_there(values: list[float], most: int) -> None:
+    envelope = envelope_of(values, most_bins=8)
     points = envelope.points(most)
     assert all(values[step] == value for step, value in points)
     assert {min(values), max(values)} <= {value for _, value in points}

@@ -7,8 +7,6 @@ import fcntl
 import hashlib
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ import pytest
 
 import distrain.page
 from distrain.errors import StorageError
-from distrain.page import watch_page, write_page
+from distrain.page import write_page
 from distrain.page.reports import MOST_METRICS
 from distrain.page.writer import write_page_at_end
 from distrain.system.remote_path import locate
@@ -75,7 +73,7 @@ def test_the_verdict_comes_first_and_names_the_culprit(restarted: Run) -> None:
     [failure] = Parts(page).data["failures"]
     assert (failure["rank"], failure["role"]) == ("rank 3 on beta", "failed first")
     assert failure["lines"] == ["red </script><b>bold</b>"]
-    assert Parts(page).data["where"] == ["attempt 1: rank 0 in wait at train.py:90"]
+    assert Parts(page).data["where"] == ["rank 0 in wait at train.py:90"]
 
 
 def test_curves_have_each_step_once(restarted: Run) -> None:
@@ -206,21 +204,6 @@ def test_hostile_texts_stay_texts(run: Run, text: str) -> None:
     assert len(parts.data["curves"]) == 2
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
-def test_the_script_draws_every_part_as_text(restarted: Run, tmp_path: Path) -> None:
-    """Without a browser: in a stand-in for one."""
-    restarted.event("slow", 30.0, rank=2)
-    restarted.write("logs/attempt_1/rank_3.log", "<b>last</b>\n")
-    (tmp_path / "data.json").write_text(json.dumps(data_of(restarted)))
-    argv = ["node", str(Path(__file__).with_name("draw.js")), str(OWN / "page.js"), str(tmp_path / "data.json")]
-    drawn = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
-    sections = re.findall(r'<section id="(\w+)"', drawn["html"])
-    assert sections == ["failure", "metrics", "ranks", "attempts", "events", "checkpoints", "time", "logs", "settings"]
-    assert drawn["plots"] == 3
-    assert "&#60;b&#62;last&#60;/b&#62;" in drawn["html"]
-    assert "undefined" not in drawn["html"]
-
-
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 
@@ -316,19 +299,13 @@ def test_pages_stay_small(run: Run) -> None:
 # -- automatic pages -------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_has_ended_is_written_once_and_does_not_reload(restarted: Run) -> None:
-    assert watch_page(restarted.root) == restarted.root / "page.html"
-    assert 'http-equiv="refresh"' not in (restarted.root / "page.html").read_text()
-
-
-def test_the_page_of_a_run_that_trains_reloads_itself(run: Run) -> None:
+def test_a_run_has_a_page_while_it_trains(run: Run) -> None:
     run.manifest({"started": 0.0, "training": 10.0, "ended": None}, status="running")
     run.report(40, 1, progress=[250, 1000])
     with (run.root / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        page = write_page(run.root, refresh_s=5).read_text()
-    assert '<meta http-equiv="refresh" content="5">' in page
-    assert re.search(r"Running for \d+ d( \d+ h)? at step 250 of 1,000 \(25%\)", Parts(page).data["verdict"])
+        verdict = data_of(run)["verdict"]
+    assert re.search(r"Running for \d+ d( \d+ h)? at step 250 of 1,000 \(25%\)", verdict)
 
 
 def test_a_run_on_remote_storage_has_a_page_on_request(restarted: Run, tmp_path: Path) -> None:

@@ -85,12 +85,12 @@ def test_what_is_followed_is_shown_as_what_is_read(run: Run) -> None:
     assert [line for _, _, line in Follower(run, [0], 1, None).lines()] == ["100%", "next"]
 
 
-def test_output_is_followed_also_where_no_line_has_ended(run: Run) -> None:
+def test_a_torn_line_is_followed_when_it_or_the_run_has_ended(run: Run) -> None:
     file = Path(str(log_files(run, 1)[0]))
     follower = Follower(run, [0], 1, 1)
-    assert list(follower.new_output()) == [(1, 0, b"10 line 2\nend")]
-    assert list(follower.new_output()) == []
+    assert list(follower.new_lines()) == [(1, 0, "10 line 2")]
+    assert list(follower.new_lines()) == []
     with file.open("ab") as log:
         log.write(b"\r50%")
-    assert list(follower.new_output()) == [(1, 0, b"\r50%")]
-    assert list(follower.new_output(is_over=True)) == [(1, 0, b"\n")]
+    assert list(follower.new_lines()) == []
+    assert list(follower.new_lines(is_over=True)) == [(1, 0, "50%")]

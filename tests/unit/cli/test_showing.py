@@ -1,0 +1,35 @@
+"""``distrain show``: what it makes of the files of a run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.cli.showing import command_of
+from distrain.storage.runs.details import extremes_of
+from distrain.storage.runs.listing import find_run
+from tests.unit.storage.made import make_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("argv", "typed"),
+    [
+        (["train.py", "--lr", "0.1"], "python train.py --lr 0.1"),
+        (["/x/bin/distrain", "run", "a b"], "distrain run 'a b'"),
+        (["/x/distrain/launch.py", "train.py"], "python -m distrain.launch train.py"),
+        (None, ""),
+    ],
+)
+def test_a_command_is_shown_as_it_is_typed(tmp_path: Path, argv: list[str] | None, typed: str) -> None:
+    make_run(tmp_path, "run", argv=argv)
+    assert command_of(find_run("run", tmp_path)) == typed
+
+
+def test_an_int_beyond_the_floats_is_the_extreme_of_a_metric() -> None:
+    reports = [{"step": 1, "metrics": {"n": 1, "x": math.nan}}, {"step": 2, "metrics": {"n": 10**400}}]
+    assert extremes_of(reports) == {"n": (1, 1, 10**400, 2)}
