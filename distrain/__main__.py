@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import NoReturn
 
@@ -13,7 +12,7 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
-    clean_path(os.path.dirname(os.path.realpath(sys.argv[0])))
+    clean_path(sys.argv[0])
     user_path = list(sys.path)
     from distrain.cli.main import run_main
 

@@ -21,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(run_command(arguments, user_path))
 
 
-def clean_path(*others: str) -> None:
-    """Remove the working directory, or another one, from the beginning of sys.path. Call it before further imports.
+def clean_path(program: str | None = None) -> None:
+    """Remove the working directory, or that of a program, from the beginning of sys.path, before further imports.
 
     Python puts it there, where a user's ``queue.py`` would shadow the standard library's. The workers get it back.
     """
@@ -30,7 +30,8 @@ def clean_path(*others: str) -> None:
         directory = os.getcwd()
     except FileNotFoundError:
         sys.exit("distrain: error: the working directory was deleted: change to another one with cd")
-    if sys.path[:1] and sys.path[0] in ("", directory, *others):
+    own = None if program is None else os.path.dirname(os.path.realpath(program))
+    if sys.path[:1] and sys.path[0] in ("", directory, own):
         del sys.path[0]
 
 

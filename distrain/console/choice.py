@@ -39,7 +39,7 @@ def open_console(progress: str, status: RunStatus, logs: str, **options: Any) ->
 
             return NotebookConsole(status, logs, **options)
         if (pinned := Footer.pin()) is not None:
-            from distrain.console.terminal_console import TerminalConsole
+            from distrain.console.live_console import TerminalConsole
 
             return TerminalConsole(status, pinned, **options)
         if progress == "live":

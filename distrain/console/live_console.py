@@ -1,13 +1,17 @@
-"""A console that shows lines, and how far the run is, anew every second. Runs in: coordinator, attach."""
+"""Consoles that are drawn anew every second: a terminal, and the base of notebooks. Runs in: coordinator, attach."""
 
 from __future__ import annotations
 
+import io
 import re
 import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from distrain.console.folding import Folding
+from distrain.console.footer import footer
 from distrain.console.run_console import RunConsole
 from distrain.system.text import rank_list
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 
     from distrain.console.folding import FoldedLine
     from distrain.decisions.run_status import RunStatus
+    from distrain.system.consoles import Footer
 
 _REDRAW_S = 1.0
 _LINES_TOGETHER_S = 0.05
@@ -86,6 +91,30 @@ class LiveConsole(RunConsole):
     def _draw_at(self, now: float) -> None:
         self._drawn_at = now
         self._draw(now)
+
+
+class TerminalConsole(LiveConsole):
+    """A terminal. ``pinned``: the footer, still empty."""
+
+    def __init__(self, status: RunStatus, pinned: Footer, **options: Any) -> None:
+        super().__init__(status, **options)
+        self._footer = pinned
+        self._painter = Console(
+            file=io.StringIO(), force_terminal=True, highlight=False, legacy_windows=False, soft_wrap=True
+        )
+
+    def close(self) -> None:
+        super().close()
+        self._footer.close()
+
+    def _print_lines(self, lines: Sequence[str]) -> None:
+        self._footer.print_above("".join(f"{line}\n" for line in lines).encode())
+
+    def _draw(self, now: float) -> None:
+        self._painter.file = text = io.StringIO()
+        for line in footer(self.status, now, width=self._footer.width(), interrupt="Ctrl-C", bar=self._bar):
+            self._painter.print(line)
+        self._footer.show(text.getvalue())
 
 
 def _clock(seconds: float) -> str:

@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 from distrain.api.observer import AttemptBegan, AttemptEnded, Ended, Printed, Reported
-from distrain.console.status_lines import StatusLines
 from distrain.console.summary import summary
 from distrain.system.log import print_to, say
 from distrain.system.output_lines import LineCutter, readable
+from distrain.system.text import duration, number, printable, rate
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from distrain.api.observer import Fact
     from distrain.decisions.run_status import RunStatus
     from distrain.storage.retention import Retention
+
+INTERVAL_S = 30.0
+"""Seconds between two lines. metrics.jsonl has all reports."""
+_LONGEST_VALUE = 60
 
 
 class RunConsole:
@@ -129,3 +133,51 @@ class RunConsole:
     def close(self) -> None:
         self._end_streams()
         self.flush(time.monotonic())
+
+
+# -- the progress ----------------------------------------------------------------------------------------------------
+
+
+class StatusLines:
+    """A line for the first report of rank 0, then at most one per :data:`INTERVAL_S`, and always one for the last."""
+
+    def __init__(self, status: RunStatus) -> None:
+        self._status = status
+        self._shown_at = -INTERVAL_S
+        self._is_pending = False
+
+    def reported(self, now: float) -> None:
+        """Note that rank 0 has made a report, which the status has."""
+        self._is_pending = True
+        if now >= self._shown_at + INTERVAL_S:
+            self.flush(now)
+
+    def deadline(self) -> float | None:
+        """Return the time for the next :meth:`flush` if no report comes before, or None."""
+        return self._shown_at + INTERVAL_S if self._is_pending else None
+
+    def flush(self, now: float) -> None:
+        """Show the newest report, unless it was shown."""
+        if self._is_pending:
+            say(status_line(self._status))
+            self._is_pending, self._shown_at = False, now
+
+
+def status_line(status: RunStatus) -> str:
+    """Return the progress and the metrics of rank 0 in one line."""
+    speed, left = status.rate(), status.left_s()
+    if status.progress is None:
+        parts = [f"report {status.ranks[0].reports}"]
+    else:
+        done, total = status.progress
+        parts = [f"{number(done)}/{number(total)} ({done / total if total else 1:.0%})"]
+    parts += [rate(speed)] if speed else []
+    parts += [f"{duration(left)} left"] if left else []
+    metrics = (f"{printable(name)}={_shown(value)}" for name, value in status.metrics.items())
+    return f"{', '.join(parts)}: {', '.join(metrics) or 'no metrics'}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return number(value)
+    return printable(str(value))[:_LONGEST_VALUE]

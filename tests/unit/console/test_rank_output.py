@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distrain.api.observer import AttemptBegan, AttemptEnded, Printed, Reported
-from distrain.console.run_console import RunConsole
-from distrain.console.status_lines import INTERVAL_S
+from distrain.console.run_console import INTERVAL_S, RunConsole
 from distrain.coordinator.observers import Observers
 from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.decisions.run_status import RunStatus
