@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     Launch = Callable[..., subprocess.CompletedProcess[str]]
 
+sampled = pytest.mark.sample(4, of="scripts and functions on the command line")
+
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
@@ -78,6 +80,7 @@ def test_a_torchrun_script_runs_unmodified_with_its_options(launch: Launch, tmp_
     assert "distrain: --master-port, --rdzv-backend: no effect; these options are for torchrun only\n" in run.stderr
 
 
+@sampled
 def test_a_script_may_set_variables_above_its_imports_and_its_run_goes_to_the_home_directory(tmp_path: Path) -> None:
     """Torch reads this one when it is imported, which the forkserver does before the scripts of others."""
     (tmp_path / "train.py").write_text(
@@ -91,7 +94,7 @@ def test_a_script_may_set_variables_above_its_imports_and_its_run_goes_to_the_ho
     assert str(folder) in run.stderr
 
 
-@pytest.mark.sample(2, of="ways to name a script or a function")
+@sampled
 def test_a_script_sees_itself_as_under_plain_python(launch: Launch, tmp_path: Path) -> None:
     """From another directory, by a relative path: argv, file, first place on the path, working directory, siblings."""
     source = tmp_path / "project"
@@ -109,7 +112,7 @@ def test_a_script_sees_itself_as_under_plain_python(launch: Launch, tmp_path: Pa
     assert lines(launch(script, cwd=elsewhere)) == [f"[rank 0] {plain.stdout.rstrip()}"]
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("target", ["pack/train.py", "pack/train.py:train"])
 @pytest.mark.parametrize(
     ("cwd", "expected"), [("own", "own own own/pack/train.py"), ("none", "here none here/pack/train.py")]
@@ -135,7 +138,7 @@ def test_a_host_with_another_directory_takes_its_own_file_or_the_one_that_was_na
         assert line.endswith(" pack/train.py" if cwd == "own" else f" {here}/pack/train.py")
 
 
-@pytest.mark.sample(2, of="ways to name a script or a function")
+@sampled
 def test_a_module_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     package = tmp_path / "pack"
     package.mkdir()
@@ -149,14 +152,14 @@ def test_a_module_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     assert lines(run) == [f"[rank 0] __main__ pack other ['--num-workers', '7', '-m', 'x'] {script}"]
 
 
-@pytest.mark.sample(2, of="ways to name a script or a function")
+@sampled
 def test_a_package_with_a_main_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__main__.py").write_text("print(__name__, __package__)")
     assert lines(launch("-m", "pack")) == ["[rank 0] __main__ pack"]
 
 
-@pytest.mark.sample(2, of="ways to name a script or a function")
+@sampled
 def test_files_named_like_the_standard_library_do_no_harm(launch: Launch, tmp_path: Path) -> None:
     """The script still gets the directory's own first, as under plain python."""
     for name in ("queue", "inspect", "random", "json", "socket", "selectors", "struct"):
@@ -168,7 +171,7 @@ def test_files_named_like_the_standard_library_do_no_harm(launch: Launch, tmp_pa
     assert lines(launch("project/train.py")) == ["[rank 0] Queue"]
 
 
-@pytest.mark.sample(2, of="ways to name a script or a function")
+@sampled
 def test_a_module_beside_the_function_may_be_named_like_the_standard_library(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "queue.py").write_text("def train(): print('my queue')")
     assert lines(launch("queue.py:train")) == ["[rank 0] my queue"]
@@ -205,7 +208,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@sampled
 @pytest.mark.parametrize("target", [["../project/train.py"], ["-m", "train"]])
 def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_path: Path, target: list[str]) -> None:
     project = tmp_path / "project"
@@ -228,7 +231,7 @@ def train(config):
 """
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize(("target", "cwd"), [("pack/job.py:train", "."), ("job:train", "pack")])
 def test_a_function_gets_the_config_and_options_may_follow_it(
     launch: Launch, tmp_path: Path, target: str, cwd: str
@@ -310,7 +313,7 @@ print("epochs", snapshot.read_text())
 """
 
 
-@pytest.mark.slow
+@sampled
 def test_a_script_with_snapshots_of_its_own_is_restarted_after_equal_failures(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SNAPSHOT_SCRIPT)
     run = launch("--max-restarts", "3", "train.py")
@@ -330,7 +333,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.sample(1)
+@sampled
 @pytest.mark.parametrize("own_workers", [0, 2])
 @pytest.mark.parametrize("num_workers", ["1", "2"])
 def test_a_script_that_calls_fit_is_refused(launch: Launch, tmp_path: Path, num_workers: str, own_workers: int) -> None:
@@ -343,7 +346,7 @@ def test_a_script_that_calls_fit_is_refused(launch: Launch, tmp_path: Path, num_
     assert not (tmp_path / "own").exists()
 
 
-@pytest.mark.slow
+@sampled
 def test_a_function_may_call_fit(launch: Launch, tmp_path: Path) -> None:
     source = FIT_SCRIPT.format(num_workers=2).replace('if __name__ == "__main__":', "def tune():")
     (tmp_path / "script.py").write_text(source)

@@ -19,6 +19,8 @@ from tests.hosts.slurm import CONFINES_JOBS, NODES, SLOTS, SlurmLab, start_slurm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+sampled = pytest.mark.sample(3, of="Slurm")
+
 SCRIPT = """
 import json, os, signal, socket, sys, tempfile, time
 from pathlib import Path
@@ -99,6 +101,7 @@ def wait_until_it_trains(place: Path, workers: int) -> None:
 # -- the allocation --------------------------------------------------------------------------------------------------
 
 
+@sampled
 def test_a_batch_script_says_nothing_about_hosts(slurm: SlurmLab, tmp_path: Path) -> None:
     job = slurm.submit(tmp_path, line(tmp_path, steps=2, workers=6))
     slurm.wait_for(job, "COMPLETED", "FAILED")
@@ -107,6 +110,7 @@ def test_a_batch_script_says_nothing_about_hosts(slurm: SlurmLab, tmp_path: Path
     assert placed == {(rank, NODES[rank // SLOTS], "none") for rank in range(6)}, "srun's rank is hidden"
 
 
+@sampled
 def test_the_command_line_starts_a_worker_per_task_also_in_salloc(slurm: SlurmLab, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
     argv = [sys.executable, "-m", "distrain.launch", "--storage-path", str(tmp_path / "runs"), "script.py"]
@@ -118,6 +122,7 @@ def test_the_command_line_starts_a_worker_per_task_also_in_salloc(slurm: SlurmLa
     assert run.name.startswith("script-"), "a person in salloc starts again with changes: that is another run"
 
 
+@sampled
 @pytest.mark.skipif(not CONFINES_JOBS, reason="Slurm cannot make cpusets here")
 @pytest.mark.skipif(len({cpu.core for cpu in read_cpus({0, 1})}) < SLOTS, reason="both CPUs of a node are one core")
 def test_workers_are_bound_within_the_cpus_of_the_job(slurm: SlurmLab, tmp_path: Path) -> None:
@@ -149,8 +154,8 @@ exit $code"""
 """The lines of docs/slurm.md behind the training. Slurm requeues only jobs that it has ended itself."""
 
 
+@sampled
 @pytest.mark.parametrize("why", ["time limit", "preemption"])
-@pytest.mark.sample(1)
 def test_slurms_warning_leads_to_a_checkpoint_and_the_requeued_job_continues_there(
     slurm: SlurmLab, tmp_path: Path, why: str
 ) -> None:
@@ -173,8 +178,8 @@ def test_slurms_warning_leads_to_a_checkpoint_and_the_requeued_job_continues_the
     assert steps == list(range(60)), f"stopped at {stopped_at}"
 
 
+@sampled
 @pytest.mark.parametrize("moment", ["start", "training", "checkpoint"])
-@pytest.mark.sample(1)
 def test_scancel_leaves_nothing_on_any_node(slurm: SlurmLab, tmp_path: Path, test_run_id: str, moment: str) -> None:
     options: dict[str, Any] = {"bytes": 100_000_000, "pause_s": 0.0} if moment == "checkpoint" else {}
     job = slurm.submit(tmp_path, line(tmp_path, steps=10_000, workers=6, **options))
