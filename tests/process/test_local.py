@@ -41,8 +41,8 @@ from distrain import (
 from distrain.api import current
 from distrain.api.observer import Ended, Fact
 from distrain.collective import broadcast_from_rank_zero
-from distrain.coordinator import trainer
 from distrain.coordinator.ranks.this_process import OwnRank
+from distrain.coordinator.run import run as run_module
 from distrain.coordinator.run.manifest import RunManifest
 from tests.process.conftest import files_of, records, reported
 
@@ -376,7 +376,7 @@ def test_observers_hear_of_the_end_even_if_ctrl_c_ends_the_wait_for_a_full_disk(
 
     heard: list[Fact] = []
     monkeypatch.setattr(RunManifest, "write", write)
-    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupt))
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupt))
     with pytest.raises(KeyboardInterrupt):
         local(lambda: None, callbacks=[Hearing()])
     assert [type(fact) for fact in heard] == [Ended]
