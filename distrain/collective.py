@@ -51,8 +51,8 @@ def broadcast_from_rank_zero(data: T) -> T:
         body = pickled(data)
         if len(body) > _LARGEST:
             raise ValueError(
-                f"broadcast_from_rank_zero(): the data is {len(body):,} bytes when pickled, {_LARGEST:,} are allowed; "
-                "use torch.distributed.broadcast_object_list(), or a file"
+                f"broadcast_from_rank_zero(): the data is {len(body):,} bytes when pickled, at most "
+                f"{_LARGEST:,} are allowed; use torch.distributed.broadcast_object_list(), or a file"
             )
     received: T = pickle.loads(session.meet("broadcast_from_rank_zero()", body))  # noqa: S301 - rank 0 of our own run
     return received

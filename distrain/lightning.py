@@ -111,7 +111,7 @@ class _InWorker:
         if _CHOICE not in os.environ and all(name in sys.modules for name in _PACKAGES):
             other = next(name for name in _PACKAGES if name != pl.__name__)
             warnings.warn(
-                f"distrain.lightning works with {pl.__name__}; if your Trainer is that of {other}, import {other} "
+                f"distrain.lightning works with {pl.__name__}; if your Trainer comes from {other}, import {other} "
                 f"before distrain.lightning, or set {_CHOICE}={other}",
                 UserWarning,
                 stacklevel=2,
@@ -188,9 +188,9 @@ def _check_that_workers_train_together(trainer: pl.Trainer) -> None:
     context = get_context()
     if (trainer.world_size, trainer.global_rank) != (context.get_world_size(), context.get_world_rank()):
         raise RuntimeError(
-            f"rank {context.get_world_rank()}: this Lightning Trainer takes itself for rank {trainer.global_rank} of "
-            f"{trainer.world_size}, but there are {context.get_world_size()} workers, so each would train alone; give "
-            "it strategy=distrain.lightning.TrainDDPStrategy()"
+            f"rank {context.get_world_rank()}: this Lightning Trainer believes that it is rank {trainer.global_rank} "
+            f"of {trainer.world_size}, but there are {context.get_world_size()} workers, so each would train alone; "
+            "give it strategy=distrain.lightning.TrainDDPStrategy()"
         )
 
 

@@ -132,8 +132,8 @@ def get_all_reported_checkpoints(
 
     Those of earlier attempts are included. Any rank may call it.
 
-    consistency_mode: with COMMITTED, wait until every checkpoint is committed or dropped that this rank has brought, or
-        that other ranks bring up to the same number of reports. With VALIDATED, the default, wait also until no
+    consistency_mode: with COMMITTED, wait until every checkpoint is committed or dropped that this rank has reported,
+        or that other ranks report up to the same number of reports. With VALIDATED, the default, wait also until no
         checkpoint waits for its validation. Ranks that have reported less often are waited for no longer than
         ``CheckpointConfig.missing_rank_s``.
     timeout_s: seconds after which the call returns the checkpoints that there are; None for no limit.
@@ -156,7 +156,7 @@ def get_all_reported_checkpoints(
 def get_dataset_shard(dataset_name: str | None = None) -> DataIterator:
     """Return this worker's part of a dataset of the trainer, ``TorchTrainer(datasets={"train": ...})``.
 
-    The position in it is stored in every checkpoint. A run that resumes goes on there; see
+    The position in it is stored in every checkpoint. A resumed run continues there; see
     :class:`~distrain.data.DataIterator`. Every call with the same name returns the same object.
 
     dataset_name: None for the only dataset, or for "train".

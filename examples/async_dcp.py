@@ -1,4 +1,4 @@
-"""Save a sharded model while the training goes on, and load it on another number of ranks.
+"""Save a sharded model while training continues, and load it on another number of ranks.
 
     python examples/async_dcp.py
 

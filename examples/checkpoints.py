@@ -96,7 +96,7 @@ def main() -> None:
     state = second.checkpoint.to_dict()
     assert state["epoch"] == 39
     assert second.metrics["loss"] < first.metrics["loss"]
-    print(f"a second run went on after it to epoch {state['epoch']}: loss {second.metrics['loss']:.4f}")
+    print(f"a second run continued to epoch {state['epoch']}: loss {second.metrics['loss']:.4f}")
     print(f"weights in the dict: {[round(weight, 2) for weight in state['weights']['weight'][0].tolist()]}")
 
     third = run(with_directories, epochs=20)

@@ -4,7 +4,7 @@
     python examples/jax_example.py
 
 JaxTrainer connects the processes, so that `jax.devices()` has the devices of all of them, and arrays can be spread over
-them. A worker is killed in between, and the run goes on from the last checkpoint.
+them. A worker is killed in between, and the run continues from the last checkpoint.
 """
 
 import os

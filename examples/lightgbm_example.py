@@ -4,7 +4,7 @@
     python examples/lightgbm_example.py
 
 Every worker of LightGBM listens at an address that distrain reserves, and knows those of all. A worker is killed in
-between, and the run goes on from the last checkpoint, which is a file of LightGBM.
+between, and the run continues from the last checkpoint, which is a file of LightGBM.
 """
 
 import os

@@ -4,7 +4,7 @@
     python examples/optuna_sweep.py
 
 The study and its runs are kept in `~/distrain_results/optuna_sweep`. Press Ctrl-C or send SIGTERM in the middle of a
-trial: its run saves a checkpoint and ends, and so does the script. Start the script again: the study goes on, with the
+trial: its run saves a checkpoint and ends, and so does the script. Start the script again: the study continues with the
 interrupted run first, from its checkpoint.
 """
 
@@ -129,12 +129,12 @@ def main() -> None:
         load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=1),
     )
-    study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))  # a study that goes on draws other numbers
+    study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))  # a study that continues draws other numbers
     ended = study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
     try:
         study.optimize(lambda trial: objective(trial, folder), n_trials=max(0, args.trials - len(ended)))
     except (KeyboardInterrupt, PreemptionError) as stop:
-        print("stopped; start the script again to go on")
+        print("stopped; start the script again to continue")
         sys.exit(stop.exit_code if isinstance(stop, PreemptionError) else 130)
 
     pruned = study.get_trials(states=(TrialState.PRUNED,))

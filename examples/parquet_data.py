@@ -1,4 +1,4 @@
-"""Train on Parquet files, lose a worker in the middle of an epoch, and go on with another number of workers.
+"""Train on Parquet files, lose a worker in the middle of an epoch, and continue with another number of workers.
 
     pip install -e '.[data]'
     python examples/parquet_data.py

@@ -1,10 +1,10 @@
-"""Train on a stream of text, lose a worker in the middle of an epoch, and go on as if nothing had happened.
+"""Train on a stream of text, lose a worker in the middle of an epoch, and continue as if nothing had happened.
 
     pip install -e '.[data]'
     python examples/streaming_data.py
 
 The stream reads files line by line, and packs their bytes into rows of equal length, as for a language model. It tells
-where it is in `state_dict()`, and can go on there. distrain stores that in every checkpoint. One run trains without
+where it is in `state_dict()`, and can continue there. distrain stores that in every checkpoint. One run trains without
 interruption. In the other one a worker is killed, and distrain restarts the workers from the last checkpoint. Both end
 with exactly the same weights, after the same rows.
 """

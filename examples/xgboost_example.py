@@ -4,7 +4,7 @@
     python examples/xgboost_example.py
 
 XGBoost's workers find each other through a tracker in rank 0, which listens at an address that distrain reserves. A
-worker is killed in between, and the run goes on from the last checkpoint, which is a file of XGBoost.
+worker is killed in between, and the run continues from the last checkpoint, which is a file of XGBoost.
 """
 
 import contextlib

@@ -133,7 +133,7 @@ def test_first_steps(tmp_path: Path) -> None:
 @sampled
 def test_checkpoints(tmp_path: Path) -> None:
     output = output_of("checkpoints", tmp_path)
-    assert number("after epoch 19: loss", output) > number("a second run went on after it to epoch 39: loss", output)
+    assert number("after epoch 19: loss", output) > number("a second run continued to epoch 39: loss", output)
     weights = re.findall(r"^weights in the (?:dict|directory): \[(.*)\]$", output, re.MULTILINE)
     assert len(weights) == 2
     assert weights[0] == weights[1]
@@ -345,7 +345,7 @@ def test_an_optuna_sweep_goes_on_after_a_stop_in_the_middle_of_a_trial(tmp_path:
         stopped.send_signal(signal.SIGTERM)
         output, errors = stopped.communicate(timeout=30)
     assert stopped.returncode == 128 + signal.SIGTERM, errors
-    assert output == "stopped; start the script again to go on\n"
+    assert output == "stopped; start the script again to continue\n"
     (interrupted,) = (trial for trial in trials() if trial.state is TrialState.FAIL)
     (waiting,) = (trial for trial in trials() if trial.state is TrialState.WAITING)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class HealthWatch:
     """Tell the coordinator of troubles with ``send``, when there are others than before.
 
-    A thread looks, as a GPU that has failed may not answer.
+    A thread looks, because a GPU that has failed may not answer.
     """
 
     def __init__(self, loop: Loop, send: Callable[[wire.Message], None]) -> None:

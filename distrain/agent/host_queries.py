@@ -61,7 +61,7 @@ class HostQueries:
         """Call ``then`` with what ``find`` returns for a peer, or at once with None if ``peer`` is empty."""
 
         def failed(error: OSError) -> None:
-            self._send(wire.HostFailed(text=f"finds no way to the other hosts ({peer}): {error}"))
+            self._send(wire.HostFailed(text=f"has no route to the other hosts ({peer}): {error}"))
 
         if peer:
             self._resolver.do(lambda: find(peer), then, failed)

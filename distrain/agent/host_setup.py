@@ -133,7 +133,7 @@ class HostSetup:
         return self._mirror is not None
 
     def end(self) -> None:
-        """Delete what the run does not need any more, once the host has no worker left."""
+        """Delete what the run no longer needs, once the host has no worker left."""
         self._thread.close()
         if self._mirror is not None:
             self._mirror.end()

@@ -182,7 +182,7 @@ class Agent:
         lease_s = self._prepared.lease_s if self._prepared else _FIRST_LEASE_S
         silence_s = 0.0 if self._is_local else self._loop.silence_s(self._up.heard_at)
         if silence_s > lease_s:
-            text = f"the coordinator was silent for {silence_s:.0f} s, its lease is {lease_s:g} s: the host is emptied"
+            text = f"the coordinator was silent for {silence_s:.0f} s (lease: {lease_s:g} s): stopping the workers"
             self._up.queue(wire.HostFailed(text=text, leaves=True))
             self._loop.stop()
             return
@@ -277,7 +277,7 @@ class Agent:
             self._replace_forkserver()
         self._beat()
         if not process.sees_pids():
-            text = "/proc is that of another PID namespace: what a worker starts can survive it here"
+            text = "/proc belongs to another PID namespace, so processes that a worker starts can outlive it"
             self._notify(f"{text}; mount /proc in the container (unshare --mount-proc)")
 
     def _order(self, message: wire.OpenStorage | wire.Upload) -> None:
@@ -317,9 +317,7 @@ class Agent:
             return
         silence_s = self._loop.silence_s(self._forkserver.heard_at)
         if silence_s > lease_s:
-            self._notify(
-                f"the forkserver has been silent for {silence_s:.0f} s and is killed: was it stopped (SIGSTOP)?"
-            )
+            self._notify(f"the forkserver was silent for {silence_s:.0f} s and is killed: was it stopped (SIGSTOP)?")
             self._forkserver.kill()
         elif silence_s > lease_s / 2:
             self._forkserver.send({"kind": "ping"})
@@ -342,8 +340,8 @@ class Agent:
                 self._is_renewing = False
                 if packet["reason"] is not None:
                     text = (
-                        f"workers are fresh interpreters, not forks, which takes longer: {packet['reason']}. "
-                        'ScalingConfig(start_method="spawn") chooses that without this line'
+                        f"workers start as new interpreters, not as forks, which takes longer: {packet['reason']}. "
+                        'ScalingConfig(start_method="spawn") hides this line'
                     )
                     self._notify(text)
                 self._spawn_waiting()
@@ -472,7 +470,7 @@ class Agent:
 
     def _on_broken_pipe(self, worker: WorkerPipes) -> None:
         self._signal(signal.SIGKILL, [worker])
-        text = f"its code wrote to the pipe of distrain, a descriptor that it has not opened: {worker.channel.broken}"
+        text = f"its code wrote to distrain's pipe, a file descriptor that it did not open: {worker.channel.broken}"
         self._end_worker(worker, lost=text)
 
     def _on_exit(self, worker: WorkerPipes, packet: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ class WorkerRelay:
 
     If the coordinator reads too slowly, workers wait in write(), so that the memory of the agent does not fill up.
 
-    on_broken: is called for a worker in whose pipe there is no protocol any more.
+    on_broken: is called for a worker whose pipe no longer follows the protocol.
     """
 
     def __init__(self, loop: Loop, up: Channel, on_broken: Callable[[WorkerPipes], None]) -> None:

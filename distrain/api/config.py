@@ -136,7 +136,7 @@ class ScalingConfig:
         for number in value:
             check_int(f"{label} as (min, max)", number, minimum=1)
         if value[0] > value[1]:
-            raise ValueError(f"{label} as (min, max) must not have more for min than for max, got {value!r}")
+            raise ValueError(f"{label} as (min, max): min must not be larger than max, got {value!r}")
         object.__setattr__(self, "num_workers", tuple(value))
 
     def _check_resources(self) -> None:
@@ -155,7 +155,7 @@ class ScalingConfig:
         object.__setattr__(self, "resources_per_worker", rest)
         wanted = sorted({name.removeprefix(_ACCELERATOR) for name in named if resources[name]})
         if not self.use_gpu:
-            _warn(f"ScalingConfig.resources_per_worker[{named[0]!r}] has no effect, as use_gpu is False", deeper=2)
+            _warn(f"ScalingConfig.resources_per_worker[{named[0]!r}] has no effect because use_gpu is False", deeper=2)
         elif len({*wanted, self.accelerator_type} - {None}) > 1:
             given = f"accelerator_type={self.accelerator_type!r} and " if self.accelerator_type else ""
             raise ValueError(f"ScalingConfig: {given}resources_per_worker names {', '.join(wanted)}; name one of them")
@@ -262,7 +262,7 @@ class DataConfig:
     datasets_to_split: the names of the datasets that are divided among the workers, or "all". Of other datasets, each
         worker gets all rows.
     on_change: what to do if a dataset is not the one that the checkpoint knows: "error"; "restart" begins the epoch
-        again; "ignore" goes on at the same place.
+        again; "ignore" continues at the same place.
     resume: False: a run that starts from the checkpoint of another run begins with the first row of epoch 0.
 
     Raises TypeError or ValueError for bad values.
@@ -619,7 +619,7 @@ class RunConfig:
         runtime_env = self.worker_runtime_env or {}
         if others := sorted(str(name) for name in runtime_env if name != "env_vars" and runtime_env[name]):
             _warn(
-                f"RunConfig.worker_runtime_env: {', '.join(others)} without effect: workers have the interpreter, the "
+                f"RunConfig.worker_runtime_env: no effect for {', '.join(others)}: workers use the interpreter, the "
                 "packages, the directory and the files of this process, or of their host",
                 deeper=1,
             )

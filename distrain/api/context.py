@@ -125,7 +125,7 @@ class TrainContext(WorkerFacts):
         It is for frameworks whose ranks connect to a server of rank 0. The first call with a name is a collective,
         like :func:`distrain.collective.barrier`: every rank makes it, and it waits for all of them. Further calls with
         the name return the same address at once. Other names have other ports, and every attempt reserves its own.
-        Listen soon after the call, as the port is not reserved any more when it has returned.
+        Listen soon after the call, because the port is no longer reserved when it has returned.
 
         Raises CollectiveError, which names the ranks, if a rank does not make the call.
 

@@ -12,7 +12,7 @@ def session_of(caller: str) -> Any:
     """Return the session of this rank. Raise RuntimeError outside of a rank."""
     if session is None:
         raise RuntimeError(
-            f"distrain.{caller}() only works inside a worker: call it from the function that you hand to the trainer, "
+            f"distrain.{caller}() only works inside a worker: call it from the function that you pass to the trainer, "
             "or from a script started by `distrain run`"
         )
     return session

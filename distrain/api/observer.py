@@ -100,7 +100,7 @@ class Printed(Fact):
 class Committed(Fact):
     """A checkpoint was committed.
 
-    step: the reports of a rank over the whole run up to it. ranks: those that have brought files. seconds: since the
+    step: the reports of a rank over the whole run up to it. ranks: those that have saved files. seconds: since the
     first of them reported it.
     """
 

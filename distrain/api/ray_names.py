@@ -31,7 +31,7 @@ def is_asked_for_as_ray() -> bool:
 _AS_RAY = "`distrain run --as-ray` runs a script of Ray that has it, as it is"
 _CLUSTER = f"there is no cluster to connect to: fit() starts the workers and ends them, so leave it out; {_AS_RAY}"
 _FRAMEWORK = "use DataParallelTrainer, and call the framework in train_func"
-_INFERENCE = "inference is not a part of distrain: load the files of result.checkpoint.as_directory()"
+_INFERENCE = "distrain does not do inference: load the files of result.checkpoint.as_directory()"
 _KEPT = "the trainer does not show it: keep the object that you passed to it"
 _OF_RAY_1 = "a name of Ray 1: pass train_func to TorchTrainer or DataParallelTrainer, and call fit()"
 _OUTER_LOOP = (
@@ -56,7 +56,7 @@ MISSING = {
     "Predictor": _INFERENCE,
     "PreemptionInfo": "use should_stop()",
     "ResultGrid": _OUTER_LOOP,
-    "SyncConfig": "there is nothing to sync: workers write into RunConfig.storage_path themselves",
+    "SyncConfig": "there is nothing to sync: workers write to RunConfig.storage_path themselves",
     "TRAIN_DATASET_KEY": "write 'train'",
     "TorchXLAConfig": _TPU,
     "TrainRunContext": "it is called RunContext",
@@ -77,11 +77,11 @@ MISSING = {
     "local_dir": "an old name of storage_path",
     "preprocessor": "prepare the data in train_func",
     "remote": _TASKS,
-    "rllib": "reinforcement learning is not a part of distrain: " + _FRAMEWORK,
+    "rllib": "distrain does not do reinforcement learning: " + _FRAMEWORK,
     "runtime_env": "use RunConfig(worker_runtime_env={'env_vars': {...}})",
-    "serve": "serving is not a part of distrain",
+    "serve": "distrain does not serve models",
     "shutdown": _CLUSTER,
-    "stop": "leave the loop of train_func instead",
+    "stop": "exit the loop in train_func instead",
     "topology": _TPU,
     "train": _TRAIN,
     "tune": _OUTER_LOOP,
@@ -116,8 +116,8 @@ IGNORED = {
     "ray_remote_kwargs": "the function is called in a process on the machine of fit()",
     "progress_reporter": "reports are shown as lines, and kept in metrics.jsonl",
     "relax_collectives_on_preemption": "see should_stop()",
-    "sync_config": "there is nothing to sync: workers write into RunConfig.storage_path themselves",
-    "trainer_resources": "the coordinator takes no slot of a worker",
+    "sync_config": "there is nothing to sync: workers write to RunConfig.storage_path themselves",
+    "trainer_resources": "the coordinator does not use a worker's slot",
     "use_gpu": "see ScalingConfig(use_gpu=...)",
     "verbose": "see LoggingConfig(log_level=...)",
 }

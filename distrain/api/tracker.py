@@ -38,7 +38,7 @@ class TrackedRun:
     directory: the local run directory; with remote storage the local copy of its small files. What a tracker writes
         there is mirrored with them.
     location: the run directory as users know it, a path or URL.
-    config: train_loop_config, and the ScalingConfig as ``config["scaling"]``. Values that are no JSON are text.
+    config: train_loop_config, and the ScalingConfig as ``config["scaling"]``. Values that aren't JSON are text.
     tags: facts such as the version of distrain.
     state: the tracker's own, a JSON object that :meth:`Tracker.start` and :meth:`Tracker.flush` may change. It is
         saved after each of them, and the next start of the run gets it back. ``state["url"]`` is shown to the user.
@@ -111,7 +111,7 @@ class Tracker:
     """Module that the tracker needs; its absence is an error before the run starts."""
 
     def start(self, run: TrackedRun) -> None:
-        """Begin, or go on with the tracked run that ``run.state`` names."""
+        """Begin, or continue with the tracked run that ``run.state`` names."""
 
     def log(self, report: Report) -> None:
         """Log one report. A report that a restart repeats does not come again."""

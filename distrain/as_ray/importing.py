@@ -24,7 +24,7 @@ def activate() -> None:
     loaded = sys.modules.get("ray")
     if loaded is not None and not isinstance(loaded, StandIn):
         raise ImportError(
-            "Ray itself is imported already, and a process can have Ray or distrain's stand-in, not both: import "
+            "Ray itself is already imported, and a process can have Ray or distrain's stand-in, not both: import "
             f"distrain.as_ray before ray, or leave it out (and {AS_RAY} unset) to keep Ray"
         )
     os.environ[AS_RAY] = "1"

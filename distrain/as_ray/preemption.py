@@ -10,7 +10,7 @@ from distrain.session import get_context, should_stop
 
 @dataclass(frozen=True)
 class PreemptionInfo:
-    """The ranks that will be stopped: all of them, as a run stops as a whole. It is not known when."""
+    """The ranks that will be stopped: all of them, because a run stops as a whole. It is not known when."""
 
     deadline_ms: int | None
     preempted_node_to_ranks: dict[str, list[int]]

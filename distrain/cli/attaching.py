@@ -78,7 +78,7 @@ def run_attach(options: argparse.Namespace) -> int:
             return 130
         says_its_end = _is_detached(current(run))
     else:
-        echo(f"distrain: {run.name} has ended already", sys.stderr)
+        echo(f"distrain: {run.name} has already ended", sys.stderr)
     return _show_end(current(run), says_its_end=says_its_end)
 
 

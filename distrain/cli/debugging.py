@@ -31,8 +31,8 @@ def debug_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain debug``."""
     parser = parsers.make_parser(
         "debug",
-        "Open pdb on a rank of a running run, where that is now; or at breakpoint(), if it waits there. Other ranks go "
-        "on until they need it. Run it on the machine of fit().",
+        "Open pdb on a rank of a running run, at its current line, or at the breakpoint() where it waits. Other ranks "
+        "keep running until they need it. Run it on the machine of fit().",
         "  distrain debug last -r 3",
     )
     parsers.add_run(parser)
@@ -89,7 +89,7 @@ class _Conversation:
                 assert isinstance(message, wire.DebuggerSays)
                 sys.stdout.write(without_controls(message.body.decode(errors="replace")))
                 if message.closed is not None:
-                    echo(message.closed or f"rank {self._rank} {'fails now' if error else 'goes on'}")
+                    echo(message.closed or f"rank {self._rank} {'fails now' if error else 'continues'}")
                     return 0
                 if message.prompt is not None:
                     error = message.error

@@ -17,7 +17,7 @@ def export_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain export``."""
     parser = parsers.make_parser(
         "export",
-        "Log the reports that a tracker has not had to it, with the options of --tracker.",
+        "Send a tracker the reports that it lacks, with the options of --tracker.",
         "  distrain export last --to tensorboard\n  distrain export last --to wandb:project=mnist",
     )
     parsers.add_run(parser)
@@ -42,8 +42,8 @@ def page_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain page``."""
     parser = parsers.make_parser(
         "page",
-        "Write the page of a run: one HTML file that needs no network, with what became of the run, failures, curves, "
-        "ranks, attempts, checkpoints, the use of the time, logs and settings.",
+        "Write the page of a run, one HTML file that needs no network: outcome, failures, curves, ranks, attempts, "
+        "checkpoints, where the time went, logs and settings.",
         "  distrain page last\n  distrain page s3://bucket/runs/train-1 -o train-1.html",
     )
     parsers.add_run(parser)

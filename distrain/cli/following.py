@@ -121,7 +121,7 @@ def stop_parser() -> argparse.ArgumentParser:
     parser = parsers.make_parser(
         "stop",
         "Ask a running run to stop as SIGTERM does, so that ranks that call should_stop() store a checkpoint; and wait "
-        "for its end. Ctrl-C ends the waiting only. Run it on the machine of fit().",
+        "for its end. Ctrl-C only ends the wait. Run it on the machine of fit().",
         "  distrain stop last\n  distrain stop train-2026-11-24_01-02-03-ab12cd",
     )
     parsers.add_run(parser)

@@ -178,7 +178,7 @@ def _delete(runs: Sequence[Run], sizes: dict[str, int], before: float) -> int:
             delete_run(run, before)
             deleted.append(sizes[run.path])
         except (StorageError, OSError) as error:
-            echo(f"distrain clean: {run.name} is left: {error}", sys.stderr)
+            echo(f"distrain clean: {run.name} was not deleted: {error}", sys.stderr)
     print(f"deleted {count(len(deleted), 'run')}, {size(sum(deleted))}")
     return 0 if len(deleted) == len(runs) else 1
 

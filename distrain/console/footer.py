@@ -188,5 +188,5 @@ def _advice(status: RunStatus, interrupt: str | None) -> Text | None:
     if status.saves_on_stop:
         effect = f"the workers have {status.grace_s:g} s to save a checkpoint, then the run ends"
     elif status.ranks and status.ranks[0].reports:
-        effect = "stops the run; no checkpoint is saved, as train_func has not called should_stop()"
+        effect = "stops the run; no checkpoint is saved because train_func has not called should_stop()"
     return Text(f"{interrupt}: {effect}", style="dim")

@@ -123,14 +123,14 @@ class CheckpointCopies:
             then(wire.CheckpointFetched(attempt=0, rank=0, path=copy.path, folder=copy.folder, failed=failed))
 
     def _drop_surplus(self, host: str, latest: _Copy) -> None:
-        """Have a host delete checkpoints that it does not need any more: all but the first and the latest."""
+        """Have a host delete checkpoints that it no longer needs: all but the first and the latest."""
         for copy in self._copies[host][1:]:
             if copy is not latest and copy.is_ready:
                 self._copies[host].remove(copy)
                 self._hosts.drop_checkpoint(host, copy.folder)
 
     def lost(self, host: str) -> None:
-        """Forget a host that was lost. Its mover answers nothing any more."""
+        """Forget a host that was lost. Its mover no longer answers."""
         for copy in self._copies.pop(host, ()):
             copy.lock.close()
 

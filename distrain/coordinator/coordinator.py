@@ -184,7 +184,7 @@ class Coordinator:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train. Return when the run has ended; by then, and whatever is raised, no process of it is left on any host.
+        """Train. Return when the run has ended; no process of it survives on any host, even on an error.
 
         Only an agent of this machine may rest, with its forkserver, for the next run of this process.
 
@@ -237,7 +237,7 @@ class Coordinator:
                 self._loop.call_at(name, moment, callback)
 
     def _hang_deadline(self) -> float | None:
-        """Return None while ranks may wait for files of a checkpoint, which is no hang, or for a person."""
+        """Return None while ranks may wait for files of a checkpoint, which isn't a hang, or for a person."""
         if self._report_handler.is_list_awaited:
             self._hang_monitor.progress()  # the rank trains when it has its answer
         waits = self._copies.is_busy or self._report_handler.is_uploading or self._clock.is_paused
@@ -535,7 +535,7 @@ class Coordinator:
         return self.machine.plan.ranks[rank].host
 
     def _refuse(self, host: str, why: str) -> None:
-        """End the run, as a host cannot train."""
+        """End the run because a host cannot train."""
         self._happened(events.MessageReceived(host, wire.HostFailed(text=why)))
 
     def _report(self, finding: Finding) -> None:

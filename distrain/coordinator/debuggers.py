@@ -121,7 +121,7 @@ class Debuggers:
         self._send(wire.DebuggerInput(attempt=self._attempt, rank=rank, line=line))
 
     def _ask_for_terminal(self, waits: wire.DebuggerSays) -> None:
-        """Let the rank to debug wait for a terminal. Any other one has lost its terminal, and goes on."""
+        """Let the rank to debug wait for a terminal. Any other one has lost its terminal, and continues."""
         if waits.rank != self._debug_rank:
             self._send_line(waits.rank, "")
             return

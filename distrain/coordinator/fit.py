@@ -299,7 +299,7 @@ def _validator(validation: ValidationConfig | None, run: RunConfig, sys_path: li
 
 
 def _shipping(work: job.Work, run: RunConfig, transports: Sequence[Transport], sys_path: list[str]) -> Shipping:
-    """Return what is brought to other machines. Raises LaunchError if that is not possible."""
+    """Return what is copied to other machines. Raises LaunchError if that is not possible."""
     from distrain.transfer.project.project import find_project  # most runs need neither
     from distrain.transfer.project.requirements import requirements_of
 

@@ -29,8 +29,8 @@ _CONNECTIONS_TIMEOUT_S = CONNECT_TIMEOUT_S + STACKS_TIMEOUT_S
 LOOKS_S = {"first look": 60.0, "second look": 120.0}
 """Seconds without progress after which to look for collectives that do not match; shown if both find the same."""
 _ADVICE = (
-    "every rank must call the same collectives in the same order, and from one thread: what calls some in a thread of "
-    "its own, such as torch.distributed.checkpoint.async_save(), needs a process group of its own"
+    "every rank must call the same collectives in the same order, from one thread. Code that calls them in another "
+    "thread, such as torch.distributed.checkpoint.async_save(), needs its own process group"
 )
 
 
@@ -235,6 +235,6 @@ class HangMonitor:
         """Take stacks, and reply with lines that summarize them."""
 
         def show(lines: tuple[str, ...]) -> None:
-            reply("\n".join(lines or ("no rank is at work: the workers are being started, or have ended",)))
+            reply("\n".join(lines or ("no rank is running: the workers are being started, or have ended",)))
 
         self._take_stacks(show)

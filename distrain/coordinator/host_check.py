@@ -123,7 +123,7 @@ class HostCheck(Coordinator):
             case _ if host in self._lost:
                 return
             case wire.HostSetUp(storage_problem=str(problem)):
-                text = f"it does not see the storage, which {problem}; its checkpoints go over the connection"
+                text = f"it does not see the storage, which {problem}; its checkpoints travel over the connection"
                 self._report(Finding(host, text, is_fatal=False))
             case wire.HostSetUp():
                 facts.sees_storage = True

@@ -294,7 +294,7 @@ class HostFiles:
             self._receive(host, answer)
 
     def lost(self, host: str) -> None:
-        """Forget a host that was lost, and end what goes on with it."""
+        """Forget a host that was lost, and end its transfers."""
         for timer in ("set up", "bring"):
             self._loop.cancel(f"{timer} {host}")
         state = self._hosts.pop(host, None)

@@ -167,7 +167,7 @@ class _Mailbox:
             try:
                 self._thread.start()
             except RuntimeError as error:
-                warn(f"{self._name} hears nothing: {error}; raise the limit on processes (ulimit -u, or pids.max)")
+                warn(f"{self._name} is off: {error}; raise the limit on processes (ulimit -u, or pids.max)")
                 self.close()
 
     def wait(self, deadline: float) -> bool:
@@ -231,7 +231,7 @@ class Threaded:
             advice = self._observer.advice or "the run does not wait any longer"
             warn(f"{self.name} has not returned; {advice}")
         if self._left_out:
-            warn(f"{self.name} was too slow for {self._left_out} reports or pieces of output")
+            warn(f"{self.name} was too slow, and missed {self._left_out} reports or pieces of output")
         self._mailbox.close()
 
     def _hear(self, fact: Fact) -> None:
@@ -248,7 +248,7 @@ class Threaded:
             if not self._has_failed:
                 self._has_failed = True
                 text = traceback.format_exc().rstrip()
-                warn(f"{self.name} failed, and the run goes on: {type(error).__name__}: {error}\n{text}")
+                warn(f"{self.name} failed; the run continues: {type(error).__name__}: {error}\n{text}")
 
 
 class Callbacks:

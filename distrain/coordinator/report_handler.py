@@ -53,7 +53,7 @@ _INCOMPARABLE = (DICT_FILE, ".keras")
 
 @dataclass(slots=True)
 class _Unsettled:
-    """The reports that have brought the n-th checkpoints of their ranks, until these are committed or dropped."""
+    """The reports that had the n-th checkpoints of their ranks, until these are committed or dropped."""
 
     reports: dict[int, wire.Reported] = field(default_factory=dict)
     first_index: float = math.inf
@@ -77,7 +77,7 @@ class _Unsettled:
 
     @property
     def is_synced(self) -> bool:
-        """True unless a rank has brought files with ASYNC, so that report() has not waited for them."""
+        """True unless a rank has reported files with ASYNC, so that report() has not waited for them."""
         return all(report.waits or report.in_place for report in self.reports.values())
 
     @property
@@ -90,7 +90,7 @@ class ReportHandler:
 
     send: sends a message to a rank. upload: has the files of a rank stored by another process. is_apart: tells if the
     host of a rank does not see the storage. on_commit: called with the path of the checkpoint to restart from, whenever
-    it changes; None if there is none any more.
+    it changes; None if there is none left.
     clock: the time for which ranks wait for each other.
     """
 
@@ -156,7 +156,7 @@ class ReportHandler:
         self._unheard = set(range(world_size))
         """The ranks that may still read the checkpoint that the attempt has started from."""
         self._bringing: set[int] = set()
-        """The ranks that have brought a checkpoint, or have tried to."""
+        """The ranks that have reported a checkpoint, or have tried to."""
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size) if self._observers.hears(ReportsJoined) else None
         self.report_counts: dict[int, int] = {}
@@ -250,7 +250,7 @@ class ReportHandler:
         return self._assembly.awaits_only(uploads, self._clock.now())
 
     def storing(self, failed: Collection[int]) -> CheckpointsInProgress:
-        """Return what other ranks store, or may bring, for checkpoints that need nothing more from ``failed`` ones."""
+        """Return what other ranks store, or may report, for checkpoints that need nothing more from ``failed`` ones."""
         parts = self._assembly.storing(failed, self._uploads, self._clock.now())
         return CheckpointsInProgress(parts, self._assembly.expected(failed, self._uploads))
 
@@ -321,7 +321,7 @@ class ReportHandler:
         """
         if lacking := self._store.disown(rank, after=self._start):
             names = ", ".join(saved.path.name for saved in lacking)
-            warn(f"the run will not continue from {names}: rank {rank} brings checkpoints, and its files are missing")
+            warn(f"the run will not continue from {names}: rank {rank} saves checkpoints, too, and they lack its files")
             latest = self._store.latest
             self._on_commit(None if latest is None else str(latest.path))
 
@@ -434,7 +434,7 @@ class ReportHandler:
         )
 
     def _report(self, rank: int, ordinal: int) -> wire.Reported | None:
-        """Return the report that has brought this part of a checkpoint, unless it was refused."""
+        """Return the report that this part of a checkpoint came with, unless it was refused."""
         unsettled = self._unsettled.get(ordinal)
         return None if unsettled is None else unsettled.reports.get(rank)
 
@@ -537,8 +537,8 @@ class ReportHandler:
                 self._warned_of_score = True
                 known = ", ".join(sorted(retention.flatten(saved.metrics))) or "no metrics at all"
                 warn(
-                    f"{saved.path.name} has no metric {attribute!r} (CheckpointConfig.checkpoint_score_attribute), and "
-                    f"counts as the worst; it has: {known}"
+                    f"{saved.path.name} has no metric {attribute!r} (CheckpointConfig.checkpoint_score_attribute), so "
+                    f"it counts as the worst; its metrics: {known}"
                 )
                 return
 
@@ -580,7 +580,7 @@ class ReportHandler:
         """Return the index up to which the checkpoints of all reports are committed or dropped.
 
         The second number is that for ``synced``: it leaves out checkpoints that ASYNC stores, and ranks that have not
-        brought any.
+        reported any.
         """
         unsettled = self._unsettled.values()
         first = min((one.first_index for one in unsettled), default=math.inf)

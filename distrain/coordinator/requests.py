@@ -85,7 +85,7 @@ def ask(paths: RunPaths, word: str, argument: str = "") -> str:
         if error.errno == errno.ELOOP:
             raise _not_a_pipe(paths.requests) from None
         raise StorageError(
-            f"no run is at work in {paths.root} on this machine ({error.strerror}); ask where fit() runs"
+            f"no run is active in {paths.root} on this machine ({error.strerror}); ask where fit() runs"
         ) from None
     try:
         if not stat.S_ISFIFO(os.fstat(pipe).st_mode):

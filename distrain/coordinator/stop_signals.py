@@ -95,8 +95,8 @@ def refuse_after_stop() -> None:
     """
     if _stopped_by:
         raise preempted(
-            f"no further run starts in this process, as {_stopped_by[0]} has stopped an earlier one; "
-            "let PreemptionError end a sweep that catches errors, or call fit() in a new process",
+            f"this process starts no further run because {_stopped_by[0]} has stopped an earlier one; let "
+            "PreemptionError end a sweep that catches errors, or call fit() in a new process",
             _stopped_by[0],
         )
 

@@ -1,6 +1,6 @@
 """Validation of checkpoints by the user's function, one after the other, in a process. Runs in: coordinator.
 
-The training continues whatever comes of a validation.
+The training continues whatever a validation finds.
 """
 
 from __future__ import annotations

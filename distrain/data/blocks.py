@@ -27,7 +27,7 @@ Block = Any
 Columns = dict[str, "np.ndarray[Any, Any]"]
 
 ITEM = "item"
-"""The name of the column that holds rows which are no dicts."""
+"""The name of the column that holds rows which aren't dicts."""
 _CANNOT = (TypeError, ValueError, OverflowError, NotImplementedError)
 """The errors of numpy and pyarrow for values that a type cannot hold."""
 
@@ -187,7 +187,7 @@ FORMATS: dict[str | None, Callable[[Block], Any]] = {
 
 
 def formatter(batch_format: str | None) -> Callable[[Block], Any]:
-    """Return the function that brings a block into a format that the user names. Raises ValueError."""
+    """Return the function that converts a block to a format that the user names. Raises ValueError."""
     try:
         return FORMATS[batch_format or "default"]
     except KeyError:

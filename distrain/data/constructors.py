@@ -71,7 +71,7 @@ def read_json(
 
 
 def from_items(items: Sequence[Any]) -> Dataset:
-    """Return the items of a list as rows. If they are no dicts, they become the column ``item``.
+    """Return the items of a list as rows. If they aren't dicts, they become the column ``item``.
 
     ::
 

@@ -60,7 +60,7 @@ class RunDatasets:
 def run_datasets(
     datasets: Mapping[str, Any], split: Collection[str] | str, *, on_change: str, resume: bool
 ) -> RunDatasets:
-    """Return the datasets of a run. Raises TypeError for what is no dataset, ValueError for an unknown name."""
+    """Return the datasets of a run. Raises TypeError for what isn't a dataset, ValueError for an unknown name."""
     found = {name: as_dataset(value, name) for name, value in datasets.items()}
     for (name, value), (other, same) in combinations(datasets.items(), 2):
         if value is same and (hasattr(value, "load_state_dict") or hasattr(value, "set_state")):

@@ -28,7 +28,7 @@ class DataIterator:
     """One worker's part of a dataset; :func:`distrain.get_dataset_shard` returns it.
 
     Each loop over ``iter_batches()`` and the like is one epoch. Every checkpoint that is reported stores how far the
-    loop has come, and a run that resumes goes on with the next row, with any number of workers. A loop that is left
+    loop has come, and a resumed run continues with the next row, with any number of workers. A loop that is left
     with ``break`` counts as an epoch, too. If the first loop is left after its first batch, without a report, it does
     not count, so that a script may look at a batch first.
 
@@ -121,8 +121,8 @@ class DataIterator:
 
         dtypes: the type of all tensors, or a dict of types by column.
         device: ``"auto"``: the worker's device. On a GPU, a batch is copied while the one before is processed.
-        collate_fn: gets a dict of numpy arrays, or a list of rows that are no dicts, and returns the batch. Its tensors
-            are moved to the device. Default: rows that are no dicts are joined as a DataLoader joins them.
+        collate_fn: gets a dict of numpy arrays, or a list of rows that aren't dicts, and returns the batch. Its tensors
+            are moved to the device. Default: rows that aren't dicts are joined as a DataLoader joins them.
         pin_memory: copy the batches into pinned memory first, which speeds up the copy to a GPU.
 
         ::

@@ -162,11 +162,11 @@ class Loops:
         differences = "; ".join(f"the {kind} was {start[kind]}, and is {now[kind]}" for kind in changes)
         text = f"it is not the one of the checkpoint: {differences}"
         if self._on_change == "restart":
-            self._say_once("changed", f"{text}; epoch {start['epoch']} begins with its first row")
+            self._say_once("changed", f"{text}; epoch {start['epoch']} starts from its first row")
             return None
         text = (
-            f"{text}. DataConfig(on_change='restart') begins epoch {start['epoch']} with its first row, "
-            "on_change='ignore' goes on at the same place, and resume=False begins with epoch 0"
+            f"{text}. DataConfig(on_change='restart') starts epoch {start['epoch']} from its first row, "
+            "on_change='ignore' continues at the same position, and resume=False starts from epoch 0"
         )
         if "data" in changes:
             raise DataError(text)
@@ -198,7 +198,7 @@ class Loops:
         if is_over:
             self._say_once("continues", f"epoch {epoch} is complete, so its loop has no batches")
         elif start and own.begun:
-            self._say_once("continues", f"epoch {epoch} goes on {own.place}")
+            self._say_once("continues", f"epoch {epoch} continues {own.place}")
         began = last = time.monotonic()
         waited = 0.0
         try:
@@ -260,9 +260,9 @@ class Loops:
 
 
 def _of_rank(start: Mapping[int, dict[str, Any]], rank: int) -> dict[str, Any] | None:
-    """Return the position to go on from. ``start``: by rank; a rank that is not in it has that of the next lower one.
+    """Return the position to continue from. ``start``: by rank; a rank that it lacks has that of the next lower one.
 
-    All ranks go on in the epoch of the one that has come least far. What the ranks have taken of it may differ.
+    All ranks continue in the epoch of the one that has come least far. What the ranks have taken of it may differ.
     """
     if not start:
         return None

@@ -68,7 +68,7 @@ def _check_division(rows: int, ranks: int, uneven: str, before: int) -> None:
 class TablePass:
     """A pass over a source that knows its rows. Each rank has consecutive rows of the order.
 
-    left_out: rows of the pass that no rank gets, as they do not divide evenly.
+    left_out: rows of the pass that no rank gets because they do not divide evenly.
     begun: rows before the one with which it begins. place: the same, for people.
     """
 
@@ -97,10 +97,10 @@ class TablePass:
         self._spans = share_of(left, worker.rank, share, self._taken)
 
     def _last_division(self, rows: int, ranks: int) -> Division | None:
-        """Return the last division if it was among as many ranks: each goes on with its own rows, in the same batches.
+        """Return the last division if it was among as many ranks: each continues its own rows, in the same batches.
 
-        None if there was none, if the ranks have taken different numbers of rows, or if the user goes on with data that
-        has changed.
+        None if there was none, if the ranks have taken different numbers of rows, or if the user continues
+        with data that has changed.
         """
         if not self._before or self._before[-1].ranks != ranks or isinstance(self._before[-1].taken, list):
             return None

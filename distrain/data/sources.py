@@ -161,7 +161,7 @@ class MemorySource(RandomSource):
 
 
 def _checksum(column: np.ndarray[Any, Any]) -> int:
-    """Return a number that is the same in every process. Of objects that are no plain values, it has only the types."""
+    """Return a number that is the same in every process. Of objects that aren't plain values, it has only the types."""
     if column.dtype != object:
         return zlib.crc32(column.tobytes())
     plain = (str, bytes, int, float, type(None))

@@ -57,7 +57,7 @@ class Stream:
     make: returns the iterable of an epoch; a row is a dict, or any object.
     functions: are applied to each block in turn; they may drop rows.
     most: the number of rows to read; None for all.
-    trusts_states: if the iterable can tell its state, that is all that it needs to go on.
+    trusts_states: if the iterable can tell its state, that is all that it needs to continue.
     readers: the passes in this process.
     """
 

@@ -256,7 +256,7 @@ class RemadeSource(DerivedSource):
 
     @cached_property
     def _places(self) -> list[tuple[list[int], int, int]]:
-        """The arguments of :meth:`read` for each block. A source that finds any row is cut, as it is one block."""
+        """The arguments of :meth:`read` for each block. A source that finds any row is cut because it is one block."""
         if not self._inner.is_random:
             return [([block], 0, int(rows)) for block, rows in enumerate(self._inner.block_rows)]
         rows = self._inner.rows
@@ -327,7 +327,9 @@ def span_of_split(rows: int, *, size: float, test: bool) -> Span:
     """Return one of the two spans of ``train_test_split()``. Raises DataError if one of them would be empty."""
     count = round(rows * size) if isinstance(size, float) else size
     if not 0 < count < rows:
-        raise DataError(f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be for tests")
+        raise DataError(
+            f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be set aside for tests"
+        )
     return (rows - count, rows) if test else (0, rows - count)
 
 

@@ -134,7 +134,7 @@ class BarrierTracker:
         return self._refuse(index, self._abandoned(index, latest) if index < latest else self._impossible(index))
 
     def _abandoned(self, index: int, latest: int) -> str:
-        """Return why the ranks in call ``index`` wait in vain: an exception took others out of that call."""
+        """Return why the ranks in call ``index`` wait for nothing: an exception took others out of that call."""
         ahead = [rank for rank, call in self._waiting.items() if call.index == latest]
         behind = [rank for rank, call in self._waiting.items() if call.index == index]
         return _gave_up(ahead, self._waiting[behind[0]])
@@ -146,7 +146,7 @@ class BarrierTracker:
             ranks_of.setdefault(call.operation, []).append(rank)
         if len(ranks_of) > 1:
             calls = ", ".join(f"{name_ranks(ranks)} called {name}" for name, ranks in ranks_of.items())
-            return f"the ranks do not meet in the same collective, as their call number {index}: {calls}"
+            return f"call number {index} is not the same collective on all ranks: {calls}"
         return (
             f"{name_ranks(self._finished)} finished train_func without calling {next(iter(ranks_of))}, in "
             f"which {ranks_have(self._waiting)} waited (call number {index}); every rank must call it"

@@ -3,7 +3,7 @@
 Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 
 The n-th checkpoint of a rank in an attempt has the *ordinal* n. Checkpoints of different ranks belong together if
-their ordinals are equal. If several ranks bring a file of the same name, that of the lowest rank is kept.
+their ordinals are equal. If several ranks report a file of the same name, that of the lowest rank is kept.
 
 An event of one rank never looks at all other ranks. Instead, each checkpoint has cursors, which pass every rank once.
 """
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from distrain.api.config import CheckpointConfig
 
 FIRST_PATIENCE_S = 1.0
-"""Seconds that a rank's first checkpoint waits for lower ranks, which may bring the same files, before it is copied."""
+"""Seconds for which a rank's first checkpoint waits for lower ranks, which may report the same files."""
 PATIENCE_S = 10.0
-"""Seconds that a later checkpoint waits for lower ranks if one of them brought the same files the last time."""
+"""Seconds that a later checkpoint waits for lower ranks if one of them reported the same files the last time."""
 
-_SAY_IT = "If only some ranks bring checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
-"""The cure for waiting for ranks that never bring a checkpoint."""
+_SAY_IT = "If only some ranks save checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
+"""The cure for waiting for ranks that never report a checkpoint."""
 
 # -- actions --------------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ _SAY_IT = "If only some ranks bring checkpoints, name them: CheckpointConfig(che
 class RequestFiles:
     """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host.
 
-    They replace files of the same names that a higher rank has stored, as it has not waited long enough for this rank.
+    They replace files of the same names that a higher rank has stored, which has not waited for this rank long enough.
     """
 
     rank: int
@@ -72,16 +72,16 @@ Action = RequestFiles | Refuse | Commit | Drop | ShowLine
 
 @dataclass(slots=True)
 class _Part:
-    """The files that one rank brings for one ordinal."""
+    """The files that one rank reports for one ordinal."""
 
     index: int
-    """The number of the report that brought it."""
+    """The number of the report that it came with."""
     reported_at: float
     files: frozenset[str]
     metrics: dict[str, Any]
     in_place: str
     own: set[str] = field(default_factory=set)
-    """Those of the files that no lower rank has brought."""
+    """Those of the files that no lower rank has reported."""
     stored: tuple[tuple[str, int, int], ...] = ()
     skipped: tuple[tuple[str, int, int], ...] = ()
 
@@ -96,20 +96,20 @@ class _Pending:
 
     last_at: float = 0.0
     index: int = 0
-    """The largest index of a report that has brought a part."""
+    """The largest index of a report that has a part."""
     latest: int = 0
-    """The largest index of any report of the ranks that have brought a part."""
+    """The largest index of any report of the ranks that have reported a part."""
     parts: dict[int, _Part] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
-    """By name of a file: the lowest rank that brings it."""
+    """By name of a file: the lowest rank that reports it."""
     named_by: tuple[int, str] | None = None
     """The first rank that has named the directory, and the name."""
     folders: dict[str, int] = field(default_factory=dict)
-    """By name of a directory: the first rank that brings files in it."""
+    """By name of a directory: the first rank that reports files in it."""
     ordered: dict[str, int] = field(default_factory=dict)
     """By name of a file: the rank that was the last to be ordered to store it."""
     patient: OrderedDict[int, _Part] = field(default_factory=OrderedDict)
-    """Parts that wait for lower ranks, which may bring the same files. In the order of the reports."""
+    """Parts that wait for lower ranks, which may report the same files. In the order of the reports."""
     ready: set[int] = field(default_factory=set)
     """Ranks whose files are ordered next."""
     queued: dict[int, set[int]] = field(default_factory=dict)
@@ -120,11 +120,11 @@ class _Pending:
     """The lowest rank whose host was ordered to list the files that are in place."""
     unstored: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
-    """Ranks whose report() has failed, so that they bring nothing although they should."""
+    """Ranks whose report() has failed, so that they report nothing although they should."""
     in_step: set[int] = field(default_factory=set)
-    """Ranks that have made the same report without a checkpoint, or the next one, or as many as one that brings it."""
+    """Ranks that have made the same report without a checkpoint, or the next one, or as many as one that has it."""
     undecided: int = 0
-    """A cursor: every lower rank has brought its part, or has been seen to bring nothing."""
+    """A cursor: every lower rank has reported its part, or has been seen to report nothing."""
     problem: str | None = None
     """Why a part is missing: the rest of the sentence "checkpoint 1 is dropped"."""
 
@@ -141,7 +141,7 @@ class _Pending:
         )
 
     def clash(self, rank: int, files: Collection[str], folders: Collection[str]) -> str | None:
-        """Return why names that the rank brings clash with those of another rank, or None if they do not."""
+        """Return why names that the rank reports clash with those of another rank, or None if they do not."""
         for names, is_a, others, is_other in (
             (files, "file", self.folders, "directory"),
             (folders, "directory", self.files, "file"),
@@ -155,7 +155,7 @@ class _Pending:
         return None
 
     def add_files(self, rank: int, part: _Part, folders: Iterable[str]) -> None:
-        """Add the names of a part. Of files that a higher rank has brought, this rank's are kept from now on."""
+        """Add the names of a part. Of files that a higher rank has reported, this rank's are kept from now on."""
         for folder in folders:
             self.folders.setdefault(folder, rank)
         for file in part.files:
@@ -175,7 +175,7 @@ class _Pending:
             self.ready.add(rank)
 
     def order_ready(self, ordinal: int) -> list[Action]:
-        """Order the files of ready ranks that no lower rank has brought, unless another rank stores some of them now.
+        """Order the files of ready ranks that no lower rank has reported, unless another rank stores some of them now.
 
         If two ranks stored a file of one name at the same time, the bytes of either could be the last ones.
         """
@@ -192,7 +192,7 @@ class _Pending:
         return actions
 
     def note_stored(self, rank: int) -> None:
-        """Note that nothing writes the rank's files any more."""
+        """Note that nothing writes the rank's files from now on."""
         self.unstored.discard(rank)
         self.ready |= self.queued.pop(rank, set())
 
@@ -200,14 +200,14 @@ class _Pending:
 @dataclass(slots=True)
 class _RankRecord:
     brings: bool | None = None
-    """True once the rank has brought a part, or if the user says that it does. False if nobody waits for it: the user
-    says that it brings nothing, or a checkpoint was committed without it, in this attempt or before. Else None."""
+    """True once the rank has reported a part, or if the user says that it does. False if nobody waits for it: the user
+    says that it reports nothing, or a checkpoint was committed without it, in this attempt or before. Else None."""
     silent: bool = False
     """True if ``brings`` is False only because the rank had not reported in time."""
     last_index: int = 0
     last_ordinal: int = 0
     running_since: float | None = None
-    """When the rank entered train_func, or went on after it had waited for the files of a checkpoint."""
+    """When the rank entered train_func, or continued after it had waited for the files of a checkpoint."""
     is_fetching: bool = False
     finished: bool = False
     ended: bool = False
@@ -239,11 +239,11 @@ class CheckpointAssembly:
             for rank in absent:
                 self._ranks[rank].brings, self._ranks[rank].silent = False, rank in silent
         self._counts = ReportCounts(world_size)
-        """Of the ranks that are neither finished nor known to bring nothing."""
+        """Of the ranks that are neither finished nor known to report nothing."""
         for rank in [rank for rank, record in self._ranks.items() if record.brings is False]:
             self._counts.remove(rank)
         self._bringing = ReportCounts(0)
-        """Of the ranks that bring checkpoints; rank 0 among them until it is known that it does not."""
+        """Of the ranks that report checkpoints; rank 0 among them until it is known that it does not."""
         for rank in [
             rank for rank, record in self._ranks.items() if record.brings or (rank == 0 and rank in self._counts)
         ]:
@@ -252,7 +252,7 @@ class CheckpointAssembly:
         self._missing_rank_s = config.missing_rank_s
         self._pending: dict[int, _Pending] = {}
         self._sharing: frozenset[int] | None = None
-        """Ranks that have brought files of lower ranks with the previous checkpoint; None if there was none."""
+        """Ranks that have saved files of lower ranks with the previous checkpoint; None if there was none."""
         self._entered: deque[tuple[float, int]] = deque()
         """When ranks have entered train_func that may have never reported."""
         self._settled_ordinal = 0
@@ -260,7 +260,7 @@ class CheckpointAssembly:
         self._warnings: set[str] = set()
 
     def _is_declared(self, rank: int) -> bool | None:
-        """Return whether the rank brings checkpoints as the user says, None if the user does not say it."""
+        """Return whether the rank reports checkpoints as the user says, None if the user does not say it."""
         return None if self._declared is None else self._declared == "all" or rank in self._declared
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class CheckpointAssembly:
         self._ranks[rank].is_fetching = True
 
     def fetched(self, rank: int, now: float) -> list[Action]:
-        """Note that the rank goes on: its time for a first report begins."""
+        """Note that the rank continues: its time for a first report begins."""
         self._ranks[rank].is_fetching = False
         return self.running(rank, now)
 
@@ -317,7 +317,7 @@ class CheckpointAssembly:
         return self.tick(now)
 
     def _miss_part(self, rank: int, ordinal: int, why: str, now: float) -> None:
-        """Note that the rank does not bring this part, which it should, nor those before that it has left out."""
+        """Note that the rank does not report this part, which it should, nor those before that it has left out."""
         record = self._ranks[rank]
         for missed in range(max(record.last_ordinal, self._settled_ordinal) + 1, ordinal + 1):
             pending = self._pending.setdefault(missed, _Pending())
@@ -341,7 +341,7 @@ class CheckpointAssembly:
                 pending.in_step.add(rank)
 
     def _note_in_step(self, pending: _Pending, index: int) -> None:
-        """Note which ranks are in step with one that brings a part, and has made its report of this index."""
+        """Note which ranks are in step with one that reports a part, and has made its report of this index."""
         pending.latest = max(pending.latest, index)
         pending.in_step |= self._counts.ranks_with(index) | self._counts.ranks_with(index + 1)
 
@@ -385,7 +385,7 @@ class CheckpointAssembly:
     ) -> list[Action]:
         """Handle the end of :class:`RequestFiles`: the files are on disk, or (``failed``) cannot be stored.
 
-        files, skipped: path, size and crc32 of the files that were stored, and of those that a lower rank brings.
+        files, skipped: path, size and crc32 of the files that were stored, and of those that a lower rank reports.
         """
         pending = self._pending.get(ordinal)
         if pending is None or rank not in pending.parts:
@@ -406,12 +406,12 @@ class CheckpointAssembly:
         return self.tick(now)
 
     def ended(self, rank: int) -> None:
-        """Note that the rank's process has ended. Nobody knows what it would have brought, however long they wait."""
+        """Note that the rank's process has ended. Nobody knows what it would have reported, however long they wait."""
         self._ranks[rank].ended = True
         self._bringing.remove(rank)
 
     def close(self, now: float) -> list[Action]:
-        """End the attempt: no rank will report again. Say which checkpoints are lost, as they may lack ranks."""
+        """End the attempt: no rank will report again. Say which checkpoints are lost because they may lack ranks."""
         for rank in self._ranks:
             self.ended(rank)
         return [*self.tick(now), *self._describe_dropped(now)]
@@ -440,7 +440,7 @@ class CheckpointAssembly:
         return min((moment for moment in moments if moment > self._ticked_at), default=None)
 
     def _is_over(self, entered: float, rank: int) -> bool:
-        """Return whether nothing waits any more for the first checkpoint of a rank."""
+        """Return whether nothing still waits for the first checkpoint of a rank."""
         record = self._ranks[rank]
         is_known = record.brings is not None or record.finished or record.ended
         return is_known or entered + self._missing_rank_s <= self._ticked_at
@@ -463,11 +463,11 @@ class CheckpointAssembly:
         )
 
     def fewest_reports(self) -> float:
-        """Return how many reports the slowest rank has made, of those that may still bring checkpoints."""
+        """Return how many reports the slowest rank has made, of those that may still report checkpoints."""
         return self._counts.fewest
 
     def fewest_reports_of_bringing(self, now: float) -> float:
-        """Return how many reports the slowest of the ranks has made that bring checkpoints.
+        """Return how many reports the slowest of the ranks with checkpoints has made.
 
         Rank 0 is taken for one of them, but not if it has not reported within ``missing_rank_s``.
         """
@@ -498,9 +498,9 @@ class CheckpointAssembly:
         return frozenset(found)
 
     def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> frozenset[int]:
-        """Return the ranks that may bring a checkpoint with a report that all ``failed`` ranks have made.
+        """Return the ranks that may still report a checkpoint in a report that all ``failed`` ranks have made.
 
-        These are the ranks one or two reports behind that have brought one before, and rank 0 with its first report.
+        These are the ranks one or two reports behind that have reported one before, and rank 0 with its first report.
         """
         made = min((self._reports_made(rank, uploads) for rank in failed), default=0)
         behind = self._counts.ranks_with(made - 1) | self._counts.ranks_with(made - 2)
@@ -534,7 +534,7 @@ class CheckpointAssembly:
         return actions
 
     def _pass_decided(self, pending: _Pending, now: float) -> None:
-        """Move the cursor to the lowest rank that may still bring a part. Lower ranks wait for no others."""
+        """Move the cursor to the lowest rank that may still report a part. Lower ranks wait for no others."""
         while pending.undecided < self._world_size and self._is_decided(pending.undecided, pending, now):
             pending.make_ready(pending.undecided)
             pending.undecided += 1
@@ -558,7 +558,7 @@ class CheckpointAssembly:
         return [RequestFiles(lowest, ordinal, ())]
 
     def _patience_s(self, rank: int) -> float:
-        """Return how long to wait for lower ranks that may bring the same files.
+        """Return how long to wait for lower ranks that may report the same files.
 
         Waiting saves copying the same file twice; it never decides which one is kept.
         """
@@ -572,9 +572,9 @@ class CheckpointAssembly:
         return rank in pending.parts or rank in pending.failed or self._brings_nothing(rank, pending, now)
 
     def _brings_nothing(self, rank: int, pending: _Pending, now: float) -> bool:
-        """Return whether ``rank``, which has brought no part yet, will not bring one.
+        """Return whether ``rank``, which has reported no part yet, will not report one.
 
-        docs/checkpoints.md has the rule. A rank that has brought one before, or should by what the user says, brings
+        docs/checkpoints.md has the rule. A rank that has reported one before, or should by what the user says, reports
         the next one, too, or finishes.
         """
         record = self._ranks[rank]
@@ -583,7 +583,7 @@ class CheckpointAssembly:
         return rank in pending.in_step or self._is_silent(record, pending, now)
 
     def _is_silent(self, record: _RankRecord, pending: _Pending, now: float) -> bool:
-        """Return whether the rank has had ``missing_rank_s`` to bring its part, in train_func."""
+        """Return whether the rank has had ``missing_rank_s`` to report its part, in train_func."""
         since = record.running_since
         if since is None or record.is_fetching or record.ended:
             return False
@@ -615,14 +615,14 @@ class CheckpointAssembly:
         ]
 
     def _has_all_parts(self, pending: _Pending, now: float) -> bool:
-        """Return whether no rank may still bring a part."""
+        """Return whether no rank may still report a part."""
         self._pass_decided(pending, now)
         if pending.undecided == self._world_size:  # a rank that was passed while it was silent may report after all
             pending.undecided = min(self._missing(pending, now), default=self._world_size)
         return pending.undecided == self._world_size
 
     def _missing(self, pending: _Pending, now: float) -> list[int]:
-        """Return the ranks that may still bring a part. This looks at all ranks."""
+        """Return the ranks that may still report a part. This looks at all ranks."""
         return [rank for rank in range(self._world_size) if not self._is_decided(rank, pending, now)]
 
     def _note_sharing(self, parts: Mapping[int, _Part]) -> None:
@@ -633,7 +633,7 @@ class CheckpointAssembly:
                 pending.make_ready(rank)
 
     def _write_off(self, pending: _Pending) -> list[int]:
-        """Wait no longer for the ranks without a part, until they bring one. Return those that were just silent."""
+        """Wait no longer for the ranks without a part, until they report one. Return those that were just silent."""
         newly_silent = []
         for rank in sorted(self._ranks.keys() - pending.parts.keys() - pending.failed):
             record = self._ranks[rank]
@@ -681,7 +681,7 @@ class CheckpointAssembly:
         return self._warn_once(
             "missing",
             f"checkpoint {ordinal} of {name_ranks(pending.parts)} is not complete: "
-            f"{self._describe_missing(pending, now)}. It is committed when they bring it or finish.",
+            f"{self._describe_missing(pending, now)}. It will be committed when they report it or finish.",
         )
 
     @staticmethod
@@ -698,11 +698,11 @@ class CheckpointAssembly:
         if starting := [rank for rank, record in records.items() if record.running_since is None]:
             return f"{ranks_have(starting)} not entered train_func"
         if silent := [rank for rank, record in records.items() if not record.last_ordinal]:
-            return f"{ranks_have(silent)} not brought a first one"
-        return f"{name_ranks(missing)} brought earlier ones, but not this one"
+            return f"{ranks_have(silent)} not reported one yet"
+        return f"{name_ranks(missing)} reported earlier ones, but not this one"
 
     def _describe_dropped(self, now: float) -> list[Action]:
-        """Say which checkpoints of an attempt that has ended may lack ranks that had not brought a first one."""
+        """Say which checkpoints of an attempt that has ended may lack ranks that had not reported one yet."""
         first = self._settled_ordinal + 1
         if (pending := self._pending.get(first)) is None:
             return []
@@ -713,8 +713,8 @@ class CheckpointAssembly:
         which = f"checkpoint {first} is" if last == first else f"checkpoints {first} to {last} are"
         return [
             ShowLine(
-                f"{which} dropped: the attempt ended before {name_ranks(missing)} had brought a first one, so that "
-                f"files may be missing. {_SAY_IT}"
+                f"{which} dropped: the attempt ended before {name_ranks(missing)} had reported one, so files "
+                f"may be missing. {_SAY_IT}"
             )
         ]
 
@@ -728,7 +728,7 @@ class CheckpointAssembly:
                 if not path.endswith(self._incomparable) and kept.get(path, (size, crc32)) != (size, crc32):
                     return self._warn_once(
                         "different",
-                        f"ranks brought different contents for the checkpoint file {path!r}; the lowest rank's is "
+                        f"ranks reported different contents for the checkpoint file {path!r}; the lowest rank's is "
                         "kept. Put the rank into the file name to keep each rank's own.",
                     )
         return []
@@ -737,14 +737,14 @@ class CheckpointAssembly:
         assert not isinstance(self._declared, str | None)
         named = name_ranks(self._declared)
         return (
-            f"rank {rank} brought a checkpoint, but CheckpointConfig.checkpoint_ranks names only {named}; add this "
+            f"rank {rank} reported a checkpoint, but CheckpointConfig.checkpoint_ranks names only {named}; add this "
             "rank there, or report its metrics alone"
         )
 
     def _too_late(self, rank: int, ordinal: int) -> str:
         return (
             f"checkpoint {ordinal} was committed without rank {rank}, which had reported without one, or not at all, "
-            "when the others brought theirs. Every rank that brings checkpoints must do so in the same of its reports; "
+            "when the others reported theirs. Every rank that saves checkpoints must do so at the same report; "
             f"raise CheckpointConfig.missing_rank_s (now {self._missing_rank_s:g} s) if this rank is just slow."
         )
 
@@ -765,6 +765,6 @@ def _mixed_directories(parts: Mapping[int, _Part]) -> str | None:
         return None
     directories = ", ".join(f"{part.in_place or 'files to copy'} (rank {rank})" for rank, part in sorted(parts.items()))
     return (
-        ": with CheckpointUploadMode.NO_UPLOAD, and with a checkpoint_upload_fn, all ranks that bring one must name "
+        ": with CheckpointUploadMode.NO_UPLOAD, and with a checkpoint_upload_fn, all ranks that report one must name "
         f"the same directory, and not {directories}"
     )

@@ -156,7 +156,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class StorageFailed:
-    """The run directory cannot be written any more.
+    """The run directory can no longer be written.
 
     why: names the file and the cause.
     """
@@ -189,7 +189,7 @@ class CheckpointsInProgress:
     """The checkpoints that other ranks can still complete although some ranks have failed.
 
     parts: pairs of a rank that is storing its part inside report(), and the ordinal of that checkpoint.
-    expected: ranks that have not brought their part yet, but may with a report that the failed ranks have made already.
+    expected: ranks that have not reported their part yet, but may in a report that the failed ranks have made.
     """
 
     parts: frozenset[tuple[int, int]] = frozenset()

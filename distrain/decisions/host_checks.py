@@ -151,7 +151,7 @@ class HostChecks:
     def connection_findings(self) -> list[Finding]:
         """Return one finding for each host that others cannot connect to, as far as the hosts have answered."""
         found = [
-            Finding(host, f"it has no address for the other hosts: {opened.failed}; name it by such a one")
+            Finding(host, f"it has no address that other hosts can use: {opened.failed}; name it by such an address")
             for host, opened in self._ports.items()
             if opened.failed is not None
         ]
@@ -166,8 +166,8 @@ class HostChecks:
     def _blocked(self, host: str, why: str, callers: Sequence[str]) -> Finding:
         opened = self._ports[host]
         text = (
-            f"{name_hosts(callers)} cannot connect to it at {opened.address} ({opened.interface}): {why}; let TCP "
-            "through between the hosts, on all ports, or take a network where it is: name the hosts by its addresses, "
+            f"{name_hosts(callers)} cannot connect to it at {opened.address} ({opened.interface}): {why}; allow "
+            "TCP between the hosts on all ports, or use a network that does: name the hosts by their addresses in it, "
             "or choose an --interface"
         )
         return Finding(host, text)
@@ -220,8 +220,8 @@ def refusal(hello: Mapping[str, Any], python: str | None) -> str | None:
         )
     if python is not None and _release(their_python, 2) != _release(python, 2):
         return (
-            f"it has Python {their_python}, this machine {python}: pickles do not travel between them; "
-            f"name a Python {'.'.join(_release(python, 2))} with python= in the hostfile, or let uv bring one with "
+            f"it has Python {their_python}, this machine {python}: pickles are not compatible between them; "
+            f"name a Python {'.'.join(_release(python, 2))} with python= in the hostfile, or let uv install one with "
             "--env-from freeze"
         )
     return None
@@ -250,7 +250,7 @@ def version_findings(
         version = versions.get(package)
         if own and version and version != own and package not in imported:
             breaks = package == "cloudpickle" and _release(own, 1) != _release(version, 1)
-            what = ": pickles may not travel between them" if breaks else ""
+            what = ": pickles may not be compatible between them" if breaks else ""
             text = f"it has {package} {version}, this machine {own}{what}; install {package}=={own} there"
             found.append(Finding(host, text, is_fatal=breaks))
     return found
@@ -277,7 +277,7 @@ def disk_findings(host: str, free_bytes: int) -> list[Finding]:
     """Return a warning if the disk is nearly full. ``free_bytes``: 0 if unknown."""
     if not 0 < free_bytes < MIN_FREE_DISK_BYTES:
         return []
-    text = f"only {size(free_bytes)} are free where checkpoints go; make room"
+    text = f"only {size(free_bytes)} are free where checkpoints are stored; make room"
     return [Finding(host, text, is_fatal=False)]
 
 
@@ -310,11 +310,11 @@ def _problems_of(gpu: GpuHealth) -> Iterator[str]:
     elif taken > _MEMORY_OF_DRIVER * gpu.memory_bytes:
         yield f"{shown}, by graphics or by a process that cannot be seen there"
     if gpu.repair == "failed":
-        yield "faulty memory, and no spare memory left to replace it; have the GPU exchanged"
+        yield "faulty memory, and no spare memory left to replace it; have the GPU replaced"
     elif gpu.repair:
         yield "faulty memory, which is replaced when the GPU is reset: nvidia-smi --gpu-reset, or restart the host"
     if gpu.memory_errors:
         count = f"{gpu.memory_errors} uncorrectable memory error{'s' if gpu.memory_errors > 1 else ''}"
-        yield f"{count} since the driver was loaded; each ends a run; have the GPU exchanged if more follow"
+        yield f"{count} since the driver was loaded; each ends a run; have the GPU replaced if more follow"
     if gpu.slowed_by:
         yield f"slowed down by {' and '.join(gpu.slowed_by)} ({gpu.celsius} °C); look at its cooling and power"

@@ -87,7 +87,7 @@ class RowAssembly:
     def reported(
         self, rank: int, index: int, metrics: dict[str, Any], ordinal: int | None, now: float
     ) -> list[ReportsJoined]:
-        """Add one report; ``ordinal`` counts the rank's checkpoints, if it has brought one."""
+        """Add one report; ``ordinal`` counts the rank's checkpoints, if it has reported one."""
         self._counts.set(rank, index)
         if index >= self._next:
             row = self._rows.setdefault(index, _Row(now))

@@ -27,7 +27,7 @@ class RetryPolicy:
     """The restarts of one run.
 
     checkpoint: the checkpoint that the first attempt starts from.
-    is_script: the ranks run a script, which may keep snapshots of its own. Unless it brings checkpoints to distrain,
+    is_script: the ranks run a script, which may keep snapshots of its own. Unless it reports checkpoints to distrain,
         nobody can tell whether it made progress, so that an equal failure counts as another one.
     """
 

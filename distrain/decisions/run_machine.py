@@ -523,7 +523,7 @@ class RunStateMachine:
             self._move(RunState.RUNNING)
 
     def _check_all_done(self, now: float) -> list[Action]:
-        """Release the processes once every rank has finished its work: none of them needs another one any more."""
+        """Release the processes once every rank has finished its work: none of them needs another one."""
         if not self._ranks.all_finished or self.state not in (RunState.STARTING, RunState.RUNNING):
             return []
         self._move(RunState.RELEASING)
@@ -685,11 +685,11 @@ class RunStateMachine:
         if self.request.is_script:
             text = f"{pressed}: passed on to the workers, which have {grace_s:g} s to end"
         elif not self._stop_consensus.callers:
-            text += "; no checkpoint is saved, as no rank has called should_stop()"
+            text += "; no checkpoint is saved because no rank has called should_stop()"
         return [ShowLine(f"{text}. {again}"), *self._pass_signal_on(grace_s, now)]
 
     def _stop_now(self, now: float) -> list[Action]:
-        """Kill the ranks. If there are none any more, end the wait for their checkpoints."""
+        """Kill the ranks. If none are left, end the wait for their checkpoints."""
         return self._end_attempt(now) if self.state is RunState.SETTLING else self._stop(0.0, now)
 
     def _pass_signal_on(self, grace_s: float, now: float) -> list[Action]:

@@ -67,7 +67,7 @@ class StopConsensus:
         return self._decide()
 
     def mark_finished(self, rank: int) -> list[StopOrder]:
-        """Note that the rank has finished and will not vote any more."""
+        """Note that the rank has finished and will vote no more."""
         self.callers.discard(rank)
         self._votes.pop(rank, None)
         if not self._votes:

@@ -97,7 +97,7 @@ def _health(nvml: Any, index: int, board: str, device: Any, *, with_processes: b
 
 
 def _slowdowns(nvml: Any, reasons: int) -> list[str]:
-    """Return the reasons for low clocks that are no part of normal work, as a power limit or an idle GPU is.
+    """Return the reasons for low clocks that aren't part of normal work, as a power limit or an idle GPU is.
 
     NVML gives HwSlowdown together with each of the more exact reasons of the hardware.
     """

@@ -91,12 +91,12 @@ def parse_hostfile(text: str, source: str) -> tuple[HostSpec, ...]:
             if host is None:
                 continue
             if host.name.lower() in hosts:
-                raise ValueError(f"{host.name} is named in line {hosts[host.name.lower()][1]} already")
+                raise ValueError(f"{host.name} is already named in line {hosts[host.name.lower()][1]}")
         except ValueError as error:
             raise HostfileError(f"{source}:{number}: {error}") from None
         hosts[host.name.lower()] = host, number
     if not hosts:
-        raise HostfileError(f"{source}: names no host; a line such as `{LOCALHOST} slots=2` does")
+        raise HostfileError(f"{source}: there is no host in it; write lines such as `{LOCALHOST} slots=2`")
     return tuple(host for host, _ in hosts.values())
 
 
@@ -108,7 +108,7 @@ def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]
     """
     parts = [part.strip() for text in ([hosts] if isinstance(hosts, str) else hosts) for part in text.split(",")]
     if not parts:
-        raise HostfileError(f"{source}: names no host; must be host:slots, such as alpha:4,beta:4")
+        raise HostfileError(f"{source}: there is no host in it; must be host:slots, such as alpha:4,beta:4")
     found: dict[str, HostSpec] = {}
     for part in parts:
         try:
@@ -149,7 +149,7 @@ def _check_transport(text: str) -> None:
         return
     known = f"must be {', '.join(TRANSPORTS)}, or a command line such as 'docker exec -i {{host}}'"
     if "{host}" not in text:
-        problem = "a command line without {host} reaches no host" if " " in text else "unknown transport"
+        problem = "the command line must contain {host}" if " " in text else "unknown transport"
         raise ValueError(f"{text!r}: {problem}; {known}")
     try:
         words = shlex.split(text)

@@ -63,7 +63,7 @@ def storage_problem(storage: str, probe_file: str, nonce: str) -> str | None:
     except OSError as error:
         return f"cannot be read: {_why(error)}"
     if nonce not in seen:
-        return "is another one than the launching machine's"
+        return "is not the launching machine's"
     probe = Path(storage, f".distrain-probe-{uuid.uuid4().hex}")
     try:
         return _probe_problem(probe, nonce)

@@ -123,7 +123,7 @@ def _gpu_troubles(gpus: Mapping[int, Sequence[Gpu]]) -> list[Trouble]:
 
 def _problems(gpu: Gpu, health: GpuHealth | None) -> Iterator[tuple[str, str]]:
     if health is None:
-        yield "silent", f"{gpu.name} at {gpu.pci or gpu.uuid} does not answer any more"
+        yield "silent", f"{gpu.name} at {gpu.pci or gpu.uuid} no longer answers"
         return
     name = f"GPU {health.index}"
     if health.free_bytes < _LEAST_FREE_OF_GPU * health.memory_bytes:

@@ -79,8 +79,8 @@ def _saved_by(args: transformers.TrainingArguments, state: transformers.TrainerS
 def prepare_trainer(trainer: Trainer) -> Trainer:
     """Let the Trainer read batches of distrain's datasets: ``shard.iter_torch_batches(...)`` as one of its datasets.
 
-    It needs ``max_steps``, as such data has no length, and ignores ``per_device_train_batch_size``. A run that resumes
-    goes on with the next rows, so the Trainer skips none. Other datasets stay as they are.
+    It needs ``max_steps``, as such data has no length, and ignores ``per_device_train_batch_size``. A resumed run
+    continues with the next rows, so the Trainer skips none. Other datasets stay as they are.
 
     ::
 

@@ -59,8 +59,8 @@ class JaxConfig(BackendConfig):
         """
         if context.shares_gpu:
             raise ValueError(
-                "workers share a GPU, which NCCL, JAX's way to connect them, cannot do: give every worker a GPU of its "
-                "own, or set use_gpu=False"
+                "workers share a GPU, but JAX connects them with NCCL, which cannot do that: give every worker its own "
+                "GPU, or set use_gpu=False"
             )
         import jax
 

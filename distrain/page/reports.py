@@ -131,5 +131,5 @@ def read_reports(
         except OSError as error:
             notes.append(f"the reports cannot be read: {error}")
     if damaged := damaged + len(warned):
-        notes.append(f"{damaged:,} damaged lines of {path.name} were passed over")
+        notes.append(f"{damaged:,} damaged lines of {path.name} were skipped")
     return reports

@@ -93,7 +93,7 @@ class Checkpoint:
     def as_directory(self) -> Iterator[str]:
         """Yield the files as a local directory, for reading. A committed local checkpoint is not deleted meanwhile.
 
-        A local checkpoint is not copied. If a worker's host does not see the storage, the checkpoint is brought there,
+        A local checkpoint is not copied. If a worker's host does not see the storage, the checkpoint is copied there,
         for all its workers. A remote one is downloaded into a temporary directory, which all processes of the host that
         read it at the same time share. One made by :meth:`from_dict` is written to a temporary directory. The latter
         two are deleted after the context. Raises CheckpointError if the checkpoint cannot be read.
@@ -113,7 +113,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def _locked_folder(self) -> Iterator[Path]:
-        """Yield the directory, locked for reading. A copy that was deleted before it was locked is brought again."""
+        """Yield the directory, locked for reading. A copy that was deleted before it was locked is made again."""
         while True:
             folder = self._place
             assert isinstance(folder, Path)
@@ -373,7 +373,7 @@ _elsewhere: Path | None = None
 
 
 def fetch_with(function: Callable[[str], str], elsewhere: Path) -> None:
-    """Read checkpoints that this host does not have through a function that brings one and returns where it is.
+    """Read checkpoints that this host does not have through a function that fetches one and returns where it is.
 
     elsewhere: the run directory, on another machine. What this host has at that path is something else.
     """
@@ -394,7 +394,7 @@ def remote_files(checkpoint: RemotePath) -> list[str]:
         named = set(json.loads((checkpoint / MANIFEST_FILE).read_bytes())["files"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{checkpoint / MANIFEST_FILE} is damaged ({type(error).__name__}: {error}); take another"
+            f"{checkpoint / MANIFEST_FILE} is damaged ({type(error).__name__}: {error}); use another checkpoint"
         ) from error
     except FileNotFoundError:
         if PENDING_FILE not in present:

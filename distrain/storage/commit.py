@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CommittedFile:
-    """One file of a checkpoint: the rank that brought it, its size in bytes and its crc32."""
+    """One file of a checkpoint: the rank that reported it, its size in bytes and its crc32."""
 
     path: str
     rank: int
@@ -23,7 +23,7 @@ class CommittedFile:
 class Commit:
     """The order to commit a checkpoint, as all its files are stored.
 
-    silent: the ranks of which nobody knows that they bring nothing: they had just not reported in time.
+    silent: the ranks of which nobody knows that they report nothing: they had just not reported in time.
     """
 
     ordinal: int

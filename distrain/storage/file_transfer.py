@@ -192,7 +192,7 @@ class LocalFiles:
     def delete(self) -> None:
         """Delete the files that nobody has changed or replaced since, and the directories that this makes empty.
 
-        A file that cannot be deleted stays: the checkpoint does not need it any more. A directory that is empty for
+        A file that cannot be deleted stays: the checkpoint no longer needs it. A directory that is empty for
         another reason stays, too: another rank may have made it anew.
         """
         emptied = {path for path, was_empty in self._folders.items() if was_empty}
@@ -211,7 +211,7 @@ class LocalFiles:
 def _dated(entry: os.DirEntry[str]) -> os.stat_result | None:
     """Return the status of a file whose modification time differs from that of any later change.
 
-    Returns None if there is no such file any more: another rank deletes files of an earlier checkpoint.
+    Returns None if the file is gone: another rank deletes files of an earlier checkpoint.
 
     File systems take the time from a clock that ticks every few milliseconds. A new file is set back by 1 ns, so that a
     change within the same tick is noticed.

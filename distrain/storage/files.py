@@ -69,10 +69,7 @@ def _check_is_manifest(path: Path) -> None:
     except ValueError:
         content = None
     if not isinstance(content, dict) or not {"attempt", "files", "index"} <= content.keys():
-        raise CheckpointError(
-            f"{path}: distrain keeps a file of its own with the name {path.name} in every checkpoint; call yours "
-            "something else"
-        )
+        raise CheckpointError(f"{path}: distrain writes its own {path.name} into every checkpoint; rename yours")
 
 
 def copy_folders(source: Path, target: Path) -> None:

@@ -129,7 +129,7 @@ def record_in(line: bytes, where: str) -> dict[str, Any] | None:
         int(record["rank"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
-        warnings.warn(f"passed over: {where} cannot be understood ({why})", stacklevel=3)
+        warnings.warn(f"skipped {where}: it cannot be parsed ({why})", stacklevel=3)
         return None
     return record
 

@@ -208,7 +208,7 @@ def _manifest_in(path: Path) -> dict[str, Any] | None:
 
 
 def is_copy(name: str, manifest: Mapping[str, Any]) -> bool:
-    """Return whether a directory of this name is a copy, as its manifest has another name.
+    """Return whether a directory of this name is a copy, which its manifest shows by another name.
 
     Manifests of early versions have no name.
     """
@@ -264,11 +264,11 @@ def choose_run(
 
 
 def encoding_problem(name: str) -> str | None:
-    """Return why there can be no file of this name, as the locale lacks a character of it, or None."""
+    """Return why there can be no file of this name because the locale lacks a character of it, or None."""
     try:
         os.fsencode(name)
     except UnicodeEncodeError as error:
-        return f"must be of characters that your locale has ({error.encoding}), got {name!a}: set PYTHONUTF8=1"
+        return f"must use characters of your locale's encoding ({error.encoding}), got {name!a}: set PYTHONUTF8=1"
     return None
 
 

@@ -44,7 +44,7 @@ class CommittedCheckpoint:
     world_size: int = field(default=0, compare=False)
     """The number of ranks in the attempt that has made it; 0 if that is unknown."""
     ranks: tuple[int, ...] = field(default=(), compare=False)
-    """The ranks that have brought its files."""
+    """The ranks that have reported its files."""
     silent: tuple[int, ...] = field(default=(), compare=False)
     """The ranks whose files it may lack: they had just not reported in time."""
     bytes: int = field(default=0, compare=False)
@@ -207,7 +207,7 @@ def _difference(
         sizes = {name: fact["size"] for name, fact in files.items()}
         hashes = {name: int(fact["crc32"], 16) for name, fact in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST_FILE} cannot be understood ({type(error).__name__}: {error})"
+        return f"{MANIFEST_FILE} cannot be parsed ({type(error).__name__}: {error})"
     for name, size in sizes.items():
         if (found := size_of(name)) != size:
             return f"{name} is missing" if found is None else f"{name} has {found} bytes instead of {size}"

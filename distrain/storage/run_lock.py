@@ -51,7 +51,7 @@ _locks: set[LocalLock] = set()
 
 
 class LocalLock:
-    """A locked file. A forked child closes it, as the lock lasts until every process has closed the file.
+    """A locked file. A forked child closes it, because the lock lasts until every process has closed the file.
 
     A child that C code has forked, and that executes no program, keeps it open. POSIX locks are not inherited, but they
     end as soon as this process closes any descriptor of the file, and two runs of one process could both have one.
@@ -77,7 +77,7 @@ class LocalLock:
             raise
 
     def release(self) -> None:
-        """Close the file. Only once, as the number of the descriptor may be used again."""
+        """Close the file. Only once, because the number of the descriptor may be used again."""
         if self in _locks:
             _locks.remove(self)
             os.close(self.fd)
@@ -287,7 +287,7 @@ def _wait_until_free(run: RemotePath, lock: RemotePath) -> None:
     if fields["released"] or owner.is_dead():
         return
     who = f"process {owner.pid} on {owner.host}"
-    warn(f"{run} was used by {who}; looking for {HEARTBEAT_TIMEOUT_S:g} s whether it is still alive")
+    warn(f"{run} was used by {who}; waiting up to {HEARTBEAT_TIMEOUT_S:g} s to see if it is still alive")
     for _ in range(round(HEARTBEAT_TIMEOUT_S / _POLL_S)):  # no deadline: the whole machine may stand still for a while
         time.sleep(_POLL_S)
         with contextlib.suppress(FileNotFoundError):

@@ -156,7 +156,7 @@ def _attempt(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 def in_threads(function: Callable[[_T], _R], items: Sequence[_T], *, threads: int = _THREADS) -> list[_R]:
     """Return the results of the function for all items, computed in this thread and some others. Raise its error.
 
-    No lock is taken here: if a signal handler raised just after that, the lock would stay taken for ever. Instead, each
+    No lock is taken here: if a signal handler raised just after that, the lock would stay taken forever. Instead, each
     thread writes into a pipe when it ends.
     """
     results: dict[int, _R] = {}

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
 _EXTRAS = {"numpy": "data", "pyarrow": "data", "torch": "torch"}
-"""The extra of distrain that brings a package."""
+"""The extra of distrain that installs a package."""
 
 
 def lazy_names(

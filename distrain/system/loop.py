@@ -295,7 +295,7 @@ class PausableClock:
             self._paused_at = time.monotonic()
 
     def resume(self) -> None:
-        """Let the clock go on from where it was paused; harmless if it is not paused."""
+        """Let the clock continue from where it was paused; harmless if it is not paused."""
         if self._paused_at is not None:
             self._behind_s += time.monotonic() - self._paused_at
             self._paused_at = None

@@ -65,7 +65,7 @@ _LEAST_SPARE_FILES, _SPARE_FILES = 32, 256
 
 # `python -m` and `python -c` put the working directory first on sys.path, where a user's queue.py shadows the standard
 # library's. So this starts with -c, removes that entry before any import, and loads exactly this package. Only a host
-# without the package in this directory uses one of its own. A package that was brought to this host has packages that
+# without the package in this directory uses one of its own. A package that was copied to this host has packages that
 # it needs next to it; those of the interpreter come first.
 _BOOTSTRAP = """\
 import sys
@@ -84,7 +84,7 @@ import_module("distrain.system.process").show_program(program, arguments=sys.arg
 import_module(MODULE).main(sys.argv[3:])
 """
 BROUGHT = ".brought"
-"""File next to a distrain that was brought to this host by :mod:`distrain.transfer.program`."""
+"""File next to a distrain that was copied to this host by :mod:`distrain.transfer.program`."""
 _PROGRAMS = {
     "agent": "distrain.agent.main",
     "forkserver": "distrain.agent.forkserver",
@@ -625,7 +625,7 @@ def end_descendants() -> None:
 
 
 def kill_trackers(trackers: Iterable[ProcessEntry]) -> None:
-    """SIGKILL resource trackers that had :data:`TRACKERS_S` seconds to end, as a stopped one would stay for ever."""
+    """SIGKILL resource trackers that had :data:`TRACKERS_S` seconds to end: a stopped one would stay forever."""
     for tracker in trackers:
         _kill_entry(tracker)
 

@@ -109,7 +109,7 @@ def backward(loss: torch.Tensor) -> None:
 def autocast_forward(model: nn.Module) -> nn.Module:
     """Make the model compute in mixed precision if :func:`accelerate` chose it. It can still be copied and pickled.
 
-    Tensors of the lower precision that it returns become float32, as the loss is computed outside of its forward().
+    Tensors of the lower precision that it returns become float32: the loss is computed outside of its forward().
     """
     session_of("torch.prepare_model")
     if scaler := _scaler():

@@ -85,8 +85,8 @@ class TorchCheckpoint(Checkpoint):
                 saved = data["model"]  # as in Ray AIR
             else:
                 raise CheckpointError(
-                    f"{self.path or self} has no {self.MODEL_FILENAME}, so it was not made by TorchCheckpoint, and is "
-                    'no dict with a "model"'
+                    f"{self.path or self} has no {self.MODEL_FILENAME}, and no dict with a "
+                    '"model": it was not made by TorchCheckpoint'
                 )
         if isinstance(saved, nn.Module):
             if model is None:

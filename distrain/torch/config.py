@@ -61,7 +61,7 @@ class TorchConfig(BackendConfig):
         if self.backend is not None:
             _check_backend(self.backend)
         if self.init_method == "tcp":
-            warnings.warn('TorchConfig(init_method="tcp") is "env" here', UserWarning, stacklevel=4)
+            warnings.warn('distrain uses init_method="env" instead of "tcp"', UserWarning, stacklevel=4)
             object.__setattr__(self, "init_method", "env")
         check_fields(self, check_choice, "init_method", choices=("env",))
         check_fields(self, check_seconds, "timeout_s", above_zero=True)
@@ -104,7 +104,7 @@ class TorchConfig(BackendConfig):
         if "nccl" in self.backend:
             raise ValueError(
                 f"TorchConfig.backend={self.backend!r}: NCCL cannot be used by workers that share a GPU; leave it "
-                'out, or take "gloo", or give every worker a GPU of its own'
+                'out, use "gloo", or give every worker its own GPU'
             )
         return self.backend
 

@@ -48,7 +48,7 @@ def prepare_data_loader(
             for inputs, labels in loader:
                 ...
 
-    resume: store the position in every checkpoint, and go on there when the run resumes; see below.
+    resume: store the position in every checkpoint, and continue there when the run resumes; see below.
 
     The result is a copy of the loader, of its class and with all its options. ``batch_size`` is per worker. The data is
     divided by its sampler:
@@ -66,7 +66,7 @@ def prepare_data_loader(
       IterableDataset.
 
     Every checkpoint that is reported stores the epoch, and the samples that all workers have taken from the loader. A
-    run that resumes goes on with the next sample of that epoch, with any number of workers and of loader processes;
+    resumed run continues with the next sample of that epoch, with any number of workers and of loader processes;
     rank 0 says so. Batches that were loaded ahead of time do not count. If the checkpoint was reported in the loop
     after the last batch, the first pass is empty, so that loops over epochs stay in step. Loaders are matched in the
     order in which they are prepared.
@@ -74,7 +74,7 @@ def prepare_data_loader(
     There is no position for an IterableDataset, a sampler that knows its rank (other than a DistributedSampler), a
     sampler without a length, and ``in_order=False``. But a loader that has ``state_dict()``, like torchdata's
     StatefulDataLoader, is asked for its state, which needs the same number of workers. If it has a position, its own
-    ``load_state_dict()`` is refused, as it would skip the same rows again.
+    ``load_state_dict()`` is refused, because it would skip the same rows again.
 
     Batches may be tensors; dicts, lists, tuples, named tuples and dataclasses of tensors; and objects with a ``to()``.
 

@@ -137,13 +137,13 @@ class SamplerProgress(Progress):
         if position["order"] != self.order:
             raise DataError(
                 f"prepare_data_loader: {self._name} is not the one of the checkpoint: it was {position['order']}, and "
-                f"is {self.order}; resume=False begins with its first row"
+                f"is {self.order}; resume=False starts from its first row"
             )
         self._epoch, self._first = position["epoch"], position["rows"]
         self._sampler.resume(self._epoch, self._first)
         if self._first and self._session.context.world_rank == 0:
             say(
-                f"prepare_data_loader: {self._name} goes on in epoch {self._epoch} after {self._first:,} of "
+                f"prepare_data_loader: {self._name} continues in epoch {self._epoch} after {self._first:,} of "
                 f"{self._sampler.rows:,} rows; resume=False turns this off"
             )
 
@@ -194,13 +194,13 @@ class StateProgress(Progress):
         is_whole = start.keys() >= {*range(before)}
         if is_whole and before != context.world_size:
             raise DataError(
-                f"prepare_data_loader: {self._name} has a state for each of {before} workers, and cannot go on with "
-                f"{context.world_size}; resume=False begins with its first row"
+                f"prepare_data_loader: {self._name} has a state for each of {before} workers, and cannot continue with "
+                f"{context.world_size}; resume=False starts from its first row"
             )
         self._start = start[context.world_rank]["state"] if is_whole else None
         if context.world_rank == 0:
-            how = "goes on where the checkpoint was; resume=False turns this off"
-            again = "begins its epoch again: report the checkpoint on every rank, so that it has the states of all"
+            how = "continues where the checkpoint was; resume=False turns this off"
+            again = "starts its epoch again: report the checkpoint on every rank, so that it has the states of all"
             say(f"prepare_data_loader: {self._name} {how if is_whole else again}")
 
     def begin(self) -> DataLoop:
@@ -223,7 +223,7 @@ class StateProgress(Progress):
             self._loader.dataset.load_state_dict({})
 
     def position(self) -> dict[str, Any]:
-        """Return the state. At the end of a pass there is none, as many loaders have one that ends again at once.
+        """Return the state. At the end of a pass there is none, because many loaders have one that ends again at once.
 
         With the rank in it, it differs from those of other ranks: of equal ones a checkpoint keeps the first.
         """

@@ -75,7 +75,7 @@ class TrackerObserver(Observer):
             self._act(self._log or self._start(), fact)
         except BaseException as error:  # SystemExit, too
             self._log, self._next_try = None, time.monotonic() + _RETRY_S
-            text = f"{self.name} failed: {type(error).__name__}: {error}; the run goes on, {self.advice}"
+            text = f"{self.name} failed: {type(error).__name__}: {error}; the run continues, {self.advice}"
             self._once("problem", lambda: warn(text))
             with contextlib.suppress(OSError):
                 self._error_log.parent.mkdir(parents=True, exist_ok=True)

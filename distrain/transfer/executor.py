@@ -145,7 +145,7 @@ class StorageExecutor:
         manifest.write_bytes(json.dumps({**json.loads(manifest.read_bytes()), **order.fields}, indent=1).encode())
 
     def _delete(self, order: wire.DeleteCheckpoints) -> None:
-        """Delete checkpoints, each one's manifest first: without one, the other files are no checkpoint."""
+        """Delete checkpoints, each one's manifest first: without one, the other files aren't a checkpoint."""
         run = self._owned_run()
         for name in order.directories:
             (run / name / PENDING_FILE).write_bytes(DELETED)

@@ -1,4 +1,4 @@
-"""distrain itself, brought to hosts that do not have it, with the small packages that it needs. Runs in: coordinator.
+"""distrain itself, copied to hosts that do not have it, with the small packages that it needs. Runs in: coordinator.
 
 The command that ssh runs on a host starts with :data:`_ARRIVE`, before anything of distrain is there. If the host has
 this interpreter and this distrain at the same paths, it uses them. Else it looks for this distrain in the host's cache,

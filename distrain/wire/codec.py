@@ -98,7 +98,7 @@ class Decoder:
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that are complete now.
 
-        Raises WireError for bytes that are no frame: in the next call, if there were frames before them.
+        Raises WireError for bytes that aren't a frame: in the next call, if there were frames before them.
         """
         source: bytes | bytearray = data
         if self._buffer or not self._greeted:

@@ -301,9 +301,9 @@ class Exited(Message):
 class Stop(Message):
     """End the attempt: a signal, a grace, stacks, SIGTERM, a last grace, SIGKILL.
 
-    problem, reason: why the run cannot go on, and the signal by which the user has asked it to stop; empty if neither.
+    problem, reason: why the run cannot continue, and the signal by which the user asked it to stop; empty if neither.
 
-    With a grace of 0, the agent begins with the stacks; with a last grace of 0, SIGKILL follows on the stacks. Ranks
+    With a grace of 0, the agent begins with the stacks; with a last grace of 0, SIGKILL follows the stacks. Ranks
     that do not handle ``signal`` get SIGTERM instead of it. Without ``culprit_known``, the agent uses up the whole time
     for taking stacks, so that a rank that is failing at that moment can still report its exception.
 
@@ -460,7 +460,7 @@ class Upload(Message):
     """Store ``files`` of ``source`` in ``directory``, and hash the ``others``, while the rank trains on.
 
     source: empty if the ranks have written the files into ``directory`` themselves; then all its files are hashed.
-    others: files that a lower rank brings. directory: a path, or a name in a remote run directory.
+    others: files that a lower rank reports. directory: a path, or a name in a remote run directory.
 
     Coordinator -> uploader; answered by :class:`FilesCopied`.
     """
@@ -674,7 +674,7 @@ class DebuggerSays(FromWorker):
 
     prompt: the rank is stopped, and waits for a line; None if it does not wait. place: the line of the user's code,
     such as ``load_batch (train.py:31)``. error: the exception that has ended train_func there, if one has. closed: the
-    rank goes on without the debugger, and, if it is not empty, for this reason.
+    rank continues without the debugger, and, if it is not empty, for this reason.
 
     Worker -> coordinator -> ``distrain debug``. A prompt is answered by :class:`DebuggerInput`.
     """
@@ -796,7 +796,7 @@ class Acknowledged(ToWorker):
 
 @message
 class CopyFiles(ToWorker):
-    """Copy these files of the checkpoint into ``directory``; hash the others, which a lower rank brings.
+    """Copy these files of the checkpoint into ``directory``; hash the others, which a lower rank reports.
 
     Coordinator -> worker; answered by :class:`FilesCopied`.
     """
@@ -810,7 +810,7 @@ class CopyFiles(ToWorker):
 class FilesCopied(FromWorker):
     """The files of a rank are stored: relative path, size in bytes and crc32 of each. Or (``failed``) why they are not.
 
-    skipped: the same of this rank's copies of files that a lower rank brings.
+    skipped: the same of this rank's copies of files that a lower rank reports.
 
     Worker -> coordinator, as the answer to :class:`CopyFiles`; uploader -> coordinator, as the answer to
     :class:`Upload`.
@@ -837,10 +837,10 @@ class FilesStored(ToWorker):
 class CommitDone(ToWorker):
     """A checkpoint is complete and safe; get_checkpoint() returns it from now on.
 
-    path: its directory or URL; empty if it was dropped, as a rank could not store its part. has_files: it contains the
-    files that this rank brought with ``ordinal``, so that the rank may delete its local ones.
+    path: its directory or URL; empty if it was dropped because a rank could not store its part. has_files: it contains
+    the files that this rank reported with ``ordinal``, so that the rank may delete its local ones.
 
-    Coordinator -> worker, to every rank; if it was dropped, to those that have brought files.
+    Coordinator -> worker, to every rank; if it was dropped, to those that have saved files.
     """
 
     ordinal: int
@@ -878,7 +878,7 @@ class AskCheckpointList(FromWorker):
     """Ask which checkpoints there are, once all that this rank has reported are committed or dropped.
 
     validated: and once no checkpoint waits for its validation. at_once: without waiting for anything. synced: wait only
-    for ranks that bring checkpoints, not for what ASYNC stores, and at most for ``missing_rank_s``.
+    for ranks that report checkpoints, not for what ASYNC stores, and at most for ``missing_rank_s``.
 
     Worker -> coordinator; answered by :class:`CheckpointList` with the same ``index``.
     """

@@ -44,7 +44,7 @@ class _Terminal(io.TextIOBase):
         return self._session.wait_for_debugger_input()
 
     def close_debugger(self) -> None:
-        """Tell that the rank goes on without the debugger."""
+        """Tell that the rank continues without the debugger."""
         self.send(self._text, closed="")
 
     def send(self, shown: str, **fields: Any) -> None:
@@ -54,7 +54,7 @@ class _Terminal(io.TextIOBase):
 
 
 class RemotePdb(pdb.Pdb):
-    """The debugger of this rank, until the rank goes on without breakpoints. It steps over distrain's own code.
+    """The debugger of this rank, until the rank continues without breakpoints. It steps over distrain's own code.
 
     on_closed: called with True if the user has closed it, with False if the rank continues without breakpoints.
     """
@@ -116,7 +116,7 @@ class RemotePdb(pdb.Pdb):
     def do_quit(self, arg: str) -> bool:
         """q(uit) | exit
 
-        Close the debugger. The rank goes on, and its breakpoints are ignored from now on.
+        Close the debugger. The rank continues, and its breakpoints are ignored from now on.
         """
         self.clear_all_breaks()
         super().set_continue()

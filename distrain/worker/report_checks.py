@@ -59,7 +59,7 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
     shared = (tempfile.gettempdir(), os.path.expanduser("~"), os.sep)
     if folder in map(os.path.realpath, shared):
         raise CheckpointError(
-            f"report(): {checkpoint.path} is a shared directory; the checkpoint would take in everything in it. "
+            f"report(): {checkpoint.path} is a shared directory; the checkpoint would include everything in it. "
             "Write the files into a directory of their own: checkpoint_dir = tempfile.mkdtemp()"
         )
     if isinstance(context.get_storage().run, RemotePath):
@@ -127,7 +127,7 @@ def check_sees_storage(context: TrainContext, option: str) -> None:
     if not context.sees_storage:
         raise ValueError(
             f"report(): {option} needs the run directory {context.get_storage().run}, which this host does not see; "
-            "leave it out: SYNC and ASYNC bring the files there"
+            "leave it out: SYNC and ASYNC copy the files there"
         )
 
 

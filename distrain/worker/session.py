@@ -105,7 +105,7 @@ class Session:
         self.loader_wait_s = 0.0
         """Seconds for which train_func has waited for prepared loaders."""
         self._waits = {"data": 0.0, "checkpoint": 0.0}
-        """Seconds for which this rank has waited so far. The next report brings those since the last one."""
+        """Seconds for which this rank has waited so far. The next report has those since the last one."""
         self._reported_waits = dict(self._waits)
         self.runs_script = False
         """True if this rank runs a script, as under torchrun, and no function."""
@@ -366,7 +366,7 @@ class Session:
             self._await_order_or_upload(ordinal)
             order = self._copy_orders.pop(ordinal, None)
             copied, skipped = self._copy(order, folder, files) if order is not None else ([], [])
-        except BaseException as error:  # such as an alarm of the user's: no other process can bring these files
+        except BaseException as error:  # such as an alarm of the user's: no other process can store these files
             self._local_files.pop(ordinal, None)
             if not (self._is_remote or self._is_apart):
                 self._send_copied(ordinal, [], [], failed=str(error) if isinstance(error, OSError) else repr(error))
@@ -392,7 +392,7 @@ class Session:
         return not self.context.sees_storage
 
     def _copy(self, order: wire.CopyFiles, folder: Path, files: list[str]) -> tuple[Files, Files]:
-        """Copy the files as ordered. Return facts about these files, and about those that a lower rank brings."""
+        """Copy the files as ordered. Return facts about these files, and about those that a lower rank reports."""
         target = Path(order.directory)
         if folder == target:  # all ranks have written into it
             return store_files(folder, target, list_files(folder)), []
@@ -416,7 +416,7 @@ class Session:
     # -- deleting local files -------------------------------------------------------------------------------------
 
     def _note_deletable(self, ordinal: int, *, has_files: bool) -> None:
-        """Note that local files of this checkpoint are not needed any more. Those of dropped checkpoints stay."""
+        """Note that local files of this checkpoint are no longer needed. Those of dropped checkpoints stay."""
         for number in [number for number in self._local_files if number <= ordinal]:
             local_files = self._local_files.pop(number)
             if number == ordinal and has_files:
@@ -574,7 +574,7 @@ class Session:
     def get_checkpoint(self) -> Checkpoint | None:
         """Do what :func:`distrain.get_checkpoint` does."""
         is_start, self._has_resumed = not (self._has_resumed or self._reports), True
-        if is_start:  # others may have brought a newer one while this rank was starting
+        if is_start:  # others may have reported a newer one while this rank was starting
             return self.started_from
         if os.getpid() == self._pid:
             with self._lock:
@@ -594,7 +594,7 @@ class Session:
         self._reports_settled = self._reports
 
     def fetch_checkpoint(self, path: str) -> str:
-        """Have a checkpoint brought to this host, which does not see it. Return where it is; wait until it is there.
+        """Have a checkpoint copied to this host, which does not see it. Return where it is; wait until it is there.
 
         Raises CheckpointError if that is not possible.
         """

@@ -306,7 +306,7 @@ def _origin(error: BaseException) -> str:
 
 
 def _traceback_text(error: BaseException) -> str:
-    """Return the traceback without distrain's outer frames; an empty string for sys.exit(), which is no crash."""
+    """Return the traceback without distrain's outer frames; an empty string for sys.exit(), which isn't a crash."""
     if isinstance(error, SystemExit):
         return ""
     try:
@@ -359,7 +359,7 @@ def _explanation(work: Work | None, error: BaseException) -> str:
     elif isinstance(error, FileNotFoundError) and MIRROR in os.environ:
         text = (
             "this host shares no files with your machine, and has copies of your code only; --ship PATH, or "
-            "ShippingConfig(include=[...]), brings other files"
+            "ShippingConfig(include=[...]), copies other files"
         )
     return f"distrain: {text}\n" if text else ""
 

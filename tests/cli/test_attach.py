@@ -157,13 +157,15 @@ def test_a_failure_is_shown_once_and_its_exit_code_is_that_of_attach(folder: Pat
         wait_until(lambda: (folder / "runs" / "run" / "metrics.jsonl").exists(), 60.0, "the first report")
         with attach(folder) as following:
             wait_for_line(following, "step 1")
+            if is_detached:
+                run.wait(60)  # it passes a failure on until it has left the run alone
             let(folder, "go-1", "go-2", "go-3")
             during, _ = following.communicate(timeout=60)
     with attach(folder) as later:
         after, _ = later.communicate(timeout=60)
     assert run.returncode == (0 if is_detached else 7)
     assert (following.returncode, later.returncode, manifest(folder)["exit_code"]) == (7, 7, 7)
-    assert after.startswith("distrain: run has ended already\n")
+    assert after.startswith("distrain: run has already ended\n")
     for text in (during, after):
         assert text.count("─ distrain: training failed ─") == 1
         assert text.index("failed after ") < text.index("training failed") < text.rindex("sys.exit(7)")

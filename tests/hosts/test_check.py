@@ -105,7 +105,7 @@ def test_no_problem_of_a_host_hides_another_one(user: User) -> None:
     ran = user.checks()
     for beginning in (
         "✗ old: it has Python 3.9.1, this machine 3.",
-        "✗ nothing: its agent has ended: exit code 127, there is no such program: python= in the hostfile",
+        "✗ nothing: its agent has ended: exit code 127, there is no such program: name the host's interpreter",
         "✗ nowhere: no worker can run in /nowhere: No such file or directory; create it, or set cwd=",
         "✗ packages: it has cloudpickle 1.0.0, this machine ",
         "! packages: it has torch 2.0.0, this machine ",
@@ -128,8 +128,8 @@ def test_a_storage_that_is_not_shared_is_found_although_the_path_exists(user: Us
 def test_a_pair_that_is_blocked_is_named_both_ways(user: User) -> None:
     with blocked_pair(user.lab):
         alpha, beta = findings(user.checks("--hosts", "alpha:1,beta:1,localhost:1"))
-    assert alpha.startswith("✗ alpha: beta cannot connect to it at 10.77.0.11 (eth0): no answer within 4 s; let TCP")
-    assert beta.startswith("✗ beta: alpha cannot connect to it at 10.77.0.12 (eth0): no answer within 4 s; let TCP")
+    assert alpha.startswith("✗ alpha: beta cannot connect to it at 10.77.0.11 (eth0): no answer within 4 s; allow TCP")
+    assert beta.startswith("✗ beta: alpha cannot connect to it at 10.77.0.12 (eth0): no answer within 4 s; allow TCP")
 
 
 @sampled

@@ -258,8 +258,8 @@ def reports(place: Path) -> int:
     ("options", "problem"),
     [
         (["--hosts", "n1:1", "--transport", "docker"], "--transport: 'docker': unknown transport; must be auto, local"),
-        (["--hosts", "n1:1", "--transport", "docker exec -i"], "a command line without {host} reaches no host"),
-        (["--hosts", "n1:1", "--transport", "local"], "n1: the transport local reaches no other machine"),
+        (["--hosts", "n1:1", "--transport", "docker exec -i"], "the command line must contain {host}"),
+        (["--hosts", "n1:1", "--transport", "local"], "n1: the transport local cannot reach other machines"),
         (["--transport", "slurm"], "SLURM_JOB_ID is not set; start this with sbatch or in salloc"),
         (
             ["--hosts", "n1:1", "--transport", "false {host}"],

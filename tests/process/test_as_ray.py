@@ -104,7 +104,7 @@ def test_a_module_that_fails_shows_its_own_lines(tmp_path: Path, monkeypatch: py
     assert done.returncode == 1
     *_, trace = done.stderr.rpartition("Traceback (most recent call last):\n  File ")
     assert trace.startswith(f'"{tmp_path}/train.py", line 19, in <module>\n    main()\n  File "{tmp_path}/train.py"')
-    assert "ModuleNotFoundError: ray has no 'serve' here: serving is not a part of distrain" in trace.splitlines()[-1]
+    assert "ModuleNotFoundError: ray has no 'serve' here: distrain does not serve models" in trace.splitlines()[-1]
 
 
 PREEMPTED = """

@@ -159,7 +159,7 @@ def test_a_trial_that_cannot_begin_ends_the_sweep(storage: Path) -> None:
         (
             lambda: Tuner(DataParallelTrainer(print), run_config=TuneRunConfig(stop={"x": 1})),
             TypeError,
-            "leave the loop of train_func instead",
+            "exit the loop in train_func instead",
         ),
         (lambda: Tuner.restore("/runs/sweep", print), TypeError, "make the Tuner as before"),
     ],

@@ -177,7 +177,7 @@ def test_a_rank_that_dies_before_its_first_report_leaves_no_incomplete_checkpoin
     result = any_fit(train, failure_config=FailureConfig(max_failures=1))
     assert result.return_value == 0
     assert [sorted(files_of(checkpoint)) for checkpoint, _ in result.best_checkpoints] == [["shard-0", "shard-1"]] * 3
-    said = f"checkpoints 1 to 3 are dropped: the attempt ended before rank {victim} had brought a first one"
+    said = f"checkpoints 1 to 3 are dropped: the attempt ended before rank {victim} had reported one"
     assert said in " ".join(capfd.readouterr().err.split())
 
 
@@ -404,7 +404,7 @@ def test_a_damaged_checkpoint_to_resume_from_is_refused_before_anything_starts(f
 def test_a_finished_run_is_never_overwritten(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [Path(fit(train_three_epochs, {}, name="mine").path).name for _ in range(3)]
     assert paths == ["mine", "mine-2", "mine-3"]
-    assert "distrain: run 'mine' is finished; this one is mine-3\n" in capsys.readouterr().err
+    assert "distrain: run 'mine' is finished, so this one is called mine-3\n" in capsys.readouterr().err
     assert [len(reported(fit.storage / name, rank=0)) for name in paths] == [3, 3, 3]
 
 

@@ -89,7 +89,7 @@ def test_ranks_that_mix_up_their_calls_are_named(any_fit: Fit) -> None:
         else:
             barrier()
 
-    with pytest.raises(WorkerGroupError, match="do not meet in the same collective") as raised:
+    with pytest.raises(WorkerGroupError, match="is not the same collective on all ranks") as raised:
         any_fit(train, workers=3)
     assert all(type(error) is CollectiveError for error in raised.value.worker_failures.values())
     first = failures(raised.value)[raised.value.culprit]

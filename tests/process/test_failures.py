@@ -426,7 +426,7 @@ def test_nonsense_in_a_workers_pipe_ends_that_worker_with_an_explanation(any_fit
 
     error = failure(any_fit, train)
     assert error.culprit == 1
-    assert "its code wrote to the pipe of distrain" in str(error)
+    assert "its code wrote to distrain's pipe" in str(error)
 
 
 class Holder:

@@ -149,7 +149,7 @@ def test_there_is_no_answer_where_no_run_is_at_work(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     os.mkfifo(tmp_path / "run" / ".requests")  # nobody was left to remove it
     for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "run"):
-        with pytest.raises(StorageError, match="no run is at work in"):
+        with pytest.raises(StorageError, match="no run is active in"):
             requests.ask(RunPaths(folder), requests.STACKS)
 
 

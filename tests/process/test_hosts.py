@@ -255,7 +255,9 @@ def test_a_host_without_the_interpreter_is_told_how_to_name_one(
 ) -> None:
     ssh()
     text = failure(fit_on, tmp_path / "hosts", "far python=/nowhere/bin/python")
-    assert text.startswith("far: its agent has ended: exit code 127, there is no such program: python= in the hostfile")
+    assert text.startswith(
+        "far: its agent has ended: exit code 127, there is no such program: name the host's interpreter"
+    )
     assert "/nowhere/bin/python" in text
 
 

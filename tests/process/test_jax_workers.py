@@ -57,4 +57,4 @@ def test_processes_compute_together_also_after_rank_0_was_killed(
     assert {(line["processes"], line["handler"]) for line in reported(result.path)} == {(2, "terminate")}
     shown = capfd.readouterr().err
     assert "rank 0 was killed by SIGKILL" in shown
-    assert "fresh interpreters" not in shown  # an import of JAX survives a fork
+    assert "new interpreters" not in shown  # an import of JAX survives a fork

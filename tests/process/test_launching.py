@@ -219,7 +219,7 @@ def test_a_preload_that_starts_a_thread_means_fresh_interpreters_and_is_said_onc
     for _ in range(2):
         result = fit(train, workers=3)
         assert reported(result.path) == [{"own": True, "threads": 2}] * 3
-    [notice] = [line for line in capsys.readouterr().err.splitlines() if "fresh interpreters" in line]
+    [notice] = [line for line in capsys.readouterr().err.splitlines() if "new interpreters" in line]
     assert "importing threaded_package started 1 thread (watcher)" in notice
     assert 'ScalingConfig(start_method="spawn")' in notice
 
@@ -234,7 +234,7 @@ def test_workers_that_use_pyarrow_are_forks(fit: Fit, capsys: pytest.CaptureFixt
 
     result = fit(train, workers=2)
     assert reported(result.path) == [{"sum": 3, "set": False}] * 2
-    assert "fresh interpreters" not in capsys.readouterr().err
+    assert "new interpreters" not in capsys.readouterr().err
 
 
 def test_a_setting_of_the_user_for_pyarrow_is_kept(

@@ -353,7 +353,7 @@ def test_a_stopped_forkserver_is_lost_when_its_lease_is_over(launch: Launch, tes
     running.stop("forkserver")
     running.kill("worker 1")
     _, output, _ = running.end()
-    assert re.search(r"the forkserver has been silent for [2-9] s and is killed: was it stopped \(SIGSTOP\)\?", output)
+    assert re.search(r"the forkserver was silent for [2-9] s and is killed: was it stopped \(SIGSTOP\)\?", output)
     assert "ENDED WorkerGroupError" in output
     assert_nothing_is_left(running, test_run_id)
 

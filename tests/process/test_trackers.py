@@ -144,8 +144,8 @@ def test_a_tracker_has_every_step_once_in_spite_of_restarts_and_others_that_fail
     assert len(list(tmp_path.glob("failed-*"))) == 2
     assert lines_of(run) == ["start 0.1", *REPORTED, "finished"]
     shown = capsys.readouterr().err
-    assert shown.count("the tracker failing failed: ConnectionError: no network; the run goes on, ") == 1
-    assert shown.count("the tracker exiting failed: SystemExit: no key; the run goes on, ") == 1
+    assert shown.count("the tracker failing failed: ConnectionError: no network; the run continues, ") == 1
+    assert shown.count("the tracker exiting failed: SystemExit: no key; the run continues, ") == 1
     assert "no network" in Path(run, "logs", "trackers.log").read_text()
 
 

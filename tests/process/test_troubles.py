@@ -103,6 +103,6 @@ def test_the_rank_of_a_gpu_that_fails_is_named(
         ("trouble_over", None),
         *(("trouble", text) for text in sick),
         *(("trouble_over", None) for _ in sick),
-        ("trouble", "Fake at 0000:02:00.0 does not answer any more"),
+        ("trouble", "Fake at 0000:02:00.0 no longer answers"),
     ]
     assert capsys.readouterr().err.count("rank 1 on localhost: 99% of the memory of GPU 1 is used") == 1

@@ -186,7 +186,7 @@ def test_lightnings_own_strategy_works_and_training_alone_is_refused(
     assert found["ours"]
     assert (found["device outside"], found["device"]) == ([None, None], ["cpu"])
     for error in (found["prepare"], found["fit"]):
-        assert "takes itself for rank 0 of 1, but there are 2 workers" in error
+        assert "believes that it is rank 0 of 1, but there are 2 workers" in error
         assert "strategy=distrain.lightning.TrainDDPStrategy()" in error
     assert sorted((line["rank"], line["metrics"]["step"]) for line in reports(result)) == [(0, STEPS), (1, STEPS)]
     assert result.checkpoint is not None

@@ -187,14 +187,14 @@ def test_set_epoch_and_a_look_at_a_batch() -> None:
 
     other = Ranks(1, loader("shuffled", 20, 4), start)
     other.loaders[0].sampler.set_epoch(6)
-    assert len(other.take()[0]) == 5, "another epoch begins with its first row"
+    assert len(other.take()[0]) == 5, "another epoch starts from its first row"
 
 
 def test_a_checkpoint_after_the_last_batch_in_the_loop_keeps_loops_in_step(capfd: pytest.CaptureFixture[str]) -> None:
     group = Ranks(2, loader("shuffled", 20, 5))
     assert not group.take(2)[1]
     resumed = Ranks(2, loader("shuffled", 20, 5), group.positions())
-    assert "loader 1 goes on in epoch 0 after 20 of 20 rows; resume=False turns this off" in capfd.readouterr().err
+    assert "loader 1 continues in epoch 0 after 20 of 20 rows; resume=False turns this off" in capfd.readouterr().err
     assert resumed.take() == ([], True)
     assert len(resumed.take()[0]) == 2
 
@@ -240,11 +240,11 @@ def test_a_loader_with_states_is_asked_for_its_own(capfd: pytest.CaptureFixture[
     assert [next(iter(loader)).tolist() for loader in resumed.loaders] == [[6, 7, 8], [9]]
     resumed = Ranks(2, make, group.positions(merged=True))
     assert len(Ranks(2, make, resumed.positions(merged=True)).take(1)[0]) == 1, "a position that was not used is kept"
-    with pytest.raises(DataError, match="has a state for each of 2 workers, and cannot go on with 1; resume=False"):
+    with pytest.raises(DataError, match="has a state for each of 2 workers, and cannot continue with 1; resume=False"):
         Ranks(1, make, group.positions(merged=True))
     capfd.readouterr()
     of_one_rank = Ranks(2, make, {0: group.positions(merged=True)[0]})
-    assert "begins its epoch again: report the checkpoint on every rank" in capfd.readouterr().err
+    assert "starts its epoch again: report the checkpoint on every rank" in capfd.readouterr().err
     whole, has_ended = of_one_rank.take()
     assert len(whole) == 4
     assert has_ended

@@ -223,7 +223,7 @@ def test_the_message_says_what_was_given() -> None:
 
 
 def test_of_rays_runtime_environment_the_variables_are_used_and_the_rest_is_said() -> None:
-    with pytest.warns(UserWarning, match="worker_runtime_env: conda, pip without effect") as warned:
+    with pytest.warns(UserWarning, match="worker_runtime_env: no effect for conda, pip") as warned:
         run = RunConfig(worker_runtime_env={"env_vars": {"A": "1"}, "pip": ["requests"], "conda": "base"})
     assert run.env_vars == {"A": "1"}
     assert [warning.filename for warning in warned] == [__file__]
@@ -236,7 +236,7 @@ def test_an_accelerator_may_be_asked_for_as_ray_does_it() -> None:
 
 
 def test_an_accelerator_without_gpus_means_nothing() -> None:
-    with pytest.warns(UserWarning, match="accelerator_type:T4'] has no effect, as use_gpu is False") as warned:
+    with pytest.warns(UserWarning, match="accelerator_type:T4'] has no effect because use_gpu is False") as warned:
         scaling = ScalingConfig(resources_per_worker={"accelerator_type:T4": 0.001})
     assert (scaling.accelerator_type, scaling.worker_resources) == (None, {"CPU": 1})
     assert [warning.filename for warning in warned] == [__file__]

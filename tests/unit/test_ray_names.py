@@ -214,7 +214,7 @@ def test_restore_names_the_way_to_continue(trainer: Any, tmp_path: Any) -> None:
 
 
 def test_init_method_tcp_is_env() -> None:
-    with pytest.warns(UserWarning, match='is "env" here'):
+    with pytest.warns(UserWarning, match='uses init_method="env" instead of "tcp"'):
         assert TorchConfig(init_method="tcp").init_method == "env"
 
 

@@ -214,7 +214,7 @@ def test_a_damaged_line_of_the_metrics_is_named_and_the_others_are_not_lost(writ
     root = write_run([{"loss": 2}, {"loss": 1}])
     lines = (root / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (root / "metrics.jsonl").write_bytes(b"".join([lines[0], damage, b"\n", lines[1], b'{"torn']))
-    named = f"passed over: line 2 of {root / 'metrics.jsonl'} cannot be understood"
+    named = f"skipped line 2 of {root / 'metrics.jsonl'}: it cannot be parsed"
     with pytest.warns(UserWarning, match=re.escape(named)) as warned:
         assert [record["metrics"] for record in read_metrics(root / "metrics.jsonl")] == [{"loss": 2}, {"loss": 1}]
     assert len(warned) == 1
@@ -241,7 +241,7 @@ def test_a_damaged_end_of_the_metrics_is_passed_over(write_run: Write, tail: byt
     root = write_run([{"loss": 2}])
     with (root / "metrics.jsonl").open("ab") as file:
         file.write(b"damaged\n" + tail)
-    with pytest.warns(UserWarning, match="passed over: one of the last lines of .*metrics.jsonl"):
+    with pytest.warns(UserWarning, match="skipped one of the last lines of .*metrics.jsonl"):
         assert Result.from_path(root).metrics == {"loss": 2}
 
 

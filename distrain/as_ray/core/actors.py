@@ -60,7 +60,7 @@ class ActorClass:
             if self._options.get("get_if_exists"):
                 return existing
             raise ValueError(
-                f"there is an actor named {name!r} already: choose another name, or get it by ray.get_actor({name!r})"
+                f"there is an actor named {name!r} already: choose another name, or get it with ray.get_actor({name!r})"
             )
         given, by_name = unpacked(packed(f"{self._kind.__name__}.__init__", args, named))
         handle = ActorHandle(self._kind(*given, **by_name), name)
@@ -73,7 +73,7 @@ class ActorClass:
 
     def __call__(self, *args: object, **named: object) -> Any:
         name = self._kind.__name__
-        raise TypeError(f"{name} is the class of an actor: make one by {name}.remote(), not {name}()")
+        raise TypeError(f"{name} is an actor class: create an actor with {name}.remote(), not {name}()")
 
 
 class ActorHandle:
@@ -97,8 +97,8 @@ def _handle_in(pid: int, key: str) -> ActorHandle:
     """Return the handle in the process of its actor. Raises RuntimeError in any other."""
     if pid != os.getpid():
         raise RuntimeError(
-            f"a Ray actor was passed to a worker, but it is an object of process {pid}, which workers cannot call: "
-            "workers can report metrics, and meet with ray.train.collective"
+            f"a Ray actor was passed to a worker, but it lives in process {pid}, where workers cannot call it: "
+            "workers can report metrics, and synchronize with ray.train.collective"
         )
     return _actors[key]
 

@@ -43,7 +43,7 @@ def init(address: str | None = None, **options: Any) -> RayContext:
     named += [f"runtime_env[{name!r}]" for name, value in runtime_env.items() if value]
     if named:
         warn_once(
-            f"ray.init(): {', '.join(named)} without effect: there is no cluster; fit() starts the workers, on this "
+            f"ray.init(): no effect for {', '.join(named)}: there is no cluster; fit() starts the workers, on this "
             "machine, or on the hosts of --hosts, DISTRAIN_HOSTS or the Slurm job"
         )
     here = own_address()

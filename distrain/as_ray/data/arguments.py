@@ -31,7 +31,7 @@ def check_options(function: str, options: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments that would change the rows, and that the stand-in lacks."""
     for name in options.keys() - WITHOUT_EFFECT:
         if options[name]:
-            raise TypeError(f"{function}({name}=...) is not offered: {ELSEWHERE}")
+            raise TypeError(f"{function}({name}=...) is not supported: {ELSEWHERE}")
 
 
 # -- functions of the user's -------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def _naming(path: str) -> Iterator[None]:
 
 
 def from_items(items: Sequence[Any], **options: Any) -> Dataset:
-    """Return the items of a list as rows. If they are no dicts, they become the column ``item``."""
+    """Return the items of a list as rows. If they aren't dicts, they become the column ``item``."""
     check_options("from_items", options)
     return Dataset.of(data.from_items(list(items)))
 

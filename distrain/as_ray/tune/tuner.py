@@ -127,7 +127,7 @@ class Tuner:
         self._run = run_config or (trainable._run if is_trainer else RunConfig())
         self._stop = getattr(self._run, "stop", None)
         if self._stop is not None and is_trainer:
-            raise TypeError("RunConfig(stop=...) is not for trainers: leave the loop of train_func instead")
+            raise TypeError("RunConfig(stop=...) is not for trainers: exit the loop in train_func instead")
 
     @classmethod
     def restore(cls, path: str | os.PathLike[str], *args: Any, **options: Any) -> NoReturn:

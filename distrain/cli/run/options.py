@@ -98,7 +98,7 @@ def make_parser(prog: str = "python -m distrain.launch") -> argparse.ArgumentPar
     """Make the parser of the command line. ``tests/cli/launch_help.txt`` holds its ``--help``."""
     parser = _Parser(
         prog=prog,
-        description="Run a PyTorch script, module or function on several workers, of this machine or of many.",
+        description="Run a PyTorch script, module or function on several workers, on this machine or on many.",
         epilog=_EPILOG.replace("python -m distrain.launch", prog.replace(" check", " run")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -148,7 +148,7 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
         "--tracker",
         action="append",
         metavar="NAME[:KEY=VALUE,...]",
-        help="log metrics to tensorboard, wandb or mlflow, too, such as wandb:project=my,mode=offline (default: "
+        help="also log metrics to tensorboard, wandb or mlflow, such as wandb:project=my,mode=offline (default: "
         "DISTRAIN_TRACKERS)",
     )
     add(

@@ -152,7 +152,7 @@ class AgentLink:
         try:
             message = frame.message()
         except WireError as error:
-            self._refuse(f"it does not speak the protocol of distrain: {error}")
+            self._refuse(f"it does not speak distrain's protocol: {error}")
             return
         self.greeted = self.greeted or is_hello
         self._callbacks.on_message(self, message)
@@ -246,7 +246,7 @@ class AgentLink:
     def _why_it_ended(self) -> str:
         """Explain the end of the connection."""
         if self._channel.broken is not None:
-            return f"it does not speak the protocol of distrain: {self._channel.broken}"
+            return f"it does not speak distrain's protocol: {self._channel.broken}"
         code = self._process.returncode
         if code is None:  # a guard may be emptying the host
             how = "its connection was closed"
@@ -259,7 +259,7 @@ class AgentLink:
             elif code == self._transport.failed_code:
                 how += f", which is {program}'s when it cannot connect or log in"
             elif code == _NOT_FOUND and not self.greeted:
-                how += ", there is no such program: python= in the hostfile names the interpreter of a host"
+                how += ", there is no such program: name the host's interpreter with python= in the hostfile"
         return f"its agent has ended: {how}{self._what_must_work()}{self._last_words()}"
 
     def _what_must_work(self) -> str:
@@ -267,7 +267,7 @@ class AgentLink:
         if self.greeted or not self._process.returncode or self._process.returncode < 0:
             return ""
         if self._process.returncode == self._transport.failed_code:
-            return f"; this must work without a question: {process.describe(self._transport.argv(['true']))}"
+            return f"; this must work without asking for anything: {process.describe(self._transport.argv(['true']))}"
         version = [self._transport.host.python or "python3", "--version"]
         return f"; this must work: {process.describe(self._transport.argv(version))}"
 
@@ -317,7 +317,7 @@ class AgentLink:
     def close(self, loop: Loop, on_closed: Callable[[AgentLink], None]) -> None:
         """Tell the agent to empty its host and to end, and use another loop from now on.
 
-        on_closed: called when it has ended. Nothing else that it sends is handled any more.
+        on_closed: called when it has ended. Nothing else that it sends is handled.
         """
         self._use(loop, LinkCallbacks(on_end=lambda link, why: on_closed(link)))
         self._listen()

@@ -109,7 +109,7 @@ def transports_for(
             return LocalTransport(host=host)
         match host.transport or chosen:
             case "local":
-                raise HostfileError(f"{host.name}: the transport local reaches no other machine; use ssh, or auto")
+                raise HostfileError(f"{host.name}: the transport local cannot reach other machines; use ssh or auto")
             case "ssh" | "auto":
                 return ssh(host=host)
             case "slurm" if host.address not in nodes:
@@ -128,7 +128,5 @@ def transports_for(
 def _without_login(host: HostSpec, program: str) -> HostSpec:
     """Return the host. Raises HostfileError for a user or port, which only ssh can use."""
     if host.user is not None or host.port is not None:
-        raise HostfileError(
-            f"{host.name}: {program} takes no user and no port of the hostfile, only the name of a host"
-        )
+        raise HostfileError(f"{host.name}: {program} takes only the name of a host; remove the user and the port")
     return host

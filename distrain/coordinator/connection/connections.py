@@ -45,7 +45,7 @@ _WAKE_TIMEOUT_S = 10.0
 class Connections:
     """One link to each host that was connected to. See :class:`~distrain.coordinator.ranks.port.Ranks`.
 
-    stale_run_ids: ids of processes that an earlier part of the run may have left on the hosts, as its own process died.
+    stale_run_ids: ids of processes that an earlier part of the run may have left on the hosts when it died.
     """
 
     def __init__(
@@ -235,4 +235,4 @@ class Connections:
         left = run_all(commands, timeout_s=CLOSE_TIMEOUT_S, at_once=_SWEEPS_AT_ONCE, until=until)
         if left:
             text = f"{left:,} of {len(ids):,} hosts were not cleaned up, because too many others did not answer"
-            warn(f"{text}; what is left there ends by itself when the lease has expired")
+            warn(f"{text}; processes left there end by themselves when the lease expires")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _VARIABLE = "DISTRAIN_IDLE_S"
 _DEFAULT_IDLE_S = 300.0
 _MARGIN_S = 10.0
-"""Seconds before its end from which an agent is not taken over any more."""
+"""Seconds before its end from which an agent is no longer taken over."""
 _INHERITED = (
     *("Umask:", "Uid:", "Gid:", "Groups:", "CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:"),
     *("SigIgn:", "SigBlk:", "Cpus_allowed:", "Mems_allowed:", "THP_enabled:"),
@@ -39,7 +39,7 @@ class RestingAgent:
     """An agent without a run.
 
     run_id: names its processes, and those of the runs that take it over.
-    expires_at: when it is not taken over any more (time.monotonic).
+    expires_at: when it is no longer taken over (time.monotonic).
     """
 
     link: AgentLink
@@ -93,7 +93,7 @@ def keep(link: AgentLink, run_id: str, inherited: Surroundings) -> bool:
 
 
 def take(inherited: Surroundings) -> RestingAgent | None:
-    """Return an agent that has inherited the same; None if there is none. Close those that are of no use any more."""
+    """Return an agent that has inherited the same; None if there is none. Close those that are no longer of use."""
     with _lock:
         fitting = [agent for agent in _resting if agent.surroundings == inherited and agent.is_usable]
         useless = [agent for agent in _resting if agent not in fitting]

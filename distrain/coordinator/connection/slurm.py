@@ -49,7 +49,7 @@ class Allocation:
 
 
 def is_in_job(environment: Mapping[str, str]) -> bool:
-    """Tell whether this process belongs to a job of Slurm, and is no rank of a run."""
+    """Tell whether this process belongs to a job of Slurm, and is not a rank of a run."""
     is_rank = "TORCHELASTIC_RUN_ID" in environment or WITHIN_RUN in environment
     return bool(environment.get("SLURM_JOB_ID")) and not is_rank
 
@@ -63,7 +63,7 @@ def find_allocation(environment: Mapping[str, str]) -> Allocation:
         )
     if "SLURM_HET_SIZE" in environment:
         raise HostfileError(
-            f"SLURM_HET_SIZE={environment['SLURM_HET_SIZE']}: distrain does not train on heterogeneous jobs; ask for "
+            f"SLURM_HET_SIZE={environment['SLURM_HET_SIZE']}: distrain does not support heterogeneous jobs; ask for "
             "one kind of nodes, or name the hosts (--hosts) and use ssh"
         )
     for program in ("srun", "scontrol"):

@@ -38,7 +38,7 @@ class Transport(Protocol):
 
     @property
     def ships(self) -> bool:
-        """True if the host may lack distrain and the user's code, so that they are brought there."""
+        """True if the host may lack distrain and the user's code, so that they are copied there."""
         ...
 
     @property

@@ -34,7 +34,7 @@ def describe_ignored_settings(scaling: ScalingConfig, run: RunConfig, launcher: 
     if not given:
         return None
     why = f"{launcher.name} has started the ranks" if launcher else "train_func runs in this process"
-    return f"{', '.join(given)}: no effect, as {why}"
+    return f"{', '.join(given)}: no effect because {why}"
 
 
 def _is_default(config: Any, name: str) -> bool:

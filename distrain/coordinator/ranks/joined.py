@@ -342,7 +342,7 @@ class RankGroup:
         """Return the error of a rank that does not know what rank 0 says."""
         if executed is None or executed.error is None:
             return WorkerGroupError(
-                "rank 0 has ended before the run, or its host is lost", worker_failures={}, culprit=0
+                "rank 0 ended before the run did, or its host is lost", worker_failures={}, culprit=0
             )
         rank, outcome, error = self.launcher.rank, executed.outcome, executed.error
         text = f"rank {rank}, started by {self.launcher.name}: {outcome.error}\n{indent(outcome.traceback, '  ')}"

@@ -119,7 +119,7 @@ def check_launcher(scaling: ScalingConfig, work: Work) -> OuterLauncher | None:
 
 
 def _check_workers(launcher: OuterLauncher, scaling: ScalingConfig) -> None:
-    """Raise LaunchError if the user wants other workers than the launcher has started. A default of 1 is no wish."""
+    """Raise LaunchError if the user wants other workers than the launcher started. 1 is the default, not a request."""
     started = f"fit() was called in each of {launcher.world_size} processes that {launcher.name} has started"
     cure = "start the script once, with `python`"
     if not (scaling.num_workers in (0, 1) or scaling.min_workers <= launcher.world_size <= scaling.max_workers):

@@ -286,7 +286,7 @@ class RankChannel(SocketChannel):
         return True
 
     def _error(self) -> DistrainError:
-        text, culprit = "rank 0 has ended before the run, or its host is lost", 0
+        text, culprit = "rank 0 ended before the run did, or its host is lost", 0
         if self._failure is not None:
             text = self._failure.text
             if self._failure.culprit is None:

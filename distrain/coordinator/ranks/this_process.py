@@ -142,7 +142,7 @@ class Signals:
         self._is_training, self._is_over, self._ordered = False, True, None
 
     def order(self, name: str) -> None:
-        """End train_func by this signal, as the run has to stop. Called in another thread."""
+        """End train_func by this signal because the run has to stop. Called in another thread."""
         number = signal.Signals[name]
         if number in self._replaced and not self._is_over:
             self._ordered = number
@@ -173,7 +173,7 @@ class Signals:
             self._relay.pass_on(number)
 
     def _takes(self, number: int) -> bool:
-        """Return whether train_func goes on after this signal."""
+        """Return whether train_func continues after this signal."""
         note_stop(number)
         if self._asked_at is not None:
             return not self._is_alone and time.monotonic() < self._asked_at + _ONE_REQUEST_S
@@ -235,7 +235,7 @@ class OwnRank:
                 self._be_rank(session, spec.vitals_s)
 
     def give_up(self, error: BaseException) -> None:
-        """End the run, as this process cannot be a rank."""
+        """End the run because this process cannot be a rank."""
         with contextlib.suppress(DistrainError):
             self.channel.send(wire.HostFailed(text=f"this process can no longer be a rank: {error!r}"))
 

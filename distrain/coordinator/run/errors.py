@@ -74,7 +74,7 @@ class RunErrors:
     where: Sequence[str]
 
     def error(self) -> BaseException:
-        """Return the exception to raise. Show what else went wrong before Ctrl-C, as that exception has no text."""
+        """Return the exception to raise. Show what else went wrong before Ctrl-C: that exception has no text."""
         summary = self.summary
         problem = summary.problem or "all workers have ended, but no rank has failed; their logs may show why"
         problem = in_users_words(problem)

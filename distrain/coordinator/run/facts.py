@@ -174,7 +174,7 @@ def _is_secret(name: str, value: object) -> bool:
 def plain(value: Any, depth: int = 0) -> Any:
     """Return a value as short JSON, with ``***`` instead of secrets, which are known by their names.
 
-    What is no JSON becomes its repr, or the name of its type if the repr seems to have a secret in it.
+    What is not JSON becomes its repr, or the name of its type if the repr seems to have a secret in it.
 
     >>> plain({"lr": 0.1, "api_key": "x", "sizes": (1, 2), "kind": int})
     {'lr': 0.1, 'api_key': '***', 'sizes': [1, 2], 'kind': "<class 'int'>"}

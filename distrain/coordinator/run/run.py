@@ -267,7 +267,7 @@ class Run:
     def _announce(self) -> None:
         wanted, name = self._config.name, self._store.location.name
         if wanted and wanted != name:
-            say(f"run {wanted!r} is finished; this one is {name}")
+            say(f"run {wanted!r} is finished, so this one is called {name}")
         if self._continued:
             latest = self._store.latest
             fresh = start_without_checkpoint(is_script=self._request.is_script)

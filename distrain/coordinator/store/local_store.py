@@ -138,7 +138,7 @@ class LocalStore(RunStore):
         name = manifest["name"] or self.paths.checkpoint(manifest["index"]).name
         final = self._free_path(name)
         if final.name != name:
-            self._warn_from_background(f"{self.paths.root / name} exists; this checkpoint is called {final.name}")
+            self._warn_from_background(f"{self.paths.root / name} exists, so this checkpoint is called {final.name}")
         write_and_sync(staged / MANIFEST_FILE, self._manifest_text(staged, final, manifest, positions))
         _sync_directories(staged, files)
         staged.rename(final)
@@ -207,7 +207,7 @@ class LocalStore(RunStore):
                         kept.append(saved)
             except OSError as error:
                 kept.append(saved)
-                self._warn_from_background(f"a superfluous checkpoint could not be deleted: {error}")
+                self._warn_from_background(f"an old checkpoint could not be deleted: {error}")
         self._free_space()
         return kept
 

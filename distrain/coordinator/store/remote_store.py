@@ -223,7 +223,7 @@ class RemoteStore(RunStore):
                 number += 1
                 free = f"{wanted}-{number}"
             if free != wanted:
-                warn(f"{self.location / wanted} exists; this checkpoint is called {free}")
+                warn(f"{self.location / wanted} exists, so this checkpoint is called {free}")
             self._used.add(free)
             self._directories[attempt, ordinal] = free
         return self._directories[attempt, ordinal]
@@ -265,7 +265,7 @@ class RemoteStore(RunStore):
 
     def _delete_checkpoints(self, chosen: Sequence[CommittedCheckpoint]) -> None:
         order = wire.DeleteCheckpoints(directories=[saved.path.name for saved in chosen])
-        self._order(order, partial(_warn_if_failed, "a superfluous checkpoint could not be deleted"))
+        self._order(order, partial(_warn_if_failed, "an old checkpoint could not be deleted"))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class RemoteStore(RunStore):
         return next((problem for problem in problems if problem), None)
 
     def _release(self, problem: str | None) -> None:
-        """Release the run. Delete the spool before its lock is released, as the next run may use it at once."""
+        """Release the run. Delete the spool before its lock is released, because the next run may use it at once."""
         self._heartbeats.stop()
         try:
             if not self._is_abandoned:  # else the run is free when this process has ended, or some seconds later

@@ -1,6 +1,6 @@
 """The coordinator's access to a run directory, local or remote. Runs in: coordinator.
 
-Only :class:`RunStore` commits and deletes checkpoints. Workers and uploaders bring files. An uploader writes a manifest
+Only :class:`RunStore` commits and deletes checkpoints. Workers and uploaders add files. An uploader writes a manifest
 or deletes a directory only when the coordinator orders it.
 """
 
@@ -92,7 +92,7 @@ class _RunDirectory:
     def check_same(self) -> None:
         """Raise OSError if the directory was unmounted, moved or deleted, so that no run continues in a new one."""
         if not os.path.samestat(self._paths.root.stat(), self._status):
-            raise OSError(errno.ESTALE, "the run directory is not the one any more that the run began in")
+            raise OSError(errno.ESTALE, "the run directory was replaced during the run")
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace run.json."""
@@ -169,7 +169,7 @@ class RunStore(ABC):
     """
 
     is_remote = False
-    """True if uploaders bring the checkpoints, into directories that the coordinator names."""
+    """True if uploaders store the checkpoints, in directories that the coordinator names."""
     filesystem = ""
     """The filesystem of ``storage_path`` as text for other processes, or "" (see :func:`encode_filesystem`)."""
 

@@ -156,7 +156,7 @@ def storage_at(path: str | os.PathLike[str] | None) -> Path | RemotePath:
 
 
 def list_runs(storage: Path | RemotePath) -> list[Run]:
-    """Return what is in a storage path, the newest first, and at the end what is no run.
+    """Return what is in a storage path, the newest first, and at the end what isn't a run.
 
     A run directory itself is listed as one run.
 
@@ -266,7 +266,7 @@ class NoSuchRun(WrongArgument):
 def find_run(given: str, storage: Path | RemotePath) -> Run:
     """Return the run that a user means: a path, a URL, a name or the unique beginning of one, or ``last``.
 
-    Raise NoSuchRun, also for a directory that is no run, and OSError if the storage cannot be read.
+    Raise NoSuchRun, also for a directory that is not a run, and OSError if the storage cannot be read.
     """
     if "://" in given or os.sep in given or given in (".", ".."):
         return _checked(run_at(storage_at(given)))

@@ -1,8 +1,8 @@
 """Virtual environments in the cache of a host: made once from a requirements file, used by many runs. Runs in: agent.
 
-``<key>/venv`` is an environment, and the key stands for all that it depends on. It is built in place, as its files name
-its path. The file ``<key>/complete`` is written last: without that, it is half-made, and never used. A process that
-builds it has locked ``<key>`` alone, the runs that use it have locked it together.
+``<key>/venv`` is an environment, and the key stands for all that it depends on. It is built in place because its
+files name its path. The file ``<key>/complete`` is written last: without that, it is half-made, and never used. A
+process that builds it has locked ``<key>`` alone, the runs that use it have locked it together.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _build(home: Path, requirements: str, version: str, progress: _Progress, loc
     base = sys.executable if sys.version.startswith(f"{version}.") else _find(f"python{version}")
     if not uv and not base:
         raise OSError(
-            f"neither uv nor Python {version} is on {platform.node()} to make a virtual environment with: "
+            f"{platform.node()} has neither uv nor Python {version}, so no virtual environment can be made: "
             f"install uv (https://docs.astral.sh/uv), or Python {version} with its venv module"
         )
     for name in os.listdir(home):

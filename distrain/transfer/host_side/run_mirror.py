@@ -104,7 +104,7 @@ class RunMirror:
         return ""
 
     def end(self) -> None:
-        """Delete what the run does not need any more, and unlock it. Harmless when done twice.
+        """Delete what the run no longer needs, and unlock it. Harmless when done twice.
 
         Files that workers have written or changed stay. Without any, the whole directory is deleted.
         """

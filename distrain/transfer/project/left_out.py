@@ -53,7 +53,7 @@ class LeftOut:
         self._large: set[str] = set()
 
     def refuses(self, path: str, size: int, *, tracked: bool) -> bool:
-        """Tell if a file is left out, as it may hold a secret or is too large, and remember it."""
+        """Tell if a file is left out because it may hold a secret or is too large, and remember it."""
         if may_hold_secret(path):
             self.add_secret(path, tracked=tracked)
             return True
@@ -69,18 +69,18 @@ class LeftOut:
     def notes(self, shipped: Set[str]) -> Iterator[str]:
         """Yield lines for the user. Paths that are shipped after all, as the user names them, are not in these."""
         for folder in self.crowded:
-            yield f"only modules directly in {shown(folder)} are shipped, as it holds more than a project; {_CURE}"
+            yield f"only modules directly in {shown(folder)} are shipped: it holds more than a project; {_CURE}"
         for folder in sorted(self.unlisted):
             yield f"git could not list the files of {shown(folder)}, so only code is shipped; git status tells why"
         if paths := sorted(self.links.keys() - shipped):
             leads = [f"{shown(path)} (to {shown(self.links[path])})" for path in paths]
-            yield f"not shipped, as these links lead out of the project: {_some(leads)}; {_CURE}"
+            yield f"not shipped because these links lead out of the project: {_some(leads)}; {_CURE}"
         if paths := sorted(self.broken - shipped):
-            yield f"not shipped, as these links lead nowhere: {some_paths(paths)}"
+            yield f"not shipped because these links lead nowhere: {some_paths(paths)}"
         if paths := sorted(self._secrets - shipped):
-            yield f"not shipped, as they may hold secrets: {some_paths(paths)}; {_CURE}"
+            yield f"not shipped because they may hold secrets: {some_paths(paths)}; {_CURE}"
         if paths := sorted(self._large - shipped):
-            yield f"not shipped, as they are larger than {size(_SMALL_BYTES)}: {some_paths(paths)}; {_CURE}"
+            yield f"not shipped because they are larger than {size(_SMALL_BYTES)}: {some_paths(paths)}; {_CURE}"
 
 
 def may_hold_secret(path: str) -> bool:

@@ -32,7 +32,7 @@ def is_library(path: str) -> bool:
 
 
 def belongs_to_interpreter(path: str) -> bool:
-    """Tell if a file or an entry of sys.path is none of the user's: a library, a program, or the place of IPython."""
+    """Tell if a file or an entry of sys.path isn't the user's: a library, a program, or the place of IPython."""
     return is_library(path) or f"{path}/".startswith(_program_places()) or os.path.basename(path) == ".ipython"
 
 

@@ -230,7 +230,7 @@ class _Search:
     # -- directories and files
 
     def _add_tree(self, folder: str, wanted: Wanted, sites: tuple[str, ...] = ()) -> None:
-        """Add what git knows of a directory, or ``wanted`` if that is nothing, as the whole directory is ignored.
+        """Add what git knows of a directory, or ``wanted`` if that is nothing because the whole directory is ignored.
 
         sites: real paths of the directories that hold the links which lead here.
         """

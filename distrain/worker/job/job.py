@@ -175,7 +175,7 @@ class ScriptWork(Work):
 def _existing(path: str, launched_in: str) -> str:
     """Return the path of the user's file on this host. Raises JobError.
 
-    A file that was brought to this host comes first. A file below the working directory comes second, as a host may
+    A file that was copied to this host comes first. A file below the working directory comes second, because a host may
     have a copy of its own. The directory in which the run was launched comes last, as hosts may share it.
     """
     launched = os.path.join(launched_in, path)

@@ -127,7 +127,7 @@ def test_the_owner_of_another_machine_is_watched_before_it_is_believed_dead(
     bucket.write("run", ".lock/000001", json.dumps(owner).encode())
     monkeypatch.setattr(run_lock, "HEARTBEAT_TIMEOUT_S", 2.0)
     assert one_fit(train, {}, name="run").return_value == 2
-    assert "run was used by process 77 on far; looking for 2 s whether it is still alive" in capsys.readouterr().err
+    assert "run was used by process 77 on far; waiting up to 2 s to see if it is still alive" in capsys.readouterr().err
     assert [path for path in bucket.files("run") if path.startswith(".lock")] == [".lock/000002"]
 
 

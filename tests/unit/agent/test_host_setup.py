@@ -363,7 +363,7 @@ def test_a_host_that_does_not_see_the_storage_has_a_directory_for_checkpoints(ho
 
 def test_a_storage_of_the_same_path_that_is_another_one_is_not_seen(host: Host) -> None:
     (host.storage / "manifest").write_text("another run")
-    assert host.ask(host.of_storage()).storage_problem == "is another one than the launching machine's"
+    assert host.ask(host.of_storage()).storage_problem == "is not the launching machine's"
 
 
 def test_without_a_directory_for_the_run_nothing_is_looked_at(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

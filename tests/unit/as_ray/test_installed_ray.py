@@ -45,5 +45,5 @@ def test_whoever_asks_for_the_stand_in_gets_it(installed: Path, code: str, varia
 
 def test_a_process_that_has_imported_it_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    with pytest.raises(ImportError, match="Ray itself is imported already"):
+    with pytest.raises(ImportError, match="Ray itself is already imported"):
         activate()

@@ -131,10 +131,10 @@ def test_classes_are_those_of_distrain() -> None:
 @pytest.mark.parametrize(
     ("statement", "error", "text"),
     [
-        ("import ray.rllib", ImportError, "ray has no 'rllib' here: reinforcement learning is not a part of distrain"),
-        ("from ray.serve import deployment", ImportError, "ray has no 'serve' here: serving is not a part"),
+        ("import ray.rllib", ImportError, "ray has no 'rllib' here: distrain does not do reinforcement learning"),
+        ("from ray.serve import deployment", ImportError, "ray has no 'serve' here: distrain does not serve models"),
         ("from ray.train.xgboost import XGBoostTrainer", ImportError, "call the framework in train_func"),
-        ("import ray; ray.serve", AttributeError, "ray has no 'serve' here: serving is not a part"),
+        ("import ray; ray.serve", AttributeError, "ray has no 'serve' here: distrain does not serve models"),
         ("from ray.train.torch import TorchXLAConfig", ImportError, "TPUs are not supported"),
         ("from ray.train._internal.utils import Singleton", ImportError, "it is internal to Ray"),
         ("import ray.train as t; t.nonsense", AttributeError, GENERAL),

@@ -164,7 +164,7 @@ def test_actors_have_names_and_die() -> None:
 def test_an_actor_in_another_process_explains_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = pickle.dumps(Counter.remote())
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    with pytest.raises(RuntimeError, match="which workers cannot call: workers can report metrics"):
+    with pytest.raises(RuntimeError, match="where workers cannot call it: workers can report metrics"):
         pickle.loads(handle)
 
 
@@ -179,7 +179,7 @@ class _Yields:
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: double(1), TypeError, r"double\(\) is a remote function: call .*double.remote\(\)"),
     (lambda: double.bind(1), AttributeError, "there are no graphs of tasks"),
-    (lambda: Counter(), TypeError, r"make one by Counter.remote\(\), not Counter\(\)"),
+    (lambda: Counter(), TypeError, r"create an actor with Counter.remote\(\), not Counter\(\)"),
     (lambda: Counter.remote().add(), TypeError, r"call add.remote\(\)"),
     (lambda: Counter.remote().subtract, AttributeError, "no attribute 'subtract'"),
     (lambda: ray.get([3]), ValueError, "an ObjectRef or a list of them, got"),
@@ -232,7 +232,7 @@ def test_init_sets_variables_and_names_what_it_ignores(
     assert not ray.is_initialized()
     assert (os.environ["PLACE"], os.environ["DISTRAIN_ENV"]) == ("here", "BEFORE,PLACE")
     (notice,) = notices(caplog)
-    assert "ray.init(): address, num_cpus, runtime_env['pip'] without effect" in notice
+    assert "ray.init(): no effect for address, num_cpus, runtime_env['pip']" in notice
 
 
 def notices(caplog: pytest.LogCaptureFixture) -> list[str]:

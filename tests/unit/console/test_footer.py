@@ -41,7 +41,7 @@ def test_it_says_how_far_the_run_is() -> None:
         "loss 0.05 ↓   lr 0.1",
         "checkpoint_000001, 2.0 s ago",
         "ranks ●●●●  4 at work",
-        "Ctrl-C: stops the run; no checkpoint is saved, as train_func has not called should_stop()",
+        "Ctrl-C: stops the run; no checkpoint is saved because train_func has not called should_stop()",
     ]
 
 

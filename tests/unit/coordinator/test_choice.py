@@ -43,7 +43,7 @@ def test_a_hostfile_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(HostfileError, match=r"DISTRAIN_HOSTFILE: the hostfile '.*none' cannot be read: .*No such file"):
         names(ScalingConfig(), DISTRAIN_HOSTFILE=str(tmp_path / "none"))
     (tmp_path / "bad").write_text("a\na\n")
-    with pytest.raises(HostfileError, match=r"bad:2: a is named in line 1 already"):
+    with pytest.raises(HostfileError, match=r"bad:2: a is already named in line 1"):
         names(ScalingConfig(hostfile=tmp_path / "bad"))
 
 
@@ -89,7 +89,7 @@ def test_the_line_of_a_host_goes_before_the_config_and_that_before_the_environme
     ("value", "problem"),
     [
         ("docker", r"'docker': unknown transport; must be auto, local, ssh, slurm, or a command line such as 'docker"),
-        ("docker exec -i", r"a command line without \{host\} reaches no host"),
+        ("docker exec -i", r"the command line must contain \{host\}"),
         ("docker exec '{host}", r"no closing quotation"),
         ("{host} exec", r"the first word must be a program"),
         ("", r"'': unknown transport"),
@@ -107,10 +107,10 @@ def test_a_transport_that_cannot_work_is_refused_by_name(value: str, problem: st
 
 
 def test_a_transport_that_does_not_fit_its_host_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HostfileError, match=r"^far: the transport local reaches no other machine"):
+    with pytest.raises(HostfileError, match=r"^far: the transport local cannot reach other machines"):
         reached(ScalingConfig(hosts="far:1", transport="local"))
     (tmp_path / "hosts").write_text("me@a\n")
-    with pytest.raises(HostfileError, match=r"^a: docker takes no user and no port"):
+    with pytest.raises(HostfileError, match=r"^a: docker takes only the name of a host"):
         reached(ScalingConfig(hostfile=tmp_path / "hosts", transport="docker exec -i {host}"))
     (tmp_path / "hosts").write_text("localhost transport=ssh\n")
     with pytest.raises(HostfileError, match="hosts:1: transport=ssh: localhost is this machine"):

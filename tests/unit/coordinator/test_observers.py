@@ -120,7 +120,7 @@ def test_reports_and_output_that_an_observer_is_too_slow_for_are_left_out(
     observers.wait(is_stopped=False)
     assert 5 <= len(slow.heard) <= 8
     assert slow.heard[-1] == ended()
-    assert "Keeping was too slow for " in capsys.readouterr().err
+    assert "Keeping was too slow, and missed " in capsys.readouterr().err
 
 
 def test_an_observer_that_fails_is_shown_once_and_hears_what_follows(
@@ -138,7 +138,7 @@ def test_an_observer_that_fails_is_shown_once_and_hears_what_follows(
         observers.tell(fact)
     observers.wait(is_stopped=False)
     assert len(failing.heard) == 3
-    assert capsys.readouterr().err.count("Failing failed, and the run goes on: SystemExit: no key") == 1
+    assert capsys.readouterr().err.count("Failing failed; the run continues: SystemExit: no key") == 1
 
 
 # -- callbacks -------------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_without_a_thread_nobody_waits_for_an_observer(monkeypatch: pytest.Monke
     observers.end(ended())
     assert time.monotonic() - began < 3.0
     assert recorder.story[-1] == ("end", RESULT, None)
-    assert capsys.readouterr().err.count("hears nothing: can't start new thread") == 2
+    assert capsys.readouterr().err.count("is off: can't start new thread") == 2
 
 
 def test_an_observer_that_always_hears_something_is_idle_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_variables_of_the_cluster_stay_for_srun() -> None:
     ("variables", "problem"),
     [
         ({"SLURM_JOB_ID": ""}, "SLURM_JOB_ID is not set; start this with sbatch or in salloc"),
-        ({"SLURM_HET_SIZE": "2"}, "SLURM_HET_SIZE=2: distrain does not train on heterogeneous jobs"),
+        ({"SLURM_HET_SIZE": "2"}, "SLURM_HET_SIZE=2: distrain does not support heterogeneous jobs"),
         ({"SLURM_JOB_NODELIST": "??"}, r"SLURM_JOB_NODELIST=\?\?: `scontrol show hostnames` finds no nodes"),
         ({"SLURM_TASKS_PER_NODE": "2(x2)"}, r"SLURM_TASKS_PER_NODE=2\(x2\): there are 3 nodes"),
     ],

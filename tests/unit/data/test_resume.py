@@ -526,9 +526,9 @@ def test_data_that_has_changed(capfd: pytest.CaptureFixture[str]) -> None:
     assert "DataConfig(on_change='restart')" in str(raised.value)
     assert resumed("ignore") == [list(range(4, 12))]
     assert resumed("restart") == [list(range(12))]
-    assert "epoch 0 begins with its first row" in capfd.readouterr().err
+    assert "epoch 0 starts from its first row" in capfd.readouterr().err
     list(part.iter_batches())
     start = {0: part.position()}
     assert start[0]["epoch"] == 2
-    with pytest.raises(DataError, match="resume=False begins with epoch 0"):
+    with pytest.raises(DataError, match="resume=False starts from epoch 0"):
         resumed("error")

@@ -153,7 +153,7 @@ def test_operations() -> None:
         list(shard(rows.map(lambda row: None)).iter_batches())
     with pytest.raises(ValueError, match=r"test_size must be a fraction below 1, or a number of rows, got 1\.5"):
         rows.train_test_split(1.5)
-    with pytest.raises(DataError, match="the dataset has 10 rows, so 0 of them cannot be for tests"):
+    with pytest.raises(DataError, match="the dataset has 10 rows, so 0 of them cannot be set aside for tests"):
         rows.train_test_split(0.01)[0].count()
     with pytest.raises(DataError, match=r"map_batches\(\) returned 1 rows for 10; it must keep the number of rows"):
         list(shard(rows.map_batches(lambda batch: {"x": batch["id"][:1]})).iter_batches())

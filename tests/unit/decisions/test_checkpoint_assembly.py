@@ -202,7 +202,7 @@ def test_ranks_that_bring_checkpoints_as_the_user_says_are_waited_for(ranks: lis
     note(assembly, 1, 1)
     [said] = assembly.tick(2 * MISSING_RANK_S)
     assert isinstance(said, ShowLine)
-    assert "checkpoint 1 of rank 0 is not complete: rank 1 has not brought a first one." in said.text
+    assert "checkpoint 1 of rank 0 is not complete: rank 1 has not reported one yet." in said.text
     bring(assembly, 1, 1, "shard-1", index=2)
     assert the_commit(deliver(assembly, 1, 1, "shard-1")).ranks == (0, 1)
 
@@ -212,7 +212,7 @@ def test_a_rank_that_brings_none_as_the_user_says_is_refused() -> None:
     assert refusal == Refuse(
         1,
         1,
-        "rank 1 brought a checkpoint, but CheckpointConfig.checkpoint_ranks names only ranks 0, 2; add this rank "
+        "rank 1 reported a checkpoint, but CheckpointConfig.checkpoint_ranks names only ranks 0, 2; add this rank "
         "there, or report its metrics alone",
     )
 
@@ -479,8 +479,8 @@ def test_checkpoints_that_may_lack_ranks_are_dropped_at_the_end_of_an_attempt(en
         assert assembly.tick(2 * MISSING_RANK_S) == []
     assert assembly.close(2 * MISSING_RANK_S if end == "failure" else MISSING_RANK_S) == [
         ShowLine(
-            "checkpoints 1 to 2 are dropped: the attempt ended before rank 2 had brought a first one, so that files "
-            "may be missing. If only some ranks bring checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
+            "checkpoints 1 to 2 are dropped: the attempt ended before rank 2 had reported one, so files "
+            "may be missing. If only some ranks save checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
         )
     ]
 

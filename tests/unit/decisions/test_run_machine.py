@@ -583,7 +583,7 @@ def test_the_first_request_to_stop_leaves_the_grace() -> None:
     actions = play.happens(StopRequested("SIGINT"))
     assert stops(actions) == {"one": GRACE_S, "two": GRACE_S}
     assert said(actions) == (
-        f"Ctrl-C: the run stops within {GRACE_S:g} s; no checkpoint is saved, as no rank has called should_stop(). "
+        f"Ctrl-C: the run stops within {GRACE_S:g} s; no checkpoint is saved because no rank has called should_stop(). "
         "Ctrl-C again kills the workers now"
     )
     assert play.machine.deadline() == play.now + GRACE_S + TERM_GRACE_S + STOP_TIMEOUT_S

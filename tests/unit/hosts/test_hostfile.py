@@ -148,9 +148,9 @@ def test_hosts_may_be_a_list_with_users_and_ipv6() -> None:
         ("me@a,you@b", "several hosts are several lines of a hostfile, or hosts=me@a,you@b"),
         ("hosts/alpha", "'hosts/alpha' is not a host"),
         ("$(alpha)", "'$(alpha)' is not a host"),
-        ("first slots=2", "first is named in line 1 already"),
-        ("FIRST slots=2", "FIRST is named in line 1 already"),
-        ("alice@first", "first is named in line 1 already"),
+        ("first slots=2", "first is already named in line 1"),
+        ("FIRST slots=2", "FIRST is already named in line 1"),
+        ("alice@first", "first is already named in line 1"),
     ],
 )
 def test_an_error_names_file_line_and_cause(line: str, why: str) -> None:
@@ -174,7 +174,7 @@ def test_what_every_rank_is_given_cannot_be_set_for_a_host() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n# nobody\n"])
 def test_a_hostfile_without_a_host_is_an_error(text: str) -> None:
-    with pytest.raises(HostfileError, match=r"^H: names no host"):
+    with pytest.raises(HostfileError, match=r"^H: there is no host in it"):
         parse_hostfile(text, "H")
 
 

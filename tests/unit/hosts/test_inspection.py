@@ -41,7 +41,7 @@ def test_a_storage_without_the_witness_is_another_one(storage: Path, probe_file:
         file.unlink()
     else:
         file.write_text(probe_file)
-    assert problem_of(storage) == "is another one than the launching machine's"
+    assert problem_of(storage) == "is not the launching machine's"
 
 
 def test_a_storage_that_is_not_there_is_not_made(tmp_path: Path) -> None:

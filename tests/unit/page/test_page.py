@@ -264,7 +264,7 @@ def test_damaged_and_foreign_lines_are_passed_over(run: Run) -> None:
         file.write('{"time":1790000004.0,"attempt":0,"rank":0,"index":4,"metrics":{"loss":4')  # torn
     data = data_of(run)
     assert data["curves"][0]["y"] == [1, 2, 3]
-    assert data["notes"] == ["2 damaged lines of metrics.jsonl were passed over"]
+    assert data["notes"] == ["2 damaged lines of metrics.jsonl were skipped"]
 
 
 def test_no_run_and_a_page_that_cannot_be_written_are_errors(restarted: Run, tmp_path: Path) -> None:

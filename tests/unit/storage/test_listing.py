@@ -103,7 +103,7 @@ def test_fields_of_wrong_types_break_nothing(tmp_path: Path) -> None:
     assert run.last_report() is None
 
 
-@pytest.mark.filterwarnings("ignore:passed over")
+@pytest.mark.filterwarnings("ignore:skipped")
 def test_the_last_report_is_that_of_rank_0_with_its_step_over_the_whole_run(tmp_path: Path) -> None:
     run = make_run(tmp_path, "run")
     manifest = json.loads((run / "run.json").read_text())

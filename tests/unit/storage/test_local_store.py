@@ -208,11 +208,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no manifest": (lambda folder: (folder / MANIFEST_FILE).unlink(), f"{MANIFEST_FILE} is missing"),
     "half a manifest": (
         lambda folder: rewrite(folder / MANIFEST_FILE, lambda data: data[:20]),
-        f"{MANIFEST_FILE} cannot be understood",
+        f"{MANIFEST_FILE} cannot be parsed",
     ),
     "another manifest": (
         lambda folder: rewrite(folder / MANIFEST_FILE, lambda data: b'{"files": []}'),
-        f"{MANIFEST_FILE} cannot be understood",
+        f"{MANIFEST_FILE} cannot be parsed",
     ),
 }
 

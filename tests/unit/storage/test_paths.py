@@ -63,8 +63,10 @@ def test_names_that_the_locale_cannot_write_are_explained(tmp_path: Path) -> Non
     )
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run([sys.executable, "-c", f"exec({code!a})"], env=environment, capture_output=True)
-    assert done.stdout == b"must be of characters that your locale has (ascii), got 'f\\xfcnf': set PYTHONUTF8=1\n"
-    assert b"StorageError: cannot use the storage: the path must be of characters that your locale has" in done.stderr
+    assert done.stdout == b"must use characters of your locale's encoding (ascii), got 'f\\xfcnf': set PYTHONUTF8=1\n"
+    assert (
+        b"StorageError: cannot use the storage: the path must use characters of your locale's encoding" in done.stderr
+    )
 
 
 def made(storage_path: Path, name: str, status: str | None) -> None:

@@ -160,7 +160,7 @@ def test_the_error_has_the_words_of_uv(folder: Path) -> None:
 
 
 def test_without_uv_and_without_that_python_it_says_what_to_install(folder: Path, no_tools: Path) -> None:
-    with pytest.raises(OSError, match=r"neither uv nor Python 3\.99 .*: install uv .*, or Python 3\.99 with its venv"):
+    with pytest.raises(OSError, match=r"has neither uv nor Python 3\.99, .*: install uv .*, or Python 3\.99 with"):
         make(folder, python="3.99")
 
 

@@ -266,7 +266,7 @@ def test_large_files_are_left_out_unless_they_are_code(
     assert names(project, repository) == ["large.py", "large.so", "small.csv"]
     [note] = project.notes
     shown = ", ".join(str(repository / f"{n}.csv") for n in range(3))
-    assert note.startswith(f"not shipped, as they are larger than 10 B: {shown} and 2 more; ")
+    assert note.startswith(f"not shipped because they are larger than 10 B: {shown} and 2 more; ")
     assert note.endswith("--ship PATH")
     project = find(repository, named=[f"{n}.csv" for n in range(5)])
     assert len(project.files) == 8
@@ -342,7 +342,7 @@ def test_secrets_are_never_shipped(repository: Path, tracked: bool) -> None:
     if tracked:
         [note] = project.notes
         first = str(repository / sorted(SECRETS)[0])
-        assert note.startswith(f"not shipped, as they may hold secrets: {first}, ")
+        assert note.startswith(f"not shipped because they may hold secrets: {first}, ")
         assert note.endswith(f" and {len(SECRETS) - 3} more; name what workers need: --ship PATH")
     else:
         assert project.notes == ()
@@ -413,7 +413,7 @@ def test_links_out_of_the_project_are_named(kind: str, request: pytest.FixtureRe
     out, broken = project.notes
     assert f"{folder}/a.py (to {tmp_path}/outside/a.py), {folder}/data (to {tmp_path}/outside); " in out
     assert "--ship PATH" in out
-    assert broken == f"not shipped, as these links lead nowhere: {folder}/gone.py"
+    assert broken == f"not shipped because these links lead nowhere: {folder}/gone.py"
     for named in (["data", "a.py"], ["."]):
         project = find(folder, named=named)
         assert [name for name in names(project, folder) if name[0] != "."] == ["a.py", "data/a.py"]

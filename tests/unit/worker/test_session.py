@@ -283,7 +283,7 @@ def test_a_path_is_no_checkpoint_and_the_fix_is_named(worker: Worker, folder: Pa
 def test_a_file_with_a_name_of_ours_is_refused(worker: Worker, folder: Path, name: str, text: str) -> None:
     (folder / "sub").mkdir()
     (folder / name).write_text(text)
-    with pytest.raises(CheckpointError, match=rf"{name}: distrain keeps a file of its own"):
+    with pytest.raises(CheckpointError, match=rf"{name}: distrain writes its own"):
         distrain.report({}, checkpoint=Checkpoint(folder))
     assert len(failed_calls(worker.said())) == 1
 
