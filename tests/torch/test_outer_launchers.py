@@ -181,7 +181,7 @@ def test_all_ranks_are_equal(start: Callable[..., Started], tmp_path: Path, laun
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
     name = launcher.name if launcher.name != "pods" else "another launcher"
     assert started.output.count(f"distrain: training in the 2 processes that {name} has started") == 2
-    assert started.output.count("ScalingConfig.numa_binding: no effect, as ") == 1
+    assert started.output.count("ScalingConfig.numa_binding: no effect because ") == 1
     assert started.output.count("distrain: finished") == 1
 
 

@@ -103,7 +103,7 @@ _pace = _Pace()
 def note_options(options: Mapping[str, Any]) -> None:
     """Tell the user once of options that cannot be met."""
     if ignored := [name for name in _WITHOUT_EFFECT if options.get(name)]:
-        warn_once(f"ray.remote({', '.join(ignored)}): no effect, as functions and actors run in this process")
+        warn_once(f"ray.remote({', '.join(ignored)}): no effect because functions and actors run in this process")
 
 
 def call(

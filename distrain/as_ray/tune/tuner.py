@@ -49,7 +49,7 @@ class TuneConfig:
 
     metric, mode: the defaults of ``ResultGrid.get_best_result()``.
     num_samples: how often the search space is sampled, each time with all combinations of its grids.
-    max_concurrent_trials, reuse_actors: no effect, as trials run one after the other.
+    max_concurrent_trials, reuse_actors: no effect because trials run one after the other.
     """
 
     metric: str | None = None

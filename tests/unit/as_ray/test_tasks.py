@@ -217,7 +217,7 @@ def test_tasks_that_take_long_name_a_tool_once(caplog: pytest.LogCaptureFixture,
 def test_options_that_have_no_effect_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         assert ray.get(double.options(num_cpus=1, runtime_env={"pip": ["x"]}).remote(1)) == 2
-    assert notices(caplog) == ["ray.remote(runtime_env): no effect, as functions and actors run in this process"]
+    assert notices(caplog) == ["ray.remote(runtime_env): no effect because functions and actors run in this process"]
 
 
 def test_init_sets_variables_and_names_what_it_ignores(
