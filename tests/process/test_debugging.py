@@ -116,7 +116,7 @@ def test_a_running_rank_is_stopped_and_steered_while_no_timer_runs(
     assert "('rank', 1, <class 'int'>)" in debug.shown
     assert "test_debugging.py" in debug.shown
     assert "run_worker" not in debug.shown  # the stack begins at train_func
-    assert debug.shown.rstrip().endswith("rank 1 goes on")
+    assert debug.shown.rstrip().endswith("rank 1 continues")
     result = training.result(timeout=60.0)
     assert set(files_of(result.checkpoint)) == {"of_0", "of_1"}
 
