@@ -76,6 +76,7 @@ def scripts_test_of(folder: Path, **sources: str) -> subprocess.CompletedProcess
 
 
 def run_script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    shutil.copy(SCRIPT.with_name("lint"), folder / "scripts" / "lint")
     script = shutil.copy(SCRIPT, folder / "scripts" / "test")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
