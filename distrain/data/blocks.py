@@ -399,11 +399,16 @@ def _from_arrow(column: Any) -> np.ndarray[Any, Any]:
 def _from_extension(column: Any) -> np.ndarray[Any, Any]:
     """Return a column of a type that extends another one as an array."""
     if hasattr(column, "to_numpy_ndarray"):
-        if not column.null_count:
+        if not column.null_count and not column.storage.flatten().null_count:
             return np.asarray(column.to_numpy_ndarray())
-        return _objects([value.to_numpy() if value.is_valid else None for value in column])
+        return _of_rows([_tensor(value, column.type) if value.is_valid else None for value in column.storage])
     is_of_arrow = type(column.type).__module__.startswith("pyarrow.")
     return _of_values(column.to_pylist()) if is_of_arrow else _from_arrow(column.storage)
+
+
+def _tensor(values: Any, kind: Any) -> np.ndarray[Any, Any]:
+    """Return the values of one row of a column of tensors, some of which may be missing. pyarrow would make them 0."""
+    return _from_arrow(values.values).reshape(kind.shape).transpose(kind.permutation or range(len(kind.shape)))
 
 
 def _to_arrow(column: np.ndarray[Any, Any]) -> Any:

@@ -546,6 +546,16 @@ def test_tensors_and_views_of_arrow(tmp_path: Path) -> None:
         ]))  # fmt: skip
 
 
+def test_tensors_of_arrow_with_missing_values_and_another_order_of_axes() -> None:
+    """pyarrow reads missing values as 0, and rows beside missing ones with their values in another order."""
+    kind = pa.fixed_shape_tensor(pa.int64(), [2, 3], permutation=[1, 0])
+    rows = [[1, 2, 3, 4, 5, 6], None, [None] * 5 + [7]]
+    tensors = pa.ExtensionArray.from_storage(kind, pa.array(rows, pa.list_(pa.int64(), 6)))
+    found = shard(as_dataset(pa.table({"x": tensors}), "x")).iter_rows()
+    values = [[[1, 4], [2, 5], [3, 6]], None, [[None, None], [None, None], [None, 7]]]
+    assert plain(list(found)) == [{"x": value} for value in values]
+
+
 def test_names_of_files_and_directories(tmp_path: Path) -> None:
     """A column must not come from a directory and from its files. Any other name works."""
     kinds = {"int64": pa.int64(), "int32": pa.int32(), "string": pa.string()}
