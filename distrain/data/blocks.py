@@ -408,7 +408,8 @@ def _from_extension(column: Any) -> np.ndarray[Any, Any]:
 
 def _tensor(values: Any, kind: Any) -> np.ndarray[Any, Any]:
     """Return the values of one row of a column of tensors, some of which may be missing. pyarrow would make them 0."""
-    return _from_arrow(values.values).reshape(kind.shape).transpose(kind.permutation or range(len(kind.shape)))
+    made: np.ndarray[Any, Any] = _from_arrow(values.values).reshape(kind.shape)
+    return np.transpose(made, kind.permutation or range(made.ndim))
 
 
 def _to_arrow(column: np.ndarray[Any, Any]) -> Any:
