@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 import time
 import zlib
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from distrain.storage.flushing import begin_flush, naming
+from distrain.storage.flushing import begin_flush, flush_file, naming
 from distrain.system.background import in_threads
 
 if TYPE_CHECKING:
@@ -26,10 +26,9 @@ Files = list[tuple[str, int, int]]
 """Relative path, size in bytes and crc32 of each file."""
 _NEW_NS = 1_000_000_000
 """Nanoseconds since the last change for which a file may be changed again without a new modification time."""
-_READ_BYTES = 4 << 20
-_COPY_BYTES = 16 << 20
-_PART_BYTES = 64 << 20
-"""Size of the parts of a large file that are hashed at the same time."""
+_READ_BYTES = 1 << 20
+_PART_BYTES = 16 << 20
+"""Size of the parts of a large file that are copied and hashed at the same time."""
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """Errors of copy_file_range where it cannot be used: between file systems, on old kernels, in sandboxes."""
 
@@ -40,75 +39,82 @@ _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, err
 def store_files(source: Path, target: Path, names: Sequence[str]) -> Files:
     """Copy files to another directory, flush them to disk and hash them. Raise OSError.
 
-    If the two directories are the same, the files are only flushed and hashed.
+    If the two directories are the same, the files are only flushed and hashed. Each part of a file is hashed while
+    others are copied and flushed.
     """
     if source != target:
         for folder in {(target / name).parent for name in names}:
             folder.mkdir(parents=True, exist_ok=True)
         for name in names:
-            _copy(source / name, target / name)
-    return hash_files(target, names, flush=True)
+            (target / name).open("wb").close()
 
+    def store_part(name: str, start: int, count: int) -> int:
+        path = target / name
+        with path.open("rb+" if source != target else "rb", buffering=0) as file, naming(path):
+            if source != target:
+                _copy_part(source / name, file.fileno(), start, count)
+            begin_flush(file.fileno(), start, count)
+            return _hash_part(file.fileno(), start, count)
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file, and let the kernel begin to flush it."""
-    if not _copy_in_kernel(source, target):
-        shutil.copyfile(source, target)
-        with target.open("rb", buffering=0) as file:
-            begin_flush(file.fileno(), 0, 0)
-
-
-def _copy_in_kernel(source: Path, target: Path) -> bool:
-    """Copy a file with copy_file_range, and flush each part while the next one is copied. Return False if it cannot.
-
-    It copies nothing where the file system can share the bytes.
-    """
-    with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer, naming(target):
-        done, size = 0, os.fstat(reader.fileno()).st_size
-        try:
-            while count := os.copy_file_range(reader.fileno(), writer.fileno(), _COPY_BYTES):
-                begin_flush(writer.fileno(), done, count)
-                done += count
-        except OSError as error:
-            if error.errno not in _NOT_IN_KERNEL:
-                raise
-    return done == size
+    files = _by_parts(source, names, store_part)
+    in_threads(flush_file, [target / name for name in names])
+    return files
 
 
 def hash_files(
-    folder: Path,
-    names: Sequence[str],
-    *,
-    threads: int = 4,
-    is_needed: Callable[[], bool] = lambda: True,
-    flush: bool = False,
+    folder: Path, names: Sequence[str], *, threads: int = 4, is_needed: Callable[[], bool] = lambda: True
 ) -> Files:
     """Hash files of a directory, several parts of a large one at once. Raise OSError.
 
-    is_needed: asked before each part; once it returns False, no more is read, and OSError is raised. flush: flush the
-    files to disk, too.
+    is_needed: asked before each part; once it returns False, no more is read, and OSError is raised.
     """
-    sizes = [(folder / name).stat().st_size for name in names]
-    parts = [
-        (folder / name, start, min(_PART_BYTES, size - start))
-        for name, size in zip(names, sizes, strict=True)
-        for start in range(0, max(size, 1), _PART_BYTES)
-    ]
-    crcs = dict.fromkeys((folder / name for name in names), 0)
 
-    def hash_part(part: tuple[Path, int, int]) -> int:
+    def hash_part(name: str, start: int, count: int) -> int:
         if not is_needed():
             raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED), str(folder))
-        path, start, size = part
-        with path.open("rb", buffering=0) as file, naming(path):
-            crc = _hash_part(file.fileno(), start, size)
-            if flush and start == 0:  # while other threads hash the rest of a large file
-                os.fsync(file.fileno())
-            return crc
+        with (folder / name).open("rb", buffering=0) as file, naming(folder / name):
+            return _hash_part(file.fileno(), start, count)
 
-    for (path, _, size), crc in zip(parts, in_threads(hash_part, parts, threads=threads), strict=True):
-        crcs[path] = combined_crc32(crcs[path], crc, size)
-    return [(name, size, crcs[folder / name]) for name, size in zip(names, sizes, strict=True)]
+    return _by_parts(folder, names, hash_part, threads=threads)
+
+
+def _by_parts(folder: Path, names: Sequence[str], do: Callable[[str, int, int], int], *, threads: int = 4) -> Files:
+    """Do something with each part of these files, in threads. It returns the crc32 of the part."""
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    parts = [
+        (name, start, min(_PART_BYTES, size - start))
+        for name, size in sizes.items()
+        for start in range(0, max(size, 1), _PART_BYTES)
+    ]
+    crcs = dict.fromkeys(names, 0)
+    for (name, _, count), crc in zip(parts, in_threads(lambda part: do(*part), parts, threads=threads), strict=True):
+        crcs[name] = combined_crc32(crcs[name], crc, count)
+    return [(name, size, crcs[name]) for name, size in sizes.items()]
+
+
+def _copy_part(source: Path, writer: int, start: int, count: int) -> None:
+    """Copy bytes of a file to the same place of an open one, which shares them where the file system can do that."""
+    end = start + count
+    with source.open("rb", buffering=0) as file:
+        while start < end:
+            copied = _copy_in_kernel(file.fileno(), writer, start, end - start)
+            if not copied:
+                with naming(source):
+                    data = os.pread(file.fileno(), min(_READ_BYTES, end - start), start)
+                if not data:
+                    raise _shorter()
+                copied = os.pwrite(writer, data, start)
+            start += copied
+
+
+def _copy_in_kernel(reader: int, writer: int, start: int, count: int) -> int:
+    """Copy bytes with copy_file_range. Return their number, 0 where it cannot be used."""
+    try:
+        return os.copy_file_range(reader, writer, count, start, start)
+    except OSError as error:
+        if error.errno in _NOT_IN_KERNEL:
+            return 0
+        raise
 
 
 def _hash_part(fd: int, start: int, count: int) -> int:
@@ -118,29 +124,38 @@ def _hash_part(fd: int, start: int, count: int) -> int:
     while start < end:
         read = os.preadv(fd, [buffer[: end - start]], start)
         if not read:
-            raise OSError(errno.EIO, "the file became shorter while it was read")
+            raise _shorter()
         crc = zlib.crc32(buffer[:read], crc)
         start += read
     return crc
 
 
+def _shorter() -> OSError:
+    return OSError(errno.EIO, "the file became shorter while it was read")
+
+
 def combined_crc32(first: int, second: int, size: int) -> int:
     """Return the crc32 of two texts together, from the crc32 of each and the size of the second in bytes.
 
-    This is crc32_combine() of zlib, which Python does not have: ``first`` is multiplied with the matrix that appends a
-    zero byte, to the power of ``size``, over the field of two elements.
+    This is crc32_combine() of zlib, which Python does not have: ``first`` is multiplied with a matrix over the field of
+    two elements.
     """
-    if not first:
-        return second
+    return _product(_zeros(size), first) ^ second if first and size else first ^ second
+
+
+@lru_cache(maxsize=64)
+def _zeros(size: int) -> list[int]:
+    """Return the matrix that appends ``size`` zero bytes. Most parts of files have one size."""
     matrix = [0xEDB88320, *(1 << bit for bit in range(31))]  # appends one zero bit
     for _ in range(3):
         matrix = [_product(matrix, column) for column in matrix]
+    made = [1 << bit for bit in range(32)]
     while size:
         if size & 1:
-            first = _product(matrix, first)
+            made = [_product(matrix, column) for column in made]
         size >>= 1
         matrix = [_product(matrix, column) for column in matrix]
-    return first ^ second
+    return made
 
 
 def _product(matrix: Sequence[int], vector: int) -> int:

@@ -64,14 +64,14 @@ def test_many_files_are_copied_in_their_order(tmp_path: Path) -> None:
     assert told == hash_files(tmp_path / "target", names) == store_files(*2 * [tmp_path / "target"], names)
 
 
-def in_small_steps(reader: int, writer: int, count: int) -> int:
-    return os.write(writer, os.read(reader, 700_000))
+def in_small_steps(reader: int, writer: int, count: int, start: int, at: int) -> int:
+    return os.pwrite(writer, os.pread(reader, min(700_000, count), start), at)
 
 
-def only_at_first(reader: int, writer: int, count: int) -> int:
-    if os.lseek(reader, 0, os.SEEK_CUR):
+def only_at_first(reader: int, writer: int, count: int, start: int, at: int) -> int:
+    if start:
         raise OSError(errno.EXDEV, "not between these")
-    return os.write(writer, os.read(reader, 999))
+    return os.pwrite(writer, os.pread(reader, min(999, count), start), at)
 
 
 @pytest.mark.parametrize("by_kernel", [None, in_small_steps, only_at_first, lambda *_: 0])
@@ -89,7 +89,7 @@ def test_a_copy_is_equal_and_tells_size_and_crc(
 
 
 def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(reader: int, writer: int, count: int) -> int:
+    def full(*_: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (tmp_path / "source").write_bytes(b"1")
