@@ -134,7 +134,7 @@ class BarrierTracker:
         return self._refuse(index, self._abandoned(index, latest) if index < latest else self._impossible(index))
 
     def _abandoned(self, index: int, latest: int) -> str:
-        """Return why the ranks in call ``index`` wait for nothing: an exception took others out of that call."""
+        """Return why call ``index`` can never be complete: an exception took other ranks out of it."""
         ahead = [rank for rank, call in self._waiting.items() if call.index == latest]
         behind = [rank for rank, call in self._waiting.items() if call.index == index]
         return _gave_up(ahead, self._waiting[behind[0]])

@@ -79,7 +79,7 @@ def hash_files(
 
 
 def _by_parts(folder: Path, names: Sequence[str], do: Callable[[str, int, int], int], *, threads: int = 4) -> Files:
-    """Do something with each part of these files, in threads. It returns the crc32 of the part."""
+    """Do something with each part of these files, in threads. ``do`` returns the crc32 of the part."""
     sizes = {name: (folder / name).stat().st_size for name in names}
     parts = [
         (name, start, min(_PART_BYTES, size - start))
@@ -101,8 +101,8 @@ def _copy_part(source: Path, writer: int, start: int, count: int) -> None:
             if not copied:
                 with naming(source):
                     data = os.pread(file.fileno(), min(_READ_BYTES, end - start), start)
-                if not data:
-                    raise _shorter()
+                    if not data:
+                        raise _shorter()
                 copied = os.pwrite(writer, data, start)
             start += copied
 

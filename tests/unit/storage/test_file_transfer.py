@@ -88,6 +88,19 @@ def test_a_copy_is_equal_and_tells_size_and_crc(
     assert told == (len(data), zlib.crc32(data)) == hashed(tmp_path) == synced(tmp_path)
 
 
+def test_a_file_that_becomes_shorter_while_it_is_copied_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def truncate(*_: int) -> int:
+        os.truncate(tmp_path / "source", 0)
+        return 0
+
+    (tmp_path / "source").write_bytes(b"1")
+    monkeypatch.setattr(os, "copy_file_range", truncate)
+    with pytest.raises(OSError, match=rf"became shorter while it was read: '{tmp_path}/source'"):
+        copied(tmp_path, tmp_path / "target")
+
+
 def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
