@@ -24,6 +24,7 @@ from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
 from distrain.coordinator.debuggers import Debuggers
 from distrain.coordinator.hang_monitor import HangMonitor
+from distrain.coordinator.evidence import Evidence
 from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
@@ -135,9 +136,10 @@ class Coordinator:
             report=self._report,
             imports=self._host_files.imports,
         )
+        self._evidence = Evidence(store)
         self._hang_monitor = HangMonitor(
             self._loop,
-            store,
+            self._evidence,
             request.failure_config,
             ask_for_stacks=self._ask_for_stacks,
             addresses=self._addresses,
@@ -291,6 +293,8 @@ class Coordinator:
                 self._observers.tell(Printed(message.rank, message.stream, data, time.monotonic()))
             case wire.DebuggerSays():
                 self._debuggers.handle(message)
+            case wire.Dump():
+                self._evidence.keep(message.what, message.rank, message.body)
             case wire.StackDump():
                 self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
@@ -452,7 +456,8 @@ class Coordinator:
             self._store.make_parent(self._log(attempt, 0))
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
         self._report_handler.begin(attempt, len(plan.ranks))
-        self._hang_monitor.begin(attempt)
+        self._evidence.begin(attempt)
+        self._hang_monitor.begin()
         self._debuggers.begin(attempt)
         self._outputs.begin(attempt)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distrain import wire
     from distrain.api.config import FailureConfig
     from distrain.api.observer import Fact
-    from distrain.coordinator.store.run_store import RunStore
+    from distrain.coordinator.evidence import Evidence
     from distrain.system.loop import Loop
 
 STACKS_TIMEOUT_S = 3.0
@@ -46,7 +46,7 @@ class HangMonitor:
     def __init__(
         self,
         loop: Loop,
-        store: RunStore,
+        evidence: Evidence,
         config: FailureConfig,
         *,
         ask_for_stacks: Callable[[], list[str]],
@@ -56,9 +56,8 @@ class HangMonitor:
         tell: Callable[[Fact], None],
     ) -> None:
         self._loop = loop
-        self._store = store
         self._tell = tell
-        self._paths = store.paths
+        self._evidence = evidence
         self._limits = {"report": config.hang_report_s, "timeout": config.hang_timeout_s}
         if config.hang_report_s is not None:
             self._limits |= LOOKS_S
@@ -67,11 +66,10 @@ class HangMonitor:
         self._addresses = addresses
         self._send = send
         self._on_hang = on_hang
-        self.begin(-1)
+        self.begin()
 
-    def begin(self, attempt: int) -> None:
+    def begin(self) -> None:
         """Forget the last attempt."""
-        self._attempt = attempt
         self._stacks: dict[int, str] = {}
         self._silent: set[int] = set()
         self._finished: Collection[int] = ()
@@ -143,7 +141,7 @@ class HangMonitor:
     def _warn_of_hang(self, after_s: float, lines: tuple[str, ...]) -> None:
         """Show where all ranks are, without ending the attempt."""
         self._note_hang()
-        folder = self._paths.stacks(self._attempt, 0).parent
+        folder = self._evidence.folder
         where_stacks_are = f"stacks are in {folder}" if lines else "no rank has been started yet"
         head = f"no rank has reported or printed anything for {after_s:g} s; {where_stacks_are}"
         warn("\n    ".join([head, *lines]))
@@ -190,8 +188,7 @@ class HangMonitor:
             self._keep(rank, text.encode())
 
     def _keep(self, rank: int, body: bytes) -> None:
-        path = self._paths.stacks(self._attempt, rank)
-        self._store.write_optional_file(path, body, f"the stacks of rank {rank} could not be written")
+        self._evidence.keep("stacks", rank, body)
 
     def host_done(self, host: str, done: wire.StacksDone, finished: Collection[int]) -> None:
         """Note that a host has sent all stacks it could take. Older stacks of silent ranks are kept.

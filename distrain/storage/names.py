@@ -11,6 +11,6 @@ REQUESTS = ".requests"
 ERROR_TEXT = "error.json"
 LOCK = ".lock"
 LOGS = "logs"
-STACKS = "stacks"
+EVIDENCE = "evidence"
 TRACKERS = "trackers"
 STATUSES = ("running", "finished", "failed", "aborted")

@@ -10,7 +10,7 @@
         checkpoint_000000/ ...      committed checkpoints in order, each with its .manifest.json
         damaged-checkpoint_000001/  a checkpoint that differed from its manifest when the run continued
         logs/attempt_0/rank_0.log   the output of each rank
-        stacks/attempt_0/rank_1.txt stacks of ranks that had to be killed
+        evidence/attempt_0/         why ranks hung or failed: stacks/rank_1.txt, flight_recorder/rank_1.json, ...
         error.json, error.pkl       why the run failed
         return_value.pkl            the return value of rank 0's train_func
         page.html                   all of this for people
@@ -131,7 +131,7 @@ class RunPaths:
         return self.root / names.REQUESTS
 
     def answer(self, token: str) -> Path:
-        return self.root / names.STACKS / f"answer_{token}.txt"
+        return self.root / names.EVIDENCE / f"answer_{token}.txt"
 
     @property
     def reserve(self) -> Path:
@@ -157,8 +157,8 @@ class RunPaths:
     def tracker_log(self, logs: Path | None = None) -> Path:
         return (logs / self.root.name if logs else self.logs) / "trackers.log"
 
-    def stacks(self, attempt: int, rank: int) -> Path:
-        return self.root / names.STACKS / f"attempt_{attempt}" / f"rank_{rank}.txt"
+    def evidence(self, attempt: int) -> Path:
+        return self.root / names.EVIDENCE / f"attempt_{attempt}"
 
     def checkpoints(self) -> list[Path]:
         """Return the committed checkpoints, the oldest first, without copies that users have made."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 17
+WIRE_VERSION = 18
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -712,6 +712,19 @@ class Vitals(FromWorker):
     waiting_s: float
     place: str
     place_s: float
+
+
+@message
+class Dump(FromWorker):
+    """Evidence of what a rank was doing, for the attempt's evidence folder.
+
+    what: ``flight_recorder`` (JSON) or ``memory`` (a pickled CUDA memory snapshot).
+
+    Worker -> coordinator.
+    """
+
+    what: str
+    body: bytes
 
 
 @message

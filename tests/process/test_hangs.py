@@ -67,7 +67,7 @@ def test_a_hang_is_shown_then_ended_and_retried(fit: Fit, tmp_path: Path, capsys
     result = fit(hang, {"place": str(tmp_path)}, workers=WORKERS, failure_config=failure_config)
     assert result.return_value == "trained"
     shown = capsys.readouterr().err
-    folder = Path(result.path, "stacks", "attempt_0")
+    folder = Path(result.path, "evidence", "attempt_0", "stacks")
     assert shown.count("no rank has reported or printed anything for 1.5 s") == 1
     assert f"stacks are in {folder}" in shown
     assert_places(shown)
@@ -131,7 +131,7 @@ def test_where_the_ranks_are_is_told_on_demand_and_when_one_dies(fit: Fit, tmp_p
             answer = answers[-1]
             assert answer.returncode == 0
             assert_places(answer.stdout)
-            assert sorted(path.name for path in run.glob("stacks/*")) == ["attempt_0"]
+            assert sorted(path.name for path in run.glob("evidence/*")) == ["attempt_0"]
         finally:
             for path in pids[:1]:
                 os.kill(int(path.read_text()), signal.SIGKILL)
@@ -163,7 +163,7 @@ def test_nonsense_in_the_pipe_of_requests_is_passed_over(fit: Fit) -> None:
 
     result = fit(write_nonsense, workers=1)
     assert result.return_value == "trained"
-    assert not list(Path(result.path).glob("stacks/*"))
+    assert not list(Path(result.path).glob("evidence/*"))
 
 
 # -- no hang ---------------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def tree(path: str) -> dict[str, str]:
     found = {}
     for file in sorted(Path(path).rglob("*")):
         name = str(file.relative_to(path))
-        if not file.is_file() or name in (".lock",) or name.startswith(("logs/", "stacks/")):
+        if not file.is_file() or name in (".lock",) or name.startswith(("logs/", "evidence/")):
             continue
         if file.suffix == ".json":
             found[name] = steady(file.read_text())

@@ -462,7 +462,7 @@ def test_the_stacks_of_those_who_do_not_stop_are_kept(launch: Launch) -> None:
     running = launch(grace_s=0.2)
     running.user.send_signal(signal.SIGTERM)
     running.end()
-    stacks = {path.name: path.read_text() for path in running.place.glob("runs/run/stacks/attempt_0/*")}
+    stacks = {path.name: path.read_text() for path in running.place.glob("runs/run/evidence/attempt_0/stacks/*")}
     assert set(stacks) == {"rank_2.txt", "rank_3.txt"}
     assert "in ignore_signals" in stacks["rank_2.txt"]
     assert "in hold_the_gil" in stacks["rank_3.txt"]
