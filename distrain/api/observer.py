@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.api.result import Result
+    from distrain.decisions.health.standstills import Hang
     from distrain.errors import RankFailure
     from distrain.hosts.troubles import Trouble
     from distrain.storage.checkpoint import Checkpoint
@@ -159,6 +160,18 @@ class TroubleEnded(Fact):
 
     host: str
     trouble: Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class HangBegan(Fact):
+    """Every rank stands still.
+
+    text: who is stuck, and who waits. since: when the last rank moved, in seconds since 1970.
+    """
+
+    text: str
+    since: float
+    hang: Hang
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ _MARKS = {
     "memory": ("▲", "bold red"),
     "GPU": ("◆", "bold red"),
     "silent": ("○", "bold red"),
+    "stuck": ("◍", "bold red"),
+    "waiting": ("◌", "yellow"),
     "slow": ("◐", "yellow"),
     "at work": ("●", "green"),
     "starting": ("·", "dim"),
@@ -33,7 +35,7 @@ _MARKS = {
     "ended": ("✓", "dim"),
 }
 """By the state of a rank: its mark and the style of it. Those that need attention come first."""
-_ATTENTION = ("failed", "memory", "GPU", "silent", "slow")
+_ATTENTION = ("failed", "memory", "GPU", "silent", "stuck", "slow")
 _MOST_TROUBLES = 2
 _MOST_METRICS = 50
 
@@ -48,7 +50,7 @@ def footer(
     bar: a progress bar of the user's, and the rank that it comes from.
     """
     lines = [_title(status, now), _progress(status, now, width), _metrics(status), _bar(bar), _checkpoint(status, now)]
-    lines += [_ranks(status, now, width), *_troubles(status), _advice(status, interrupt)]
+    lines += [_ranks(status, now, width), _hang(status, now), *_troubles(status), _advice(status, interrupt)]
     shown = [line for line in lines if line is not None]
     for line in shown:
         line.plain = printable(line.plain)
@@ -134,6 +136,10 @@ def _ranks(status: RunStatus, now: float, width: int) -> Text | None:
     return Text("ranks ") + Text.assemble(*(_MARKS[state] for state in states if marks)) + marks + words
 
 
+def _hang(status: RunStatus, now: float) -> Text | None:
+    return None if status.hang is None else Text(status.hang.text(now), style="bold red")
+
+
 def _troubles(status: RunStatus) -> list[Text]:
     """Return what is wrong with memory and GPUs of the first ranks that have such troubles."""
     troubles = status.troubles()[:_MOST_TROUBLES]
@@ -152,6 +158,8 @@ def _states(status: RunStatus, now: float) -> list[str]:
             return troubled[number]
         if rank.begun is None:
             return "starting"
+        if status.hang is not None:
+            return "stuck" if number in status.hang.culprits else "waiting"
         return "silent" if number in silent else "slow" if number in slow else "at work"
 
     return [state(number) for number in range(len(status.ranks))]

@@ -23,8 +23,8 @@ from distrain.api.observer import AttemptBegan, AttemptEnded, Printed, RankEnded
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
 from distrain.coordinator.debuggers import Debuggers
-from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.evidence import Evidence
+from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
@@ -295,6 +295,11 @@ class Coordinator:
                 self._debuggers.handle(message)
             case wire.Dump():
                 self._evidence.keep(message.what, message.rank, message.body)
+                if message.what == "flight_recorder":
+                    self._hang_monitor.add_record(message.rank, message.body)
+            case wire.Standstill():
+                if self._is_training:
+                    self._hang_monitor.heard(message)
             case wire.StackDump():
                 self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
@@ -309,6 +314,7 @@ class Coordinator:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Running():
                 self._hang_monitor.progress()
+                self._hang_monitor.rank_begins(message.rank)
                 self._report_handler.handle(message)
                 self._manifest.rank_trains()
                 self._debuggers.rank_begins(message.rank)
@@ -374,6 +380,7 @@ class Coordinator:
         self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
 
     def _note_end(self, rank: int, *, ok: bool) -> None:
+        self._hang_monitor.rank_ended(rank, ok=ok)
         is_stopping = self.machine.state is RunState.STOPPING
         self._observers.tell(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
 
@@ -457,7 +464,7 @@ class Coordinator:
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
         self._report_handler.begin(attempt, len(plan.ranks))
         self._evidence.begin(attempt)
-        self._hang_monitor.begin()
+        self._hang_monitor.begin(len(plan.ranks))
         self._debuggers.begin(attempt)
         self._outputs.begin(attempt)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from distrain.api.observer import HangEnded
+from distrain.api.observer import HangBegan, HangEnded
 from distrain.decisions.events import HangDetected
+from distrain.decisions.health.collectives import compare
+from distrain.decisions.health.standstills import Hang, Standstills
 from distrain.decisions.host_checks import Finding, HostChecks, Question
 from distrain.hosts.reachability import CONNECT_TIMEOUT_S
-from distrain.system.log import warn
-from distrain.system.stacks import mismatched_collectives, summarize_stacks, suspects
+from distrain.system.log import say, warn
+from distrain.system.stacks import summarize_stacks, suspects
+from distrain.system.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,12 +30,8 @@ STACKS_TIMEOUT_S = 3.0
 """Seconds to wait for the stacks of all hosts before those that have arrived are shown."""
 _CONNECTIONS_TIMEOUT_S = CONNECT_TIMEOUT_S + STACKS_TIMEOUT_S
 """Seconds to wait for the stacks if hosts also try to connect to each other."""
-LOOKS_S = {"first look": 60.0, "second look": 120.0}
-"""Seconds without progress after which to look for collectives that do not match; shown if both find the same."""
-_ADVICE = (
-    "every rank must call the same collectives in the same order, from one thread. Code that calls them in another "
-    "thread, such as torch.distributed.checkpoint.async_save(), needs its own process group"
-)
+_MOST_SHOWN = 3
+"""Hangs of one attempt that are shown. A run may stand still in each epoch, and go on."""
 
 
 class HangMonitor:
@@ -59,17 +59,22 @@ class HangMonitor:
         self._tell = tell
         self._evidence = evidence
         self._limits = {"report": config.hang_report_s, "timeout": config.hang_timeout_s}
-        if config.hang_report_s is not None:
-            self._limits |= LOOKS_S
-        self._actions = {"report": self._warn_of_hang, "timeout": self._time_out}
+        self._actions = {"report": self._warn_of_silence, "timeout": self._time_out}
         self._ask_for_stacks = ask_for_stacks
         self._addresses = addresses
         self._send = send
         self._on_hang = on_hang
         self.begin()
 
-    def begin(self) -> None:
-        """Forget the last attempt."""
+    def begin(self, ranks: int = 0) -> None:
+        """Forget the last attempt. ``ranks``: the number of those of the next one."""
+        self._standstills = Standstills(expected=ranks)
+        self._records: dict[int, dict[str, Any]] = {}
+        """By rank that stands still: its flight recorder."""
+        self._hang: Hang | None = None
+        self._shown = 0
+        self._judged = True
+        """True once the standstills of the ranks as they are now were looked at."""
         self._stacks: dict[int, str] = {}
         self._silent: set[int] = set()
         self._finished: Collection[int] = ()
@@ -84,6 +89,7 @@ class HangMonitor:
 
     def end_hang(self) -> None:
         """Record the hang that has ended, if there was one."""
+        self._hang = None
         if self._hung_since is not None:
             self._tell(HangEnded(self._hung_since))
             self._hung_since = None
@@ -92,14 +98,14 @@ class HangMonitor:
         """Note that a rank has reported or printed something. Called for every report, so it has to be cheap."""
         self._progress_at = time.monotonic()
         if self._has_acted:
-            self.end_hang()
+            if self._hang is None:
+                self.end_hang()
             self._watch_all()
 
     def _watch_all(self) -> None:
         """Begin to wait for the end of all limits."""
         self._has_acted = False
         self._due = {purpose: limit_s for purpose, limit_s in self._limits.items() if limit_s is not None}
-        self._mismatch: list[str] = []
 
     def locations(self, ranks: Collection[int]) -> tuple[str, ...]:
         """Return lines that show where these ranks were, as far as their stacks are known."""
@@ -107,29 +113,78 @@ class HangMonitor:
         known = {rank: text for rank, text in self._stacks.items() if rank in chosen}
         return tuple(summarize_stacks(known, silent=self._silent & chosen))
 
+    # -- hangs, by evidence ---------------------------------------------------------------------------------------
+
+    def rank_begins(self, rank: int) -> None:
+        """Note that a rank has entered train_func."""
+        self._standstills.ranks.add(rank)
+
+    def rank_ended(self, rank: int, *, ok: bool) -> None:
+        """Note that a rank has left train_func."""
+        self._standstills.ended(rank, ok=ok)
+        self._judged = False
+
+    def heard(self, message: wire.Standstill) -> None:
+        """Note that a rank stands still, or moves again."""
+        self._standstills.heard(message, time.monotonic())
+        if not message.state:
+            self._records.pop(message.rank, None)
+        self._judged = False
+        if self._hang is not None and self._standstills.hang(time.monotonic()) is None:
+            say(f"the ranks move again, after {duration(time.monotonic() - self._hang.since)}")
+            self.end_hang()
+
+    def add_record(self, rank: int, body: bytes) -> None:
+        """Take the flight recorder of a rank that stands still, or has failed."""
+        self._records[rank] = json.loads(body)
+
+    def collectives(self) -> list[str]:
+        """Return sentences about the collectives that ranks lack, or that do not match."""
+        return compare(self._records)
+
+    def _judge(self, now: float) -> None:
+        """Call it a hang if every rank stands still. Ask ranks for their stacks that say nothing."""
+        self._judged = True
+        hang = self._standstills.hang(now)
+        if hang is not None and self._hang is None:
+            self._hang = hang
+            self._hung_since = self._hung_since or time.time() - (now - hang.since)
+            text = hang.text(now)
+            self._tell(HangBegan(text, self._hung_since, hang))
+            self._take_stacks(lambda lines: None)
+            self._show_hang(text)
+        elif self._standstills.unheard(now):
+            self._take_stacks(lambda lines: self._note_mute(), is_look=True)
+
+    def _note_mute(self) -> None:
+        if mute := self._silent & self._standstills.unheard(time.monotonic()):
+            self._standstills.mute |= mute
+            self._judge(time.monotonic())
+
+    def _show_hang(self, text: str) -> None:
+        self._shown += 1
+        if self._shown <= _MOST_SHOWN:
+            warn("\n    ".join([text, *self.collectives(), f"stacks and flight recorders: {self._evidence.folder}"]))
+
     # -- no progress ----------------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
         """Return when to call :meth:`tick` while ranks are at work (time.monotonic), or None."""
-        return min((self._progress_at + limit_s for limit_s in self._due.values()), default=None)
+        limits = [self._progress_at + limit_s for limit_s in self._due.values()]
+        standing = None if self._judged else self._standstills.deadline()
+        return min([*limits, *([standing] if standing is not None else [])], default=None)
 
     def tick(self) -> None:
-        """Take stacks if a limit has been exceeded."""
-        self._has_acted = True
+        """Judge the standstills of the ranks. Take stacks if a limit has been exceeded."""
         now = time.monotonic()
+        standing = None if self._judged else self._standstills.deadline()
+        if standing is not None and now >= standing:
+            self._judge(now)
         for purpose, limit_s in sorted(self._due.items()):
             if now >= self._progress_at + limit_s:
+                self._has_acted = True
                 del self._due[purpose]
-                then = self._actions.get(purpose, self._look)
-                self._take_stacks(self._unless_progress(then, limit_s), is_look=purpose in LOOKS_S)
-
-    def _look(self, after_s: float, lines: tuple[str, ...]) -> None:
-        """Show collectives that do not match, without waiting for the limit of the user."""
-        before, self._mismatch = self._mismatch, [] if self._silent else mismatched_collectives(self._stacks)
-        if self._mismatch and self._mismatch == before and "report" in self._due:
-            del self._due["report"]
-            self._keep_all()
-            self._warn_of_hang(after_s, (*self._mismatch, _ADVICE))
+                self._take_stacks(self._unless_progress(self._actions[purpose], limit_s))
 
     def _unless_progress(
         self, then: Callable[[float, tuple[str, ...]], None], after_s: float
@@ -138,7 +193,7 @@ class HangMonitor:
         since = self._progress_at
         return lambda lines: then(after_s, lines) if self._progress_at == since else None
 
-    def _warn_of_hang(self, after_s: float, lines: tuple[str, ...]) -> None:
+    def _warn_of_silence(self, after_s: float, lines: tuple[str, ...]) -> None:
         """Show where all ranks are, without ending the attempt."""
         self._note_hang()
         folder = self._evidence.folder
@@ -152,7 +207,12 @@ class HangMonitor:
 
     def _time_out(self, after_s: float, lines: tuple[str, ...]) -> None:
         self._note_hang()
-        self._on_hang(HangDetected(after_s, lines, tuple(suspects(self._stacks, silent=self._silent))))
+        blamed = suspects(self._stacks, silent=self._silent) if self._hang is None else self._hang.culprits
+        self._on_hang(HangDetected(after_s, (*self._evidence_lines(), *lines), tuple(blamed)))
+
+    def _evidence_lines(self) -> list[str]:
+        """Return what is known about the hang, beside the stacks."""
+        return [*([self._hang.text(time.monotonic())] if self._hang is not None else []), *self.collectives()]
 
     # -- taking stacks --------------------------------------------------------------------------------------------
 
@@ -232,6 +292,7 @@ class HangMonitor:
         """Take stacks, and reply with lines that summarize them."""
 
         def show(lines: tuple[str, ...]) -> None:
-            reply("\n".join(lines or ("no rank is running: the workers are being started, or have ended",)))
+            shown = lines or ("no rank is running: the workers are being started, or have ended",)
+            reply("\n".join([*self._evidence_lines(), *shown]))
 
         self._take_stacks(show)

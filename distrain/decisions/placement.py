@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.decisions import pace
+from distrain.decisions.health import pace
 from distrain.errors import LaunchError, ResourcesError
 from distrain.hosts.host import collective_variables
 from distrain.hosts.world import RankPlan, WorldPlan

@@ -9,8 +9,17 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distrain.api.observer import AttemptBegan, Committed, Printed, RankEnded, RankTrains, Reported
-from distrain.decisions.pace import Pace
+from distrain.api.observer import (
+    AttemptBegan,
+    Committed,
+    HangBegan,
+    HangEnded,
+    Printed,
+    RankEnded,
+    RankTrains,
+    Reported,
+)
+from distrain.decisions.health.pace import Pace
 from distrain.storage.retention import flatten
 
 if TYPE_CHECKING:
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
 
     from distrain import wire
     from distrain.api.observer import BecameSlow, Fact, RankEnd
+    from distrain.decisions.health.standstills import Hang
     from distrain.hosts.troubles import Trouble
 
 _RATE_WINDOW_S = 60.0
@@ -77,6 +87,7 @@ class RunStatus:
     saves_on_stop: bool = False
     """True if ranks call should_stop(), so that they can save a checkpoint before they are stopped."""
     restarts: int = 0
+    hang: Hang | None = None
     ranks: list[RankStatus] = field(default_factory=list)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Those of rank 0's last report, flat."""
@@ -120,6 +131,10 @@ class RunStatus:
                 self.rank_begins(fact.rank, fact.now)
             case RankEnded():
                 self.rank_ended(fact.rank, fact.end)
+            case HangBegan(hang=hang):
+                self.hang = hang
+            case HangEnded():
+                self.hang = None
             case Committed():
                 self.checkpoint, self.checkpoint_at = fact.name, fact.now
 

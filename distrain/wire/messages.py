@@ -715,6 +715,20 @@ class Vitals(FromWorker):
 
 
 @message
+class Standstill(FromWorker):
+    """The main thread of a rank stands still, or (``state`` is empty) moves again.
+
+    state, place: see :class:`~distrain.worker.standstill.Standstill`. seconds: for how long it has stood still so far.
+
+    Worker -> coordinator.
+    """
+
+    state: str
+    place: str
+    seconds: float
+
+
+@message
 class Dump(FromWorker):
     """Evidence of what a rank was doing, for the attempt's evidence folder.
 

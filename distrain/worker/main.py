@@ -24,6 +24,7 @@ from distrain.api import current
 from distrain.storage.checkpoint import fetch_with
 from distrain.system.process import STACKS_SIGNAL, UNWIND_SIGNAL, WAKE_SIGNAL, show_command
 from distrain.wire.channel import Channel
+from distrain.worker import flight_recorder
 from distrain.worker.debugger import Debugger
 from distrain.worker.job import early_variables, job, main_module
 from distrain.worker.session import Session
@@ -72,6 +73,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     _keep_fds_out_of_children(fds)
     spec, early = _first_frames(channel)
     _apply(spec)
+    flight_recorder.turn_on()
     _handle_signals(fds.stacks)
     if forked:
         _reseed()

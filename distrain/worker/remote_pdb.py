@@ -11,8 +11,8 @@ from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.worker.places import place_of
 from distrain.worker.user_code import OWN_FILES, run_rank
-from distrain.worker.vitals import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

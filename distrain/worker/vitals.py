@@ -1,15 +1,14 @@
 """Samples of what train_func is doing: its own work, or waiting for other ranks. Runs in: worker.
 
-A thread looks at the stack of the main thread some ten times per second, and tells the coordinator now and then.
+A thread looks at the stack of the main thread some ten times per second. It tells the coordinator every 20 s how the
+rank spends its time, and at once that it stands still.
 """
 
 from __future__ import annotations
 
 import _thread
-import linecache
-import os
+import contextlib
 import random
-import re
 import signal
 import sys
 import threading
@@ -20,48 +19,52 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.errors import DistrainError
-from distrain.system.text import LIBRARY_FILE
+from distrain.worker import flight_recorder
+from distrain.worker.places import is_waiting, place_of
+from distrain.worker.standstill import STANDING_S, Standstill
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from distrain.api.context import TrainContext
     from distrain.worker.session import WorkerChannel
 
 _SAMPLE_S = 0.1
 """The mean time between two samples. It varies, as steps of that length would always be seen at the same point."""
-_OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_WAITING_FILES = re.compile(
-    r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$|/distrain/wire/channel\.py$"
-)
-"""Files whose functions wait in native code for other ranks."""
-_WAITING_FUNCTIONS = {"_engine_run_backward", "synchronize"}
-"""Functions of torch: DDP waits for other ranks in backward(), and a GPU waits for them in its queue."""
-_WAITING_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")
-"""Native methods of tensors and of asynchronous collectives that wait for the same. They have no frame of their own."""
+_DUMP_AFTER_S = 4.0
+"""Seconds of a standstill after which the flight recorder is sent."""
 
 
 class VitalsSampler:
     """A context in which samples of the main thread are taken and sent. Enter it there.
 
-    every_s: seconds between two messages.
+    every_s: seconds between two :class:`~distrain.wire.Vitals`.
     """
 
     def __init__(self, channel: WorkerChannel, context: TrainContext, every_s: float) -> None:
         self._channel = channel
-        self._context = context
+        self._of = {"attempt": context.attempt, "rank": context.world_rank}
         self._every_s = every_s
         self._over = threading.Event()
         self._main = threading.get_ident()
+        self._standstill = Standstill(threading.get_native_id())
+        self._told = ("", "")
+        """The state and the place of the standstill that was told last."""
+        self._is_recorder_dumped = False
 
     def __enter__(self) -> None:
         _thread.start_new_thread(self._run, ())  # unlike a threading.Thread, train_func does not count it as its own
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._over.set()
+        if error is not None:
+            with contextlib.suppress(Exception):
+                self._dump_recorder()
 
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
+        with contextlib.suppress(OSError, DistrainError):  # the agent is gone, or rank 0
+            self._sample()
+
+    def _sample(self) -> None:
         seen = began = time.monotonic()
         own_s = waiting_s = 0.0
         places: dict[str, float] = defaultdict(float)
@@ -74,13 +77,12 @@ class VitalsSampler:
             else:
                 own_s += now - seen
                 places[place_of(frame)] += now - seen
+            self._standstill.sample(frame, now)
             seen = now
             del frame  # it would keep alive what train_func has deleted
+            self._tell_standstill(now)
             if now >= began + self._every_s:
-                try:
-                    self._send(own_s, waiting_s, places)
-                except (OSError, DistrainError):  # the agent is gone, or rank 0
-                    return
+                self._send(own_s, waiting_s, places)
                 began, own_s, waiting_s = now, 0.0, 0.0
                 places.clear()
 
@@ -88,8 +90,7 @@ class VitalsSampler:
         place, place_s = max(places.items(), key=itemgetter(1), default=("", 0.0))
         self._channel.send(
             wire.Vitals(
-                attempt=self._context.attempt,
-                rank=self._context.world_rank,
+                **self._of,
                 own_s=round(own_s, 3),
                 waiting_s=round(waiting_s, 3),
                 place=place,
@@ -97,22 +98,22 @@ class VitalsSampler:
             )
         )
 
+    # -- standstills ----------------------------------------------------------------------------------------------
 
-def is_waiting(frame: FrameType) -> bool:
-    """Return whether the innermost frame of a thread waits for other ranks, as far as can be seen."""
-    file, function = frame.f_code.co_filename, frame.f_code.co_name
-    if _WAITING_FILES.search(file) or (function in _WAITING_FUNCTIONS and "/torch/" in file):
-        return True
-    return _WAITING_CALL.search(linecache.getline(file, frame.f_lineno or 0)) is not None
+    def _tell_standstill(self, now: float) -> None:
+        """Tell a standstill once it lasts, and its end. Dump the flight recorder before others can call it a hang."""
+        stand = self._standstill
+        seconds = now - stand.since
+        state = stand.state if seconds >= STANDING_S else ""
+        if state and not self._is_recorder_dumped and seconds >= _DUMP_AFTER_S:
+            self._is_recorder_dumped = True
+            self._dump_recorder()
+        told = (state, stand.place if state else "")
+        if told != self._told:
+            self._told = told
+            self._is_recorder_dumped = self._is_recorder_dumped and bool(state)
+            self._channel.send(wire.Standstill(**self._of, state=state, place=told[1], seconds=round(seconds, 3)))
 
-
-def place_of(frame: FrameType) -> str:
-    """Return the innermost line of the user's code, such as ``load_batch (train.py:31)``, or an empty string."""
-    outer: FrameType | None = frame
-    while outer is not None:
-        file, function = outer.f_code.co_filename, outer.f_code.co_name
-        if not file.startswith(_OWN_FILES) and not LIBRARY_FILE.search(file):
-            line = f"{os.path.basename(file)}:{outer.f_lineno}"
-            return line if function == "<module>" else f"{function} ({line})"
-        outer = outer.f_back
-    return ""
+    def _dump_recorder(self) -> None:
+        if body := flight_recorder.dump():
+            self._channel.send(wire.Dump(**self._of, what="flight_recorder", body=body))

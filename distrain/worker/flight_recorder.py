@@ -1,0 +1,46 @@
+"""torch's flight recorder: the last collectives of this rank. Runs in: worker.
+
+Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html. With older versions of torch it is
+empty: NCCL's records are there from 2.7 on, gloo's a little later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+_ENTRIES = "200"
+"""Collectives that torch remembers. Each takes about 1 KB."""
+_RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+
+
+def turn_on() -> None:
+    """Have torch record collectives, unless the user's environment says how many. Call it before the first group."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _ENTRIES)
+
+
+def counts() -> str:
+    """Return how many collectives of each group this rank has called and completed, as text to compare."""
+    return str([recorded.get("pg_status") for recorded in _recorded(entries=False)])
+
+
+def dump() -> bytes:
+    """Return the records as JSON, empty if there are none.
+
+    entries: those of torch's own. groups: the ranks in each group of this rank, by its name.
+    """
+    entries = [entry for recorded in _recorded(entries=True) for entry in recorded.get("entries", ())]
+    return json.dumps({"entries": entries, "groups": _groups()}).encode() if entries else b""
+
+
+def _recorded(*, entries: bool) -> list[dict[str, Any]]:
+    native = sys.modules.get("torch._C._distributed_c10d")
+    recorders = [getattr(native, name) for name in _RECORDERS if hasattr(native, name)]
+    return [json.loads(recorder(includeCollectives=entries)) for recorder in recorders]
+
+
+def _groups() -> dict[str, list[int]]:
+    world = sys.modules["torch.distributed.distributed_c10d"]._world
+    return {world.pg_names[group]: sorted(ranks) for group, ranks in dict(world.pg_group_ranks).items()}

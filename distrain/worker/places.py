@@ -1,0 +1,77 @@
+"""Places in the user's code, from the frames of a thread. Runs in: worker."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from typing import TYPE_CHECKING
+
+from distrain.system.stacks import WRAPPERS
+from distrain.system.text import LIBRARY_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+_OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_COLLECTIVE_FILES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
+_CHANNEL_FILE = os.path.join(_OWN_FILES, "wire", "channel.py")
+"""Files whose functions wait in native code for other ranks."""
+_WAITING_FUNCTIONS = {"_engine_run_backward", "synchronize"}
+"""Functions of torch: DDP waits for other ranks in backward(), and a GPU waits for them in its queue."""
+_WAITING_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")
+"""Native methods of tensors and of asynchronous collectives that wait for the same. They have no frame of their own."""
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those of its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def is_users(frame: FrameType) -> bool:
+    """Return whether a frame is of the user's own code: neither of distrain nor of a library."""
+    file = frame.f_code.co_filename
+    return not file.startswith(_OWN_FILES) and not LIBRARY_FILE.search(file)
+
+
+def is_waiting(frame: FrameType) -> bool:
+    """Return whether the innermost frame of a thread waits for other ranks, as far as can be seen."""
+    file, function = frame.f_code.co_filename, frame.f_code.co_name
+    if file == _CHANNEL_FILE or _COLLECTIVE_FILES.search(file):
+        return True
+    if function in _WAITING_FUNCTIONS and "/torch/" in file:
+        return True
+    return _WAITING_CALL.search(linecache.getline(file, frame.f_lineno or 0)) is not None
+
+
+def is_in_collective(frame: FrameType) -> bool:
+    """Return whether the innermost frame of a thread is in a blocking call of torch.distributed."""
+    return _COLLECTIVE_FILES.search(frame.f_code.co_filename) is not None
+
+
+def place_of(frame: FrameType) -> str:
+    """Return the innermost line of the user's code, such as ``load_batch (train.py:31)``, or an empty string."""
+    users = next(filter(is_users, outwards(frame)), None)
+    return "" if users is None else _at(users, users.f_code.co_name)
+
+
+def call_in(frame: FrameType) -> str:
+    """Return what the user's innermost line has called, such as ``all_reduce (train.py:88)``, without wrappers.
+
+    It is the line itself, as :func:`place_of` says it, if that has called no function written in Python.
+    """
+    called = ""
+    for outer in outwards(frame):
+        if is_users(outer):
+            return _at(outer, called or outer.f_code.co_name)
+        if not WRAPPERS.match(outer.f_code.co_name):
+            called = outer.f_code.co_name
+    return called
+
+
+def _at(frame: FrameType, function: str) -> str:
+    line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return line if function == "<module>" else f"{function} ({line})"
