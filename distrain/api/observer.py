@@ -176,9 +176,13 @@ class HangBegan(Fact):
 
 @dataclass(frozen=True, slots=True)
 class HangEnded(Fact):
-    """The ranks make progress again. since: when they stopped, in seconds since 1970."""
+    """The ranks make progress again, or have ended.
+
+    since: when they stopped, in seconds since 1970. text: who was stuck, if that is known.
+    """
 
     since: float
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,9 +89,9 @@ class HangMonitor:
 
     def end_hang(self) -> None:
         """Record the hang that has ended, if there was one."""
-        self._hang = None
+        hang, self._hang = self._hang, None
         if self._hung_since is not None:
-            self._tell(HangEnded(self._hung_since))
+            self._tell(HangEnded(self._hung_since, "" if hang is None else hang.text(time.monotonic())))
             self._hung_since = None
 
     def progress(self) -> None:

@@ -66,6 +66,8 @@ def page_data(folder: Path | RemotePath) -> dict[str, Any]:
         sentence = verdict(run, reports.last)
     times = _times(run, reports)
     spans = [(_number(e.get("since")), _number(e["time"])) for e in events if e["event"] == "hang"]
+    if events and events[-1]["event"] == "hang_began":
+        spans.append((_number(events[-1].get("since")), run.ended))
     hangs = [(since, until) for since, until in spans if since is not None and until is not None]
     data = {
         "name": str(run.manifest.get("name") or folder.name),

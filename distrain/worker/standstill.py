@@ -15,6 +15,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from dis import opname
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,8 @@ class Standstill:
         share = (signs.cpu_ns - before.cpu_ns) / 1e9 / seconds
         if share > _BUSY_SHARE:
             self._note_variables(frame)
-        is_busy = share > _IDLE_SHARE and not (share > _BUSY_SHARE and self._computes_the_same(signs, before))
+        is_loop = share > _BUSY_SHARE and self._computes_the_same(frame, signs, before)
+        is_busy = share > _IDLE_SHARE and not is_loop
         waits = is_waiting(frame)
         moves = is_busy or (signs.is_ready and share <= _BUSY_SHARE) or signs.shows_work_since(before, seconds)
         if moves and (not waits or is_in_collective(frame)) and not self._may_be_ours(now):
@@ -127,10 +129,12 @@ class Standstill:
         self._is_same_again = self._variables in (None, variables) and variables is not None
         self._variables = variables
 
-    def _computes_the_same(self, signs: _Signs, before: _Signs) -> bool:
-        """Return whether the thread runs several instructions of Python, and none of its variables changes."""
+    def _computes_the_same(self, frame: FrameType, signs: _Signs, before: _Signs) -> bool:
+        """Return whether the thread runs Python, and not one long native call, and none of its variables changes."""
+        instruction = opname[frame.f_code.co_code[frame.f_lasti]]
+        runs_python = len(self._instructions) > 1 or "JUMP" in instruction
         few_faults = signs.faults - before.faults < _FEW_FAULTS
-        return self._is_same_again and len(self._instructions) > 1 and few_faults
+        return self._is_same_again and runs_python and few_faults
 
 
 @dataclass(frozen=True, slots=True)

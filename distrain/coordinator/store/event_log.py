@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from distrain.api.observer import AttemptBegan, BecameSlow, Committed, HangEnded, TroubleBegan, TroubleEnded
+from distrain.api.observer import AttemptBegan, BecameSlow, Committed, HangBegan, HangEnded, TroubleBegan, TroubleEnded
 
 if TYPE_CHECKING:
     from distrain.api.observer import Fact
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class EventLog:
     """Adds a line to events.jsonl for each fact that people look up later."""
 
-    hears = (AttemptBegan, BecameSlow, Committed, HangEnded, TroubleBegan, TroubleEnded)
+    hears = (AttemptBegan, BecameSlow, Committed, HangBegan, HangEnded, TroubleBegan, TroubleEnded)
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
@@ -44,5 +44,7 @@ class EventLog:
             case TroubleEnded(host, trouble):
                 which = {"rank": trouble.rank, "kind": trouble.kind, "problem": trouble.problem}
                 add("trouble_over", attempt=attempt, host=host, **which)
-            case HangEnded(since):
-                add("hang", attempt=attempt, since=since)
+            case HangBegan(text, since):
+                add("hang_began", attempt=attempt, since=since, text=text)
+            case HangEnded(since, text):
+                add("hang", attempt=attempt, since=since, text=text)

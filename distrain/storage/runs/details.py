@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from distrain.errors import StorageError
 from distrain.storage import names
 from distrain.storage.checkpoint import MANIFEST_FILE
-from distrain.storage.lines import read_metrics
+from distrain.storage.lines import read_events, read_metrics
 from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.records import CommittedCheckpoint, committed_at
 from distrain.storage.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING, Run
@@ -157,11 +157,24 @@ def verdict(run: Run, last: Mapping[str, Any] | None) -> str:
         text += ": the process that called fit() was killed, or its machine crashed"
     elif run.state in (FAILED, ABORTED) and (why := _reason(run)):
         text += f": {why}"
+    if (hang := _hang_of(run, last)) is not None:
+        text += f"; {hang}"
     if (restarts := len(run.attempts_now) - 1) > 0:
         text += f", after {count(restarts, 'restart')}"
     if run.state in (ABORTED, KILLED):
         text += f"; it continues if you start it again with --name {run.name}"
     return printable(text)
+
+
+def _hang_of(run: Run, last: Mapping[str, Any] | None) -> str | None:
+    """Return who is stuck in a hang that lasts, or in which the run has ended."""
+    found = [event for event in read_events(run.location / names.EVENTS) if event["event"] in ("hang_began", "hang")]
+    if not found or not found[-1].get("text") or (found[-1]["event"] == "hang" and run.state == RUNNING):
+        return None
+    since, now = found[-1]["since"], time.time() if run.state == RUNNING else run.ended
+    if last is not None and last.get("time", 0.0) > since:
+        return None
+    return f"{'it has hung' if run.state == RUNNING else 'it hung'} for {duration(now - since)}: {found[-1]['text']}"
 
 
 def _where(last: Mapping[str, Any] | None) -> str:
