@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.api.result import Result
-    from distrain.decisions.health.standstills import Hang
     from distrain.errors import RankFailure
     from distrain.hosts.troubles import Trouble
     from distrain.storage.checkpoint import Checkpoint
@@ -166,12 +165,14 @@ class TroubleEnded(Fact):
 class HangBegan(Fact):
     """Every rank stands still.
 
-    text: who is stuck, and who waits. since: when the last rank moved, in seconds since 1970.
+    text: who is stuck, and who waits. since: when the last rank moved, in seconds since 1970. culprits: the ranks that
+    others wait for. text_at: returns the text of a later time (time.monotonic).
     """
 
     text: str
     since: float
-    hang: Hang
+    culprits: Sequence[int]
+    text_at: Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def _ranks(status: RunStatus, now: float, width: int) -> Text | None:
 
 
 def _hang(status: RunStatus, now: float) -> Text | None:
-    return None if status.hang is None else Text(status.hang.text(now), style="bold red")
+    return None if status.hang is None else Text(status.hang.text_at(now), style="bold red")
 
 
 def _troubles(status: RunStatus) -> list[Text]:

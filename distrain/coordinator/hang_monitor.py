@@ -150,7 +150,7 @@ class HangMonitor:
             self._hang = hang
             self._hung_since = self._hung_since or time.time() - (now - hang.since)
             text = hang.text(now)
-            self._tell(HangBegan(text, self._hung_since, hang))
+            self._tell(HangBegan(text, self._hung_since, hang.culprits, hang.text))
             self._take_stacks(lambda lines: None)
             self._show_hang(text)
         elif self._standstills.unheard(now):

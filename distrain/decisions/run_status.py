@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from distrain import wire
     from distrain.api.observer import BecameSlow, Fact, RankEnd
-    from distrain.decisions.health.standstills import Hang
     from distrain.hosts.troubles import Trouble
 
 _RATE_WINDOW_S = 60.0
@@ -87,7 +86,7 @@ class RunStatus:
     saves_on_stop: bool = False
     """True if ranks call should_stop(), so that they can save a checkpoint before they are stopped."""
     restarts: int = 0
-    hang: Hang | None = None
+    hang: HangBegan | None = None
     ranks: list[RankStatus] = field(default_factory=list)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Those of rank 0's last report, flat."""
@@ -131,8 +130,8 @@ class RunStatus:
                 self.rank_begins(fact.rank, fact.now)
             case RankEnded():
                 self.rank_ended(fact.rank, fact.end)
-            case HangBegan(hang=hang):
-                self.hang = hang
+            case HangBegan():
+                self.hang = fact
             case HangEnded():
                 self.hang = None
             case Committed():

@@ -18,7 +18,6 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 _RAISED = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
 _BOOTSTRAP = re.compile(r"^<|/runpy\.py$")
 WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
-_COLLECTIVES = re.compile(r"/torch/distributed/distributed_c10d\.py$")
 _BOTTOM = {"run_worker": "/worker", "_be_rank": "/coordinator/ranks"}
 """The outermost function of distrain in a worker, and in a process of the user that is a rank, with its package."""
 PHASES = {
@@ -94,28 +93,6 @@ def suspects(stacks: Mapping[int, str], *, silent: Iterable[int] = ()) -> list[i
     most = max(map(len, locations.values()), default=0)
     apart = [rank for ranks in locations.values() if len(ranks) < most for rank in ranks]
     return sorted({*silent, *apart}) or sorted(stacks)
-
-
-def mismatched_collectives(stacks: Mapping[int, str]) -> list[str]:
-    """Return a line for each group of ranks if all wait in collectives that do not match, else an empty list.
-
-    Collectives of ``torch.distributed`` do not match if ranks have called them in different places, or if a rank has
-    called two at a time, from two threads.
-    """
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for rank, text in sorted(stacks.items()):
-        main = _main_thread(text)
-        threads = [main, *(frames for frames in _threads(text) if frames != main)]
-        called = [frames[0].function if _COLLECTIVES.search(frames[0].file) else "" for frames in threads if frames]
-        if not main or not called[0]:
-            return []
-        groups.setdefault((location(text), *filter(None, called)), []).append(rank)
-    if len(groups) == 1 and all(len(names) == 1 for _, *names in groups):
-        return []
-    return [
-        f"{count_ranks(ranks)} {where}: {' and, in another thread, '.join(names)}"
-        for (where, *names), ranks in groups.items()
-    ]
 
 
 def _ranks_by_location(stacks: Mapping[int, str]) -> dict[str, list[int]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import sys
 import time
 from collections import deque
@@ -40,8 +39,7 @@ _DISK_BYTES = 1 << 20
 _FORGIVE_S = 10.0
 """Seconds in which one movement is forgiven."""
 _FEW_FAULTS = 50
-_TCP_BYTES = struct.Struct("=QQ")
-_TCP_BYTES_AT = 120
+_TCP_BYTES_AT = slice(120, 128), slice(128, 136)
 """Where ``struct tcp_info`` has tcpi_bytes_acked and tcpi_bytes_received (linux/tcp.h)."""
 _SECTOR = 512
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -222,8 +220,7 @@ def _tcp_bytes() -> int:
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(name))) as opened:
                     info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                if len(info) >= _TCP_BYTES_AT + _TCP_BYTES.size:
-                    total += sum(_TCP_BYTES.unpack_from(info, _TCP_BYTES_AT))
+                total += sum(int.from_bytes(info[at], sys.byteorder) for at in _TCP_BYTES_AT)
     return total
 
 

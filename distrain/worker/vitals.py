@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _SAMPLE_S = 0.1
 """The mean time between two samples. It varies, as steps of that length would always be seen at the same point."""
-_DUMP_AFTER_S = 4.0
+_DUMP_AFTER_S = 3.5
 """Seconds of a standstill after which the flight recorder is sent."""
 
 

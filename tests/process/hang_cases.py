@@ -274,21 +274,21 @@ def waits_for_a_stopped_data_loader() -> None:
         pass
 
 
-@hang(rf"rank 1 does not answer: stopped \(SIGSTOP\).*; ranks 0, 2, 3 wait for it in all_reduce \(hang_cases\.py:\d+\)")
+@hang(r"rank 1 does not answer: stopped \(SIGSTOP\).*; ranks 0, 2, 3 wait for it in all_reduce \(hang_cases\.py:\d+\)")
 def is_stopped(rank: int) -> None:
     """A rank that was stopped (SIGSTOP)."""
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@hang(r"rank 1 .*debugger|rank 1: at .*is_in_the_debugger|is_in_the_debugger", debug_rank=1)
+@hang(r"rank 1 has stopped in is_in_the_debugger \(hang_cases\.py:\d+\), and waits for you", debug_rank=1)
 def is_in_the_debugger(rank: int) -> None:
     """breakpoint() on the rank that is debugged."""
     if rank == 1:
         breakpoint()
 
 
-@hang(rf"rank 1 has been stuck in rank_1 \(hang_cases\.py:\d+\) for .*; ranks 0, 2, 3 wait for it in all_reduce")
+@hang(r"rank 1 has been stuck in rank_1 \(hang_cases\.py:\d+\) for .*; ranks 0, 2, 3 wait for it in all_reduce")
 def waits_in_a_store(rank: int) -> None:
     """A key of the TCPStore that nobody sets."""
 
@@ -313,7 +313,9 @@ class Hook(torch.autograd.Function):
         return gradients[0]
 
 
-@hang(r"rank 1 has been stuck in do_nothing_forever \(hang_cases\.py:\d+\) for .*; ranks 0, 2, 3 wait for it in backward")
+@hang(
+    r"rank 1 has been stuck in do_nothing_forever \(hang_cases\.py:\d+\) for .*; ranks 0, 2, 3 wait for it in backward"
+)
 def is_stuck_in_a_backward_pass(rank: int) -> None:
     """DDP: a function of rank 1's backward pass is stuck."""
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
@@ -323,16 +325,20 @@ def is_stuck_in_a_backward_pass(rank: int) -> None:
 # -- collectives that do not match -----------------------------------------------------------------------------------
 
 
-@hang(r"all ranks have been waiting for each other .*: ranks 0, 2, 3 in all_reduce .*, rank 1 in broadcast .*\n"
-      r".*do not match: ranks 0, 2, 3 called all_reduce #2 .*rank 1 called broadcast #2")
+@hang(
+    r"all ranks have been waiting for each other .*: ranks 0, 2, 3 in all_reduce .*, rank 1 in broadcast .*\n"
+    r".*do not match: ranks 0, 2, 3 called all_reduce #2 .*rank 1 called broadcast #2"
+)
 def calls_another_collective(rank: int) -> None:
     """broadcast() on one rank, all_reduce() on the others."""
     if rank == 1:
         dist.broadcast(tensor(), 2)
 
 
-@hang(r"all ranks have been waiting for each other .*: ranks 0, 2, 3 in barrier .*, rank 1 in all_reduce .*\n"
-      r".*do not match: ranks 0, 2, 3 called barrier #2.*rank 1 called all_reduce #2")
+@hang(
+    r"all ranks have been waiting for each other .*: ranks 0, 2, 3 in barrier .*, rank 1 in all_reduce .*\n"
+    r".*do not match: ranks 0, 2, 3 called barrier #2.*rank 1 called all_reduce #2"
+)
 def leaves_a_barrier_out(rank: int) -> None:
     """barrier() on all ranks but one."""
     if rank != 1:
@@ -610,7 +616,11 @@ class Seen:
     text: str
 
 
-_SAYS_HANG = re.compile(r"^distrain: .*(been stuck|without any change|not answer|have been waiting|has finished)|debugger")
+_SAYS_HANG = re.compile(
+    r"^distrain: .*(been stuck|without any change|not answer|have been waiting|has finished|has stopped in)"
+)
+    r"^distrain: .*(been stuck|without any change|not answer|have been waiting|has finished)|debugger"
+)
 
 
 def watch(name: str, storage: Path) -> Seen:

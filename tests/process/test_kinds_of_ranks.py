@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -125,46 +124,9 @@ def test_a_hang_is_reported_with_the_place_of_each_rank(
     assert f"rank {last} in load_batch at script.py:{places['load_batch']}\n" in started.output
     if last:
         assert f"rank 0 in barrier at script.py:{places['barrier']}\n" in started.output
-    stacks = tmp_path / "runs" / "run" / "stacks" / "attempt_0" / f"rank_{last}.txt"
+    stacks = tmp_path / "runs" / "run" / "evidence" / "attempt_0" / "stacks" / f"rank_{last}.txt"
     assert "in load_batch" in stacks.read_text()
-
-
-MISMATCH = r"""
-import threading
-from distrain.coordinator import hang_monitor
-
-hang_monitor.LOOKS_S = {"first look": 1.0, "second look": 1.5}
-
-def train():
-    calls = {}
-    code = "import time\n" + "".join(f"def {n}(): time.sleep(3)\n" for n in ("all_reduce", "broadcast", "gather"))
-    exec(compile(code, "/opt/site-packages/torch/distributed/distributed_c10d.py", "exec"), calls)
-    barrier()
-    if is_last():
-        threading.Thread(target=calls["gather"]).start()
-        calls["broadcast"]()
-    else:
-        calls["all_reduce"]()
-
-fit(train)
-"""
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", KINDS)
-def test_collectives_that_do_not_match_are_reported_early(
-    start: Callable[..., Started], tmp_path: Path, kind: str
-) -> None:
-    started = start(kind, MISMATCH)
-    assert set(started.wait()) == {0}, started.output
-    assert started.output.count("no rank has reported or printed anything for 1.5 s; stacks are in") == 1
-    last = KINDS[kind] - 1
-    place = rf"rank {last} in broadcast at script\.py:\d+: broadcast and, in another thread, gather\n"
-    assert re.search(place, started.output)
-    if last:
-        assert re.search(r"rank 0 in all_reduce at script\.py:\d+: all_reduce\n", started.output)
-    assert "every rank must call the same collectives in the same order" in started.output
-    stacks = tmp_path / "runs" / "run" / "stacks" / "attempt_0" / f"rank_{last}.txt"
+    stacks = tmp_path / "runs" / "run" / "evidence" / "attempt_0" / "stacks" / f"rank_{last}.txt"
     assert "in broadcast" in stacks.read_text()
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from distrain import wire
 
-HANG_S = 6.0
+HANG_S = 5.0
 """Seconds for which the ranks have stood still before that is called a hang."""
 MUTE_S = 8.0
 """Seconds for which all others have waited before the ranks that say nothing are asked for their stacks."""

@@ -10,7 +10,6 @@ from distrain.system.stacks import (
     WHY_SILENT,
     last_words,
     location,
-    mismatched_collectives,
     native_reason,
     summarize_stacks,
     suspects,
@@ -263,42 +262,3 @@ def test_who_is_not_where_most_are_and_who_did_not_answer() -> None:
 
 def test_all_at_the_same_place_are_all_suspects() -> None:
     assert suspects({rank: stack(ALL_REDUCE) for rank in range(3)}) == [0, 1, 2]
-
-
-# -- collectives that do not match -----------------------------------------------------------------------------------
-
-
-# -- collectives that do not match -----------------------------------------------------------------------------------
-
-BROADCAST = [(f"{TORCH}/distributed_c10d.py", 4055, "broadcast"), ("/home/me/train.py", 90, "train_func")]
-SAVE = thread([(f"{TORCH}/distributed_c10d.py", 5163, "gather"), (f"{TORCH}/checkpoint/utils.py", 220, "save")])
-WRITE = [(f"{TORCH}/checkpoint/filesystem.py", 7, "write"), ("/home/me/train.py", 95, "train_func")]
-
-
-def test_ranks_in_different_collectives_are_told_apart() -> None:
-    assert mismatched_collectives({0: stack(ALL_REDUCE), 1: stack(BROADCAST), 2: stack(ALL_REDUCE)}) == [
-        "2 ranks (0, 2) in all_reduce at train.py:88: all_reduce",
-        "rank 1 in broadcast at train.py:90: broadcast",
-    ]
-
-
-def test_two_collectives_of_one_rank_at_a_time_do_not_match() -> None:
-    assert mismatched_collectives({rank: SAVE + stack(ALL_REDUCE) for rank in (0, 1)}) == [
-        "2 ranks (0, 1) in all_reduce at train.py:88: all_reduce and, in another thread, gather"
-    ]
-
-
-@pytest.mark.parametrize(
-    "stacks",
-    [
-        {},
-        {0: stack(ALL_REDUCE), 1: stack(ALL_REDUCE)},
-        {0: stack(ALL_REDUCE), 1: stack(TOKENIZE)},
-        {0: SAVE + stack(TOKENIZE), 1: SAVE + stack(ALL_REDUCE)},
-        {0: stack(ALL_REDUCE), 1: stack(WRITE)},
-        {0: stack(ALL_REDUCE), 1: ""},
-    ],
-    ids=["nobody", "the same", "one is at work", "one works beside a thread", "one writes", "one is nowhere"],
-)
-def test_ranks_that_may_go_on_are_no_mismatch(stacks: dict[int, str]) -> None:
-    assert mismatched_collectives(stacks) == []

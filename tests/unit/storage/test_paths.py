@@ -127,7 +127,12 @@ def test_an_unreadable_manifest_is_a_storage_error(tmp_path: Path) -> None:
 def test_every_name_of_a_run_lies_below_its_root(root: Path) -> None:
     paths = RunPaths(root)
     names = [getattr(paths, name) for name, value in vars(RunPaths).items() if isinstance(value, property)]
-    names += [paths.checkpoint(3), paths.log(0, 1), paths.evidence(0) / "stacks" / "rank_1.txt", paths.validation_log("checkpoint_000003")]
+    names += [
+        paths.checkpoint(3),
+        paths.log(0, 1),
+        paths.evidence(0) / "stacks" / "rank_1.txt",
+        paths.validation_log("checkpoint_000003"),
+    ]
     assert all(root in name.parents for name in names)
     assert len(set(names)) == len(names)
 
