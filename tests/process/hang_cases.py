@@ -619,8 +619,6 @@ class Seen:
 _SAYS_HANG = re.compile(
     r"^distrain: .*(been stuck|without any change|not answer|have been waiting|has finished|has stopped in)"
 )
-    r"^distrain: .*(been stuck|without any change|not answer|have been waiting|has finished)|debugger"
-)
 
 
 def watch(name: str, storage: Path) -> Seen:
