@@ -383,7 +383,7 @@ def receives_first_in_a_ring(rank: int) -> None:
     dist.send(tensor(), (rank - 1) % 4)
 
 
-@hang(r"rank 1 never reached|do not match: .*512 × 512, float32.*256 × 512")  # noqa: RUF001
+@hang(r"rank 1 never reached|do not match: .*512 × 512, float32.*256 × 512")
 def has_another_shape(rank: int) -> None:
     """all_reduce() of another shape on one rank."""
     dist.all_reduce(torch.ones(256, 512) if rank == 1 else tensor())

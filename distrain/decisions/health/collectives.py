@@ -45,7 +45,7 @@ class _Call:
         return self.operation, self.types, self.sizes if self.operation in _SAME_SIZES else ()
 
     def __str__(self) -> str:
-        inputs = [" × ".join(map(str, size)) or "scalar" for size in self.sizes]  # noqa: RUF001 - as people write it
+        inputs = [" × ".join(map(str, size)) or "scalar" for size in self.sizes]
         types = [_TYPES.get(one, one.lower()) for one in dict.fromkeys(self.types)]
         shown = f" ({', '.join([*inputs[:1], *types])})" if inputs else ""
         more = f" and {len(inputs) - 1} more tensors" if len(inputs) > 1 else ""

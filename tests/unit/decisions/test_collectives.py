@@ -1,0 +1,78 @@
+"""What flight recorders say about collectives that ranks lack, or that do not match."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distrain.decisions.health.collectives import compare
+
+
+def record(*calls: str, group: str = "0", name: str = "default_pg", pending: bool = True) -> list[dict[str, Any]]:
+    """The records of a group: each call is such as ``all_reduce 512x512 Float``. The last one is not over."""
+    return [
+        {
+            "process_group": [group, name],
+            "collective_seq_id": number,
+            "profiling_name": f"gloo:{call.split()[0]}",
+            "input_sizes": [[int(size) for size in call.split()[1].split("x")]],
+            "input_dtypes": [call.split()[2]],
+            "retired": not pending or number < len(calls),
+            "is_p2p": False,
+        }
+        for number, call in enumerate(calls, 1)
+    ]
+
+
+def of(entries: list[dict[str, Any]], **groups: list[int]) -> dict[str, Any]:
+    return {"entries": entries, "groups": {"0": [0, 1, 2], **{name[1:]: ranks for name, ranks in groups.items()}}}
+
+
+STEP = "all_reduce 512x512 Float"
+
+
+def test_a_rank_that_never_reached_a_collective_is_named() -> None:
+    found = compare({0: of(record(STEP, STEP)), 1: of(record(STEP, pending=False)), 2: of(record(STEP, STEP))})
+    assert found == ["rank 1 never reached all_reduce #2 (512 × 512, float32) of the default group; its last was #1"]
+
+
+def test_a_rank_without_records_is_not_blamed() -> None:
+    assert compare({0: of(record(STEP)), 2: of(record(STEP))}) == []
+    assert compare({}) == []
+
+
+def test_another_operation_shape_and_type_do_not_match() -> None:
+    for other, shown in (
+        ("broadcast 512x512 Float", "broadcast #1 (512 × 512, float32)"),
+        ("all_reduce 256x512 Float", "all_reduce #1 (256 × 512, float32)"),
+        ("all_reduce 512x512 Half", "all_reduce #1 (512 × 512, float16)"),
+    ):
+        found = compare({0: of(record(STEP)), 1: of(record(other)), 2: of(record(STEP))})
+        [sentence] = found
+        assert sentence == (
+            "collectives of the default group do not match: ranks 0, 2 called all_reduce #1 (512 × 512, float32), "
+            f"rank 1 called {shown}"
+        )
+
+
+def test_operations_that_take_another_size_from_each_rank_match() -> None:
+    found = compare({rank: of(record(f"all_to_all {rank + 1}x2 Float")) for rank in range(3)})
+    assert found == []
+
+
+def test_the_group_in_which_a_rank_waits_instead_is_named() -> None:
+    entries = [*record(STEP, pending=False), *record("all_reduce 4 Long", group="1", name="undefined")]
+    found = compare({0: of(record(STEP, STEP)), 1: of(entries, _1=[0, 1]), 2: of(record(STEP, STEP))})
+    default, other = found
+    assert default == (
+        "rank 1 never reached all_reduce #2 (512 × 512, float32) of the default group; its last was #1, "
+        "and it waits in all_reduce #1 (4, int64) of another group"
+    )
+    assert other == (
+        "rank 0 never reached all_reduce #1 (4, int64) of the group of ranks 0, 1; it has called none, "
+        "and it waits in all_reduce #2 (512 × 512, float32) of another group"
+    )
+
+
+def test_records_that_a_small_buffer_has_lost_are_not_missing() -> None:
+    first, second = record(STEP, STEP, STEP), record(STEP, STEP, STEP)[1:]
+    assert compare({0: of(first), 1: of(second), 2: of(first)}) == []

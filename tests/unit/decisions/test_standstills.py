@@ -1,0 +1,119 @@
+"""Which standstills of ranks are a hang, and what is said about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from distrain import wire
+from distrain.decisions.health.standstills import HANG_S, MUTE_S, Standstills
+
+WAITS = "all_reduce (a.py:9)"
+
+
+class Run:
+    """Four ranks that tell their standstills."""
+
+    def __init__(self) -> None:
+        self.standstills = Standstills(ranks={0, 1, 2, 3}, expected=4)
+
+    def stand(self, ranks: str, state: str, place: str = WAITS, *, seconds: float = 3.0, now: float = 3.0) -> None:
+        for rank in map(int, ranks):
+            message = wire.Standstill(attempt=0, rank=rank, state=state, place=place, seconds=seconds)
+            self.standstills.heard(message, now)
+
+    def text(self, now: float) -> str | None:
+        hang = self.standstills.hang(now)
+        return None if hang is None else hang.text(now)
+
+
+def test_ranks_wait_for_one_that_is_stuck() -> None:
+    run = Run()
+    run.stand("1", "stuck", "load_batch (a.py:4)")
+    run.stand("023", "waits")
+    assert run.text(HANG_S - 0.1) is None
+    assert run.text(12.0) == (
+        "rank 1 has been stuck in load_batch (a.py:4) for 12 s; ranks 0, 2, 3 wait for it in all_reduce (a.py:9)"
+    )
+    hang = run.standstills.hang(12.0)
+    assert hang is not None
+    assert (hang.culprits, hang.since) == ([1], 0.0)
+
+
+def test_the_hang_counts_from_when_the_last_rank_moved() -> None:
+    run = Run()
+    run.stand("1", "stuck", "load_batch (a.py:4)")
+    run.stand("023", "waits", now=10.0)
+    assert run.standstills.deadline() == 7.0 + HANG_S
+    assert run.text(10.0) is None
+    hang = run.standstills.hang(7.0 + HANG_S)
+    assert hang is not None
+    assert hang.since == 7.0
+
+
+def test_several_ranks_are_stuck_in_several_ways() -> None:
+    run = Run()
+    run.stand("12", "stuck", "load (a.py:4)")
+    run.stand("3", "loops", "spin (a.py:5)")
+    run.stand("0", "waits")
+    assert run.text(12.0) == (
+        "ranks 1, 2 have been stuck in load (a.py:4) for 12 s; rank 3 has looped without any change in spin (a.py:5) "
+        "for 12 s; rank 0 waits for them in all_reduce (a.py:9)"
+    )
+
+
+def test_a_rank_that_works_is_waited_for_without_a_hang() -> None:
+    run = Run()
+    run.stand("023", "waits")
+    assert run.text(100.0) is None
+    run.stand("1", "stuck", "load (a.py:4)")
+    run.stand("1", "")
+    assert run.text(100.0) is None
+
+
+def test_ranks_that_wait_for_each_other_are_a_hang_only_if_nothing_arrives() -> None:
+    run = Run()
+    run.stand("0123", "waits")
+    assert run.text(100.0) is None
+    run.stand("0123", "blocked")
+    assert run.text(12.0) == "ranks 0-3 have been waiting for each other in all_reduce (a.py:9) for 12 s"
+    run.stand("1", "blocked", "broadcast (a.py:12)")
+    assert run.text(12.0) == (
+        "all ranks have been waiting for each other for 12 s: ranks 0, 2, 3 in all_reduce (a.py:9), "
+        "rank 1 in broadcast (a.py:12)"
+    )
+
+
+def test_a_rank_that_has_finished_is_named() -> None:
+    run = Run()
+    run.standstills.ended(1, ok=True)
+    run.stand("023", "blocked")
+    assert run.text(12.0) == ("rank 1 has finished train_func; ranks 0, 2, 3 wait in all_reduce (a.py:9) for 12 s")
+
+
+def test_all_stuck_outside_of_collectives_may_wait_for_anything() -> None:
+    run = Run()
+    run.stand("0123", "stuck", "download (a.py:2)")
+    assert run.text(100.0) is None
+
+
+def test_a_rank_that_says_nothing_is_asked_and_named_if_it_does_not_answer() -> None:
+    run = Run()
+    run.stand("023", "waits")
+    assert run.standstills.deadline() == MUTE_S
+    assert run.standstills.unheard(MUTE_S - 0.1) == set()
+    assert run.standstills.unheard(MUTE_S) == {1}
+    run.standstills.mute |= {1}
+    text = run.text(MUTE_S)
+    assert text is not None
+    assert text.startswith("rank 1 does not answer: stopped (SIGSTOP), ")
+    assert text.endswith("; ranks 0, 2, 3 wait for it in all_reduce (a.py:9)")
+    run.stand("1", "")
+    assert run.text(MUTE_S) is None
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_ranks_that_have_not_begun_are_no_hang(ranks: int) -> None:
+    standstills = Standstills(ranks={0}, expected=ranks)
+    standstills.heard(wire.Standstill(attempt=0, rank=0, state="blocked", place=WAITS, seconds=3.0), 3.0)
+    assert standstills.deadline() is None
+    assert standstills.hang(100.0) is None
