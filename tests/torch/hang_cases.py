@@ -1,7 +1,7 @@
 """Hangs of many kinds, and slow runs that are healthy: ``python hang_cases.py NAME`` trains with one of them.
 
 Four ranks train together. In step 1 they enter the case: a hang must be named within seconds, a slow run must not be
-called one. tests/process/test_hang_table.py and scripts/hang_table run them.
+called one. tests/torch/test_hang_table.py and scripts/hang_table run them.
 """
 
 from __future__ import annotations
