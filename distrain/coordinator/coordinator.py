@@ -183,6 +183,15 @@ class Coordinator:
         """Return lines that describe what the ranks were doing that distrain stopped."""
         return self._hang_monitor.locations(self.machine.stopped_ranks)
 
+    def collectives(self) -> Sequence[str]:
+        """Return sentences about collectives that ranks lack, or that do not match."""
+        return self._hang_monitor.collectives()
+
+    @property
+    def evidence(self) -> Path | None:
+        """The evidence folder of the latest attempt, if it has one."""
+        return None if self._evidence.is_empty else self._evidence.folder
+
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:

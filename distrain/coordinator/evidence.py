@@ -29,10 +29,12 @@ class Evidence:
     def begin(self, attempt: int) -> None:
         """Begin the folder of an attempt. It is made when there is something to keep."""
         self.folder = self._store.paths.evidence(attempt)
+        self.is_empty = True
 
     def keep(self, what: str, rank: int, body: bytes) -> Path:
         """Write one kind of evidence of a rank, and return its path. Unknown kinds raise KeyError."""
         path = self.folder / what / f"rank_{rank}{_SUFFIXES[what]}"
+        self.is_empty = False
         complaint = f"cannot keep the {what.replace('_', ' ')} of rank {rank}"
         self._store.write_optional_file(path, body, complaint)
         return path

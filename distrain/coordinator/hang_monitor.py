@@ -140,7 +140,7 @@ class HangMonitor:
 
     def collectives(self) -> list[str]:
         """Return sentences about the collectives that ranks lack, or that do not match."""
-        return compare(self._records)
+        return compare(self._records, finished=self._standstills.finished)
 
     def _judge(self, now: float) -> None:
         """Call it a hang if every rank stands still. Ask ranks for their stacks that say nothing."""

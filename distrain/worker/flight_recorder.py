@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-_ENTRIES = "200"
+_ENTRIES = "100"
 """Collectives that torch remembers. Each takes about 1 KB."""
 _RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 

@@ -243,12 +243,16 @@ def _blames_peer(error: BaseException) -> bool:
 
     A text about a broken connection is not enough: the rank may have lost one of its own, such as to a storage.
     """
-    places = (f"{type(error).__module__}.", f"{_raised_in(error)}.")
-    between_ranks = any(place.startswith(_COMMUNICATION) and not place.startswith(_FILES) for place in places)
     try:
-        return blames_peer(str(error), between_ranks=between_ranks)
+        return blames_peer(str(error), between_ranks=is_of_communication(error))
     except Exception:  # its __str__ fails
         return False
+
+
+def is_of_communication(error: BaseException) -> bool:
+    """Return whether an exception comes from the communication between ranks."""
+    places = (f"{type(error).__module__}.", f"{_raised_in(error)}.")
+    return any(place.startswith(_COMMUNICATION) and not place.startswith(_FILES) for place in places)
 
 
 def _raised_in(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from distrain.errors import DistrainError
 from distrain.worker import flight_recorder
 from distrain.worker.places import is_waiting, place_of
 from distrain.worker.standstill import STANDING_S, Standstill
+from distrain.worker.user_code import is_of_communication
 
 if TYPE_CHECKING:
     from distrain.api.context import TrainContext
@@ -55,7 +56,7 @@ class VitalsSampler:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._over.set()
-        if error is not None:
+        if error is not None and is_of_communication(error):
             with contextlib.suppress(Exception):
                 self._dump_recorder()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain.decisions.blame import RunSummary
+    from distrain.errors import RankFailure
 
 
 def exit_code_of(error: BaseException | None) -> int:
@@ -60,6 +62,8 @@ class RunErrors:
     page: the page of the run, if it is certain to be written, which it is not to remote storage.
     last_lines: the last output of each rank.
     where: lines that describe what the stopped ranks were doing.
+    collectives: sentences about collectives that ranks lack, or that do not match.
+    evidence: the directory with stacks and flight recorders of the latest attempt, if there are any.
     """
 
     summary: RunSummary
@@ -72,6 +76,8 @@ class RunErrors:
     page: str | None
     last_lines: Mapping[int, Sequence[str]]
     where: Sequence[str]
+    collectives: Sequence[str] = ()
+    evidence: str | None = None
 
     def error(self) -> BaseException:
         """Return the exception to raise. Show what else went wrong before Ctrl-C: that exception has no text."""
@@ -140,7 +146,7 @@ class RunErrors:
             last_lines=self.last_lines,
         )
         return WorkerGroupError(
-            _text([screen, *self._other_problems(), *self._postscript()]),
+            _text([screen, *self._collectives_of(failures[0]), *self._other_problems(), *self._postscript()]),
             worker_failures={f.rank: summary.errors.get(f.rank) or original(f) for f in failures},
             culprit=failures[0].rank,
             exit_code=failures[0].exit_code,
@@ -149,6 +155,11 @@ class RunErrors:
             where=self.where,
             last_lines={failure.rank: self.last_lines.get(failure.rank, ()) for failure in failures},
         )
+
+    def _collectives_of(self, culprit: RankFailure) -> list[str]:
+        """Return what flight recorders show. After an exception of its own, a rank lacks collectives in any case."""
+        is_between_ranks = culprit.consequence or culprit.signal == signal.SIGABRT
+        return [one for one in self.collectives if is_between_ranks or "do not match" in one]
 
     def _other_problems(self) -> list[str]:
         """Return what else went wrong. The failure screen shows lost hosts already."""
@@ -171,6 +182,7 @@ class RunErrors:
             "step": self.step,
             "checkpoint": self.checkpoint,
             "logs": self.logs,
+            "evidence": self.evidence,
             "page" if self.page else "run": self.page or self.run,
             "continue": f"{condition}{self.how_to_continue}" if can_continue else None,
         }

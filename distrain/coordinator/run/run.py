@@ -369,6 +369,8 @@ class Run:
             page=str(self._store.paths.page) if self._storage_works(end) and not self._store.is_remote else None,
             last_lines=coordinator.last_lines(),
             where=coordinator.where(),
+            collectives=coordinator.collectives(),
+            evidence=None if coordinator.evidence is None else self._store.display_path(coordinator.evidence),
         )
 
 

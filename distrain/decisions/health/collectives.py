@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distrain.system.text import name_ranks, rank_list
+from distrain.system.text import name_ranks, rank_list, ranks_have
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 _DEFAULT_GROUP = "default_pg"
 _MOST_SENTENCES = 4
@@ -52,10 +52,10 @@ class _Call:
         return f"{self.operation} #{self.number}{shown}{more}"
 
 
-def compare(records: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def compare(records: Mapping[int, Mapping[str, Any]], *, finished: Collection[int] = ()) -> list[str]:
     """Return sentences that name the collectives that ranks lack, or that do not match; none if all match.
 
-    records: by rank. Ranks without records are left out.
+    records: by rank. Ranks without records are left out, unless they have ``finished`` train_func.
     """
     calls = {rank: _calls(record) for rank, record in records.items()}
     members: dict[str, Sequence[int]] = {}
@@ -66,7 +66,7 @@ def compare(records: Mapping[int, Mapping[str, Any]]) -> list[str]:
     sentences = [
         sentence
         for group, ranks in sorted(members.items())
-        for sentence in _compare_group(group, names.get(group, ""), ranks, calls)
+        for sentence in _compare_group(group, names.get(group, ""), ranks, calls, finished)
     ]
     return sentences[:_MOST_SENTENCES]
 
@@ -81,7 +81,11 @@ def _calls(record: Mapping[str, Any]) -> dict[str, dict[int, _Call]]:
 
 
 def _compare_group(
-    group: str, name: str, members: Sequence[int], calls: Mapping[int, Mapping[str, Mapping[int, _Call]]]
+    group: str,
+    name: str,
+    members: Sequence[int],
+    calls: Mapping[int, Mapping[str, Mapping[int, _Call]]],
+    finished: Collection[int],
 ) -> Iterator[str]:
     """Yield a sentence about the first collective that differs: there may be many after it."""
     known = {rank: calls[rank].get(group, {}) for rank in members if rank in calls}
@@ -98,11 +102,20 @@ def _compare_group(
             yield f"collectives of {where} do not match: {', '.join(parts)}"
             return
         lacking = [rank for rank, those in known.items() if number not in those]
-        pending = [those[number] for those in known.values() if number in those and not those[number].is_over]
-        if lacking and pending:
-            for rank in lacking:
-                yield f"rank {rank} never reached {pending[0]} of {where}; {_instead(known[rank], calls[rank], group)}"
-            return
+        pending = {
+            rank: those[number] for rank, those in known.items() if number in those and not those[number].is_over
+        }
+        if not pending:
+            continue
+        call = next(iter(pending.values()))
+        gone = [rank for rank in members if rank not in known and rank in finished]
+        if gone:
+            yield f"{ranks_have(gone)} finished train_func without {call} of {where}"
+        for rank in lacking:
+            yield f"rank {rank} never reached {call} of {where}; {_instead(known[rank], calls[rank], group)}"
+        if not gone and not lacking and len(known) < len(members):
+            yield f"{name_ranks(pending)} called {call} of {where}; the other ranks must call the same"
+        return
 
 
 def _instead(own: Mapping[int, _Call], calls: Mapping[str, Mapping[int, _Call]], group: str) -> str:

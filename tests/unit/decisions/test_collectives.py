@@ -36,8 +36,16 @@ def test_a_rank_that_never_reached_a_collective_is_named() -> None:
 
 
 def test_a_rank_without_records_is_not_blamed() -> None:
-    assert compare({0: of(record(STEP)), 2: of(record(STEP))}) == []
+    assert compare({0: of(record(STEP)), 2: of(record(STEP))}) == [
+        "ranks 0, 2 called all_reduce #1 (512 × 512, float32) of the default group; the other ranks must call the same"
+    ]
     assert compare({}) == []
+
+
+def test_a_rank_that_has_finished_is_named() -> None:
+    assert compare({0: of(record(STEP)), 2: of(record(STEP))}, finished=[1]) == [
+        "rank 1 has finished train_func without all_reduce #1 (512 × 512, float32) of the default group"
+    ]
 
 
 def test_another_operation_shape_and_type_do_not_match() -> None:
