@@ -166,7 +166,7 @@ class HangBegan(Fact):
     """Every rank stands still.
 
     text: who is stuck, and who waits. since: when the last rank moved, in seconds since 1970. culprits: the ranks that
-    others wait for. text_at: returns the text of a later time (time.monotonic).
+    others wait for. text_at: returns the text with the time that has passed until then (time.monotonic).
     """
 
     text: str

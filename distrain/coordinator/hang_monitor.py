@@ -91,7 +91,7 @@ class HangMonitor:
         """Record the hang that has ended, if there was one."""
         hang, self._hang = self._hang, None
         if self._hung_since is not None:
-            self._tell(HangEnded(self._hung_since, "" if hang is None else hang.text(time.monotonic())))
+            self._tell(HangEnded(self._hung_since, "" if hang is None else hang.text()))
             self._hung_since = None
 
     def progress(self) -> None:
@@ -121,7 +121,7 @@ class HangMonitor:
 
     def rank_ended(self, rank: int, *, ok: bool) -> None:
         """Note that a rank has left train_func."""
-        self._standstills.ended(rank, ok=ok)
+        self._standstills.ended(rank, time.monotonic(), ok=ok)
         self._judged = False
 
     def heard(self, message: wire.Standstill) -> None:
@@ -150,7 +150,7 @@ class HangMonitor:
             self._hang = hang
             self._hung_since = self._hung_since or time.time() - (now - hang.since)
             text = hang.text(now)
-            self._tell(HangBegan(text, self._hung_since, hang.culprits, hang.text))
+            self._tell(HangBegan(hang.text(), self._hung_since, hang.culprits, hang.text))
             self._take_stacks(lambda lines: None)
             self._show_hang(text)
         elif self._standstills.unheard(now):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import sys
 import time
@@ -36,9 +37,12 @@ _MOVING_BYTES = 2048
 """Bytes per look over TCP that are more than heartbeats."""
 _DISK_BYTES = 1 << 20
 """Bytes per look that a disk writes when a thread waits for it, and not only for what others log."""
-_FORGIVE_S = 10.0
-"""Seconds in which one movement is forgiven."""
+_LARGEST_STACKS = 64 << 10
+"""Bytes per look that a thread may write without any progress: its own stacks."""
 _FEW_FAULTS = 50
+"""Page faults per look of a thread that does not work through any memory."""
+_SPINS = re.compile(r"JUMP|^(LOAD|STORE|COMPARE|CONTAINS|IS_OP|UNARY_NOT|TO_BOOL|NOP|RESUME)")
+"""Instructions of a loop that only looks at variables."""
 _TCP_BYTES_AT = slice(120, 128), slice(128, 136)
 """Where ``struct tcp_info`` has tcpi_bytes_acked and tcpi_bytes_received (linux/tcp.h)."""
 _SECTOR = 512
@@ -58,14 +62,13 @@ class Standstill:
         self._task = Path("/proc/self/task", str(native_id))
         self.state = ""
         self.place = ""
-        self._forgiven_at = -_FORGIVE_S
         self._begin(None, time.monotonic())
 
     def _begin(self, stand: _Stand | None, now: float) -> None:
         self._stand = stand
         self.since = self._quiet_since = self._looked = now
         self._signs: _Signs | None = None
-        self._instructions: set[int] = set()
+        self._only_spins = True
         self._variables: int | None = None
         self._is_same_again = True
         self.state = ""
@@ -77,7 +80,8 @@ class Standstill:
             self._begin(stand, now)
         elif now >= self._looked + LOOK_S:
             self._look(frame, now)
-        self._instructions.add(frame.f_lasti)
+        instruction = opname[frame.f_code.co_code[frame.f_lasti]] if self._only_spins else ""
+        self._only_spins = is_users(frame) and _SPINS.search(instruction) is not None
 
     def _look(self, frame: FrameType, now: float) -> None:
         before, signs = self._signs, _Signs.of(self._task)
@@ -87,23 +91,17 @@ class Standstill:
         share = (signs.cpu_ns - before.cpu_ns) / 1e9 / seconds
         if share > _BUSY_SHARE:
             self._note_variables(frame)
-        is_loop = share > _BUSY_SHARE and self._computes_the_same(frame, signs, before)
+        is_loop = share > _BUSY_SHARE and self._only_spins and self._is_same_again
         is_busy = share > _IDLE_SHARE and not is_loop
         waits = is_waiting(frame)
         moves = is_busy or (signs.is_ready and share <= _BUSY_SHARE) or signs.shows_work_since(before, seconds)
-        if moves and (not waits or is_in_collective(frame)) and not self._may_be_ours(now):
+        if moves and (not waits or is_in_collective(frame)):
             self.since = now  # a wait for a GPU may use a CPU, and counts as a standstill all the same
-        if (signs.cpu_ns != before.cpu_ns and now != self._forgiven_at) or self.since == now:
+        takes_stacks = signs.written != before.written
+        if self.since == now or (signs.cpu_ns != before.cpu_ns and not takes_stacks):
             self._quiet_since = now
         self.place = call_in(frame) if waits else self._stuck_at(frame)
         self.state = self._state(frame, waits, share, now) if now - self.since >= STANDING_S - LOOK_S else ""
-
-    def _may_be_ours(self, now: float) -> bool:
-        """Return whether one movement in a standstill may be that of writing stacks, which people ask for in a hang."""
-        if now - self.since < STANDING_S or now < self._forgiven_at + _FORGIVE_S:
-            return False
-        self._forgiven_at = now
-        return True
 
     def _state(self, frame: FrameType, waits: bool, share: float, now: float) -> str:
         if not waits:
@@ -122,17 +120,11 @@ class Standstill:
     # -- endless loops --------------------------------------------------------------------------------------------
 
     def _note_variables(self, frame: FrameType) -> None:
+        """Note whether a loop that calls nothing changes any variable."""
         users = next(filter(is_users, outwards(frame)), None)
         variables = None if users is None else _hash_of_variables(users)
         self._is_same_again = self._variables in (None, variables) and variables is not None
         self._variables = variables
-
-    def _computes_the_same(self, frame: FrameType, signs: _Signs, before: _Signs) -> bool:
-        """Return whether the thread runs Python, and not one long native call, and none of its variables changes."""
-        instruction = opname[frame.f_code.co_code[frame.f_lasti]]
-        runs_python = len(self._instructions) > 1 or "JUMP" in instruction
-        few_faults = signs.faults - before.faults < _FEW_FAULTS
-        return self._is_same_again and runs_python and few_faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +149,17 @@ class _Stand:
 class _Signs:
     """Counters that grow while a thread gets something done.
 
-    cpu_ns: of the thread. help_s: CPU seconds of other threads and of child processes. moved: bytes read and written by
-    the thread, its major page faults, and collectives of the process. received: bytes over TCP. disk: bytes that disks
-    of the host have transferred. faults: minor page faults. is_ready: it waits for a CPU only. waits_for_disk: it is in
+    cpu_ns: of the thread. help_s: CPU seconds of other threads and of child processes. moved: bytes that the thread has
+    read, and collectives of the process. written: bytes, also of stacks that were asked for. faults: page faults.
+    received: bytes over TCP. disk: bytes that disks
+    of the host have transferred. is_ready: it waits for a CPU only. waits_for_disk: it is in
     an uninterruptible wait.
     """
 
     cpu_ns: int
     help_s: float
     moved: tuple[object, ...]
+    written: int
     received: int
     disk: int
     faults: int
@@ -176,14 +170,15 @@ class _Signs:
     def of(cls, task: Path) -> _Signs:
         fields = (task / "stat").read_text().rpartition(")")[2].split()
         cpu_ns = int((task / "schedstat").read_text().split()[0])
-        io = [line.split()[1] for line in (task / "io").read_text().splitlines()[:2]]  # rchar, wchar
+        read, written = (line.split()[1] for line in (task / "io").read_text().splitlines()[:2])
         return cls(
             cpu_ns=cpu_ns,
             help_s=time.process_time() - time.thread_time() - cpu_ns / 1e9 + _seconds_of_children(),
-            moved=(*io, fields[9], flight_recorder.counts()),
+            moved=(read, flight_recorder.counts()),
+            written=int(written),
             received=_tcp_bytes(),
             disk=_disk_bytes(),
-            faults=int(fields[7]),
+            faults=int(fields[7]) + int(fields[9]),
             is_ready=fields[0] == "R",
             waits_for_disk=fields[0] == "D",
         )
@@ -191,6 +186,8 @@ class _Signs:
     def shows_work_since(self, before: _Signs, seconds: float) -> bool:
         return (
             self.moved != before.moved
+            or self.faults - before.faults > _FEW_FAULTS * seconds
+            or self.written - before.written > _LARGEST_STACKS * seconds
             or self.help_s - before.help_s > _IDLE_SHARE * seconds
             or abs(self.received - before.received) > _MOVING_BYTES * seconds
             or (self.waits_for_disk and self.disk - before.disk > _DISK_BYTES * seconds)

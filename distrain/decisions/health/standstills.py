@@ -62,28 +62,28 @@ class Hang:
         """The ranks that others wait for; all if they wait for each other."""
         return sorted({*self.stuck, *self.mute} or self.waiting)
 
-    def text(self, now: float) -> str:
-        """Return a sentence that names the ranks and what they wait for. now: time.monotonic."""
+    def text(self, now: float | None = None) -> str:
+        """Return a sentence that names the ranks and what they wait for, and for how long until ``now``."""
         places = _by_place(self.waiting)
-        seconds = duration(now - self.since)
+        time = _until(now, self.since)
         if self.stuck or self.mute:
             them = "it" if len(self.culprits) == 1 else "them"
             waits = [f"{name_ranks(ranks)} {_wait(ranks)} for {them} in {place}" for place, ranks in places.items()]
             return "; ".join([*self._blamed(now), *waits])
         if self.finished:
             where = ", ".join(f"{name_ranks(ranks)} {_wait(ranks)} in {place}" for place, ranks in places.items())
-            return f"{ranks_have(self.finished)} finished train_func; {where} for {seconds}"
+            return f"{ranks_have(self.finished)} finished train_func; {where}{time}"
         if len(places) == 1:
-            return f"{ranks_have(list(self.waiting))} been waiting for each other in {next(iter(places))} for {seconds}"
+            return f"{ranks_have(list(self.waiting))} been waiting for each other in {next(iter(places))}{time}"
         where = ", ".join(f"{name_ranks(ranks)} in {place}" for place, ranks in places.items())
-        return f"all ranks have been waiting for each other for {seconds}: {where}"
+        return f"all ranks have been waiting for each other{time}: {where}"
 
-    def _blamed(self, now: float) -> Iterator[str]:
+    def _blamed(self, now: float | None) -> Iterator[str]:
         for state, verb in (("stuck", "been stuck"), ("loops", "looped without any change")):
             found = {rank: stand for rank, stand in self.stuck.items() if stand.state == state}
             for place, ranks in _by_place(found).items():
-                seconds = duration(now - min(found[rank].since for rank in ranks))
-                yield f"{ranks_have(ranks)} {verb} in {place} for {seconds}"
+                time = _until(now, min(found[rank].since for rank in ranks))
+                yield f"{ranks_have(ranks)} {verb} in {place}{time}"
         if self.mute:
             yield f"{name_ranks(self.mute)} {'does' if len(self.mute) == 1 else 'do'} not answer: {WHY_SILENT}"
 
@@ -100,6 +100,8 @@ class Standstills:
     mute: set[int] = field(default_factory=set)
     """Ranks that did not answer when they were asked for their stacks."""
     _stands: dict[int, Stand] = field(default_factory=dict)
+    _ended: float = 0.0
+    """When the last rank has ended."""
 
     def heard(self, message: wire.Standstill, now: float) -> None:
         """Note that a rank stands still, or moves again."""
@@ -109,8 +111,9 @@ class Standstills:
         else:
             self._stands.pop(message.rank, None)
 
-    def ended(self, rank: int, *, ok: bool) -> None:
+    def ended(self, rank: int, now: float, *, ok: bool) -> None:
         """Note that a rank has left train_func."""
+        self._ended = now
         self.ranks.discard(rank)
         self.mute.discard(rank)
         self._stands.pop(rank, None)
@@ -121,7 +124,7 @@ class Standstills:
         """Return when :meth:`hang` or :meth:`unheard` may find something new if no rank moves (time.monotonic)."""
         if len(self.ranks) + len(self.finished) < max(2, self.expected) or not self._stands:
             return None
-        newest = max(stand.since for stand in self._stands.values())
+        newest = max(self._ended, *(stand.since for stand in self._stands.values()))
         return newest + (HANG_S if len(self._stands) + len(self.mute) >= len(self.ranks) else MUTE_S)
 
     def unheard(self, now: float) -> set[int]:
@@ -143,6 +146,10 @@ class Standstills:
         if not waiting or not (stuck or self.mute or is_deadlock):
             return None
         return Hang(stuck, waiting, sorted(self.mute), () if stuck or self.mute else sorted(self.finished))
+
+
+def _until(now: float | None, since: float) -> str:
+    return "" if now is None else f" for {duration(now - since)}"
 
 
 def _by_place(stands: Mapping[int, Stand]) -> dict[str, list[int]]:

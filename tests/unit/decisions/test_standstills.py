@@ -85,7 +85,7 @@ def test_ranks_that_wait_for_each_other_are_a_hang_only_if_nothing_arrives() -> 
 
 def test_a_rank_that_has_finished_is_named() -> None:
     run = Run()
-    run.standstills.ended(1, ok=True)
+    run.standstills.ended(1, 0.0, ok=True)
     run.stand("023", "blocked")
     assert run.text(12.0) == ("rank 1 has finished train_func; ranks 0, 2, 3 wait in all_reduce (a.py:9) for 12 s")
 
