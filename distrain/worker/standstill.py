@@ -151,9 +151,8 @@ class _Signs:
 
     cpu_ns: of the thread. help_s: CPU seconds of other threads and of child processes. moved: bytes that the thread has
     read, and collectives of the process. written: bytes, also of stacks that were asked for. faults: page faults.
-    received: bytes over TCP. disk: bytes that disks
-    of the host have transferred. is_ready: it waits for a CPU only. waits_for_disk: it is in
-    an uninterruptible wait.
+    received: bytes over TCP. disk: bytes that disks of the host have transferred. is_ready: it waits for a CPU only.
+    waits_for_disk: it is in an uninterruptible wait.
     """
 
     cpu_ns: int

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conftest import wait_until
 from tests.torch import launchers
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ KINDS = {"agents": 2, "joined": 2, "in process": 1}
 PREAMBLE = (
     launchers.WITHOUT_TORCH
     + """
-from distrain.decisions import pace
+from distrain.decisions.health import pace
 
 KIND = sys.argv[2]
 WORKERS = {"agents": 2, "joined": 1, "in process": 0}[KIND]
@@ -126,107 +124,3 @@ def test_a_hang_is_reported_with_the_place_of_each_rank(
         assert f"rank 0 in barrier at script.py:{places['barrier']}\n" in started.output
     stacks = tmp_path / "runs" / "run" / "evidence" / "attempt_0" / "stacks" / f"rank_{last}.txt"
     assert "in load_batch" in stacks.read_text()
-    stacks = tmp_path / "runs" / "run" / "evidence" / "attempt_0" / "stacks" / f"rank_{last}.txt"
-    assert "in broadcast" in stacks.read_text()
-
-
-FAILURE = """
-def train():
-    save(0)
-    if is_last():
-        raise ValueError("the real reason")
-    barrier()
-
-try:
-    fit(train)
-except TrainingFailedError as error:
-    said = {
-        "failures": [failure.as_json() for failure in error.failures if not failure.consequence],
-        "own": repr(error.worker_failures[error.culprit]),
-        "checkpoint": error.result.checkpoint.path if error.result else None,
-        "traceback": error.failures[0].traceback,
-    }
-    write()
-"""
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_failure_names_rank_host_and_place(start: Callable[..., Started], tmp_path: Path, kind: str) -> None:
-    started = start(kind, FAILURE)
-    assert set(started.wait()) == {0}, started.output
-    last, [attempt] = KINDS[kind] - 1, run_json(tmp_path)["attempts"]
-    said = json.loads((tmp_path / "rank_0.json").read_text())
-    [failure] = said["failures"]
-    [host] = attempt["hosts"]
-    assert (failure["rank"], failure["host"], failure["summary"]) == (last, host, "ValueError: the real reason")
-    assert said["own"] == "ValueError('the real reason')"
-    assert 'raise ValueError("the real reason")' in said["traceback"]
-    assert said["checkpoint"].endswith("checkpoint_000000")
-    assert attempt["failure"] == f"rank {last} on {host}: ValueError: the real reason"
-    error = json.loads((tmp_path / "runs" / "run" / "error.json").read_text())
-    assert (error["culprit"], error["failures"][0]["rank"]) == (last, last)
-
-
-STOP = """
-def train():
-    step = 0
-    while not distrain.should_stop():
-        time.sleep(0.01)
-        step += 1
-        if step == 3:
-            (FOLDER / f"ready_{my_rank()}").touch()
-    save(step)
-
-try:
-    fit(train)
-except PreemptionError as error:
-    said = {"text": str(error)}
-    write()
-    raise
-"""
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", KINDS)
-def test_should_stop_lets_all_ranks_save_a_checkpoint(start: Callable[..., Started], tmp_path: Path, kind: str) -> None:
-    started = start(kind, STOP)
-    wait_until(lambda: len(list(tmp_path.glob("ready_*"))) == KINDS[kind])
-    started.processes[-1].send_signal(signal.SIGTERM)
-    assert set(started.wait()) == {128 + signal.SIGTERM}, started.output
-    assert run_json(tmp_path)["status"] == "aborted"
-    [checkpoint] = (tmp_path / "runs" / "run").glob("checkpoint_*")
-    steps = {file.name: file.read_text() for file in checkpoint.glob("of_*")}
-    assert len(steps) == KINDS[kind]
-    assert len(set(steps.values())) == 1
-    text = json.loads((tmp_path / "rank_0.json").read_text())["text"]
-    assert text.startswith("the run was stopped by SIGTERM")
-    assert "checkpoint: checkpoint_000000, " in text
-
-
-SLOW = """
-pace.VITALS_S, pace.WINDOW_S = 0.4, 0.8
-
-def load_batch():
-    end = time.monotonic() + 0.05
-    while time.monotonic() < end:
-        pass
-
-def train():
-    end = time.monotonic() + 4
-    while broadcast_from_rank_zero(time.monotonic() < end):
-        if is_last():
-            load_batch()
-        barrier()
-
-fit(train)
-"""
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", ["agents", "joined"])
-def test_a_slow_rank_is_named_with_its_place(start: Callable[..., Started], kind: str) -> None:
-    started = start(kind, SLOW)
-    assert set(started.wait()) == {0}, started.output
-    assert "slows the run down: its own work takes " in started.output
-    assert "in load_batch (script.py:" in started.output

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import distrain
 from distrain import Checkpoint, FailureConfig, WorkerGroupError
 from distrain.collective import broadcast_from_rank_zero
-from distrain.decisions import pace
+from distrain.decisions.health import pace
 from distrain.page import write_page
 from distrain.storage.records import read_events, read_metrics
 from distrain.torch import prepare_data_loader

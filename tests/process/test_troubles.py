@@ -14,7 +14,7 @@ import distrain
 from distrain import RunConfig, ScalingConfig
 from distrain.api.backend import BackendConfig
 from distrain.coordinator.fit import run_work
-from distrain.decisions import pace
+from distrain.decisions.health import pace
 from distrain.worker.job.job import FunctionWork
 from tests.nvml import make_driver
 from tests.process.conftest import SSH_THAT_EXECUTES, Fit, make_fake_ssh
