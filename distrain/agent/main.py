@@ -28,7 +28,7 @@ from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
 from distrain.hosts.cgroup import OomKill
 from distrain.hosts.host_info import host_info
 from distrain.hosts.network import interface_variables, interfaces, network_id, own_address
-from distrain.hosts.shared_memory import shared_memory_after_bus_error
+from distrain.hosts.shared_memory import BUS_ERROR, shared_memory_problem
 from distrain.system import process, scratch
 from distrain.system.loop import Loop
 from distrain.transfer.order_link import OrderLink
@@ -483,7 +483,7 @@ class Agent:
         oom = OomKill(*packet["oom"]) if packet["oom"] else None
         memory = "" if oom is None else self._watch.memory.in_words(worker.rank, peak, oom)
         if code == -signal.SIGBUS:
-            memory = shared_memory_after_bus_error()
+            memory = shared_memory_problem(BUS_ERROR) or ""
         self._end_worker(
             worker,
             exit_code=code if code >= 0 else None,

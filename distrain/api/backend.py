@@ -85,8 +85,7 @@ class BackendConfig:
     def gpu_memory(self, error: BaseException) -> tuple[str, bytes] | None:
         """Return, in the worker, the state of the GPU's memory if the exception says that it is too small; else None.
 
-        The state is a sentence with numbers, and a snapshot as ``https://pytorch.org/memory_viz`` reads it, which is
-        empty if there is none.
+        The state is a sentence with numbers, and a snapshot as ``https://pytorch.org/memory_viz`` reads it.
         """
         return None
 

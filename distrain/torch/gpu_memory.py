@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from distrain.system.text import binary_size
 
+__all__ = ["gpu_memory", "state_after"]
+
 _LARGEST_BYTES = 32 << 20
-
-
-class GpuMemory(NamedTuple):
-    """What torch's allocator holds, and what the whole GPU has, in bytes. snapshot: torch's, of all allocations."""
-
-    device: int
-    allocated: int
-    reserved: int
-    free: int
-    total: int
-    snapshot: dict[str, Any]
 
 
 def state_after(error: BaseException) -> tuple[str, bytes] | None:
@@ -29,36 +19,21 @@ def state_after(error: BaseException) -> tuple[str, bytes] | None:
 
     The snapshot lists segments and blocks. The stacks that allocated them, and what happened before, are in it if the
     script has called ``torch.cuda.memory._record_memory_history(max_entries=...)``. distrain does not: that takes 2 us
-    for each allocation, and several kB for each entry (torch's docstring). A long history is left out.
+    for each allocation, and several kB for each entry (torch's docstring). A long history is
+    left out; a snapshot that is large without it, too.
     """
     if not isinstance(error, torch.cuda.OutOfMemoryError):
         return None
-    with contextlib.suppress(RuntimeError, AssertionError):  # the GPU has failed, or there is none
-        memory = gpu_memory()
-        names = ("allocated", "reserved by torch", "free on the GPU", "in all")
-        numbers = [binary_size(number) for number in memory[1:5]]
-        text = f"GPU {memory.device}: {', '.join(map(' '.join, zip(numbers, names, strict=True)))}"
-        return text, _pickled(memory.snapshot)
-    return None
+    *numbers, snapshot = gpu_memory()
+    allocated, reserved, free, total = map(binary_size, numbers)
+    text = f"{allocated} allocated, {reserved} reserved by torch, {free} of the GPU's {total} free"
+    body = pickle.dumps(snapshot)
+    if len(body) > _LARGEST_BYTES:
+        body = pickle.dumps({**snapshot, "device_traces": [[] for _ in snapshot["device_traces"]]})
+    return (text, body) if len(body) <= _LARGEST_BYTES else None
 
 
-def gpu_memory() -> GpuMemory:
-    """Return the state of the memory of the current GPU."""
-    free, total = torch.cuda.mem_get_info()
-    return GpuMemory(
-        device=torch.cuda.current_device(),
-        allocated=torch.cuda.memory_allocated(),
-        reserved=torch.cuda.memory_reserved(),
-        free=free,
-        total=total,
-        snapshot=torch.cuda.memory._snapshot(),
-    )
-
-
-def _pickled(snapshot: dict[str, Any]) -> bytes:
-    """Return the snapshot; without its history if it is large, and nothing if it is still large."""
-    for part in (snapshot, {**snapshot, "device_traces": [[] for _ in snapshot["device_traces"]]}):
-        body = pickle.dumps(part)
-        if len(body) <= _LARGEST_BYTES:
-            return body
-    return b""
+def gpu_memory() -> tuple[int, int, int, int, dict[str, Any]]:
+    """Return the bytes allocated and reserved by torch, those free and in all of the GPU, and torch's snapshot."""
+    cuda = torch.cuda
+    return cuda.memory_allocated(), cuda.memory_reserved(), *cuda.mem_get_info(), cuda.memory._snapshot()

@@ -236,17 +236,14 @@ def _keep_gpu_memory(
     context: TrainContext, work: Work | None, error: BaseException, channel: WorkerChannel
 ) -> tuple[str, str]:
     """Send the snapshot of a GPU's memory that was too small; return its numbers, and where the snapshot is."""
-    try:
-        state = work.backend.gpu_memory(error) if work is not None else None
-        if state is not None and state[1]:
-            channel.send(wire.Dump(attempt=context.attempt, rank=context.world_rank, what="memory", body=state[1]))
-    except Exception:  # the failure itself matters more
-        return "", ""
-    if state is None:
-        return "", ""
-    file = f"{context.get_trial_dir()}/{evidence_file(context.attempt, 'memory', context.world_rank)}"
-    where = f"distrain: what fills the GPU is in {file}: drop it onto https://pytorch.org/memory_viz\n"
-    return f" ({state[0]})", where if state[1] else ""
+    with contextlib.suppress(Exception):  # the failure itself matters more
+        if work is not None and (state := work.backend.gpu_memory(error)) is not None:
+            attempt, rank = context.attempt, context.world_rank
+            channel.send(wire.Dump(attempt=attempt, rank=rank, what="memory", body=state[1]))
+            file = f"{context.get_trial_dir()}/{evidence_file(attempt, 'memory', rank)}"
+            where = f"distrain: what fills the GPU is in {file}: drop it onto https://pytorch.org/memory_viz\n"
+            return f" ({state[0]})", where
+    return "", ""
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

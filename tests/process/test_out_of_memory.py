@@ -82,8 +82,8 @@ def test_a_bus_error_from_a_full_dev_shm_names_it_with_its_size_and_the_cure(fit
         replace(fit, transport=ssh)(train)
     summary = raised.value.failures[0].summary
     assert summary.startswith(
-        "was killed by SIGBUS (7) during training, not by distrain: /dev/shm is full: 16 MiB of its 16 MiB are used; "
-        "give the container a larger one (docker run --shm-size=8g"
+        "was killed by SIGBUS (7) during training, not by distrain: /dev/shm is full: 16 MiB of its 16 MiB are used "
+        "now; give the container more (docker run --shm-size=8g"
     )
 
 
@@ -100,5 +100,5 @@ def test_an_exception_from_a_full_dev_shm_ends_with_its_size_and_the_cure(fit: F
 
     with pytest.raises(distrain.WorkerGroupError) as raised:
         replace(fit, transport=ssh)(train)
-    assert "distrain: /dev/shm, by which processes of a host share memory, was too small or full: " in str(raised.value)
-    assert "16 MiB of its 16 MiB are used now; give the container a larger one (docker run" in str(raised.value)
+    assert "distrain: /dev/shm " in str(raised.value)
+    assert "16 MiB of its 16 MiB are used now; give the container more (docker run" in str(raised.value)
