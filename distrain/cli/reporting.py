@@ -47,8 +47,8 @@ def report_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain report``."""
     parser = parsers.make_parser(
         "report",
-        "Pack what is needed to ask for help about a run into one archive: run.json, the error, events, evidence, the ends "
-        "of the logs, the page and versions, with masks for what looks secret, and without checkpoints.",
+        "Pack what is needed to ask for help about a run into one archive: run.json, the error, events, evidence, the "
+        "ends of the logs, the page and versions, with masks for what looks secret, and without checkpoints.",
         "  distrain report last\n  distrain report s3://bucket/runs/train-1 -o train-1.tar.gz",
     )
     parsers.add_run(parser)
@@ -110,10 +110,8 @@ def _parts(run: Run) -> Iterator[tuple[str, Callable[[], bytes]]]:
     for attempt in attempts_with_logs(run)[-_LOG_ATTEMPTS:]:
         files |= {f"{names.LOGS}/attempt_{attempt}/{log.name}": log for log in log_files(run, attempt).values()}
     for name, path in files.items():
-        if name.endswith(".pickle"):
-            yield name, path.read_bytes
-        else:
-            yield name, partial(_end_of, path, _LOG_LINES if name.startswith(names.LOGS) else _LINES, known)
+        lines = _LOG_LINES if name.startswith(names.LOGS) else _LINES
+        yield name, path.read_bytes if name.endswith(".pickle") else partial(_end_of, path, lines, known)
 
 
 def _end_of(path: Path | RemotePath, lines: int, known: Sequence[str]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 
 from distrain.system.text import binary_size, is_full_disk
 
@@ -15,17 +16,14 @@ _TORCH = re.compile(rf"unable to (allocate shared memory|write to file </)|{BUS_
 
 def shared_memory_problem(text: str) -> str | None:
     """Return what to do about an exception with this text, if it means that /dev/shm was full. Otherwise None."""
-    try:
-        found = os.statvfs(_FOLDER)
-    except OSError:  # there is none
+    if not os.path.isdir(_FOLDER):
         return None
-    size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    size, used, free = shutil.disk_usage(_FOLDER)
     is_full = free < 0.05 * size
     if not (_TORCH.search(text) or (is_full_disk(text) and (is_full or _FOLDER in text))):
         return None
-    state, used = "is full" if is_full else "may have been full", binary_size(size - free)
     return (
-        f"{_FOLDER} {state}: {used} of its {binary_size(size)} are used now; give the container more (docker run "
-        "--shm-size=8g; in Kubernetes an emptyDir with medium: Memory), or use fewer DataLoader workers, a smaller "
-        "prefetch_factor or smaller batches"
+        f"{_FOLDER} {'is full' if is_full else 'may have been full'}: {binary_size(used)} of its {binary_size(size)} "
+        "are used now; give the container more (docker run --shm-size=8g; in Kubernetes an emptyDir with medium: "
+        "Memory), or use fewer DataLoader workers, a smaller prefetch_factor or smaller batches"
     )
