@@ -59,7 +59,8 @@ class MemoryHistory:
         """
         looks = [(at, uses) for at, uses in list(self._looks) if rank in uses]
         last = looks[-1][1] if looks else {}
-        used = last[rank].now + max(0, peak - last[rank].peak) if looks else peak
+        own = [uses[rank] for _, uses in looks[-2:]]  # in the last look, the kernel may have freed a part already
+        used = max((use.now + max(0, peak - use.peak) for use in own), default=peak)
         limit = f"the {binary_size(kill.limit_bytes)} that the cgroup {kill.group} allows"
         if not kill.limit_bytes:
             limit = f"the {binary_size(sum(total for _, total in memory_of_host()))} of the host"
