@@ -240,7 +240,7 @@ class ForkServer:
                     status=status,
                     max_rss_bytes=usage.ru_maxrss * 1024,
                     by_us=by_us,
-                    oom_limit_bytes=self._oom.killed() if status else None,
+                    oom=self._oom.killed() if status else None,
                 )
 
     def _has_orphans(self) -> bool:

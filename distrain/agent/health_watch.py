@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.hosts.memory import MemoryHistory
 from distrain.hosts.troubles import troubles
 from distrain.system.background import Background
 
@@ -22,12 +23,15 @@ class HealthWatch:
     """Tell the coordinator of troubles with ``send``, when there are others than before.
 
     A thread looks, because a GPU that has failed may not answer.
+
+    Attribute ``memory``: what the ranks of the attempt have used.
     """
 
     def __init__(self, loop: Loop, send: Callable[[wire.Message], None]) -> None:
         self._loop = loop
         self._send = send
         self._thread = Background(loop, "health")
+        self.memory = MemoryHistory()
         self.end()
 
     def begin(
@@ -39,11 +43,12 @@ class HealthWatch:
         """
         self.end()
         self._attempt = attempt
+        memory = self.memory = MemoryHistory()
 
         def look() -> None:
             self._loop.call_in("health", every_s, look)
             if not self._thread.pending:
-                find = partial(_try, partial(troubles, processes(), gpus, self._found), self._found)
+                find = partial(_look, memory, processes(), gpus, self._found)
                 self._thread.do(find, partial(self._on_found, attempt))
 
         self._loop.call_in("health", every_s, look)
@@ -62,9 +67,11 @@ class HealthWatch:
         self._found = found
 
 
-def _try(look: Callable[[], list[Trouble]], before: list[Trouble]) -> list[Trouble]:
+def _look(
+    memory: MemoryHistory, processes: Mapping[int, int], gpus: Mapping[int, Sequence[Gpu]], before: list[Trouble]
+) -> list[Trouble]:
     """Return what was found before if the look fails: no oddity of a driver or of /proc may end a host."""
     try:
-        return look()
+        return troubles(memory.look(processes), gpus, before)
     except Exception:
         return before

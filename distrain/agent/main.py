@@ -25,8 +25,10 @@ from distrain.agent.host_queries import HostQueries
 from distrain.agent.host_setup import HostSetup
 from distrain.agent.rank_cpus import RankCpus, rank_cpus
 from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
+from distrain.hosts.cgroup import OomKill
 from distrain.hosts.host_info import host_info
 from distrain.hosts.network import interface_variables, interfaces, network_id, own_address
+from distrain.hosts.shared_memory import BUS_ERROR, shared_memory_problem
 from distrain.system import process, scratch
 from distrain.system.loop import Loop
 from distrain.transfer.order_link import OrderLink
@@ -477,14 +479,19 @@ class Agent:
         if worker.exited:
             return
         self._relay.drain(worker)
-        code = os.waitstatus_to_exitcode(packet["status"])
+        code, peak = os.waitstatus_to_exitcode(packet["status"]), packet["max_rss_bytes"]
+        oom = OomKill(*packet["oom"]) if packet["oom"] else None
+        memory = "" if oom is None else self._watch.memory.in_words(worker.rank, peak, oom)
+        if code == -signal.SIGBUS:
+            memory = shared_memory_problem(BUS_ERROR) or ""
         self._end_worker(
             worker,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             by_us=packet["by_us"],
-            max_rss_bytes=packet["max_rss_bytes"],
-            oom_limit_bytes=packet["oom_limit_bytes"],
+            max_rss_bytes=peak,
+            oom=None if oom is None else bool(oom.limit_bytes),
+            memory=memory,
         )
 
     def _end_worker(self, worker: WorkerPipes, **fields: Any) -> None:

@@ -26,6 +26,7 @@ COMMANDS = {
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "debug": ("debugging", "open pdb on a rank of a running run"),
     "export": ("exporting", "log the reports of a run to a tracker"),
+    "report": ("reporting", "pack what is needed to ask for help into one file, without secrets"),
     "page": ("exporting", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
 }
@@ -44,6 +45,7 @@ look at runs
   logs       {logs}
   attach     {attach}
   page       {page}
+  report     {report}
   export     {export}
 
 act on runs

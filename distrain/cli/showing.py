@@ -47,9 +47,13 @@ def show_parser() -> argparse.ArgumentParser:
 def run_show(options: argparse.Namespace) -> int:
     """Show one run."""
     warnings.simplefilter("ignore")  # what is damaged
-    run = parsers.run_of(options)
+    echo(run_in_words(parsers.run_of(options), (screen() or (120, 0))[0]))
+    return 0
+
+
+def run_in_words(run: Run, columns: int) -> str:
+    """Return one screen of text about a run. Warns of what is damaged."""
     reports = list(reports_of(run))
-    columns = (screen() or (120, 0))[0]
     sentence = f"{run.name}: {verdict(run, reports[-1] if reports else None)}"
     lines = [textwrap.fill(sentence, columns, break_on_hyphens=False)]
     for label, text in _facts(run):
@@ -59,8 +63,7 @@ def run_show(options: argparse.Namespace) -> int:
     lines += _labelled("checkpoints", _checkpoints(run, columns - _INDENT))
     if run.state == FAILED and (message := str(error_of(run.location).get("message") or "")):
         lines += ["", paint("error", "31"), *_first(message.splitlines(), _MOST_ERROR_LINES, "line")]
-    echo("\n".join(lines))
-    return 0
+    return "\n".join(lines)
 
 
 def _labelled(label: str, lines: Sequence[str]) -> list[str]:

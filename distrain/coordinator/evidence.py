@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distrain.storage.names import EVIDENCE, evidence_file
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.coordinator.store.run_store import RunStore
 
-_SUFFIXES = {"stacks": ".txt", "flight_recorder": ".json", "memory": ".pickle"}
+_MOST_SNAPSHOTS = 8
+"""Ranks of an attempt whose GPU memory is kept. Often all run out of memory at the same time, and look alike."""
 
 
 class Evidence:
@@ -28,13 +31,22 @@ class Evidence:
 
     def begin(self, attempt: int) -> None:
         """Begin the folder of an attempt. It is made when there is something to keep."""
+        self._attempt, self._snapshots = attempt, 0
         self.folder = self._store.paths.evidence(attempt)
         self.is_empty = True
 
     def keep(self, what: str, rank: int, body: bytes) -> Path:
-        """Write one kind of evidence of a rank, and return its path. Unknown kinds raise KeyError."""
-        path = self.folder / what / f"rank_{rank}{_SUFFIXES[what]}"
+        """Write one kind of evidence of a rank, and return its path. Unknown kinds raise KeyError.
+
+        GPU memory is kept of some ranks of the latest attempt that ran out of it.
+        """
         self.is_empty = False
+        path = self._store.paths.root / evidence_file(self._attempt, what, rank)
+        if what == "memory":
+            self._snapshots += 1
+            if self._snapshots > _MOST_SNAPSHOTS:
+                return path
+            self._store.delete_files(f"{EVIDENCE}/attempt_*/{what}/*", but=path.parent)
         complaint = f"cannot keep the {what.replace('_', ' ')} of rank {rank}"
         self._store.write_optional_file(path, body, complaint)
         return path

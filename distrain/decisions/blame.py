@@ -127,8 +127,8 @@ def _is_about_connection(failure: RankFailure) -> bool:
 
 def _summary(outcome: wire.Outcome, exited: wire.Exited | None) -> str:
     summary = outcome.error or "unknown error"
-    if exited is not None and exited.oom_limit_bytes:  # the victim is often a DataLoader worker
-        summary = f"{summary} (meanwhile, the kernel killed a process for lack of memory: {_limit(exited)})"
+    if exited is not None and exited.oom:  # the victim is often a DataLoader worker
+        summary = f"{summary} (meanwhile, the kernel killed a process for lack of memory: {exited.memory})"
     if outcome.stage != "run":
         summary = f"{summary} (before train_func, while {_STAGES.get(outcome.stage, outcome.stage)})"
     return summary
@@ -137,7 +137,7 @@ def _summary(outcome: wire.Outcome, exited: wire.Exited | None) -> str:
 def _kind(exited: wire.Exited) -> str:
     if exited.lost is not None:
         return "lost"
-    if exited.oom_limit_bytes and exited.signal == signal.SIGKILL:
+    if exited.oom and exited.signal == signal.SIGKILL:
         return "memory"
     return "signal" if exited.signal is not None else "exit"
 
@@ -149,20 +149,18 @@ def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
     if exited.lost is not None:
         return f"lost: {exited.lost}"
     if _kind(exited) == "memory":
-        return f"was killed by the kernel for lack of memory {when}: {_limit(exited)}{memory}"
+        return f"was killed by the kernel for lack of memory {when}: {exited.memory}"
     if exited.signal is not None:
         hint = (exited.signal == signal.SIGABRT and reason) or _SIGNAL_HINTS.get(exited.signal)
-        if exited.signal == signal.SIGKILL and exited.oom_limit_bytes is not None:
-            hint = "perhaps the kernel did it, which killed processes for lack of memory on this host"
+        if exited.memory and exited.signal == signal.SIGBUS:
+            hint = exited.memory
+        elif exited.memory and exited.signal == signal.SIGKILL:
+            hint = f"perhaps the kernel did it, which killed processes for lack of memory on this host: {exited.memory}"
         killed = f"was killed by {signal_in_words(exited.signal)} {when}, not by distrain"
         return f"{killed}{f': {hint}' if hint else ''}{memory}"
     if reason.startswith("libgomp: "):
         return f"exited with code {exited.exit_code} {when}: {reason}; raise ulimit -u or pids.max{memory}"
     return f"exited with code {exited.exit_code} {when}, without an exception: os._exit() or os.exec*()?{memory}"
-
-
-def _limit(exited: wire.Exited) -> str:
-    return f"the cgroup allows {(exited.oom_limit_bytes or 0) / 2**20:.0f} MiB for all processes in it"
 
 
 # -- how the run has ended -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ It reads both versions: cgroup v2 (``memory.max``, ``memory.events``, ``cpu.max`
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 _ROOT = Path("/sys/fs/cgroup")
 _VMSTAT = Path("/proc/vmstat")
@@ -40,6 +41,13 @@ def memory_use() -> tuple[int, int] | None:
     return max(uses, key=lambda use: use[0] / use[1], default=None)
 
 
+class OomKill(NamedTuple):
+    """A process was killed for lack of memory. limit_bytes, group: of the control group; 0 and "" if on another one."""
+
+    limit_bytes: int
+    group: str
+
+
 class OomWatch:
     """Notices processes that the kernel kills for lack of memory after this object was made."""
 
@@ -47,15 +55,12 @@ class OomWatch:
         self._groups = {folder: _kills_of(folder) for folder in _own_groups("memory")}
         self._host = _count(_VMSTAT)
 
-    def killed(self) -> int | None:
-        """Return the memory limit in bytes of the group in which the kernel has killed.
-
-        Return 0 if it has killed in another place on the host, and None if it has killed nothing.
-        """
+    def killed(self) -> OomKill | None:
+        """Return where the kernel has killed, None if it has killed nothing."""
         for folder, before in self._groups.items():
             if _kills_of(folder) > before and (limit := _limit_of(folder)):
-                return limit
-        return 0 if _count(_VMSTAT) > self._host else None
+                return OomKill(limit, str(folder))
+        return OomKill(0, "") if _count(_VMSTAT) > self._host else None
 
 
 def _own_groups(controller: str) -> list[Path]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
 from dataclasses import dataclass
-from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.hosts.cgroup import memory_use
 from distrain.hosts.gpu_health import gpu_health
+from distrain.hosts.memory import memory_of_host
 from distrain.system.text import size
 
 if TYPE_CHECKING:
@@ -19,6 +15,7 @@ if TYPE_CHECKING:
 
     from distrain.hosts.gpu_health import GpuHealth
     from distrain.hosts.host import Gpu
+    from distrain.hosts.memory import Use
 
 _LEAST_FREE = 0.05
 """A host that has less than this share of its memory left will soon kill a process."""
@@ -46,68 +43,33 @@ class Trouble:
         return self.rank, self.kind, self.problem
 
 
-def troubles(
-    processes: Mapping[int, int], gpus: Mapping[int, Sequence[Gpu]], before: Sequence[Trouble]
-) -> list[Trouble]:
+def troubles(uses: Mapping[int, Use], gpus: Mapping[int, Sequence[Gpu]], before: Sequence[Trouble]) -> list[Trouble]:
     """Return what is wrong with the memory and the GPUs of this host.
 
-    processes: the process of each rank. gpus: those of each rank, as they were when the run began; none if they are MIG
+    uses: the memory of each rank. gpus: those of each rank, as they were when the run began; none if they are MIG
     instances. before: the result of the last call.
     """
-    memory = _memory_troubles(processes, [one for one in before if one.kind == "memory"])
+    memory = _memory_troubles(uses, [one for one in before if one.kind == "memory"])
     return [*memory, *(_gpu_troubles(gpus) if any(gpus.values()) else [])]
 
 
-def _memory_troubles(processes: Mapping[int, int], before: list[Trouble]) -> list[Trouble]:
+def _memory_troubles(ranks: Mapping[int, Use], before: list[Trouble]) -> list[Trouble]:
     """Return a trouble of the rank that uses most memory if this host, or its control group, has nearly none left.
 
     It finds none on systems other than Linux. The trouble of ``before`` is returned as long as memory is short and the
     rank is there.
     """
-    uses = [(*use, "the host's memory") for use in _memory_of_host()]
+    uses = [(*use, "the host's memory") for use in memory_of_host()]
     if (limited := memory_use()) is not None:
         uses.append((*limited, f"the memory limit of {size(limited[1])}"))
     used, limit, what = max(uses, key=lambda use: use[0] / use[1], default=(0, 1, ""))
-    if not processes or 1 - used / limit > (_ENOUGH_FREE if before else _LEAST_FREE):
+    if not ranks or 1 - used / limit > (_ENOUGH_FREE if before else _LEAST_FREE):
         return []
-    if before and before[0].rank in processes:
+    if before and before[0].rank in ranks:
         return before
-    rank, most = max(_memory_of(processes).items(), key=itemgetter(1))
-    text = f"{used / limit:.0%} of {what} is used, {size(most)} by this rank"
+    rank = max(ranks, key=lambda rank: ranks[rank].now)
+    text = f"{used / limit:.0%} of {what} is used, {size(ranks[rank].now)} by this rank"
     return [Trouble(rank=rank, kind="memory", problem="full", text=text)]
-
-
-def _memory_of_host() -> list[tuple[int, int]]:
-    """Return the bytes in use and all bytes of the host; nothing if they are unknown."""
-    total, available = (_kilobytes(Path("/proc/meminfo"), name) for name in ("MemTotal", "MemAvailable"))
-    return [(1024 * (total - available), 1024 * total)] if total and available else []
-
-
-def _memory_of(processes: Mapping[int, int]) -> dict[int, int]:
-    """Return the bytes that each rank uses, with the processes that it has started. Shared memory is divided."""
-    ranks = {pid: rank for rank, pid in processes.items()}
-    used = dict.fromkeys(processes, 0)
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        with contextlib.suppress(OSError):  # it has ended
-            rank = ranks.get(os.getsid(pid))
-            if rank is not None:
-                used[rank] += _bytes_of(Path(f"/proc/{pid}"))
-    return used
-
-
-def _bytes_of(process: Path) -> int:
-    if (rollup := process / "smaps_rollup").exists():
-        return 1024 * _kilobytes(rollup, "Pss")
-    return 1024 * _kilobytes(process / "status", "VmRSS")  # a kernel without the former
-
-
-def _kilobytes(file: Path, name: str) -> int:
-    """Return N of the line ``name: N kB`` of a file; 0 without such a line or file."""
-    try:
-        found = re.search(rf"^{name}:\s*(\d+) kB$", file.read_text(), re.MULTILINE)
-    except OSError:  # the process has ended, or belongs to another user
-        return 0
-    return int(found[1]) if found else 0
 
 
 def _gpu_troubles(gpus: Mapping[int, Sequence[Gpu]]) -> list[Trouble]:

@@ -21,7 +21,7 @@ from distrain.page.reports import read_reports
 from distrain.page.time_use import AttemptTimes, where_time_went
 from distrain.storage import names
 from distrain.storage.lines import read_events
-from distrain.storage.runs.details import checkpoints_of, error_of, failed_at, failures_in, verdict
+from distrain.storage.runs.details import checkpoints_of, error_of, evidence_of, failed_at, failures_in, verdict
 from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
 from distrain.system import __version__
@@ -61,6 +61,7 @@ def page_data(folder: Path | RemotePath) -> dict[str, Any]:
         events = _read_all(lambda: list(read_events(folder / names.EVENTS)), notes)
         saved = _read_all(lambda: checkpoints_of(folder), notes)
         logs = _logs(run, error)
+        evidence = _read_all(lambda: evidence_of(folder), notes)
         starts = [(a["attempt"], _whole(a.get("first_step")), bool(a.get("training"))) for a in run.attempts]
         reports = read_reports(folder / names.METRICS, starts, notes)
         sentence = verdict(run, reports.last)
@@ -83,6 +84,7 @@ def page_data(folder: Path | RemotePath) -> dict[str, Any]:
         "starts": sorted({first for _, first, _ in starts[1:] if first})[-50:],
         "ranks": _ranks(run, reports),
         "attempts": _attempts(run, times),
+        "evidence": evidence[:_MOST_ROWS],
         "events": _events(run, events),
         "checkpoints": _checkpoints(run, saved, events),
         "time": _time_use(run, times, hangs),

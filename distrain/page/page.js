@@ -128,7 +128,9 @@
     data.starts.length ? note("Dashed lines mark the steps at which later attempts began.") : null,
     data.more_metrics ? note(`${data.more_metrics} more metrics are in metrics.jsonl.`) : null);
   section("ranks", "Ranks", table("Ranks, those first that are behind", data.ranks));
-  section("attempts", "Attempts", table("Attempts, the last one first", data.attempts));
+  const files = data.evidence.map((name) => el("li", null, el("a", { href: `evidence/${name}` }, name)));
+  section("attempts", "Attempts", table("Attempts, the last one first", data.attempts),
+    files.length ? fold("Evidence of hangs and failures, in the run directory", el("ul", null, ...files)) : null);
   section("events", "Hangs, slow ranks and other events", table("Events, the last one first", data.events));
   section("checkpoints", "Checkpoints", table("Checkpoints, the last one first", data.checkpoints));
   if (data.time) section("time", "Where the time went", el("p", null, `Goodput: ${data.time.goodput}`), bar, table("Where the time went", data.time.table));

@@ -44,7 +44,7 @@ def write_page(run: str | os.PathLike[str] | RemotePath, output: str | os.PathLi
         if output is None and isinstance(root, RemotePath):
             raise StorageError(f"{root} is on remote storage: name the file for its page (output=, -o)")
         path = RunPaths(Path(str(root))).page if output is None else Path(output).expanduser()
-        write_atomically(path, _document(page_data(root)).encode("utf-8", "replace"), sync=False)
+        write_atomically(path, document(page_data(root)).encode("utf-8", "replace"), sync=False)
     except OSError as error:
         raise StorageError(f"cannot write the page of {run}: {error}") from error
     return path
@@ -64,7 +64,8 @@ def write_page_at_end(root: Path, seconds: float) -> None:
         warn(f"the page of the run could not be written: {error!r}")
 
 
-def _document(data: dict[str, Any]) -> str:
+def document(data: dict[str, Any]) -> str:
+    """Return the HTML of the page that shows this data (:func:`~distrain.page.data.page_data`)."""
     own = files("distrain.page")
     parts = {
         "library_style": (own / "uplot" / "uPlot.min.css").read_text(),

@@ -7,14 +7,16 @@ import json
 import math
 import os
 import warnings
+from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from distrain.system.remote_path import RemotePath
 
+_T = TypeVar("_T")
 _TAIL_BYTES = 4 << 10
 _RANK_0 = b'"rank":0'
 """It is in each line of rank 0. Lines of other ranks need not be decoded, and there may be thousands."""
@@ -113,12 +115,21 @@ def last_record(path: str | Path | RemotePath) -> dict[str, Any] | None:
         return next((record for record in records if record is not None and record["rank"] == 0), None)
 
     try:
-        if not isinstance(path, (str, Path)):
-            return path.read_with(find)
-        with open(path, "rb", buffering=0) as file:
-            return find(file)
+        return _read_with(path, find)
     except FileNotFoundError:
         return None
+
+
+def last_lines(path: Path | RemotePath, most: int) -> bytes:
+    """Return the last lines of a file. Raise OSError."""
+    return _read_with(path, lambda file: b"\n".join([*islice(lines_backwards(file), most + 1)][::-1]))
+
+
+def _read_with(path: str | Path | RemotePath, action: Callable[[IO[bytes]], _T]) -> _T:
+    if not isinstance(path, (str, Path)):
+        return path.read_with(action)
+    with open(path, "rb", buffering=0) as file:
+        return action(file)
 
 
 def record_in(line: bytes, where: str) -> dict[str, Any] | None:

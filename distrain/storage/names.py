@@ -13,4 +13,11 @@ LOCK = ".lock"
 LOGS = "logs"
 EVIDENCE = "evidence"
 TRACKERS = "trackers"
+EVIDENCE_SUFFIXES = {"stacks": ".txt", "flight_recorder": ".json", "memory": ".pickle"}
+"""The kinds of evidence of a rank."""
 STATUSES = ("running", "finished", "failed", "aborted")
+
+
+def evidence_file(attempt: int, what: str, rank: int) -> str:
+    """Return the name of a piece of evidence below the run directory. Unknown kinds raise KeyError."""
+    return f"{EVIDENCE}/attempt_{attempt}/{what}/rank_{rank}{EVIDENCE_SUFFIXES[what]}"

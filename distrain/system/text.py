@@ -81,6 +81,15 @@ def size(count: int) -> str:
     return f"{amount:.1f} {unit}" if amount < 9.95 else f"{amount:.0f} {unit}"
 
 
+def binary_size(count: int) -> str:
+    """Return a number of bytes in the units in which limits of memory are given.
+
+    >>> [binary_size(count) for count in (0, 160 << 20, 6_549_825_126)]
+    ['0 MiB', '160 MiB', '6.1 GiB']
+    """
+    return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"
+
+
 def number(value: float) -> str:
     """Return a metric with six digits.
 

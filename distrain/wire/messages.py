@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 18
+WIRE_VERSION = 19
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -281,8 +281,9 @@ class Exited(Message):
     """The process of a rank has ended, by exactly one of ``exit_code``, ``signal`` and ``lost``.
 
     lost: why the process is gone although its end was not seen. by_us: the agent sent the signal. max_rss_bytes: peak
-    memory of the process; 0 if unknown. oom_limit_bytes: None unless the kernel killed it for lack of memory; then the
-    limit of its cgroup, or 0 if that limit was not the reason.
+    memory of the process; 0 if unknown. oom: the kernel has killed for lack of memory: in the control group of this
+    process (True), elsewhere on the host (False), or nowhere (None). memory: what the agent knows about the memory that
+    was short, in words.
 
     Agent -> coordinator.
     """
@@ -294,7 +295,8 @@ class Exited(Message):
     lost: str | None = None
     by_us: bool = False
     max_rss_bytes: int = 0
-    oom_limit_bytes: int | None = None
+    oom: bool | None = None
+    memory: str = ""
 
 
 @message

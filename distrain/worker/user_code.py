@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from distrain import wire
 from distrain.errors import DistrainError, Portable
 from distrain.hosts.host import MIRROR
+from distrain.hosts.shared_memory import shared_memory_problem
+from distrain.storage.names import evidence_file
 from distrain.system.log import warn
 from distrain.system.notebook import cell_of, with_cells
 from distrain.system.peer_errors import blames_peer
@@ -96,7 +98,7 @@ def run_rank(
         return RankResult(outcome=_success(session, stage=steps.stage, body=body), work=steps.work)
     if isinstance(error, SystemExit) and isinstance(error.code, str):
         print(error.code, file=sys.stderr)  # as the interpreter does
-    return RankResult(outcome=_failure(session.context, steps, error), work=steps.work, error=error)
+    return RankResult(outcome=_failure(session.context, steps, error, channel), work=steps.work, error=error)
 
 
 @dataclass(slots=True)
@@ -213,19 +215,35 @@ def _success(session: Session, *, stage: str, body: bytes) -> wire.Outcome:
     )
 
 
-def _failure(context: TrainContext, steps: _Steps, error: BaseException) -> wire.Outcome:
+def _failure(context: TrainContext, steps: _Steps, error: BaseException, channel: WorkerChannel) -> wire.Outcome:
+    numbers, where = _keep_gpu_memory(context, steps.work, error, channel)
+    text = _traceback_text(error)
     return wire.Outcome(
         attempt=context.attempt,
         rank=context.world_rank,
         ok=False,
         stage=steps.stage,
-        error=_with_users_paths(_one_line(error)),
-        traceback=_with_users_paths(_traceback_text(error)) + _explanation(steps.work, error),
+        error=_with_users_paths(_one_line(error)) + numbers,
+        traceback=_with_users_paths(text) + (where or _explanation(steps.work, error, text)),
         exit_code=_exit_code(error),
         body=_pickled_exception(error),
         blames_peer=any(map(_blames_peer, _chain(error))),
         exits=isinstance(error, (SystemExit, KeyboardInterrupt)),
     )
+
+
+def _keep_gpu_memory(
+    context: TrainContext, work: Work | None, error: BaseException, channel: WorkerChannel
+) -> tuple[str, str]:
+    """Send the snapshot of a GPU's memory that was too small; return its numbers, and where the snapshot is."""
+    with contextlib.suppress(Exception):  # the failure itself matters more
+        if work is not None and (state := work.backend.gpu_memory(error)) is not None:
+            attempt, rank = context.attempt, context.world_rank
+            channel.send(wire.Dump(attempt=attempt, rank=rank, what="memory", body=state[1]))
+            file = f"{context.get_trial_dir()}/{evidence_file(attempt, 'memory', rank)}"
+            where = f"distrain: what fills the GPU is in {file}: drop it onto https://pytorch.org/memory_viz\n"
+            return f" ({state[0]})", where
+    return "", ""
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -347,7 +365,7 @@ def _with_users_paths(text: str) -> str:
     return text.replace(f"{brought}/", "/") if brought else text
 
 
-def _explanation(work: Work | None, error: BaseException) -> str:
+def _explanation(work: Work | None, error: BaseException, traceback_text: str) -> str:
     """Return what distrain or the framework's backend adds to the text of an exception."""
     text = work.backend.explain(error) if work is not None else None
     if _raised_in(error) in ("bdb", "pdb") and _has_no_stdin():
@@ -360,6 +378,8 @@ def _explanation(work: Work | None, error: BaseException) -> str:
             "this process may start no more threads or processes: raise the limit (ulimit -u, or pids.max of the "
             "container), or use fewer (num_workers of the DataLoader, OMP_NUM_THREADS)"
         )
+    elif problem := shared_memory_problem(traceback_text):
+        text = problem
     elif isinstance(error, FileNotFoundError) and MIRROR in os.environ:
         text = (
             "this host shares no files with your machine, and has copies of your code only; --ship PATH, or "

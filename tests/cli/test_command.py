@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,15 @@ def test_a_real_run_is_listed_shown_and_exported(distrain: Command, finished: Pa
     assert "Finished after" in Path("page.html").read_text()
     assert distrain("page", "fast", *place).returncode == 0
     assert (finished / "fast" / "page.html").exists()
+
+    report = distrain("report", "fast", "-o", "report.tar.gz", *place).stdout
+    assert report.startswith("wrote report.tar.gz (")
+    for name in ("README.txt", "run.json", "metrics.jsonl", "page.html", "show.txt", "versions.txt"):
+        assert name == "README.txt" or f"  {name}\n" in report
+        with tarfile.open("report.tar.gz") as packed:
+            member = packed.extractfile(f"distrain-report-fast/{name}")
+            assert member is not None
+            assert b"S3CRET" not in member.read()
 
     assert "num_workers=0" in distrain("logs", "fast", *place).stderr
     assert "fast is not running: its state is finished" in distrain("stop", "fast", *place).stderr

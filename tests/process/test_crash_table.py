@@ -148,7 +148,7 @@ FAILURES: dict[str, Failure] = {
     "out of memory": Failure(
         do=run_out_of_memory,
         kind="memory",
-        phrase=f"the cgroup allows {GROUP_BYTES >> 20} MiB",
+        phrase=f"of the {GROUP_BYTES >> 20} MiB that the cgroup ",
         exit_code=137,
         after_s=1.0,
     ),
@@ -494,4 +494,4 @@ def test_a_child_that_the_kernel_has_killed_is_told_with_its_ranks_exception(
     text = str(raised.value)
     assert text.startswith("rank 1 on ")
     assert "RuntimeError: the child ended with -9 (meanwhile, the kernel killed a process for lack of memory" in text
-    assert f"the cgroup allows {GROUP_BYTES >> 20} MiB" in text
+    assert f"of the {GROUP_BYTES >> 20} MiB that the cgroup " in text

@@ -9,13 +9,13 @@ import getpass
 import math
 import os
 import platform
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from distrain.system import __version__, process
+from distrain.system.secrets import HIDDEN, hidden, is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,21 +32,6 @@ _MOST_ITEMS = 100
 _LONGEST_TEXT = 300
 _MOST_SEARCHED = 10_000
 _DEEPEST = 6
-_HIDDEN = "***"
-_WORD_END = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_SECRET_WORD = re.compile(
-    r"(?:[a-z0-9]*(?:apikey|accesskey|credential|passphrase|passwd|password|privatekey|secret|secretkey|token)"
-    r"|auth|authorization|bearer|key|pwd)(s?)\d*"
-)
-"""A word of a name that says that the value is secret. The group: of several (``max_tokens``)."""
-_NUMBER = re.compile(r"[-+]?[\d._]+(?:e[-+]?\d+)?[kMGTB]?", re.IGNORECASE)
-_NO_SECRETS = ("true", "false", "none")
-_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_NAME = re.compile(r"""(?<![\w.\-])([\w.\-]+)["'\]]*\s*[=:]\s*|(?<![^\s"'])(--?[\w.\-]+)(?:\s+|["']\s*,\s*)(?!-)""")
-"""A name in front of a value: ``token=``, ``"token": ``, ``Authorization: ``, ``--token ``, ``"--token", ``."""
-_QUOTED = re.compile(r"""(["'])(?:(?!\1)[^\\]|\\.)*\1""")
-_WORD = re.compile(r"\S+")
-_REST = re.compile(r".+", re.DOTALL)
 
 
 # -- the code --------------------------------------------------------------------------------------------------------
@@ -125,50 +110,16 @@ def _versions(path: Iterable[str]) -> dict[str, str]:
 def without_secrets(argv: Sequence[str]) -> list[str]:
     """Return the arguments with ``***`` for what looks secret by its name, and for credentials in URLs.
 
-    Other users may read the run directory. ``--api-key X`` and all that :func:`_hidden` finds within an argument look
+    Other users may read the run directory. ``--api-key X`` and all that :func:`hidden` finds within an argument look
     secret.
     """
     shown: list[str] = []
     option = ""
     for word in argv:
-        is_value = option and not word.startswith("--") and _is_secret(option, word)
-        shown.append(_HIDDEN if is_value else _hidden(word))
+        is_value = option and not word.startswith("--") and is_secret(option, word)
+        shown.append(HIDDEN if is_value else hidden(word))
         option = word if word.startswith("-") and "=" not in word else ""
     return shown
-
-
-def _hidden(text: str) -> str:
-    """Return a text with ``***`` for the values in it whose names look secret.
-
-    Where such a value ends is known only if it is in quotes; otherwise, the rest of the text is hidden with it.
-
-    >>> [_hidden(text) for text in ("--set=token=X", "https://me:X@host/?accessToken=X", "{'secretKey': 'X', 'a': 1}")]
-    ['--set=token=***', 'https://***@host/?accessToken=***', "{'secretKey': ***, 'a': 1}"]
-    """
-    text = _CREDENTIALS_IN_URL.sub(_HIDDEN, text)
-    shown, at = "", 0
-    for match in _NAME.finditer(text):
-        name = match[1] or match[2]
-        if match.start() < at or not _is_secret(name, "?"):  # a long text has many names
-            continue
-        value = _QUOTED.match(text, match.end()) or (_WORD if match[2] else _REST).match(text, match.end())
-        if value and _is_secret(name, value[0].strip("\"'")):
-            shown, at = shown + text[at : match.end()] + _HIDDEN, value.end()
-    return shown + text[at:]
-
-
-def _is_secret(name: str, value: object) -> bool:
-    """Tell by a name if a value is secret. Names may be snake_case, kebab-case or camelCase.
-
-    A ``password`` may be a number. Other numbers are shown: ``max_tokens``, ``token_len``, ``num_key_value_heads``.
-    """
-    if value is None or isinstance(value, bool) or (isinstance(value, str) and value.lower() in _NO_SECRETS):
-        return False
-    words = [word.lower() for word in _WORD_END.split(name) if word]
-    if isinstance(value, (int, float)) or (isinstance(value, str) and _NUMBER.fullmatch(value)):
-        last = _SECRET_WORD.fullmatch(words[-1]) if words else None
-        return last is not None and not last[1]
-    return any(map(_SECRET_WORD.fullmatch, words))
 
 
 def plain(value: Any, depth: int = 0) -> Any:
@@ -190,7 +141,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if depth < _DEEPEST and isinstance(value, Mapping):
         some = list(value.items())[:_MOST_ITEMS]
         left = {"...": f"{len(value) - len(some)} more"} if len(value) > len(some) else {}
-        return {str(k): _HIDDEN if _is_secret(str(k), v) else plain(v, depth + 1) for k, v in some} | left
+        return {str(k): HIDDEN if is_secret(str(k), v) else plain(v, depth + 1) for k, v in some} | left
     if depth < _DEEPEST and isinstance(value, (list, tuple)):
         first, rest = value[:_MOST_ITEMS], len(value) - _MOST_ITEMS
         if all(isinstance(item, str) for item in first):  # it may be a command line
@@ -205,11 +156,11 @@ def _repr_of(value: Any) -> str:
         text = repr(value)
     except Exception:
         return kind
-    return kind if _is_secret(text, text) else _shortened(text)
+    return kind if is_secret(text, text) else _shortened(text)
 
 
 def _shortened(text: str) -> str:
     """Return the beginning of a text without secrets. Of a long one, the rest is not searched for them."""
-    shown = _hidden(text[:_MOST_SEARCHED])
+    shown = hidden(text[:_MOST_SEARCHED])
     is_whole = len(text) <= _MOST_SEARCHED and len(shown) <= _LONGEST_TEXT
     return shown if is_whole else f"{shown[:_LONGEST_TEXT]} ... ({len(text)} characters)"

@@ -129,6 +129,16 @@ def error_of(run: Path | RemotePath) -> dict[str, Any]:
     return error if isinstance(error, dict) else {}
 
 
+def evidence_of(run: Path | RemotePath) -> list[str]:
+    """Return the names of the files in the evidence folder, such as ``attempt_0/stacks/rank_1.txt``. Raise OSError."""
+    folder = run / names.EVIDENCE
+    if isinstance(folder, RemotePath):
+        found = list(folder.files())
+    else:
+        found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return sorted(name for name in found if name.endswith(tuple(names.EVIDENCE_SUFFIXES.values())))
+
+
 def failures_in(error: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the failed ranks that error.json names, the culprit first."""
     found = error.get("failures")

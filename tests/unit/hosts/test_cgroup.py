@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distrain.hosts import cgroup
-from distrain.hosts.cgroup import OomWatch, cpu_quota, memory_limit, memory_use
+from distrain.hosts.cgroup import OomKill, OomWatch, cpu_quota, memory_limit, memory_use
 
 
 class FakeKernel:
@@ -178,8 +178,8 @@ def test_a_kill_in_our_group_has_its_limit(kernel: FakeKernel, own: str, path: s
     watch = OomWatch()
     assert watch.killed() is None
     kills(3)
-    assert watch.killed() == 1 << 20
-    assert watch.killed() == 1 << 20, "it is told of every rank of the attempt"
+    assert watch.killed() == OomKill(1 << 20, str(kernel.root / path))
+    assert watch.killed() == OomKill(1 << 20, str(kernel.root / path)), "it is told of every rank of the attempt"
 
 
 def test_a_kill_in_a_group_above_us_has_the_limit_of_that(kernel: FakeKernel) -> None:
@@ -188,7 +188,7 @@ def test_a_kill_in_a_group_above_us_has_the_limit_of_that(kernel: FakeKernel) ->
     kernel.group("slice/job", memory_max=1 << 30, memory_events="oom_kill 0")
     watch = OomWatch()
     kernel.group("slice", memory_events="oom_kill 1")
-    assert watch.killed() == 1 << 20
+    assert watch.killed() == OomKill(1 << 20, str(kernel.root / "slice"))
 
 
 def test_v2_the_kill_is_also_counted_by_groups_without_a_limit(kernel: FakeKernel) -> None:
@@ -199,13 +199,13 @@ def test_v2_the_kill_is_also_counted_by_groups_without_a_limit(kernel: FakeKerne
     watch = OomWatch()
     kernel.group("slice", memory_events="oom_kill 1")
     kernel.group("slice/job", memory_events="oom_kill 1")
-    assert watch.killed() == 1 << 20
+    assert watch.killed() == OomKill(1 << 20, str(kernel.root / "slice"))
 
 
 def test_a_kill_somewhere_on_the_host(kernel: FakeKernel) -> None:
     watch = OomWatch()
     kernel.vmstat.write_text("nr_free_pages 5\noom_kill 4\n")
-    assert watch.killed() == 0
+    assert watch.killed() == OomKill(0, "")
 
 
 def test_a_kill_in_our_group_counts_before_one_on_the_host(kernel: FakeKernel) -> None:
@@ -214,7 +214,7 @@ def test_a_kill_in_our_group_counts_before_one_on_the_host(kernel: FakeKernel) -
     watch = OomWatch()
     kernel.group("job", memory_events="oom_kill 1")
     kernel.vmstat.write_text("oom_kill 4\n")
-    assert watch.killed() == 1 << 20
+    assert watch.killed() == OomKill(1 << 20, str(kernel.root / "job"))
 
 
 def test_files_that_are_not_there_or_disappear_are_no_kill(kernel: FakeKernel) -> None:
@@ -230,4 +230,4 @@ def test_this_machine_has_something_to_say_or_nothing() -> None:
     quota, limit = cpu_quota(), memory_limit()
     assert quota is None or quota > 0
     assert limit is None or limit > 1 << 20
-    assert OomWatch().killed() in (None, 0, limit)
+    assert (killed := OomWatch().killed()) is None or killed.limit_bytes in (0, limit)

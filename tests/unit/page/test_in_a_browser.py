@@ -73,3 +73,16 @@ def test_the_policy_of_the_page_stops_what_is_not_ours(browser: Browser, restart
     browser.show(page, width=800)
     assert browser.evaluate("window.evil === undefined")
     assert any("Content Security Policy" in complaint for complaint in browser.complaints)
+
+
+def test_the_evidence_of_an_attempt_opens_from_the_run_directory(browser: Browser, restarted: Run) -> None:
+    restarted.write("evidence/attempt_0/stacks/rank_3.txt", "in encode at tokenizer.py:12")
+    restarted.write("evidence/attempt_0/core", "not evidence")
+    browser.show(write_page(restarted.root), width=800)
+    links = "[...document.querySelectorAll('#attempts details a')]"
+    assert browser.evaluate(f"{links}.map((one) => one.textContent)") == ["attempt_0/stacks/rank_3.txt"]
+    browser.evaluate(f"{links}[0].click()")
+    browser.evaluate("new Promise((then) => setTimeout(then, 0))")
+    assert browser.complaints == []
+    target = browser.evaluate(f"{links}[0]?.href ?? location.href")
+    assert target == (restarted.root / "evidence/attempt_0/stacks/rank_3.txt").as_uri()

@@ -1,0 +1,136 @@
+"""``distrain report``: what is needed to ask for help about a run, in one archive. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import tarfile
+import time
+import warnings
+from functools import partial
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain.cli import parsers
+from distrain.cli.showing import run_in_words
+from distrain.cli.text import echo
+from distrain.storage import names
+from distrain.storage.lines import last_lines
+from distrain.storage.runs.details import evidence_of
+from distrain.storage.runs.logs import attempts_with_logs, log_files
+from distrain.system import __version__
+from distrain.system.secrets import masked, secret_variables
+from distrain.system.text import size
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+
+    from distrain.storage.runs.listing import Run
+    from distrain.system.remote_path import RemotePath
+
+_MOST_BYTES = 20_000_000
+"""Bytes of all files together, before they are compressed."""
+_LINES, _LOG_LINES, _LOG_ATTEMPTS = 2000, 200, 3
+"""The last lines of files that grow with the run and of each log, and the last attempts whose logs are packed."""
+_FILES = (names.MANIFEST, names.ERROR_TEXT, names.EVENTS, names.METRICS, names.CONSOLE)
+_ADVICE = (
+    "Look through it before you send it. What looks like a secret is masked (***), but no program finds all secrets. "
+    "It has paths, host names, settings, and the last lines that the ranks have printed."
+)
+
+
+def report_parser() -> argparse.ArgumentParser:
+    """Make the parser of ``distrain report``."""
+    parser = parsers.make_parser(
+        "report",
+        "Pack what is needed to ask for help about a run into one archive: run.json, the error, events, evidence, the "
+        "ends of the logs, the page and versions, with masks for what looks secret, and without checkpoints.",
+        "  distrain report last\n  distrain report s3://bucket/runs/train-1 -o train-1.tar.gz",
+    )
+    parsers.add_run(parser)
+    where = "the file to write (default: distrain-report-NAME.tar.gz)"
+    parser.add_argument("-o", "--output", metavar="FILE", help=where)
+    return parser
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Write the archive, and show what is in it."""
+    warnings.simplefilter("ignore")  # what is damaged
+    run = parsers.run_of(options)
+    path = Path(options.output or f"distrain-report-{run.name}.tar.gz").expanduser()
+    packed, left_out = _chosen(run)
+    lines = [f"{size(len(body)):>8}  {name}" for name, body in packed.items()]
+    lines += [f"left out: {name}: {why}" for name, why in left_out.items()]
+    readme = "\n".join([f"A report about {run.name}, by `distrain report`.", _ADVICE, "", *lines, ""])
+    with tarfile.open(path, "w:gz") as archive:
+        for name, body in {"README.txt": readme.encode(errors="replace"), **packed}.items():
+            member = tarfile.TarInfo(f"distrain-report-{run.name}/{name}")
+            member.size, member.mtime = len(body), int(time.time())
+            archive.addfile(member, io.BytesIO(body))
+    echo("\n".join([f"wrote {path} ({size(path.stat().st_size)}), with", *lines, _ADVICE]))
+    return 0
+
+
+def _chosen(run: Run) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return the files of the archive, the small ones first, and why others were left out."""
+    found: dict[str, bytes] = {}
+    left_out: dict[str, str] = {}
+    for name, read in _parts(run):
+        try:
+            found[name] = read()
+        except FileNotFoundError:
+            continue
+        except Exception as error:  # whatever is damaged: the rest helps, too
+            left_out[name] = f"cannot be read: {error}"
+    total, packed = 0, {}
+    for name, body in sorted(found.items(), key=lambda item: len(item[1])):
+        total += len(body)
+        if total > _MOST_BYTES:
+            left_out[name] = f"too large ({size(len(body))}); it is in {run.path}"
+        else:
+            packed[name] = body
+    return packed, left_out
+
+
+def _parts(run: Run) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Yield the name of each file of the archive, and a function that reads it."""
+    from distrain.page.data import page_data
+    from distrain.page.writer import document
+
+    known = secret_variables()
+    yield "show.txt", lambda: _masked(run_in_words(run, 120), known)
+    yield "versions.txt", lambda: _masked(_versions(), known)
+    yield "page.html", lambda: document(masked(page_data(run.location), known)).encode(errors="replace")
+    files = {name: run.location / name for name in _FILES}
+    files |= {f"{names.EVIDENCE}/{name}": run.location / names.EVIDENCE / name for name in evidence_of(run.location)}
+    for attempt in attempts_with_logs(run)[-_LOG_ATTEMPTS:]:
+        files |= {f"{names.LOGS}/attempt_{attempt}/{log.name}": log for log in log_files(run, attempt).values()}
+    for name, path in files.items():
+        lines = _LOG_LINES if name.startswith(names.LOGS) else _LINES
+        yield name, path.read_bytes if name.endswith(".pickle") else partial(_end_of, path, lines, known)
+
+
+def _end_of(path: Path | RemotePath, lines: int, known: Sequence[str]) -> bytes:
+    return _masked(last_lines(path, lines).decode(errors="replace"), known)
+
+
+def _masked(text: str, known: Sequence[str]) -> bytes:
+    """Return a text, JSON or lines of JSON, without secrets."""
+    try:
+        return json.dumps(masked(json.loads(text), known)).encode()
+    except ValueError:
+        if text.startswith("{") and "\n" in text:
+            return b"\n".join(_masked(line, known) for line in text.splitlines())
+        return str(masked(text, known)).encode(errors="replace")
+
+
+def _versions() -> str:
+    """Return what runs this command: versions, the platform, and the names of environment variables."""
+    packages = sorted(f"{package.name} {package.version}" for package in distributions())
+    variables = " ".join(sorted(os.environ))
+    python = f"distrain {__version__}, python {platform.python_version()} on {platform.platform()}"
+    return f"{python}\n\npackages: {', '.join(packages)}\n\nenvironment variables (names only): {variables}\n"

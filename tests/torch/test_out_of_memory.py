@@ -1,0 +1,125 @@
+"""A GPU, or /dev/shm, without memory: what train_func's exception says, and which evidence is kept."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import pytest
+import torch
+
+import distrain
+from distrain.torch import TorchTrainer, gpu_memory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
+
+MIB = 1 << 20
+HINT = "drop it onto https://pytorch.org/memory_viz"
+
+
+def failing(train: Any, storage: Path, *, workers: int = 1, use_gpu: bool = False, retries: int = 0) -> Any:
+    trainer = TorchTrainer(
+        train,
+        scaling_config=distrain.ScalingConfig(num_workers=workers, use_gpu=use_gpu),
+        run_config=distrain.RunConfig(
+            storage_path=storage,
+            name="run",
+            failure_config=distrain.FailureConfig(max_failures=retries, retry_same_failure=True),
+        ),
+    )
+    with pytest.raises(distrain.TrainingFailedError) as raised:
+        trainer.fit()
+    return raised.value
+
+
+def state(*blocks: int) -> tuple[int, int, int, int, dict[str, Any]]:
+    snapshot = {"segments": [{"total_size": size} for size in blocks], "device_traces": [[]]}
+    return 70 * MIB << 10, 75 * MIB << 10, 512 * MIB, 80 * MIB << 10, snapshot
+
+
+def test_the_snapshot_of_the_latest_attempt_is_kept_and_named_with_the_numbers(storage: Path) -> None:
+    """Only the calls of CUDA are replaced."""
+
+    def train() -> None:
+        gpu_memory.gpu_memory = lambda: state(distrain.get_context().attempt)
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    error = failing(train, storage, retries=1)
+    text = str(error)
+    numbers = "70.0 GiB allocated, 75.0 GiB reserved by torch, 512 MiB of the GPU's 80.0 GiB free"
+    assert f"OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. ({numbers})" in text.splitlines()[0]
+    [file] = (storage / "run").glob("evidence/*/memory/*")
+    assert f"distrain: what fills the GPU is in {file}: {HINT}" in text
+    assert file.parent.parent.name == "attempt_1"
+    assert pickle.loads(file.read_bytes())["segments"] == [{"total_size": 1}]
+
+
+def test_a_snapshot_that_cannot_be_taken_leaves_the_failure_as_it_was(storage: Path) -> None:
+    """As here, where there is no GPU."""
+
+    def train() -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert failing(train, storage).failures[0].summary == "OutOfMemoryError: CUDA out of memory"
+    assert not list((storage / "run").glob("evidence/*/memory"))
+
+
+def test_a_long_history_is_left_out_and_a_huge_snapshot_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_memory, "_LARGEST_BYTES", 1000)
+
+    def kept(segments: int, history: int) -> Any:
+        snapshot = {"segments": list(range(segments)), "device_traces": [list(range(history)), []]}
+        monkeypatch.setattr(gpu_memory, "gpu_memory", lambda: (0, 0, 0, 0, snapshot))
+        found = gpu_memory.state_after(torch.cuda.OutOfMemoryError("no"))
+        return found and pickle.loads(found[1])
+
+    assert kept(1, 2) == {"segments": [0], "device_traces": [[0, 1], []]}
+    assert kept(1, 1000) == {"segments": [0], "device_traces": [[], []]}
+    assert kept(1000, 1) is None
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_that_is_too_small(storage: Path) -> None:
+    def train() -> None:
+        torch.cuda.memory._record_memory_history(max_entries=100)
+        kept = torch.ones(3 << 20, device="cuda")
+        kept.new_empty(1 << 50, dtype=torch.uint8)
+
+    error = failing(train, storage, use_gpu=True)
+    assert "(12 MiB allocated, " in str(error).splitlines()[0]
+    [file] = (storage / "run").glob("evidence/attempt_0/memory/rank_0.pickle")
+    assert f"{file}: {HINT}" in str(error)
+    segments = pickle.loads(file.read_bytes())["segments"]
+    blocks = [block for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"]
+    [frames] = [block["frames"] for block in blocks if block["requested_size"] == 12 << 20]
+    assert any(frame["filename"] == __file__ for frame in frames)
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs a mount namespace")
+def test_a_data_loader_without_shared_memory_is_told_what_helps(storage: Path) -> None:
+    script = storage.parent / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from torch.utils.data import DataLoader\n"
+        "list(DataLoader(torch.ones(8, 4 << 20), batch_size=4, num_workers=1))\n"
+    )
+    run = f"{sys.executable} -m distrain run --storage-path {storage} {script}"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o size=16m tmpfs /dev/shm && exec {run}"],
+        capture_output=True,
+        text=True,
+        cwd=storage.parent,
+    )
+    if "mount: " in done.stderr:
+        pytest.skip("nothing can be mounted here")
+    assert "distrain: /dev/shm " in done.stderr
+    assert "of its 16 MiB are used now; give the container more (docker run --shm-size=8g" in done.stderr

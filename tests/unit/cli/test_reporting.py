@@ -1,0 +1,146 @@
+"""``distrain report``: what is packed, what is left out, and that no secret is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+
+from distrain.cli import reporting
+from distrain.cli.main import run_main
+from distrain.system.secrets import masked
+from tests.unit.storage.made import make_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRETS = [
+    "HF_TOKEN=s3cr3t",
+    "password: s3cr3t",
+    "aws_secret_access_key = s3cr3t",
+    "{'api_key': 's3cr3t'}",
+    'apiKey="s3cr3t"',
+    "Authorization: Bearer s3cr3t",
+    "curl -H 'authorization: Basic s3cr3t'",
+    "train.py --db-password s3cr3t",
+    "train.py --env COLOUR=s3cr3t",
+    "postgres://me:s3cr3t@host/db",
+    "https://bucket/x?X-Amz-Signature=s3cr3t&part=1",
+    "-----BEGIN RSA PRIVATE KEY-----\ns3cr3t\n-----END RSA PRIVATE KEY-----",
+    f"wandb login {'0123456789' * 4}",
+    "AKIAIOSFODNN7EXAMPLE",
+    "hf_abcdefghijklmnopqrstuvwxyz",
+    "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmN",
+]
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_a_secret_is_masked(text: str) -> None:
+    found = masked(f"before {text} after 1", [])
+    assert "***" in found
+    assert "s3cr3t" not in found
+    assert text not in found
+    assert (found.split()[0], found.split()[-1]) == ("before", "1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KeyError: 'loss'",
+        "tokens=128 token_count=5 tokenizer=gpt2 lr=1e-3",
+        "--num-key-value-heads 8 --lr 0.1",
+        "git dd59244bfa64c4851531abe2842abe61b75e9d1c",
+        "s3://bucket/runs and http://host:80/x",
+    ],
+)
+def test_other_texts_stay(text: str) -> None:
+    assert masked(text, []) == text
+
+
+def test_json_is_masked_by_its_names() -> None:
+    found = masked(
+        {
+            "password": "a",
+            "env_vars": {"COLOUR": "b"},
+            "argv": ["--token", "c", "d"],
+            "rows": [["db_key", "e"]],
+            "n": 1,
+        },
+        [],
+    )
+    assert found == {
+        "password": "***", "env_vars": {"COLOUR": "***"}, "argv": ["--token", "***", "d"], "rows": [["db_key", "***"]],
+        "n": 1,
+    }  # fmt: skip
+
+
+def make_failed_run(storage: Path) -> Path:
+    config = {"api_key": "s3cr3t", "lr": 0.1}
+    make_run(storage, "run", status="failed", argv=["train.py", "--password", "s3cr3t"], train_loop_config=config)
+    run = storage / "run"
+    for name, text in {
+        "error.json": json.dumps({"message": "boom with token=s3cr3t and from-the-environment"}),
+        "events.jsonl": '{"time": 1, "event": "hang", "attempt": 0, "where": "password: s3cr3t"}\n',
+        "logs/attempt_0/rank_0.log": "".join(f"line {n}\n" for n in range(1000)) + "from-the-environment\n",
+        "evidence/attempt_0/stacks/rank_0.txt": "in f at a.py:1",
+        "evidence/attempt_0/memory/rank_0.pickle": "pickled",
+        "evidence/attempt_0/memory/rank_1.pickle": "x" * 1000,
+        "evidence/attempt_0/core": "a core dump",
+        "checkpoint_000000/model.pt": "weights",
+    }.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(text)
+    return run
+
+
+def test_a_report_has_what_helps_and_neither_secrets_nor_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MY_ACCESS_KEY", "from-the-environment")
+    make_failed_run(tmp_path / "runs")
+    assert run_main(["report", "run", "--storage-path", "runs"], []) == 0
+    archive = tmp_path / "distrain-report-run.tar.gz"
+    with tarfile.open(archive) as packed:
+        texts = {member.name: packed.extractfile(member).read().decode() for member in packed}  # type: ignore[union-attr]
+    assert {name.partition("/")[2] for name in texts} >= {
+        "README.txt", "show.txt", "versions.txt", "run.json", "error.json", "events.jsonl", "page.html",
+        "evidence/attempt_0/stacks/rank_0.txt", "evidence/attempt_0/memory/rank_0.pickle",
+        "evidence/attempt_0/memory/rank_1.pickle", "logs/attempt_0/rank_0.log",
+    }  # fmt: skip
+    assert not [name for name in texts if "core" in name or "checkpoint" in name]
+    for name, text in texts.items():
+        assert "s3cr3t" not in text, name
+        assert "from-the-environment" not in text, name
+    log = texts["distrain-report-run/logs/attempt_0/rank_0.log"].splitlines()
+    assert (len(log), log[-1]) == (200, "***")
+    assert "MY_ACCESS_KEY" in texts["distrain-report-run/versions.txt"]
+    shown = capsys.readouterr().out
+    assert shown.startswith("wrote distrain-report-run.tar.gz (")
+    assert "  page.html\n" in shown
+    assert "Look through it before you send it." in shown
+
+
+def test_the_largest_files_of_a_remote_run_are_left_out_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_failed_run(tmp_path / "runs")
+    storage = fsspec.filesystem("memory")
+    storage.put(str(tmp_path / "runs"), "/reported", recursive=True)
+    monkeypatch.setattr(reporting, "_MOST_BYTES", sum(path.stat().st_size for path in run.rglob("*") if path.is_file()))
+    output = tmp_path / "report.tar.gz"
+    assert run_main(["report", "memory://reported/run", "-o", str(output)], []) == 0
+    storage.rm("/reported", recursive=True)
+    with tarfile.open(output) as packed:
+        names = [member.name for member in packed]
+        readme = packed.extractfile(names[0]).read().decode()  # type: ignore[union-attr]
+    assert "distrain-report-run/evidence/attempt_0/memory/rank_0.pickle" in names
+    assert "distrain-report-run/page.html" not in names
+    for text in (readme, capsys.readouterr().out):
+        assert "left out: page.html: too large (" in text
+    assert os.path.getsize(output) < 10_000
