@@ -23,12 +23,13 @@ from distrain.api.observer import AttemptBegan, AttemptEnded, Printed, RankEnded
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
 from distrain.coordinator.debuggers import Debuggers
-from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.evidence import Evidence
+from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
+from distrain.coordinator.profiles import Profiles
 from distrain.coordinator.report_handler import ReportHandler
-from distrain.coordinator.requests import DEBUG, STACKS, STOP, Requests
+from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests
 from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.coordinator.validations import WAITING, Validations
@@ -155,6 +156,7 @@ class Coordinator:
             send=self._send_to_debugger,
             on_change=self._pause_or_resume,
         )
+        self._profiles = Profiles(self._evidence, observers.status, send=self._send_to_rank)
         self._requests = Requests(
             self._loop,
             store,
@@ -162,6 +164,7 @@ class Coordinator:
                 STACKS: lambda reply, _: self._hang_monitor.answer(reply),
                 STOP: lambda reply, _: self._on_stop_request(reply),
                 DEBUG: self._debuggers.connect,
+                PROFILE: self._profiles.answer,
             },
         )
 
@@ -295,6 +298,8 @@ class Coordinator:
                 self._debuggers.handle(message)
             case wire.Dump():
                 self._evidence.keep(message.what, message.rank, message.body)
+            case wire.ProfilePart():
+                self._profiles.handle(message)
             case wire.StackDump():
                 self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
@@ -325,6 +330,7 @@ class Coordinator:
                 self._report_handler.rank_ended(message.rank)
                 self._note_end(message.rank, ok=False)
                 self._debuggers.rank_ended(message.rank)
+                self._profiles.rank_ended(message.rank)
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
                 reports = self._report_handler.report_counts.get(message.rank, 0)
                 self._happened(events.MessageReceived(host, message, reports, reason))
@@ -364,6 +370,7 @@ class Coordinator:
         for rank in ranks:
             self._report_handler.rank_ended(rank)
             self._debuggers.rank_ended(rank)
+            self._profiles.rank_ended(rank)
         self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
@@ -459,6 +466,7 @@ class Coordinator:
         self._evidence.begin(attempt)
         self._hang_monitor.begin()
         self._debuggers.begin(attempt)
+        self._profiles.begin(attempt)
         self._outputs.begin(attempt)
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 18
+WIRE_VERSION = 19
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -725,6 +725,32 @@ class Dump(FromWorker):
 
     what: str
     body: bytes
+
+
+@message
+class TakeProfile(ToWorker):
+    """Profile the rank for so many seconds, while it trains.
+
+    Coordinator -> worker; answered by :class:`ProfilePart`.
+    """
+
+    seconds: float
+
+
+@message
+class ProfilePart(FromWorker):
+    """A part of a file with the profile of a rank.
+
+    suffix: the end of the file's name, which tells the files of a profile apart. note: what the user has to know about
+    the profile. last: nothing follows; all parts of the files have been sent.
+
+    Worker -> coordinator.
+    """
+
+    suffix: str = ""
+    body: bytes = b""
+    note: str = ""
+    last: bool = False
 
 
 @message
