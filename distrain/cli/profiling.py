@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import time
 from collections import Counter, defaultdict
 from operator import itemgetter
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from distrain.cli import parsers
 from distrain.cli.requesting import request
 from distrain.cli.text import echo, paint, screen, table
-from distrain.coordinator.requests import PROFILE
+from distrain.coordinator.requests import PROFILE, STACKS
 from distrain.storage.runs.listing import NoSuchRun
 from distrain.system.text import LIBRARY_FILE
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _MOST_S = 600.0
 _POLL_S = 0.3
+_NOTICE_S = 5.0
+"""Seconds to wait for a rank to begin before a line says why it may not."""
 _MOST_LINES, _MOST_OPERATIONS = 10, 5
 _LONGEST_NAME = 80
 
@@ -77,12 +80,15 @@ def _ask(run: Run, argument: str) -> Any:
 
 def _await_files(run: Run, rank: int) -> Mapping[str, str]:
     """Wait for the end of a profile, and return the paths of its files by suffix. Show notes as they come."""
-    shown = 0
+    shown, notice_at = 0, time.monotonic() + _NOTICE_S
     while True:
         try:
             state = _ask(run, str(rank))
         except NoSuchRun:
             raise NoSuchRun(f"the run has ended, and the profile of rank {rank} with it") from None
+        if not state["begun"] and not state["over"] and time.monotonic() > notice_at:
+            notice_at = math.inf
+            echo(f"rank {rank} does not begin: native code in it keeps Python from running\n{request(run, STACKS)}")
         for note in state["notes"][shown:]:
             echo(f"rank {rank}: {note}")
         shown = len(state["notes"])

@@ -27,6 +27,7 @@ class _Profile:
     notes: list[str] = field(default_factory=list)
     bodies: dict[str, bytearray] = field(default_factory=lambda: defaultdict(bytearray))
     files: dict[str, str] = field(default_factory=dict)
+    has_begun: bool = False
     is_over: bool = False
 
 
@@ -56,7 +57,7 @@ class Profiles:
         is_number = seconds.replace(".", "", 1).isdecimal()
         problem = self._begin(rank, float(seconds)) if is_number else ""
         profile = self._profiles.get(rank, _Profile([f"rank {rank} was restarted"], is_over=True))
-        state = {"over": profile.is_over, "notes": profile.notes, "files": profile.files}
+        state = {"begun": profile.has_begun, "over": profile.is_over, "notes": profile.notes, "files": profile.files}
         reply(json.dumps({"problem": problem, **state}))
 
     def _begin(self, rank: int, seconds: float) -> str:
@@ -73,6 +74,7 @@ class Profiles:
     def handle(self, part: wire.ProfilePart) -> None:
         """Note a part of a profile, and write the files when all parts are there."""
         profile = self._profiles[part.rank]
+        profile.has_begun = True
         profile.notes += [part.note] if part.note else []
         if part.suffix:
             profile.bodies[part.suffix] += part.body

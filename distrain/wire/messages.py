@@ -739,7 +739,7 @@ class TakeProfile(ToWorker):
 
 @message
 class ProfilePart(FromWorker):
-    """A part of a file with the profile of a rank.
+    """A part of a file with the profile of a rank. The first one, which is empty, says that the profile has begun.
 
     suffix: the end of the file's name, which tells the files of a profile apart. note: what the user has to know about
     the profile. last: nothing follows; all parts of the files have been sent.

@@ -83,7 +83,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     current.session = session
     debugger = Debugger(session, channel, spec.debug_rank)
     debugger.install()
-    Profiler(session, channel).install()
+    Profiler(session, channel)
     if not context.sees_storage:
         fetch_with(session.fetch_checkpoint, Path(context.get_trial_dir()))
     sampler = VitalsSampler(channel, context, spec.vitals_s, session.poll)

@@ -1,13 +1,13 @@
 """A profile of this rank on request: a trace of torch's operations, and samples of the stacks. Runs in: worker.
 
-torch records the operations of the thread that starts its profiler. So a signal handler starts and stops it in the main
-thread, between two lines of train_func. While native code runs, the handler waits until that returns. The samples come
-from a thread, which needs no handler.
+Threads do both, so a rank that hangs can be profiled, unless it keeps the GIL.
 """
 
 from __future__ import annotations
 
 import _thread
+import contextlib
+import gc
 import gzip
 import json
 import math
@@ -17,19 +17,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.errors import DistrainError
 from distrain.system import __version__
-from distrain.system.process import WAKE_SIGNAL
 from distrain.system.text import size
 from distrain.worker.user_code import run_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from types import FrameType
 
     from distrain.worker.session import Session, WorkerChannel
@@ -45,15 +43,10 @@ _FIRST_WINDOW_S = 0.2
 _MOST_GROWTH = 8
 """How many times as long as the last one the next window of the trace is, at most."""
 _TRACE_BYTES = 32 << 20
-"""The wanted size of a trace. The main thread waits about 1 s while torch makes one of this size."""
+"""The wanted size of a trace. All threads wait about 1 s while torch makes one of this size."""
 _MOST_BYTES = 64 << 20
 """The size up to which a file is sent."""
 _PART_BYTES = 256 << 10
-_NOTICE_S = 5.0
-"""Seconds in native code after which the user hears of it."""
-_STOP_S = 60.0
-"""Seconds to wait for the main thread at the end of a trace."""
-_WAKE_S = 1.0
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
@@ -61,125 +54,91 @@ class Profiler:
     """Profile this rank when the coordinator asks for it. Make and install it in the main thread."""
 
     def __init__(self, session: Session, channel: WorkerChannel) -> None:
-        self._session = session
+        self._context = session.context
         self._channel = channel
         self._main = threading.get_ident()
-        self._tasks: deque[Callable[[], None]] = deque()
-        """What the main thread has to do."""
-
-    def install(self) -> None:
-        """Set the hooks."""
-        signal.signal(WAKE_SIGNAL, self.do_tasks)
-        signal.siginterrupt(WAKE_SIGNAL, False)  # sleeps end all the same, and are continued
-        self._session.on_profile = lambda seconds: _thread.start_new_thread(self._run, (seconds,))
-
-    def do_tasks(self, number: int, frame: FrameType | None) -> None:
-        """Do what waits for the main thread: a signal handler."""
-        while self._tasks:
-            self._tasks.popleft()()
+        session.on_profile = lambda seconds: _thread.start_new_thread(self._run, (seconds,))
 
     def _run(self, seconds: float) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
+        _block_signals()
         try:
             self._profile(seconds)
         except Exception as error:
-            self._note(f"the profile failed: {error!r}")
+            self._send(note=f"the profile failed: {error!r}")
         self._send(last=True)
 
     def _profile(self, seconds: float) -> None:
+        self._send()  # it has begun
         until = time.monotonic() + seconds
         samples, traced = StackSamples(self._main), threading.Event()
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder, "trace.json")
-            _thread.start_new_thread(self._trace, (until, trace, traced))
+            _thread.start_new_thread(self._trace, (until, trace, samples, traced))
             samples.take_until(until, max(_SAMPLE_S, seconds / _MOST_SAMPLES))
-            context = self._session.context
-            name = f"rank {context.world_rank} of {context.run_name}"
+            name = f"rank {self._context.world_rank} of {self._context.run_name}"
             self._send_file(".speedscope.json", json.dumps(samples.as_speedscope(name)).encode())
             traced.wait()
             if trace.exists():
                 self._send_file(".json.gz", gzip.compress(trace.read_bytes(), compresslevel=3))
 
-    # -- torch ----------------------------------------------------------------------------------------------------
-
-    def _trace(self, until: float, file: Path, traced: threading.Event) -> None:
-        """Write a trace to a file, if torch is loaded."""
+    def _trace(self, until: float, file: Path, samples: StackSamples, traced: threading.Event) -> None:
+        """Write a trace to a file, if torch is loaded. Set ``traced`` at the end."""
+        _block_signals()
         try:
             if torch := sys.modules.get("torch"):
-                self._trace_windows(torch, until, file)
-        except Exception as error:  # such as: the user's code uses the profiler itself
-            self._note(f"torch's profiler failed: {error}")
+                self._send(note=trace_windows(torch, until, file, samples))
+        except Exception as error:
+            self._send(note=f"torch's operations could not be traced: {error!r}")
         finally:
             traced.set()
 
-    def _trace_windows(self, torch: Any, until: float, file: Path) -> None:
-        """Write traces of longer and longer times, each over the last one, until the next would be too large.
-
-        torch keeps all operations in memory and cannot count them before the end. Small ones may come at 400,000 per
-        second, and the process would need gigabytes for some seconds of them.
-        """
-        device = "cuda" if torch.cuda.is_initialized() else None
-        window_s = _FIRST_WINDOW_S
-        while True:
-            # torch.profiler would import torch._inductor in the main thread, which takes seconds
-            profile = torch.autograd.profiler.profile(use_kineto=True, use_device=device)
-            stop = partial(profile.__exit__, None, None, None)
-            began = time.monotonic()
-            if not self._in_main(profile.__enter__, until):
-                self._in_main(stop, until)  # once it has begun after all
-                break
-            time.sleep(max(0.0, min(window_s, until - time.monotonic())))
-            if not self._in_main(stop, time.monotonic() + _STOP_S):
-                break
-            window_s = time.monotonic() - began
-            profile.export_chrome_trace(str(file))
-            written = file.stat().st_size
-            if until - time.monotonic() < window_s or written > _TRACE_BYTES // 2:
-                self._note(f"torch's operations were traced for {window_s:.1f} s")
-                return
-            window_s *= min(_MOST_GROWTH, _TRACE_BYTES / written)
-        if not file.exists():
-            self._note("there is no trace of torch's operations: the main thread did not return from native code")
-
-    def _in_main(self, function: Callable[[], object], until: float) -> bool:
-        """Call a function in the main thread, and raise what it raises. Return False if it was not called in time."""
-        done, errors = threading.Event(), []
-
-        def task() -> None:
-            try:
-                function()
-            except Exception as error:
-                errors.append(error)
-            finally:
-                done.set()
-
-        self._tasks.append(task)
-        notice_at = time.monotonic() + _NOTICE_S
-        while not done.is_set() and time.monotonic() < until:
-            signal.pthread_kill(self._main, WAKE_SIGNAL)
-            done.wait(min(_WAKE_S, max(0.0, until - time.monotonic())))
-            if time.monotonic() > notice_at and not done.is_set():
-                notice_at = math.inf
-                self._note(f"the main thread has been in native code for {_NOTICE_S:g} s; its stack is sampled")
-        if errors:
-            raise errors[0]
-        return done.is_set()
-
-    # -- messages -------------------------------------------------------------------------------------------------
-
-    def _note(self, text: str) -> None:
-        self._send(note=text)
-
     def _send_file(self, suffix: str, data: bytes) -> None:
         if len(data) > _MOST_BYTES:
-            self._note(f"{suffix} has {size(len(data))}, more than {size(_MOST_BYTES)}: use fewer --seconds")
+            self._send(note=f"{suffix} has {size(len(data))}, more than {size(_MOST_BYTES)}: use fewer --seconds")
             return
         for start in range(0, len(data), _PART_BYTES):
             self._send(suffix=suffix, body=data[start : start + _PART_BYTES])
 
     def _send(self, **fields: Any) -> None:
-        context = self._session.context
-        self._channel.send(wire.ProfilePart(attempt=context.attempt, rank=context.world_rank, **fields))
+        attempt, rank = self._context.attempt, self._context.world_rank
+        with contextlib.suppress(OSError, DistrainError):  # the agent is gone
+            self._channel.send(wire.ProfilePart(attempt=attempt, rank=rank, **fields))
+
+
+def _block_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
+
+
+def trace_windows(torch: Any, until: float, file: Path, samples: StackSamples) -> str:
+    """Write traces of longer and longer times, each over the last one, until the next would be too large.
+
+    torch keeps all operations in memory and cannot count them before the end. Small ones may come at 400,000 per
+    second, and the process would need gigabytes for some seconds of them. Return what the user has to know.
+    """
+    profiler = torch.autograd.profiler  # torch.profiler would import torch._inductor, which takes seconds
+    if any(type(one) is profiler.profile for one in gc.get_objects()):  # ours would end it, and crash it at its end
+        return "torch's operations are not traced, as train_func has a profiler of its own"
+    try:
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return f"torch's operations are not traced: that needs torch 2.7 or newer, and this is {torch.__version__}"
+    device = "cuda" if torch.cuda.is_initialized() else None
+    window_s = _FIRST_WINDOW_S
+    while True:
+        profile = profiler.profile(use_kineto=True, use_device=device, experimental_config=config)
+        began = time.monotonic()
+        profile.__enter__()
+        time.sleep(max(0.0, min(window_s, until - time.monotonic())))
+        with samples.paused():
+            profile.__exit__(None, None, None)
+            window_s = time.monotonic() - began
+            if not profile.kineto_results.trace_start_ns():  # it is empty; to write it would crash
+                return "torch's operations are not traced, as train_func has begun a profiler of its own"
+            profile.export_chrome_trace(str(file))
+        written = file.stat().st_size
+        if until - time.monotonic() < window_s or written > _TRACE_BYTES // 2:
+            return f"torch's operations were traced for {window_s:.1f} s"
+        window_s *= min(_MOST_GROWTH, _TRACE_BYTES / written)
 
 
 class StackSamples:
@@ -194,6 +153,16 @@ class StackSamples:
         """Function, file and line: their place in the file that is written."""
         self._threads: dict[int, list[tuple[tuple[int, ...], float]]] = {main: []}
         """By thread: its stacks, the outermost frame first, each with the seconds that it was seen."""
+        self._paused_until = 0.0
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time of this context, in which torch keeps the GIL."""
+        self._paused_until = math.inf
+        try:
+            yield
+        finally:
+            self._paused_until = time.monotonic()
 
     def take_until(self, until: float, every_s: float) -> None:
         """Take samples until a moment of time.monotonic()."""
@@ -202,8 +171,9 @@ class StackSamples:
         try:
             while seen < until:
                 time.sleep(every_s)
-                now = time.monotonic()
-                self._take(now - seen)
+                now, since = time.monotonic(), max(seen, self._paused_until)
+                if now > since:
+                    self._take(now - since)
                 seen = now
         finally:
             sys.setswitchinterval(switch_s)
@@ -219,12 +189,10 @@ class StackSamples:
                     stacks.append((stack, seconds))
 
     def _stack_of(self, innermost: FrameType, *, is_main: bool) -> tuple[int, ...]:
-        """Return nothing for a thread of distrain, and while torch makes the trace."""
+        """Return nothing for a thread of distrain."""
         stack, file = [], ""
         frame: FrameType | None = innermost
         while frame is not None and frame.f_code.co_name != run_rank.__name__:
-            if frame.f_code is Profiler.do_tasks.__code__:
-                return ()
             file = frame.f_code.co_filename
             shown = f"distrain{file[len(_PACKAGE) :]}" if file.startswith(_PACKAGE) else file
             key = (frame.f_code.co_name, shown, frame.f_lineno or 0)
