@@ -25,7 +25,7 @@ COMMANDS = {
     "stacks": ("following", "show where all ranks of a running run are"),
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "debug": ("debugging", "open pdb on a rank of a running run"),
-    "profile": ("profiling", "show where a rank of a running run spends its time; trace its operations"),
+    "profile": ("profiling", "show where a rank of a running run spends its time"),
     "export": ("exporting", "log the reports of a run to a tracker"),
     "page": ("exporting", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import distrain
-from distrain import Result
+from distrain import Result, WorkerGroupError
 from distrain.coordinator.requests import STOP, ask
 from distrain.storage.paths import RunPaths
 from tests.conftest import wait_until
@@ -133,28 +133,24 @@ def check_speedscope(file: dict[str, Any]) -> None:
         assert all(0 <= frame < len(frames) for stack in thread["samples"] for frame in stack)
 
 
-def test_a_rank_in_native_code_is_sampled_and_one_that_ends_is_told(
-    fit: Fit, thread: Callable[..., Future[Result]]
+def test_a_rank_that_keeps_the_gil_is_shown_and_one_that_ends_is_told(
+    fit: Fit, thread: Callable[..., Future[Result]], tmp_path: Path
 ) -> None:
-    def hang() -> None:
-        import torch  # noqa: F401
-
+    def hang(config: dict[str, Any]) -> None:
+        Path(config["pid"]).write_text(str(os.getpid()))
         distrain.report({})
-        read, _ = os.pipe()
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # as if it ran no handler
-        os.read(read, 1)
+        re.match(r"(a+)+$", "a" * 40 + "b")
 
     run = fit.storage / "run"
-    training = thread(fit, hang, name="run", workers=1)
+    training = thread(fit, hang, {"pid": str(tmp_path / "pid")}, name="run", workers=1)
     wait_for_reports(run)
-    shown = shown_by(profile(run, "--seconds", "6"))
-    assert "the main thread has been in native code for 5 s; its stack is sampled" in shown
-    assert "there is no trace of torch's operations" in shown
-    assert re.search(r"100%  hang \(test_profiles\.py:\d+\)", shown)
     command = begin(run, "--seconds", "60")
-    ask(RunPaths(run), STOP)
+    assert command.stdout is not None
+    assert "rank 0 does not begin: native code in it keeps Python from running" in command.stdout.readline()
+    assert re.search(r"rank 0 in match at test_profiles\.py:\d+", command.stdout.readline())
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert re.search("rank 0 has ended during its profile|the run has ended, and the profile", shown_by(command))
     assert command.returncode in (1, 2)
-    with pytest.raises(distrain.DistrainError):
+    with pytest.raises(WorkerGroupError):
         training.result(timeout=60.0)
-    assert "run is not running: its state is" in shown_by(profile(run))
+    assert "run is not running: its state is failed" in shown_by(profile(run))

@@ -1,0 +1,34 @@
+"""The tables of ``distrain profile``."""
+
+from __future__ import annotations
+
+import pytest
+
+from distrain.cli.profiling import HotLine, hottest_lines, profile_parser
+
+FRAMES = [
+    {"name": "train", "file": "/home/me/train.py", "line": 7},
+    {"name": "backward", "file": "/env/lib/python3.12/site-packages/torch/_tensor.py", "line": 1},
+    {"name": "run", "file": "/env/lib/python3.12/site-packages/torch/graph.py", "line": 2},
+    {"name": "report", "file": "distrain/worker/session.py", "line": 3},
+    {"name": "<lambda>", "file": "/home/me/data.py", "line": 9},
+]
+
+
+def test_time_in_a_library_counts_for_the_line_that_calls_it() -> None:
+    thread = {
+        "samples": [[0, 1, 2], [0, 1], [0, 1, 4], [0, 3], [3]],
+        "weights": [4.0, 1.0, 3.0, 0.5, 0.25],
+    }
+    assert hottest_lines(FRAMES, thread) == [
+        HotLine(5.5, "train (train.py:7)", "backward (_tensor.py) > run (graph.py)"),
+        HotLine(3.0, "<lambda> (data.py:9)", ""),
+        HotLine(0.25, "report (session.py:3)", ""),  # no line of the user's code was under way
+    ]
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "601", "nan", "inf", "ten"])
+def test_the_time_has_limits(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        profile_parser().parse_args(["last", "--seconds", seconds])
+    assert f"must be from 0.01 to 600, got '{seconds}'" in capsys.readouterr().err
