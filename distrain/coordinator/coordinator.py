@@ -298,7 +298,7 @@ class Coordinator:
                 self._debuggers.handle(message)
             case wire.Dump():
                 self._evidence.keep(message.what, message.rank, message.body)
-            case wire.ProfilePart():
+            case wire.RankProfile():
                 self._profiles.handle(message)
             case wire.StackDump():
                 self._hang_monitor.add_stacks(message.rank, message.body)

@@ -6,9 +6,7 @@ The command asks for the state of a profile again and again, so that it may end 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.coordinator.debuggers import problem_of
@@ -20,17 +18,6 @@ if TYPE_CHECKING:
     from distrain.decisions.run_status import RunStatus
 
 
-@dataclass(slots=True)
-class _Profile:
-    """The profile of one rank. ``bodies``: the files so far, by suffix. ``files``: their paths at the end."""
-
-    notes: list[str] = field(default_factory=list)
-    bodies: dict[str, bytearray] = field(default_factory=lambda: defaultdict(bytearray))
-    files: dict[str, str] = field(default_factory=dict)
-    has_begun: bool = False
-    is_over: bool = False
-
-
 class Profiles:
     """Begin profiles, keep their files, and tell how far they are. ``send``: sends a message to a rank."""
 
@@ -38,56 +25,48 @@ class Profiles:
         self._evidence = evidence
         self._status = status
         self._send = send
-        self._attempt = -1
-        self._profiles: dict[int, _Profile] = {}
-        """By rank: the last one in this attempt."""
+        self.begin(-1)
 
     def begin(self, attempt: int) -> None:
         """Forget the profiles of the last attempt, whose ranks have ended."""
         self._attempt = attempt
-        self._profiles = {}
+        self._states: dict[int, dict[str, Any]] = {}
+        """By rank: its last profile. It has files once it is over."""
 
     def answer(self, reply: Callable[[str], None], argument: str) -> None:
-        """Begin a profile; or, without seconds, tell how far it is. Reply with JSON.
+        """Begin a profile; or, without seconds, tell how far it is. Reply with JSON: the state, or a problem.
 
         argument: the rank, and the seconds or nothing.
         """
         number, _, seconds = argument.partition(" ")
         rank = int(number) if number.isdecimal() else -1
-        is_number = seconds.replace(".", "", 1).isdecimal()
-        problem = self._begin(rank, float(seconds)) if is_number else ""
-        profile = self._profiles.get(rank, _Profile([f"rank {rank} was restarted"], is_over=True))
-        state = {"begun": profile.has_begun, "over": profile.is_over, "notes": profile.notes, "files": profile.files}
-        reply(json.dumps({"problem": problem, **state}))
+        problem = "" if rank in self._states else f"rank {rank} has ended during its profile"
+        if seconds.replace(".", "", 1).isdecimal() and not (problem := self._problem(rank)):
+            self._states[rank] = {"problem": "", "begun": False, "files": {}}
+            self._send(wire.TakeProfile(attempt=self._attempt, rank=rank, seconds=float(seconds)))
+        reply(json.dumps({"problem": problem} if problem else self._states[rank]))
 
-    def _begin(self, rank: int, seconds: float) -> str:
+    def _problem(self, rank: int) -> str:
         if problem := problem_of(rank, self._status):
             return problem
         if self._status.ranks[rank].begun is None:
             return f"rank {rank} has not entered train_func yet; try again when it trains"
-        if rank in self._profiles and not self._profiles[rank].is_over:
+        if self._is_under_way(rank):
             return f"another `distrain profile` of rank {rank} is under way; try again when it has ended"
-        self._profiles[rank] = _Profile()
-        self._send(wire.TakeProfile(attempt=self._attempt, rank=rank, seconds=seconds))
         return ""
 
-    def handle(self, part: wire.ProfilePart) -> None:
-        """Note a part of a profile, and write the files when all parts are there."""
-        profile = self._profiles[part.rank]
-        profile.has_begun = True
-        profile.notes += [part.note] if part.note else []
-        if part.suffix:
-            profile.bodies[part.suffix] += part.body
-        if part.last:
-            for suffix, body in profile.bodies.items():
-                profile.files[suffix] = str(self._evidence.keep("profile", part.rank, bytes(body), suffix))
-            profile.bodies.clear()
-            profile.is_over = True
+    def handle(self, profile: wire.RankProfile) -> None:
+        """Write the files of a profile, unless it has only begun."""
+        stacks, trace = profile.body[: profile.stacks_bytes], profile.body[profile.stacks_bytes :]
+        bodies = {suffix: body for suffix, body in ((".speedscope.json", stacks), (".json.gz", trace)) if body}
+        files = {suffix: str(self._evidence.keep("profile", profile.rank, bodies[suffix], suffix)) for suffix in bodies}
+        problem = profile.note if not files else ""
+        self._states[profile.rank] = {"problem": problem, "begun": True, "files": files, "note": profile.note}
 
     def rank_ended(self, rank: int) -> None:
-        """Note that a rank can send no more."""
-        profile = self._profiles.get(rank)
-        if profile is not None and not profile.is_over:
-            profile.notes.append(f"rank {rank} has ended during its profile")
-            profile.bodies.clear()
-            profile.is_over = True
+        """Forget the profile of a rank that can send no more of it."""
+        if self._is_under_way(rank):
+            del self._states[rank]
+
+    def _is_under_way(self, rank: int) -> bool:
+        return rank in self._states and not (self._states[rank]["files"] or self._states[rank]["problem"])

@@ -731,26 +731,25 @@ class Dump(FromWorker):
 class TakeProfile(ToWorker):
     """Profile the rank for so many seconds, while it trains.
 
-    Coordinator -> worker; answered by :class:`ProfilePart`.
+    Coordinator -> worker; answered by :class:`RankProfile`.
     """
 
     seconds: float
 
 
 @message
-class ProfilePart(FromWorker):
-    """A part of a file with the profile of a rank. The first one, which is empty, says that the profile has begun.
+class RankProfile(FromWorker):
+    """The profile of a rank. A first one without a body says that it has begun or, with a note, why it cannot be made.
 
-    suffix: the end of the file's name, which tells the files of a profile apart. note: what the user has to know about
-    the profile. last: nothing follows; all parts of the files have been sent.
+    body: the samples of the stacks, of ``stacks_bytes`` bytes, and the trace, if there is one. note: what the user has
+    to know about it.
 
     Worker -> coordinator.
     """
 
-    suffix: str = ""
-    body: bytes = b""
+    body: bytes
+    stacks_bytes: int = 0
     note: str = ""
-    last: bool = False
 
 
 @message

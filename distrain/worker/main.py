@@ -86,7 +86,8 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     Profiler(session, channel)
     if not context.sees_storage:
         fetch_with(session.fetch_checkpoint, Path(context.get_trial_dir()))
-    sampler = VitalsSampler(channel, context, spec.vitals_s, session.poll)
+    sampler = VitalsSampler(channel, context, spec.vitals_s)
+    sampler.poll = session.poll
     if context.world_rank == 0:  # one rank is enough to say it
         early_variables.watch()
 

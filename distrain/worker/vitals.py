@@ -45,20 +45,15 @@ _WAITING_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")
 class VitalsSampler:
     """A context in which samples of the main thread are taken and sent. Enter it there.
 
-    every_s: seconds between two messages. poll: called before each sample, from the thread.
+    every_s: seconds between two messages.
     """
 
-    def __init__(
-        self,
-        channel: WorkerChannel,
-        context: TrainContext,
-        every_s: float,
-        poll: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, channel: WorkerChannel, context: TrainContext, every_s: float) -> None:
         self._channel = channel
         self._context = context
         self._every_s = every_s
-        self._poll = poll
+        self.poll: Callable[[], None] = lambda: None
+        """Called before each sample, in the thread."""
         self._over = threading.Event()
         self._main = threading.get_ident()
 
@@ -75,7 +70,7 @@ class VitalsSampler:
         places: dict[str, float] = defaultdict(float)
         chance = random.Random()  # noqa: S311 - its own, so that the draws of train_func stay the same
         while not self._over.wait(chance.uniform(0.5, 1.5) * _SAMPLE_S):
-            self._poll()
+            self.poll()
             now = time.monotonic()
             frame = sys._current_frames()[self._main]
             if is_waiting(frame):

@@ -125,7 +125,7 @@ def check_speedscope(file: dict[str, Any]) -> None:
     assert file["$schema"] == "https://www.speedscope.app/file-format-schema.json"
     frames = file["shared"]["frames"]
     assert all(type(frame["name"]) is type(frame["file"]) is str and type(frame["line"]) is int for frame in frames)
-    assert file["profiles"][file["activeProfileIndex"]]["name"] == "MainThread"
+    assert file["profiles"][0]["name"] == "MainThread"
     for thread in file["profiles"]:
         assert (thread["type"], thread["unit"], thread["startValue"]) == ("sampled", "seconds", 0)
         assert len(thread["samples"]) == len(thread["weights"])
@@ -150,7 +150,7 @@ def test_a_rank_that_keeps_the_gil_is_shown_and_one_that_ends_is_told(
     assert re.search(r"rank 0 in match at test_profiles\.py:\d+", command.stdout.readline())
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert re.search("rank 0 has ended during its profile|the run has ended, and the profile", shown_by(command))
-    assert command.returncode in (1, 2)
+    assert command.returncode == 2
     with pytest.raises(WorkerGroupError):
         training.result(timeout=60.0)
     assert "run is not running: its state is failed" in shown_by(profile(run))

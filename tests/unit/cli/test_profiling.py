@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distrain.cli.profiling import HotLine, hottest_lines, profile_parser
+from distrain.cli.profiling import hottest_lines, profile_parser
 
 FRAMES = [
     {"name": "train", "file": "/home/me/train.py", "line": 7},
@@ -16,14 +16,12 @@ FRAMES = [
 
 
 def test_time_in_a_library_counts_for_the_line_that_calls_it() -> None:
-    thread = {
-        "samples": [[0, 1, 2], [0, 1], [0, 1, 4], [0, 3], [3]],
-        "weights": [4.0, 1.0, 3.0, 0.5, 0.25],
-    }
-    assert hottest_lines(FRAMES, thread) == [
-        HotLine(5.5, "train (train.py:7)", "backward (_tensor.py) > run (graph.py)"),
-        HotLine(3.0, "<lambda> (data.py:9)", ""),
-        HotLine(0.25, "report (session.py:3)", ""),  # no line of the user's code was under way
+    samples, weights = [[0, 1, 2], [0, 1], [0, 1, 4], [0, 3], [3]], [4.0, 1.0, 3.0, 1.0, 1.0]
+    thread = {"samples": samples, "weights": weights, "endValue": sum(weights)}
+    assert list(hottest_lines({"shared": {"frames": FRAMES}, "profiles": [thread]}))[1:] == [
+        ("60%", "train (train.py:7)", "backward (_tensor.py) > run (graph.py)"),
+        ("30%", "<lambda> (data.py:9)", ""),
+        ("10%", "report (session.py:3)", ""),  # no line of the user's code was under way
     ]
 
 
