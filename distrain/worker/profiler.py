@@ -116,14 +116,24 @@ class StackSamples:
         self._threads: dict[int, dict[str, Any]] = {}
 
     def take_until(self, until: float) -> None:
-        """Take samples until a moment of time.monotonic()."""
+        """Take samples until a moment of time.monotonic().
+
+        In Python 3.11, the garbage collector may run finalizers while a frame object is made. If the thread of the
+        frame ends it meanwhile, the object points to memory of something else. So it is off here, and no object that
+        it tracks is made between enable() and sleep(): finalizers run in the threads of train_func, as without us.
+        """
         switch_s, seen = sys.getswitchinterval(), time.monotonic()
         sys.setswitchinterval(_SWITCH_S)
         try:
             while seen < until:
                 time.sleep(self._every_s)
-                now = time.monotonic()
-                self._take(now - seen)
+                now, collects = time.monotonic(), gc.isenabled()
+                gc.disable()
+                try:
+                    self._take(now - seen)
+                finally:
+                    if collects:
+                        gc.enable()
                 seen = now
         finally:
             sys.setswitchinterval(switch_s)
