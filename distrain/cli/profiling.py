@@ -16,7 +16,7 @@ from distrain.cli import parsers
 from distrain.cli.requesting import request
 from distrain.cli.text import echo, paint, screen, table
 from distrain.coordinator.requests import PROFILE, STACKS
-from distrain.storage.runs.listing import NoSuchRun
+from distrain.storage.runs.listing import RUNNING, STARTING, NoSuchRun
 from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ def run_profile(options: argparse.Namespace) -> int:
     from distrain.cli.run.options import shown_ranks
 
     run = parsers.run_of(options)
+    if run.state not in (RUNNING, STARTING):
+        hint = "start it again and profile it while it trains"
+        raise NoSuchRun(f"{run.name} is not running: its state is {run.state}; {hint}")
     try:
         ranks = shown_ranks(options.ranks, "-r")
     except ValueError as error:

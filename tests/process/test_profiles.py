@@ -153,4 +153,4 @@ def test_a_rank_that_keeps_the_gil_is_shown_and_one_that_ends_is_told(
     assert command.returncode == 2
     with pytest.raises(WorkerGroupError):
         training.result(timeout=60.0)
-    assert "run is not running: its state is failed" in shown_by(profile(run))
+    assert "run is not running: its state is failed; start it again" in shown_by(profile(run))
