@@ -25,6 +25,7 @@ COMMANDS = {
     "stacks": ("following", "show where all ranks of a running run are"),
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "debug": ("debugging", "open pdb on a rank of a running run"),
+    "profile": ("profiling", "show where a rank of a running run spends its time"),
     "export": ("exporting", "log the reports of a run to a tracker"),
     "report": ("reporting", "pack what is needed to ask for help into one file, without secrets"),
     "page": ("exporting", "write one HTML file that shows the whole run"),
@@ -52,6 +53,7 @@ act on runs
   stacks     {stacks}
   stop       {stop}
   debug      {debug}
+  profile    {profile}
   clean      {clean}
 
 A RUN is a path, a URL, a name, the beginning of a name, or `last`, the newest.

@@ -111,7 +111,7 @@ def _parts(run: Run) -> Iterator[tuple[str, Callable[[], bytes]]]:
         files |= {f"{names.LOGS}/attempt_{attempt}/{log.name}": log for log in log_files(run, attempt).values()}
     for name, path in files.items():
         lines = _LOG_LINES if name.startswith(names.LOGS) else _LINES
-        yield name, path.read_bytes if name.endswith(".pickle") else partial(_end_of, path, lines, known)
+        yield name, path.read_bytes if name.endswith((".pickle", ".gz")) else partial(_end_of, path, lines, known)
 
 
 def _end_of(path: Path | RemotePath, lines: int, known: Sequence[str]) -> bytes:

@@ -27,8 +27,9 @@ from distrain.coordinator.evidence import Evidence
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
+from distrain.coordinator.profiles import Profiles
 from distrain.coordinator.report_handler import ReportHandler
-from distrain.coordinator.requests import DEBUG, STACKS, STOP, Requests
+from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests
 from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.coordinator.validations import WAITING, Validations
@@ -155,6 +156,7 @@ class Coordinator:
             send=self._send_to_debugger,
             on_change=self._pause_or_resume,
         )
+        self._profiles = Profiles(self._evidence, observers.status, send=self._send_to_rank)
         self._requests = Requests(
             self._loop,
             store,
@@ -162,6 +164,7 @@ class Coordinator:
                 STACKS: lambda reply, _: self._hang_monitor.answer(reply),
                 STOP: lambda reply, _: self._on_stop_request(reply),
                 DEBUG: self._debuggers.connect,
+                PROFILE: self._profiles.answer,
             },
         )
 
@@ -309,6 +312,8 @@ class Coordinator:
             case wire.Standstill():
                 if self._is_training:
                     self._hang_monitor.heard(message)
+            case wire.RankProfile():
+                self._profiles.handle(message)
             case wire.StackDump():
                 self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
@@ -340,6 +345,7 @@ class Coordinator:
                 self._report_handler.rank_ended(message.rank)
                 self._note_end(message.rank, ok=False)
                 self._debuggers.rank_ended(message.rank)
+                self._profiles.rank_ended(message.rank)
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
                 reports = self._report_handler.report_counts.get(message.rank, 0)
                 self._happened(events.MessageReceived(host, message, reports, reason))
@@ -379,6 +385,7 @@ class Coordinator:
         for rank in ranks:
             self._report_handler.rank_ended(rank)
             self._debuggers.rank_ended(rank)
+            self._profiles.rank_ended(rank)
         self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
@@ -475,6 +482,7 @@ class Coordinator:
         self._evidence.begin(attempt)
         self._hang_monitor.begin(len(plan.ranks))
         self._debuggers.begin(attempt)
+        self._profiles.begin(attempt)
         self._outputs.begin(attempt)
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:

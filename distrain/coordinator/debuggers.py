@@ -154,13 +154,8 @@ class Debuggers:
         reply(problem)
 
     def _problem(self, rank: int) -> str:
-        ranks = self._status.ranks
-        if not ranks:
-            return "no worker has started yet"
-        if not 0 <= rank < len(ranks):
-            return f"there is no rank {rank}; the run has {count(len(ranks), 'worker')}, from 0"
-        if ranks[rank].ended:
-            return f"rank {rank} has ended"
+        if problem := problem_of(rank, self._status):
+            return problem
         if rank in self._debuggers and self._debuggers[rank].terminal is not None:
             return f"another `distrain debug` has rank {rank}"
         return ""
@@ -188,6 +183,16 @@ class Debuggers:
             debugger.terminal = None
             if debugger.waits is not None:
                 self._send_line(rank, "")
+
+
+def problem_of(rank: int, status: RunStatus) -> str:
+    """Return why a rank cannot be asked for anything, or an empty string."""
+    ranks = status.ranks
+    if not ranks:
+        return "no worker has started yet"
+    if not 0 <= rank < len(ranks):
+        return f"there is no rank {rank}; the run has {count(len(ranks), 'worker')}, from 0"
+    return f"rank {rank} has ended" if ranks[rank].ended else ""
 
 
 def _line_in(frame: wire.Frame) -> str | None:

@@ -4,6 +4,7 @@
 
     evidence/attempt_0/stacks/rank_1.txt            what every thread was doing
     evidence/attempt_0/flight_recorder/rank_1.json  the last collectives, from torch's flight recorder
+    evidence/attempt_0/profile/rank_1.json.gz       a trace of torch's operations, from `distrain profile`
     evidence/attempt_0/memory/rank_1.pickle         GPU memory at an OutOfMemoryError; open it in pytorch.org/memory_viz
 """
 
@@ -35,13 +36,14 @@ class Evidence:
         self.folder = self._store.paths.evidence(attempt)
         self.is_empty = True
 
-    def keep(self, what: str, rank: int, body: bytes) -> Path:
+    def keep(self, what: str, rank: int, body: bytes, suffix: str = "") -> Path:
         """Write one kind of evidence of a rank, and return its path. Unknown kinds raise KeyError.
 
-        GPU memory is kept of some ranks of the latest attempt that ran out of it.
+        GPU memory is kept of some ranks of the latest attempt that ran out of it. suffix: the end of the file's name, if
+        the kind has several.
         """
         self.is_empty = False
-        path = self._store.paths.root / evidence_file(self._attempt, what, rank)
+        path = self._store.paths.root / evidence_file(self._attempt, what, rank, suffix)
         if what == "memory":
             self._snapshots += 1
             if self._snapshots > _MOST_SNAPSHOTS:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distrain.storage.paths import RunPaths
     from distrain.system.loop import Loop
 
-STACKS, STOP, DEBUG = "stacks", "stop", "debug"
+STACKS, STOP, DEBUG, PROFILE = "stacks", "stop", "debug", "profile"
 REQUEST_TIMEOUT_S = 10.0
 """Seconds that :func:`ask` waits for a run to answer."""
 _REQUEST_BYTES = 4096
@@ -97,7 +97,10 @@ def ask(paths: RunPaths, word: str, argument: str = "") -> str:
     deadline = time.monotonic() + REQUEST_TIMEOUT_S
     while not answer.exists():
         if time.monotonic() > deadline:
-            raise StorageError(f"the run in {paths.root} did not answer within {REQUEST_TIMEOUT_S:g} s")
+            raise StorageError(
+                f"the run in {paths.root} did not answer within {REQUEST_TIMEOUT_S:g} s; if it began with an older "
+                f"distrain, that may not know `distrain {word}`"
+            )
         time.sleep(0.02)
     text = answer.read_text()
     answer.unlink()

@@ -744,6 +744,31 @@ class Dump(FromWorker):
 
 
 @message
+class TakeProfile(ToWorker):
+    """Profile the rank for so many seconds, while it trains.
+
+    Coordinator -> worker; answered by :class:`RankProfile`.
+    """
+
+    seconds: float
+
+
+@message
+class RankProfile(FromWorker):
+    """The profile of a rank. A first one without a body says that it has begun or, with a note, why it cannot be made.
+
+    body: the samples of the stacks, of ``stacks_bytes`` bytes, and the trace, if there is one. note: what the user has
+    to know about it.
+
+    Worker -> coordinator.
+    """
+
+    body: bytes
+    stacks_bytes: int = 0
+    note: str = ""
+
+
+@message
 class Outcome(FromWorker):
     """The result of train_func, or the exception that ended it.
 

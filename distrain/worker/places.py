@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import linecache
 import os
 import re
@@ -22,6 +24,22 @@ _WAITING_FUNCTIONS = {"_engine_run_backward", "synchronize"}
 """Functions of torch: DDP waits for other ranks in backward(), and a GPU waits for them in its queue."""
 _WAITING_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")
 """Native methods of tensors and of asynchronous collectives that wait for the same. They have no frame of their own."""
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Return a context without garbage collection, for walks along the frames of another thread.
+
+    In Python 3.11, the collector may run finalizers while a frame object is made. If the thread of the frame ends it
+    meanwhile, the object points to memory of something else.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:

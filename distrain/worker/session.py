@@ -138,6 +138,8 @@ class Session:
         self._vote_at = math.inf
         self.after_call: Callable[[], None] = lambda: None
         """Called after every call that may have kept the debugger from opening; set by it."""
+        self.on_profile: Callable[[float], object] = lambda seconds: None
+        """Begins a profile of this rank; set by the profiler."""
         self._debugger_input: deque[str] = deque()
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
@@ -632,9 +634,18 @@ class Session:
         wait: for at least one message, but not longer than ``until`` (time.monotonic).
         """
         left_s = None if until is None else max(0.0, until - time.monotonic())
-        self.handle(self._channel.wait(left_s) if wait else self._channel.receive())
+        with self._lock:
+            self.handle(self._channel.wait(left_s) if wait else self._channel.receive())
         if wait and self._channel.at_end:
             os._exit(1)  # the agent is gone, and with it the connection to the coordinator
+
+    def poll(self) -> None:
+        """Handle the messages that have arrived, unless a call of distrain does that. A thread calls this."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._listen()
+            finally:
+                self._lock.release()
 
     def handle(self, frames: Sequence[wire.Frame]) -> None:
         """Handle messages that were received."""
@@ -668,6 +679,8 @@ class Session:
                 self._vote_at = call
             case wire.DebuggerInput(line=str(line)):
                 self._debugger_input.append(line)
+            case wire.TakeProfile(seconds=seconds):
+                self.on_profile(seconds)
             case wire.Release():
                 self.released = True
 

@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.errors import DistrainError
 from distrain.worker import flight_recorder
-from distrain.worker.places import is_waiting, place_of
+from distrain.worker.places import is_waiting, no_collection, place_of
 from distrain.worker.standstill import STANDING_S, Standstill
 from distrain.worker.user_code import is_of_communication
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from distrain.api.context import TrainContext
     from distrain.worker.session import WorkerChannel
 
@@ -44,6 +46,8 @@ class VitalsSampler:
         self._channel = channel
         self._of = {"attempt": context.attempt, "rank": context.world_rank}
         self._every_s = every_s
+        self.poll: Callable[[], None] = lambda: None
+        """Called before each sample, in the thread."""
         self._over = threading.Event()
         self._main = threading.get_ident()
         self._standstill = Standstill(threading.get_native_id())
@@ -71,16 +75,18 @@ class VitalsSampler:
         places: dict[str, float] = defaultdict(float)
         chance = random.Random()  # noqa: S311 - its own, so that the draws of train_func stay the same
         while not self._over.wait(chance.uniform(0.5, 1.5) * _SAMPLE_S):
+            self.poll()
             now = time.monotonic()
-            frame = sys._current_frames()[self._main]
-            if is_waiting(frame):
-                waiting_s += now - seen
-            else:
-                own_s += now - seen
-                places[place_of(frame)] += now - seen
-            self._standstill.sample(frame, now)
+            with no_collection():
+                frame = sys._current_frames()[self._main]
+                if is_waiting(frame):
+                    waiting_s += now - seen
+                else:
+                    own_s += now - seen
+                    places[place_of(frame)] += now - seen
+                self._standstill.sample(frame, now)
+                del frame  # it would keep alive what train_func has deleted
             seen = now
-            del frame  # it would keep alive what train_func has deleted
             self._tell_standstill(now)
             if now >= began + self._every_s:
                 self._send(own_s, waiting_s, places)

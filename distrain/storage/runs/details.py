@@ -136,7 +136,7 @@ def evidence_of(run: Path | RemotePath) -> list[str]:
         found = list(folder.files())
     else:
         found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    return sorted(name for name in found if name.endswith(tuple(names.EVIDENCE_SUFFIXES.values())))
+    return sorted(name for name in found if name.startswith("attempt_") and not name.endswith(".new"))
 
 
 def failures_in(error: Mapping[str, Any]) -> list[dict[str, Any]]:
