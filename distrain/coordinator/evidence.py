@@ -39,7 +39,7 @@ class Evidence:
     def keep(self, what: str, rank: int, body: bytes, suffix: str = "") -> Path:
         """Write one kind of evidence of a rank, and return its path. Unknown kinds raise KeyError.
 
-        GPU memory is kept of some ranks of the latest attempt that ran out of it. suffix: the end of the file's name, if
+        GPU memory is kept of some ranks of the latest attempt that ran out of it. suffix: the end of the name, if
         the kind has several.
         """
         self.is_empty = False

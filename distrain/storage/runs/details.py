@@ -136,7 +136,8 @@ def evidence_of(run: Path | RemotePath) -> list[str]:
         found = list(folder.files())
     else:
         found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    return sorted(name for name in found if name.startswith("attempt_") and not name.endswith(".new"))
+    ends = tuple(names.EVIDENCE_SUFFIXES.values())
+    return sorted(name for name in found if name.startswith("attempt_") and name.endswith(ends))
 
 
 def failures_in(error: Mapping[str, Any]) -> list[dict[str, Any]]:
