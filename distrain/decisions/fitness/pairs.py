@@ -1,8 +1,8 @@
 """Two rounds of pairs of hosts, which tell a slow host from a slow connection. Runs in: coordinator.
 
 In the first round, each host is measured with one other. Both hosts of a slow pair are suspects. In the second round,
-each suspect is measured with a host that is known to be good, and the others with a host that they have not met.
-A host that is slow with all its partners is to blame. If each of the two is good with another host, their connection is.
+each suspect is measured with a host that is known to be good, and the others with a host that they have not met. A host
+that is slow with all its partners is to blame. If each of the two is good with another host, their connection is.
 """
 
 from __future__ import annotations
@@ -76,7 +76,5 @@ def verdicts(pairs: Sequence[Pair], slow: Collection[Pair]) -> list[Verdict]:
         return [Verdict("all", tuple(partners))]
     bad = [host for host in partners if host not in good and len(partners[host]) > 1 and partners[host] & good]
     found = [Verdict("host", (host,)) for host in bad]
-    for pair in slow:
-        if not set(pair) & set(bad):
-            found.append(Verdict("link" if good.issuperset(pair) else "either", pair))
-    return found
+    rest = [pair for pair in slow if not set(pair) & set(bad)]
+    return [*found, *(Verdict("link" if good.issuperset(pair) else "either", pair) for pair in rest)]

@@ -54,7 +54,7 @@ OF_HOST = {
     "memory": Rule("memory", "GB/s", 0.6, "look there for other programs, and for missing or faulty memory modules"),
     "disk_write": Rule("disk write", "MB/s", 0.3, _DISK),
     "disk_read": Rule("disk read", "MB/s", 0.3, _DISK),
-    "shm": Rule("/dev/shm", "GB/s", 0.5, "look there for other programs, and for memory that is swapped"),
+    "shm": Rule("shared memory", "GB/s", 0.5, "look there for other programs, and for memory that is swapped"),
 }
 """By name: what is measured on each host alone. Disks and /dev/shm are shared with others, and vary more."""
 OF_PAIR = {
@@ -68,17 +68,22 @@ RULES = OF_HOST | OF_PAIR
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A result that counts as slow. against: what it was compared with, in words."""
+    """A result that counts as slow. name: one of :data:`RULES`. against: what it was compared with, in words."""
 
-    rule: Rule
+    name: str
     value: float
     reference: float
     against: str
 
+    @property
+    def rule(self) -> Rule:
+        return RULES[self.name]
+
     def __str__(self) -> str:
         ratio = self.value / self.reference
         times = f"{ratio:.1f} times" if self.rule.is_latency else f"{ratio:.0%} of"
-        return f"{self.rule.name} {shown(self.value)} {self.rule.unit}, {times} {self.against} ({shown(self.reference)})"
+        compared = f"{times} {self.against} ({shown(self.reference)})"
+        return f"{self.rule.name} {shown(self.value)} {self.rule.unit}, {compared}"
 
 
 def slow_result(name: str, value: float, others: Sequence[float], own: Sequence[float]) -> Slow | None:
@@ -91,9 +96,9 @@ def slow_result(name: str, value: float, others: Sequence[float], own: Sequence[
     """
     rule = RULES[name]
     if others and rule.is_slow(value, reference := (median if rule.is_latency else median_high)(others)):
-        return Slow(rule, value, reference, f"the median of {len(others)} other{'s' * (len(others) > 1)}")
+        return Slow(name, value, reference, f"the median of {len(others)} other{'s' * (len(others) > 1)}")
     if len(own) >= LEAST_HISTORY and rule.is_slow(value, reference := median(own)):
-        return Slow(rule, value, reference, f"its own median of {len(own)} checks")
+        return Slow(name, value, reference, f"its own median of {len(own)} checks")
     return None
 
 

@@ -1,0 +1,286 @@
+"""The program that measures a host for ``distrain check --deep``, and its connection to another one. Runs in: measurer.
+
+The agent starts it with the workers' interpreter, and imports no torch itself. Without torch, NumPy multiplies
+matrices; without that, only memory and disks are measured. Every rate is the best of several samples, each long enough
+to show the CPU limit of a container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain import wire
+from distrain.hosts.host import collective_variables
+from distrain.system import process
+from distrain.wire.channel import Channel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["main"]
+
+_SAMPLE_S = 0.35
+_SAMPLES = 2
+_SHORT_SAMPLE_S = 0.08
+_SIDE, _GPU_SIDE, _GPU_PRODUCTS = 1024, 4096, 20
+"""Rows of the square matrices, and products between two looks at the clock."""
+_COPIED_BYTES = 64 << 20
+"""More than the caches of most CPUs hold."""
+_FILE_BYTES, _BLOCK_BYTES = 64 << 20, 4 << 20
+_WRITING_S = 2.0
+_SHM = "/dev/shm"  # noqa: S108
+_LEAST_SENT_BYTES, _MOST_SENT_BYTES = 256 << 10, 64 << 20
+_SENDING_S = 0.05
+"""Messages grow until one takes so long."""
+_PINGS = 30
+_PAIR_TIMEOUT_S = 10.0
+
+
+def main(arguments: list[str]) -> None:
+    """Run the measurer. ``arguments``: the pid of the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.die_with_parent(int(arguments[0]))
+    channel, measurer = Channel(*process.private_stdio()), _Measurer()
+    while not channel.at_end:
+        for frame in channel.wait(None):
+            channel.send(measurer.answer(frame.message()))
+
+
+class _Measurer:
+    def __init__(self) -> None:
+        self._store: Any = None
+        """That of a pair in which this host is rank 0."""
+
+    def answer(self, order: wire.Message) -> wire.Measured:
+        """Carry out an order. A failure of a driver or of the network is an answer, too."""
+        assert isinstance(order, wire.Measure)
+        try:
+            match order.what:
+                case "start":
+                    return wire.Measured(number=order.number, facts=_facts())
+                case "listen":
+                    return wire.Measured(number=order.number, port=self._listen(order.address))
+                case "pair":
+                    results = self._pair(order)
+                case "disk":
+                    results = _disk(order.folder)
+                case _:
+                    results = {"compute": _compute, "memory": _memory, "shm": _shm}[order.what]()
+        except Exception as error:
+            first_line = str(error).strip().partition("\n")[0]
+            return wire.Measured(number=order.number, failed=f"{type(error).__name__}: {first_line}")
+        return wire.Measured(number=order.number, results=results)
+
+    def _listen(self, address: str) -> int:
+        from torch import distributed
+
+        self._store = distributed.TCPStore(  # type: ignore[attr-defined]
+            address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_PAIR_TIMEOUT_S)
+        )
+        return int(self._store.port)
+
+    def _pair(self, order: wire.Measure) -> dict[str, float]:
+        import torch
+        from torch import distributed
+
+        timeout = timedelta(seconds=_PAIR_TIMEOUT_S)
+        if order.interface:
+            os.environ.update(collective_variables(order.interface))
+        store = self._store if order.rank == 0 else None
+        self._store = None
+        if store is None:
+            store = distributed.TCPStore(  # type: ignore[attr-defined]
+                order.address, order.port, is_master=False, timeout=timeout
+            )
+        device = torch.device("cuda", 0) if order.on_gpu else torch.device("cpu")
+        distributed.init_process_group(
+            "nccl" if order.on_gpu else "gloo", store=store, rank=order.rank, world_size=2, timeout=timeout
+        )
+        try:
+            return _connection(order.rank, device)
+        finally:
+            distributed.destroy_process_group()
+
+
+# -- the host alone --------------------------------------------------------------------------------------------------
+
+
+def _facts() -> dict[str, Any]:
+    """Import the framework. Return what must be equal for two hosts to be compared."""
+    model = ""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    facts = {"cpu": f"{len(os.sched_getaffinity(0))} x {model or os.uname().machine}", "gpus": [], "framework": ""}
+    with contextlib.suppress(ImportError):
+        import numpy  # noqa: F401
+
+        facts["framework"] = "numpy"
+    with contextlib.suppress(ImportError):
+        import torch
+        import torch.distributed
+
+        facts["framework"] = "torch"
+        facts["gpus"] = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return facts
+
+
+def _rate(work: Callable[[], float], sample_s: float = _SAMPLE_S) -> float:
+    """Return how much of the work is done per second. ``work``: does a part of it, and returns its amount."""
+    work()
+    rates = []
+    for _ in range(_SAMPLES):
+        began, amount = time.perf_counter(), 0.0
+        while (seconds := time.perf_counter() - began) < sample_s:
+            amount += work()
+        rates.append(amount / seconds)
+    return max(rates)
+
+
+def _compute() -> dict[str, float]:
+    """Return TFLOP/s of float32 on the CPUs, and of float16 on the slowest GPU."""
+    try:
+        import torch
+    except ImportError:
+        return _compute_with_numpy()
+    matrix = torch.ones(_SIDE, _SIDE)
+    target = torch.empty_like(matrix)
+
+    def multiply() -> float:
+        torch.mm(matrix, matrix, out=target)
+        return 2e-12 * _SIDE**3
+
+    results = {"cpu": _rate(multiply)}
+    gpus = [_rate(_product_on_gpu(number)) for number in range(torch.cuda.device_count())]
+    return results | ({"gpu": min(gpus)} if gpus else {})
+
+
+def _product_on_gpu(number: int) -> Callable[[], float]:
+    import torch
+
+    matrix = torch.ones(_GPU_SIDE, _GPU_SIDE, dtype=torch.float16, device=f"cuda:{number}")
+    target = torch.empty_like(matrix)
+
+    def multiply() -> float:
+        for _ in range(_GPU_PRODUCTS):
+            torch.mm(matrix, matrix, out=target)
+        torch.cuda.synchronize(number)
+        return 2e-12 * _GPU_SIDE**3 * _GPU_PRODUCTS
+
+    return multiply
+
+
+def _compute_with_numpy() -> dict[str, float]:
+    import numpy as np
+
+    matrix = np.ones((_SIDE, _SIDE), dtype=np.float32)
+    target = np.empty_like(matrix)
+
+    def multiply() -> float:
+        np.matmul(matrix, matrix, out=target)
+        return 2e-12 * _SIDE**3
+
+    return {"cpu": _rate(multiply)}
+
+
+def _memory() -> dict[str, float]:
+    """Return GB/s of a copy by one thread."""
+    source, target = (memoryview(bytearray(_COPIED_BYTES)) for _ in range(2))
+
+    def copy() -> float:
+        target[:] = source
+        return 1e-9 * _COPIED_BYTES
+
+    return {"memory": _rate(copy, _SHORT_SAMPLE_S)}
+
+
+def _shm() -> dict[str, float]:
+    """Return GB/s of writing to a file in /dev/shm, and the size of that file system in bytes."""
+    status = os.statvfs(_SHM)
+    size = min(_COPIED_BYTES // 2, status.f_bavail * status.f_frsize // 4 // mmap.PAGESIZE * mmap.PAGESIZE)
+    if not size:
+        raise OSError(f"{_SHM} is full")
+    source = bytes(size)
+    with tempfile.TemporaryFile(dir=_SHM) as file:
+        file.truncate(size)
+        with mmap.mmap(file.fileno(), size) as mapped:
+
+            def write() -> float:
+                mapped[:] = source
+                return 1e-9 * size
+
+            return {
+                "shm": _rate(write, _SHORT_SAMPLE_S),
+                "shm_bytes": float(status.f_blocks * status.f_frsize),
+            }
+
+
+def _disk(folder: str) -> dict[str, float]:
+    """Return MB/s of writing a file, with fsync, and of reading it, in the storage if the host sees it."""
+    block = os.urandom(_BLOCK_BYTES)
+    with tempfile.TemporaryFile(dir=folder if os.path.isdir(folder) else None, buffering=0) as file:
+        began, written = time.perf_counter(), 0
+        while written < _FILE_BYTES and time.perf_counter() - began < _WRITING_S:
+            written += file.write(block)
+        os.fsync(file.fileno())
+        write_s = time.perf_counter() - began
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else it is read from memory
+        file.seek(0)
+        began, read = time.perf_counter(), 0
+        while (data := file.read(_BLOCK_BYTES)) and time.perf_counter() - began < _WRITING_S:
+            read += len(data)
+        read_s = time.perf_counter() - began
+    return {"disk_write": 1e-6 * written / write_s, "disk_read": 1e-6 * read / read_s}
+
+
+# -- two hosts -------------------------------------------------------------------------------------------------------
+
+
+def _connection(rank: int, device: Any) -> dict[str, float]:
+    """Return GB/s of all_reduce and of messages, and µs of the way of a small message. Both hosts call this."""
+    import torch
+    from torch import distributed
+
+    mark = torch.zeros(1, device=device)
+
+    def send(data: Any, sender: int) -> None:
+        if rank == sender:
+            distributed.send(data, 1 - rank)
+            distributed.recv(mark, 1 - rank)
+        else:
+            distributed.recv(data, 1 - rank)
+            distributed.send(mark, 1 - rank)
+
+    def seconds(act: Callable[[], object]) -> float:
+        """Return the time that something takes by the clock of rank 0, which both hosts learn."""
+        began = time.perf_counter()
+        act()
+        mark.item()  # waits for a GPU
+        spent = torch.tensor([time.perf_counter() - began], device=device)
+        distributed.broadcast(spent, 0)
+        return float(spent.item())
+
+    def once(act: Callable[[Any], object], size: int) -> float:
+        data = torch.zeros(size // 4, device=device)
+        return seconds(lambda: act(data))
+
+    def rate(act: Callable[[Any], object]) -> float:
+        size = _LEAST_SENT_BYTES
+        while (spent := once(act, size)) < _SENDING_S and size < _MOST_SENT_BYTES:
+            size *= 2
+        return 1e-9 * size / min(spent, once(act, size))
+
+    distributed.all_reduce(mark)  # connects
+    return {
+        "latency": 1e6 * min(seconds(lambda: send(mark, 0)) for _ in range(_PINGS)) / 2,
+        "send": min(rate(lambda data: send(data, 0)), rate(lambda data: send(data, 1))),
+        "all_reduce": rate(distributed.all_reduce),
+    }
