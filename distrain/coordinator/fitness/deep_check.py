@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.decisions.fitness.pairs import first_round, second_round, verdicts
-from distrain.decisions.fitness.rates import LEAST_SHM_BYTES, OF_HOST, OF_PAIR, RULES, slow_hosts, slow_pairs
+from distrain.decisions.fitness.rates import LEAST_SHM_BYTES, MOST_BUSY, OF_HOST, OF_PAIR, RULES, slow_hosts, slow_pairs
 from distrain.decisions.host_checks import Finding
 from distrain.system.text import size
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 TIMEOUTS_S = {"start": 45.0, "compute": 15.0, "memory": 10.0, "disk": 20.0, "shm": 10.0, "pair": 25.0}
 """Seconds that a host, or a pair of hosts, has for each step. ``start`` imports torch. The last one is for pairs."""
+_REPETITIONS = 2
+"""How often a pair that looks slow is measured again. The best result counts."""
 _STEP_OF = {"cpu": "compute", "gpu": "compute", "memory": "memory", "shm": "shm"} | dict.fromkeys(
     ("disk_write", "disk_read"), "disk"
 )
@@ -38,7 +40,8 @@ class HostFitness:
 
     machine: hosts with the same one take turns. address, interface: where others connect; an empty address is unknown.
     kind: what must be equal for a comparison with others. results: by the names of
-    :data:`~distrain.decisions.fitness.rates.OF_HOST`. links: by the names of its partners. is_slow: it is to blame.
+    :data:`~distrain.decisions.fitness.rates.OF_HOST`. busy: names of results that other programs have disturbed. links:
+    by the names of its partners. is_slow: it is to blame.
     """
 
     machine: str
@@ -50,7 +53,12 @@ class HostFitness:
     shm_bytes: float = 0.0
     results: dict[str, float] = field(default_factory=dict)
     links: dict[str, dict[str, float]] = field(default_factory=dict)
+    busy: set[str] = field(default_factory=set)
     is_slow: bool = False
+
+    def judged(self) -> dict[str, float]:
+        """Return the results that other programs have not disturbed."""
+        return {name: value for name, value in self.results.items() if name not in self.busy}
 
     def best_link(self) -> dict[str, float]:
         """Return the best result of its pairs, by the names of :data:`~distrain.decisions.fitness.rates.OF_PAIR`."""
@@ -118,14 +126,17 @@ class DeepCheck:
         yield self._on_each("start")
         for what in ("compute", "memory", "disk", "shm"):
             yield self._on_each(what)
-        again = {(_STEP_OF[one.name], host) for host, found in self._slow_hosts().items() for one in found}
+        doubtful = [(one.name, host) for host, found in self._slow_hosts().items() for one in found]
+        doubtful += [(name, host) for host, one in self.hosts.items() for name in one.busy]
+        again = {(_STEP_OF[name], host) for name, host in doubtful}
         yield [_Task(what, (host,)) for what, host in sorted(again)]
         pairs = first = first_round(
             [name for name, one in self.hosts.items() if one.address and one.framework == "torch"]
         )
         for _ in range(2):
             yield [_Task("pair", pair) for pair in pairs]
-            yield [_Task("pair", pair) for pair in self._slow()]
+            for _ in range(_REPETITIONS):
+                yield [_Task("pair", pair) for pair in self._slow()]
             pairs = second_round(first, self._slow())
         self._conclude()
 
@@ -136,7 +147,7 @@ class DeepCheck:
         return [one["results"] for one in self._history.get(host, ()) if one.get("kind") == self.hosts[host].kind]
 
     def _slow_hosts(self) -> dict[str, list[Slow]]:
-        results = {host: one.results for host, one in self.hosts.items()}
+        results = {host: one.judged() for host, one in self.hosts.items()}
         kinds = {host: one.kind for host, one in self.hosts.items()}
         return slow_hosts(results, kinds, {host: self._past(host) for host in self.hosts})
 
@@ -221,6 +232,8 @@ class DeepCheck:
             host.kind = ", ".join(filter(None, (facts["cpu"], names)))
             host.framework, host.has_gpus = facts["framework"], bool(names)
         host.shm_bytes = answer.results.pop("shm_bytes", host.shm_bytes)
+        is_busy = answer.results.pop("busy", 0.0) > MOST_BUSY
+        host.busy = host.busy | answer.results.keys() if is_busy else host.busy - answer.results.keys()
         _keep_better(host.results, answer.results)
 
     def _failed(self, task: _Task, host: str, why: str) -> None:
@@ -260,13 +273,17 @@ class DeepCheck:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _conclude(self) -> None:
-        for (one, other), results in self._links.items():
-            self.hosts[one].links[other] = self.hosts[other].links[one] = results
+        for (host, other), results in self._links.items():
+            self.hosts[host].links[other] = self.hosts[other].links[host] = results
         for host, fitness in self.hosts.items():
             if 0 < fitness.shm_bytes < LEAST_SHM_BYTES:
                 text = f"its shared memory has only {size(int(fitness.shm_bytes))}, too little for DataLoader workers"
                 cure = "start the container with --shm-size=8g or --ipc=host"
                 self._report(Finding(host, f"{text}; {cure}", is_fatal=False))
+            if fitness.busy:
+                names = ", ".join(rule.name for name, rule in RULES.items() if name in fitness.busy)
+                text = f"other programs use more than {MOST_BUSY:.0%} of its CPUs, so its {names} was not judged"
+                self._report(Finding(host, f"{text}; look there with top", is_fatal=False))
             if fitness.framework and fitness.framework != "torch":
                 text = "its interpreter has no torch, so GPUs and the network were not measured"
                 self._report(Finding(host, f"{text}; install torch there, or name another python=", is_fatal=False))

@@ -9,7 +9,7 @@ from distrain.api.observer import AttemptBegan, AttemptEnded, BecameSlow, Observ
 from distrain.coordinator.run.run import workers_by_host
 from distrain.errors import LaunchError, ResourcesError
 from distrain.storage.host_records import HostRecords
-from distrain.system.log import warn
+from distrain.system.log import warn, warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -63,7 +63,11 @@ class KnownHosts(Observer):
     def _note(self, host: str, what: str, text: str) -> None:
         if not self._is_alone and (host, what) not in self._told:
             self._told.add((host, what))
-            HostRecords().add(host, what, text=text, run=self._run)
+            records = HostRecords()
+            try:
+                records.add(host, what, text=text, run=self._run)
+            except OSError as error:
+                warn_once(f"bad hosts are not remembered in {records.folder}: {error}")
 
 
 def note_check(hosts: Mapping[str, HostFacts], findings: Sequence[Finding]) -> None:
@@ -71,7 +75,7 @@ def note_check(hosts: Mapping[str, HostFacts], findings: Sequence[Finding]) -> N
     records = HostRecords()
     try:
         for name, one in ((name, facts.fitness) for name, facts in hosts.items() if facts.fitness is not None):
-            records.add(name, "check", kind=one.kind, results={**one.results, **one.best_link()})
+            records.add(name, "check", kind=one.kind, results={**one.judged(), **one.best_link()})
             if one.is_slow:
                 text = next(finding.text for finding in findings if finding.host == name)
                 records.add(name, "slow", text=text.partition(";")[0], run="distrain check --deep")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 LEAST_HISTORY = 3
 """Earlier results that a host needs before its own median counts."""
+MOST_BUSY = 0.15
+"""Share of the CPU time that other programs may use; if it is more, results that depend on CPUs are not judged."""
 LEAST_SHM_BYTES = 256 << 20
 """Size of /dev/shm below which DataLoader workers are likely to fail."""
 
@@ -52,11 +54,11 @@ OF_HOST = {
     "cpu": Rule("CPU", "TFLOP/s", 0.7, _CPU),
     "gpu": Rule("GPU", "TFLOP/s", 0.7, _GPU),
     "memory": Rule("memory", "GB/s", 0.6, "look there for other programs, and for missing or faulty memory modules"),
-    "disk_write": Rule("disk write", "MB/s", 0.3, _DISK),
-    "disk_read": Rule("disk read", "MB/s", 0.3, _DISK),
+    "disk_write": Rule("disk write", "MB/s", 0.1, _DISK),
+    "disk_read": Rule("disk read", "MB/s", 0.1, _DISK),
     "shm": Rule("shared memory", "GB/s", 0.5, "look there for other programs, and for memory that is swapped"),
 }
-"""By name: what is measured on each host alone. Disks and /dev/shm are shared with others, and vary more."""
+"""By name: what is measured on each host alone. Disks are shared with others, and vary most."""
 OF_PAIR = {
     "all_reduce": Rule("all_reduce", "GB/s", 0.6, _NETWORK),
     "send": Rule("send", "GB/s", 0.6, _NETWORK),
