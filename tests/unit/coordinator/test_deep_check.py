@@ -12,7 +12,8 @@ from distrain.api.observer import AttemptBegan, AttemptEnded, BecameSlow
 from distrain.coordinator.connection.transport import LocalTransport
 from distrain.coordinator.fitness import deep_check
 from distrain.coordinator.fitness.deep_check import DeepCheck, HostFitness
-from distrain.coordinator.fitness.known_hosts import KnownHosts, note_check, with_bad_hosts_last, without_bad_hosts
+from distrain.coordinator.fitness.known_hosts import KnownHosts
+from distrain.coordinator.fitness.spare_hosts import note_check, with_bad_hosts_last, without_bad_hosts
 from distrain.coordinator.host_check import HostFacts
 from distrain.decisions.host_checks import Finding
 from distrain.errors import LaunchError, RankFailure
