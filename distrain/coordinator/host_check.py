@@ -103,6 +103,7 @@ class HostCheck(Coordinator):
                     machine=facts.hello.network.partition("/")[0] or name,
                     address=facts.probed.address,
                     interface=facts.probed.interface,
+                    results={"cpus": float(facts.hello.cpus)},
                 )
                 for name, facts in self._facts.items()
                 if facts.hello is not None and facts.probed is not None and name not in self._lost

@@ -25,7 +25,7 @@ def test_the_host_with_a_slow_network_is_named_and_remembered(user: User) -> Non
     assert found["hosts"]["gamma"]["links"].keys() == {"alpha", "beta:2222"}
     assert not any(found["hosts"][name]["slow"] for name in ("alpha", "beta:2222"))
     for host in found["hosts"].values():
-        assert host["results"].keys() == {"cpu", "memory", "disk_write", "disk_read", "shm"}
+        assert host["results"].keys() == {"cpus", "cpu", "memory", "disk_write", "disk_read", "shm"}
         assert all(link.keys() == {"send", "all_reduce", "latency"} for link in host["links"].values())
     listed = user.python("-m", "distrain", "hosts", "--json", **state)
     assert [(one["host"], one["what"], one["run"]) for one in json.loads(listed.out)] == [

@@ -128,7 +128,7 @@ class DeepCheck:
             yield self._on_each(what)
         doubtful = [(one.name, host) for host, found in self._slow_hosts().items() for one in found]
         doubtful += [(name, host) for host, one in self.hosts.items() for name in one.busy]
-        again = {(_STEP_OF[name], host) for name, host in doubtful}
+        again = {(_STEP_OF[name], host) for name, host in doubtful if name in _STEP_OF}
         yield [_Task(what, (host,)) for what, host in sorted(again)]
         pairs = first = first_round(
             [name for name, one in self.hosts.items() if one.address and one.framework == "torch"]
@@ -320,7 +320,7 @@ def columns(fitness: HostFitness) -> dict[str, str]:
     """Return the cells of a host for a table."""
     from distrain.decisions.fitness.rates import shown
 
-    cells = {f"{rule.name} {rule.unit}": fitness.results.get(name) for name, rule in OF_HOST.items()}
+    cells = {f"{rule.name} {rule.unit}": fitness.results.get(name) for name, rule in OF_HOST.items() if rule.unit}
     cells |= {f"{rule.name} {rule.unit}": fitness.best_link().get(name) for name, rule in OF_PAIR.items()}
     return {column: shown(value) for column, value in cells.items() if value is not None}
 

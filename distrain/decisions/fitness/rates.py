@@ -51,6 +51,7 @@ _GPU = "look there with nvidia-smi -q -d PERFORMANCE for heat, a power limit, an
 _DISK = "look there for other programs that use it (iostat -x 1), and for errors in dmesg"
 _NETWORK = "look at cables and ports (ethtool -S, ibstat), at routes, and for other programs that use the network"
 OF_HOST = {
+    "cpus": Rule("CPUs", "", 1.0, "look there for a CPU limit of a container or of a control group (cpu.max)"),
     "cpu": Rule("CPU", "TFLOP/s", 0.7, _CPU),
     "gpu": Rule("GPU", "TFLOP/s", 0.7, _GPU),
     "memory": Rule("memory", "GB/s", 0.6, "look there for other programs, and for missing or faulty memory modules"),
@@ -58,7 +59,8 @@ OF_HOST = {
     "disk_read": Rule("disk read", "MB/s", 0.1, _DISK),
     "shm": Rule("shared memory", "GB/s", 0.5, "look there for other programs, and for memory that is swapped"),
 }
-"""By name: what is measured on each host alone. Disks are shared with others, and vary most."""
+"""By name: what is measured on each host alone; and ``cpus``, of which a limit may allow fewer than there are.
+Disks are shared with others, and vary most."""
 OF_PAIR = {
     "all_reduce": Rule("all_reduce", "GB/s", 0.6, _NETWORK),
     "send": Rule("send", "GB/s", 0.6, _NETWORK),
@@ -85,7 +87,7 @@ class Slow:
         ratio = self.value / self.reference
         times = f"{ratio:.1f} times" if self.rule.is_latency else f"{ratio:.0%} of"
         compared = f"{times} {self.against} ({shown(self.reference)})"
-        return f"{self.rule.name} {shown(self.value)} {self.rule.unit}, {compared}"
+        return f"{self.rule.name} {shown(self.value)} {self.rule.unit}".rstrip() + f", {compared}"
 
 
 def slow_result(name: str, value: float, others: Sequence[float], own: Sequence[float]) -> Slow | None:
