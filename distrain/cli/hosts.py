@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli import parsers
@@ -14,7 +15,7 @@ from distrain.storage.host_records import HostRecords
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
 
 def hosts_parser() -> argparse.ArgumentParser:
@@ -55,8 +56,8 @@ def run_hosts(options: argparse.Namespace) -> int:
     return 0
 
 
-def _forgive(records: HostRecords, found: Sequence[str] | Mapping[str, Any], host: str) -> int:
-    chosen = list(found) if host == "all" else [name for name in found if name == host]
+def _forgive(records: HostRecords, found: Collection[str], host: str) -> int:
+    chosen = [name for name in found if host in (name, "all")]
     for name in chosen:
         records.add(name, "forgiven")
     print(f"forgot the troubles of {', '.join(chosen)}" if chosen else f"nothing is known against {host}")
@@ -70,14 +71,11 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 def _check(records: HostRecords, host: str) -> str:
     """Return the result of the last deep check that is worst, compared with the median of the host's checks."""
-    checks = [one for one in records.of(host) if one["what"] == "check"]
-    if not checks:
-        return ""
-    last = checks[-1]
-    shares = []
-    for name, value in last["results"].items():
-        past = sorted(one[name] for one in records.checks(host, last["kind"]) if name in one)
-        reference = past[len(past) // 2]
-        better = reference / value if RULES[name].is_latency else value / reference
-        shares.append((better, f"{RULES[name].name} {shown(value)} {RULES[name].unit} (median {shown(reference)})"))
-    return min(shares)[1] if shares else ""
+    last = next((one for one in reversed(records.of(host)) if one["what"] == "check"), None)
+    past = [] if last is None else records.checks(host, last["kind"])
+    ranked = []
+    for name, value in last["results"].items() if last is not None else ():
+        rule, usual = RULES[name], median(one[name] for one in past if name in one)
+        share = usual / value if rule.is_latency else value / usual
+        ranked.append((share, f"{rule.name} {shown(value)} {rule.unit} (median {shown(usual)})"))
+    return min(ranked)[1] if ranked else ""

@@ -1,14 +1,11 @@
 """The program that measures a host for ``distrain check --deep``, and its connection to another one. Runs in: measurer.
 
-The agent starts it with the workers' interpreter, and imports no torch itself. Without torch, NumPy multiplies
-matrices; without that, only memory and disks are measured. Every rate is the best of several samples, each long enough
-to show the CPU limit of a container.
+The agent starts it with the workers' interpreter, and imports no torch itself. Every rate is the best of two samples,
+which are long enough to show the CPU limit of a container.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
 import signal
 import tempfile
@@ -16,6 +13,9 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
 
 from distrain import wire
 from distrain.hosts.host import collective_variables
@@ -41,7 +41,7 @@ _LEAST_SENT_BYTES, _MOST_SENT_BYTES = 256 << 10, 32 << 20
 _SENDING_S = 0.05
 """Messages grow until one takes so long."""
 _PINGS = 20
-_PAIR_TIMEOUT_S = 10.0
+_PAIR_TIMEOUT = timedelta(seconds=10)
 
 
 def main(arguments: list[str]) -> None:
@@ -80,57 +80,39 @@ class _Measurer:
         return wire.Measured(number=order.number, results=results)
 
     def _listen(self, address: str) -> int:
-        from torch import distributed
-
-        self._store = distributed.TCPStore(  # type: ignore[attr-defined]
-            address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_PAIR_TIMEOUT_S)
-        )
+        self._store = _store(address, 0, is_master=True)
         return int(self._store.port)
 
     def _pair(self, order: wire.Measure) -> dict[str, float]:
-        import torch
-        from torch import distributed
-
-        timeout = timedelta(seconds=_PAIR_TIMEOUT_S)
         if order.interface:
             os.environ.update(collective_variables(order.interface))
-        store = self._store if order.rank == 0 else None
-        self._store = None
-        if store is None:
-            store = distributed.TCPStore(  # type: ignore[attr-defined]
-                order.address, order.port, is_master=False, timeout=timeout
-            )
-        device = torch.device("cuda", 0) if order.on_gpu else torch.device("cpu")
-        distributed.init_process_group(
-            "nccl" if order.on_gpu else "gloo", store=store, rank=order.rank, world_size=2, timeout=timeout
-        )
+        store = _store(order.address, order.port, is_master=False) if order.rank else self._store
+        backend, device = ("nccl", "cuda:0") if order.on_gpu else ("gloo", "cpu")
+        distributed.init_process_group(backend, store=store, rank=order.rank, world_size=2, timeout=_PAIR_TIMEOUT)
         try:
-            return _connection(order.rank, device)
+            return _connection(order.rank, torch.device(device))
         finally:
             distributed.destroy_process_group()
+            self._store = None
+
+
+def _store(address: str, port: int, *, is_master: bool) -> Any:
+    """Return one end of the store by which two hosts meet. ``port``: 0 for one that the system chooses."""
+    kind: Any = distributed.TCPStore  # type: ignore[attr-defined]
+    return kind(address, port, is_master=is_master, wait_for_workers=False, timeout=_PAIR_TIMEOUT)
 
 
 # -- the host alone --------------------------------------------------------------------------------------------------
 
 
 def _facts() -> dict[str, Any]:
-    """Import the framework. Return what must be equal for two hosts to be compared."""
-    model = ""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    facts = {"cpu": f"{len(os.sched_getaffinity(0))} x {model or os.uname().machine}", "gpus": [], "framework": ""}
-    with contextlib.suppress(ImportError):
-        import numpy  # noqa: F401
-
-        facts["framework"] = "numpy"
-    with contextlib.suppress(ImportError):
-        import torch
-        import torch.distributed
-
-        facts["framework"] = "torch"
-        facts["gpus"] = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    return facts
+    """Return what must be equal for two hosts to be compared."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), os.uname().machine
+    )
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {"cpu": f"{len(os.sched_getaffinity(0))} x {model}", "gpus": gpus}
 
 
 def _with_busy(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
@@ -164,48 +146,24 @@ def _rate(work: Callable[[], float], sample_s: float = _SAMPLE_S) -> float:
 
 def _compute() -> dict[str, float]:
     """Return TFLOP/s of float32 on the CPUs, and of float16 on the slowest GPU."""
-    try:
-        import torch
-    except ImportError:
-        return _compute_with_numpy()
-    matrix = torch.ones(_SIDE, _SIDE)
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    results = {"cpu": _products("cpu", torch.float32, _SIDE)}
+    return results | ({"gpu": min(_products(gpu, torch.float16, _GPU_SIDE) for gpu in gpus)} if gpus else {})
+
+
+def _products(device: str, dtype: torch.dtype, side: int) -> float:
+    matrix = torch.ones(side, side, dtype=dtype, device=device)
     target = torch.empty_like(matrix)
+    times = 1 if device == "cpu" else _GPU_PRODUCTS
 
     def multiply() -> float:
-        torch.mm(matrix, matrix, out=target)
-        return 2e-12 * _SIDE**3
-
-    results = {"cpu": _rate(multiply)}
-    gpus = [_rate(_product_on_gpu(number)) for number in range(torch.cuda.device_count())]
-    return results | ({"gpu": min(gpus)} if gpus else {})
-
-
-def _product_on_gpu(number: int) -> Callable[[], float]:
-    import torch
-
-    matrix = torch.ones(_GPU_SIDE, _GPU_SIDE, dtype=torch.float16, device=f"cuda:{number}")
-    target = torch.empty_like(matrix)
-
-    def multiply() -> float:
-        for _ in range(_GPU_PRODUCTS):
+        for _ in range(times):
             torch.mm(matrix, matrix, out=target)
-        torch.cuda.synchronize(number)
-        return 2e-12 * _GPU_SIDE**3 * _GPU_PRODUCTS
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        return 2e-12 * side**3 * times
 
-    return multiply
-
-
-def _compute_with_numpy() -> dict[str, float]:
-    import numpy as np
-
-    matrix = np.ones((_SIDE, _SIDE), dtype=np.float32)
-    target = np.empty_like(matrix)
-
-    def multiply() -> float:
-        np.matmul(matrix, matrix, out=target)
-        return 2e-12 * _SIDE**3
-
-    return {"cpu": _rate(multiply)}
+    return _rate(multiply)
 
 
 def _memory() -> dict[str, float]:
@@ -222,22 +180,11 @@ def _memory() -> dict[str, float]:
 def _shm() -> dict[str, float]:
     """Return GB/s of writing to a file in /dev/shm, and the size of that file system in bytes."""
     status = os.statvfs(_SHM)
-    size = min(_COPIED_BYTES // 2, status.f_bavail * status.f_frsize // 4 // mmap.PAGESIZE * mmap.PAGESIZE)
-    if not size:
-        raise OSError(f"{_SHM} is full")
+    size = min(_COPIED_BYTES // 2, status.f_bavail * status.f_frsize // 4)
     source = bytes(size)
-    with tempfile.TemporaryFile(dir=_SHM) as file:
-        file.truncate(size)
-        with mmap.mmap(file.fileno(), size) as mapped:
-
-            def write() -> float:
-                mapped[:] = source
-                return 1e-9 * size
-
-            return {
-                "shm": _rate(write, _SHORT_SAMPLE_S),
-                "shm_bytes": float(status.f_blocks * status.f_frsize),
-            }
+    with tempfile.TemporaryFile(dir=_SHM, buffering=0) as file:
+        rate = _rate(lambda: 1e-9 * os.pwrite(file.fileno(), source, 0), _SHORT_SAMPLE_S)
+    return {"shm": rate, "shm_bytes": float(status.f_blocks * status.f_frsize)}
 
 
 def _disk(folder: str) -> dict[str, float]:
@@ -263,9 +210,6 @@ def _disk(folder: str) -> dict[str, float]:
 
 def _connection(rank: int, device: Any) -> dict[str, float]:
     """Return GB/s of all_reduce and of messages, and µs of the way of a small message. Both hosts call this."""
-    import torch
-    from torch import distributed
-
     mark = torch.zeros(1, device=device)
 
     def send(data: Any, sender: int) -> None:

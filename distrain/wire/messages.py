@@ -450,7 +450,7 @@ class Measure(Message):
 class Measured(Message):
     """The results of a measurement by name, see :data:`~distrain.decisions.fitness.rates.RULES`; or why it has failed.
 
-    facts: ``cpu``, ``gpus`` and ``framework`` of the host. port: where it listens.
+    facts: ``cpu`` and ``gpus`` of the host. port: where it listens.
 
     Measurer -> agent -> coordinator.
     """

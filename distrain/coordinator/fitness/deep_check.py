@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.decisions.fitness.pairs import first_round, second_round, verdicts
-from distrain.decisions.fitness.rates import LEAST_SHM_BYTES, MOST_BUSY, OF_HOST, OF_PAIR, RULES, slow_hosts, slow_pairs
+from distrain.decisions.fitness.rates import LEAST_SHM_BYTES, MOST_BUSY, RULES, shown, slow_hosts, slow_pairs
 from distrain.decisions.host_checks import Finding
 from distrain.system.text import size
 
@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from distrain.decisions.fitness.rates import Slow
     from distrain.system.loop import Loop
 
-TIMEOUTS_S = {"start": 45.0, "compute": 15.0, "memory": 10.0, "disk": 20.0, "shm": 10.0, "pair": 25.0}
+TIMEOUTS_S = {"start": 60.0, "compute": 15.0, "memory": 10.0, "disk": 20.0, "shm": 10.0, "pair": 25.0}
 """Seconds that a host, or a pair of hosts, has for each step. ``start`` imports torch. The last one is for pairs."""
 _REPETITIONS = 2
 """How often a pair that looks slow is measured again. The best result counts."""
-_STEP_OF = {"cpu": "compute", "gpu": "compute", "memory": "memory", "shm": "shm"} | dict.fromkeys(
-    ("disk_write", "disk_read"), "disk"
-)
-"""The step that measures a result again."""
+_STEPS = {"compute": ("cpu", "gpu"), "memory": ("memory",), "disk": ("disk_write", "disk_read"), "shm": ("shm",)}
+"""The steps of each host alone, and what they measure."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +37,7 @@ class HostFitness:
     """What is measured about a host.
 
     machine: hosts with the same one take turns. address, interface: where others connect; an empty address is unknown.
-    kind: what must be equal for a comparison with others. results: by the names of
+    kind: what must be equal for a comparison with others, empty if it cannot be measured. results: by the names of
     :data:`~distrain.decisions.fitness.rates.OF_HOST`. busy: names of results that other programs have disturbed. links:
     by the names of its partners. is_slow: it is to blame.
     """
@@ -48,7 +46,6 @@ class HostFitness:
     address: str
     interface: str
     kind: str = ""
-    framework: str = ""
     has_gpus: bool = False
     shm_bytes: float = 0.0
     results: dict[str, float] = field(default_factory=dict)
@@ -123,16 +120,14 @@ class DeepCheck:
 
     def _all_steps(self) -> Generator[list[_Task]]:
         """Yield tasks that may be done at the same time. The generator continues when all of them have ended."""
-        yield self._on_each("start")
-        for what in ("compute", "memory", "disk", "shm"):
-            yield self._on_each(what)
-        doubtful = [(one.name, host) for host, found in self._slow_hosts().items() for one in found]
-        doubtful += [(name, host) for host, one in self.hosts.items() for name in one.busy]
-        again = {(_STEP_OF[name], host) for name, host in doubtful if name in _STEP_OF}
-        yield [_Task(what, (host,)) for what, host in sorted(again)]
-        pairs = first = first_round(
-            [name for name, one in self.hosts.items() if one.address and one.framework == "torch"]
-        )
+        yield [_Task("start", (host,)) for host in self.hosts]
+        for what in _STEPS:
+            yield [_Task(what, (host,)) for host, one in self.hosts.items() if one.kind]
+        slow = {host: {one.name for one in found} for host, found in self._slow_hosts().items()}
+        doubtful = {host: slow.get(host, set()) | one.busy for host, one in self.hosts.items()}
+        for what, names in _STEPS.items():
+            yield [_Task(what, (host,)) for host, found in doubtful.items() if found & {*names}]
+        pairs = first = first_round([host for host, one in self.hosts.items() if one.address and one.kind])
         for _ in range(2):
             yield [_Task("pair", pair) for pair in pairs]
             for _ in range(_REPETITIONS):
@@ -140,19 +135,19 @@ class DeepCheck:
             pairs = second_round(first, self._slow())
         self._conclude()
 
-    def _on_each(self, what: str) -> list[_Task]:
-        return [_Task(what, (host,)) for host in self.hosts]
-
-    def _past(self, host: str) -> list[Mapping[str, float]]:
-        return [one["results"] for one in self._history.get(host, ()) if one.get("kind") == self.hosts[host].kind]
+    def _past(self) -> dict[str, list[Mapping[str, float]]]:
+        return {
+            host: [past["results"] for past in self._history.get(host, ()) if past.get("kind") == one.kind]
+            for host, one in self.hosts.items()
+        }
 
     def _slow_hosts(self) -> dict[str, list[Slow]]:
-        results = {host: one.judged() for host, one in self.hosts.items()}
-        kinds = {host: one.kind for host, one in self.hosts.items()}
-        return slow_hosts(results, kinds, {host: self._past(host) for host in self.hosts})
+        measured = {host: one for host, one in self.hosts.items() if one.kind}
+        results = {host: one.judged() for host, one in measured.items()}
+        return slow_hosts(results, {host: one.kind for host, one in measured.items()}, self._past())
 
     def _slow(self) -> dict[Pair, Slow | None]:
-        return slow_pairs(self._links, {host: self._past(host) for host in self.hosts})
+        return slow_pairs(self._links, self._past())
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
@@ -167,11 +162,8 @@ class DeepCheck:
             if not any(self._shares_machine(task, other) for other in self._running.values()):
                 self._waiting.remove(task)
                 self._start(task)
-        until = min((task.until for task in self._running.values()), default=None)
-        if until is None:
-            self._loop.cancel("deep check")
-        else:
-            self._loop.call_at("deep check", until, self._time_out)
+        if self._running:
+            self._loop.call_at("deep check", min(task.until for task in self._running.values()), self._time_out)
 
     def _shares_machine(self, one: _Task, other: _Task) -> bool:
         machines = [{self.hosts[host].machine for host in task.hosts if host in self.hosts} for task in (one, other)]
@@ -211,26 +203,16 @@ class DeepCheck:
 
     def _meet(self, task: _Task, answer: wire.Measured) -> None:
         """Have both hosts of a pair connect to the port of the first one."""
-        one = self.hosts[task.hosts[0]]
+        where = {"address": self.hosts[task.hosts[0]].address, "port": answer.port}
         on_gpu = all(self.hosts[host].has_gpus for host in task.hosts)
         task.awaited = set(task.hosts)
         for rank, host in enumerate(task.hosts):
-            self._order(
-                host,
-                answer.number,
-                "pair",
-                rank=rank,
-                address=one.address,
-                port=answer.port,
-                interface=self.hosts[host].interface,
-                on_gpu=on_gpu,
-            )
+            interface = self.hosts[host].interface
+            self._order(host, answer.number, "pair", rank=rank, interface=interface, on_gpu=on_gpu, **where)
 
     def _note(self, host: HostFitness, answer: wire.Measured) -> None:
         if facts := answer.facts:
-            names = ", ".join(f"{facts['gpus'].count(name)} x {name}" for name in dict.fromkeys(facts["gpus"]))
-            host.kind = ", ".join(filter(None, (facts["cpu"], names)))
-            host.framework, host.has_gpus = facts["framework"], bool(names)
+            host.kind, host.has_gpus = ", ".join([facts["cpu"], *facts["gpus"]]), bool(facts["gpus"])
         host.shm_bytes = answer.results.pop("shm_bytes", host.shm_bytes)
         is_busy = answer.results.pop("busy", 0.0) > MOST_BUSY
         host.busy = host.busy | answer.results.keys() if is_busy else host.busy - answer.results.keys()
@@ -240,7 +222,8 @@ class DeepCheck:
         if task.what == "pair":
             self._why.setdefault((task.hosts[0], task.hosts[1]), f"{host}: {why}")
         else:
-            self._report(Finding(host, f"cannot measure it ({task.what}): {why}", is_fatal=False))
+            needs = "; it needs torch there" if task.what == "start" else ""
+            self._report(Finding(host, f"cannot measure it ({task.what}): {why}{needs}", is_fatal=False))
 
     def _time_out(self) -> None:
         """Give up tasks that take too long. A host that hangs alone is measured no more."""
@@ -284,9 +267,6 @@ class DeepCheck:
                 names = ", ".join(rule.name for name, rule in RULES.items() if name in fitness.busy)
                 text = f"other programs use more than {MOST_BUSY:.0%} of its CPUs, so its {names} was not judged"
                 self._report(Finding(host, f"{text}; look there with top", is_fatal=False))
-            if fitness.framework and fitness.framework != "torch":
-                text = "its interpreter has no torch, so GPUs and the network were not measured"
-                self._report(Finding(host, f"{text}; install torch there, or name another python=", is_fatal=False))
         for host, found in self._slow_hosts().items():
             self.hosts[host].is_slow = True
             for one in found:
@@ -301,13 +281,13 @@ class DeepCheck:
         """Report what the pairs of hosts say. ``slow``: the slow pairs that show it."""
         pair, worst = next(((pair, one) for pair, one in slow.items() if one is not None), (next(iter(slow)), None))
         how = "slow" if worst is not None else "broken"
-        shown = str(worst) if worst is not None else self._why.get(pair, "no answer")
+        why = str(worst) if worst is not None else self._why.get(pair, "no answer")
         between = f"the connection between {' and '.join(pair)} is {how}"
         texts = {
-            "host": f"its network is {how}, with each of the hosts that were tried: {shown}",
-            "link": f"{between}, but not those to other hosts: {shown}",
-            "either": f"{between}, or one of the two hosts is, which a check with more hosts would tell: {shown}",
-            "all": f"all connections are {how}, so none of the hosts can be singled out: {shown}",
+            "host": f"its network is {how}, with each of the hosts that were tried: {why}",
+            "link": f"{between}, but not those to other hosts: {why}",
+            "either": f"{between}, or one of the two hosts is, which a check with more hosts would tell: {why}",
+            "all": f"all connections are {how}, so none of the hosts can be singled out: {why}",
         }
         if verdict.kind == "host":
             self.hosts[verdict.hosts[0]].is_slow = True
@@ -318,11 +298,10 @@ class DeepCheck:
 
 def columns(fitness: HostFitness) -> dict[str, str]:
     """Return the cells of a host for a table."""
-    from distrain.decisions.fitness.rates import shown
-
-    cells = {f"{rule.name} {rule.unit}": fitness.results.get(name) for name, rule in OF_HOST.items() if rule.unit}
-    cells |= {f"{rule.name} {rule.unit}": fitness.best_link().get(name) for name, rule in OF_PAIR.items()}
-    return {column: shown(value) for column, value in cells.items() if value is not None}
+    found = fitness.results | fitness.best_link()
+    return {
+        f"{rule.name} {rule.unit}": shown(found[name]) for name, rule in RULES.items() if rule.unit and name in found
+    }
 
 
 def _keep_better(results: dict[str, float], others: Mapping[str, float]) -> None:

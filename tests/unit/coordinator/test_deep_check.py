@@ -59,7 +59,7 @@ class Check:
         while not self.deep.is_done:
             while self._unanswered:
                 host, order = self._unanswered.pop(0)
-                facts = {"cpu": "4 x CPU", "gpus": [], "framework": "torch"} if order.what == "start" else {}
+                facts = {"cpu": "4 x CPU", "gpus": []} if order.what == "start" else {}
                 running = self.deep._running
                 self.at_once.add((order.what, len(running)))
                 results = answer(order, dict(RESULTS.get(order.what, {})), *running[order.number].hosts)
