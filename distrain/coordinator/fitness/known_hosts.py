@@ -43,8 +43,8 @@ class KnownHosts(Observer):
                 self._is_alone = len(set(hosts)) == 1
                 self._told.clear()
             case BecameSlow(host=host):
-                self._note(host, "slow", str(fact))
-            case TroubleBegan(host, trouble) if trouble.kind == "GPU":
+                self._note(host, "slow rank", str(fact))
+            case TroubleBegan(host, trouble) if trouble.kind == "GPU" and not trouble.problem.startswith("full "):
                 self._note(host, "GPU", trouble.text)
             case AttemptEnded(failures=failures) if failures:
                 for lost in {one.host: one for one in failures if one.kind == "lost"}.values():

@@ -39,11 +39,10 @@ def with_bad_hosts_last(transports: Sequence[Transport], scaling: ScalingConfig)
     good = [one for one in transports if one.host.name not in bad]
     is_enough = bool(bad) and _have_slots(good, scaling, most=True)
     for host, trouble in bad.items():
-        days = (time.time() - trouble["time"]) / 86400
-        ago = f"{days:.0f} days ago" if days >= 2 else f"{24 * days:.0f} hours ago"
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(trouble["time"]))
         where = f" in {trouble['run']}" if trouble.get("run") else ""
         use = "used only if another host is lost" if is_enough else "used, because there is no spare host"
-        warn(f"{host} was bad {ago}{where} ({trouble['what']}), and is {use}; `distrain hosts` lists such hosts")
+        warn(f"{host} was bad at {when}{where} ({trouble['what']}), and is {use}; `distrain hosts` lists such hosts")
     return [*good, *(one for one in transports if one.host.name in bad)] if is_enough else transports
 
 

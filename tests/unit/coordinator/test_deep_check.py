@@ -194,7 +194,11 @@ def test_hosts_that_were_bad_are_remembered_and_come_last(caplog: pytest.LogCapt
     assert HostRecords().hosts() == []
     observer.hear(AttemptBegan(1, ["a", "b"], 0.0))
     observer.hear(AttemptEnded(1, [lost], None, dict))
-    observer.hear(BecameSlow(0, "c", 2.0, "reports", None, "", 0.0))
+    for attempt in range(2, 5):
+        assert HostRecords().latest_trouble("c") is None
+        observer.hear(AttemptBegan(attempt, ["a", "c"], 0.0))
+        for _ in range(2):
+            observer.hear(BecameSlow(0, "c", 2.0, "reports", None, "", 0.0))
     assert HostRecords().troubles("b")[0] | {"time": 0} == {"time": 0, "what": "lost", "text": "gone", "run": "run-1"}
     hosts = transports("a", "b", "c", "d")
     assert names(with_bad_hosts_last(hosts, ScalingConfig(num_workers=2))) == ["a", "d", "b", "c"]
