@@ -147,7 +147,7 @@ class DeepCheck:
         return slow_hosts(results, {host: one.kind for host, one in measured.items()}, self._past())
 
     def _slow(self) -> dict[Pair, Slow | None]:
-        return slow_pairs(self._links, self._past())
+        return slow_pairs(self._links, self._past(), [host for host, one in self.hosts.items() if one.busy])
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 

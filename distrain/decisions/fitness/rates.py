@@ -11,7 +11,7 @@ from statistics import median, median_high
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 LEAST_HISTORY = 3
 """Earlier results that a host needs before its own median counts."""
@@ -36,10 +36,11 @@ class Rule:
     is_latency: bool = False
     slack: float = 0.0
 
-    def is_slow(self, value: float, reference: float) -> bool:
+    def is_slow(self, value: float, reference: float, *, is_busy: bool) -> bool:
+        least = self.least / 2 if is_busy else self.least
         if self.is_latency:
-            return value > reference / self.least + self.slack
-        return value < self.least * reference
+            return value > reference / least + self.slack
+        return value < least * reference
 
     def better(self, one: float, other: float | None) -> float:
         """Return the better one of two results."""
@@ -90,18 +91,23 @@ class Slow:
         return f"{self.rule.name} {shown(self.value)} {self.rule.unit}".rstrip() + f", {compared}"
 
 
-def slow_result(name: str, value: float, others: Sequence[float], own: Sequence[float]) -> Slow | None:
+def slow_result(
+    name: str, value: float, others: Sequence[float], own: Sequence[float], *, is_busy: bool = False
+) -> Slow | None:
     """Return why a result counts as slow, or None.
 
-    name: one of :data:`RULES`. others: results of others of the same kind. own: earlier results.
+    name: one of :data:`RULES`. others: results of others of the same kind. own: earlier results. is_busy: other
+    programs have disturbed it, so that only half of the limit counts.
 
     >>> str(slow_result("memory", 4.0, [10.0, 11.0, 10.5], []))
     'memory 4 GB/s, 38% of the median of 3 others (10.5)'
     """
     rule = RULES[name]
-    if others and rule.is_slow(value, reference := (median if rule.is_latency else median_high)(others)):
+    if others and rule.is_slow(
+        value, reference := (median if rule.is_latency else median_high)(others), is_busy=is_busy
+    ):
         return Slow(name, value, reference, f"the median of {len(others)} other{'s' * (len(others) > 1)}")
-    if len(own) >= LEAST_HISTORY and rule.is_slow(value, reference := median(own)):
+    if len(own) >= LEAST_HISTORY and rule.is_slow(value, reference := median(own), is_busy=is_busy):
         return Slow(name, value, reference, f"its own median of {len(own)} checks")
     return None
 
@@ -128,11 +134,14 @@ def slow_hosts(
 
 
 def slow_pairs(
-    results: Mapping[tuple[str, str], Mapping[str, float]], history: Mapping[str, Iterable[Mapping[str, float]]]
+    results: Mapping[tuple[str, str], Mapping[str, float]],
+    history: Mapping[str, Iterable[Mapping[str, float]]],
+    busy: Collection[str] = (),
 ) -> dict[tuple[str, str], Slow | None]:
     """Return the slow pairs of hosts, each with its worst result; None for a pair that has none.
 
     history: by host, earlier results of its best pair. A pair is compared with those of the slower host.
+    busy: hosts that run other programs.
     """
     found: dict[tuple[str, str], Slow | None] = {}
     for pair, own in results.items():
@@ -143,7 +152,7 @@ def slow_pairs(
             before = [[one[name] for one in history.get(host, ()) if name in one] for host in pair]
             rule = RULES[name]
             slower = max(before, key=lambda past: median(past or [0.0]) * (1 if rule.is_latency else -1))
-            if (slow := slow_result(name, value, others, slower)) is not None:
+            if (slow := slow_result(name, value, others, slower, is_busy=not {*pair}.isdisjoint(busy))) is not None:
                 found.setdefault(pair, slow)
     return found
 

@@ -85,6 +85,12 @@ def test_hosts_are_compared_with_their_kind_and_their_past() -> None:
     assert not slow_hosts({"old": {"cpu": 1.0}}, kinds, {"old": [{"cpu": 2.0}] * 2})
 
 
+def test_pairs_of_busy_hosts_must_be_much_slower() -> None:
+    results = {("a", "b"): {"send": 5.0}, ("c", "d"): {"send": 10.0}, ("e", "f"): {"send": 2.0}}
+    assert list(slow_pairs(results, {})) == [("a", "b"), ("e", "f")]
+    assert list(slow_pairs(results, {}, ["b", "e"])) == [("e", "f")]
+
+
 def test_a_latency_must_be_much_higher_to_be_slow() -> None:
     assert slow_result("latency", 250.0, [50.0, 60.0], []) is None
     assert str(slow_result("latency", 5000.0, [100.0], [])) == "latency 5000 µs, 50.0 times the median of 1 other (100)"
