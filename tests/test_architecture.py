@@ -54,7 +54,7 @@ NAMED_ABOVE = {
     "data.frameworks": {"torch.batches", "tensorflow.data"},
     "system.process": {
         "agent.forkserver", "agent.main", "cli.debugging", "transfer.mover",
-        "transfer.stream_server", "transfer.uploader", "worker.main", "worker.validator",
+        "torch.measurer", "transfer.stream_server", "transfer.uploader", "worker.main", "worker.validator",
     },
 }  # fmt: skip
 """Strings that may name modules above: tables of frameworks and observers, a command that is run or shown, programs."""

@@ -102,6 +102,7 @@ class Agent:
         self._has_job = False
         self._forkserver: ForkServerLink | None = None
         self._uploader: OrderLink | None = None
+        self._measurer: OrderLink | None = None
         self._attempt = -1
         self._workers: dict[int, WorkerPipes] = {}
         self._started = False
@@ -239,6 +240,8 @@ class Agent:
                 self._prepare(self._setup.prepare(message))
             case wire.ProbeHost():
                 self._queries.probe(self._setup.probe(message))
+            case wire.Measure():
+                self._measure(message)
             case wire.ReservePorts():
                 self._queries.reserve(message)
             case wire.Start():
@@ -288,6 +291,22 @@ class Agent:
             flags, environment = self._prepared.python_flags, self._prepared.environment
             self._uploader = OrderLink(self._loop, self._up.queue, "uploader", flags=flags, environment=environment)
         self._uploader.order(message)
+
+    def _measure(self, order: wire.Measure) -> None:
+        if self._measurer is not None and order.afresh:
+            self._measurer.close()
+            self._measurer = None
+        if self._measurer is None:
+            assert self._prepared is not None
+            self._measurer = OrderLink(
+                self._loop,
+                self._up.queue,
+                "measurer",
+                flags=self._prepared.python_flags,
+                environment=self._prepared.environment,
+                python=self._prepared.python,
+            )
+        self._measurer.order(order)
 
     def _pass_down(self, frame: wire.Frame) -> None:
         worker = self._workers.get(frame.header["rank"])

@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 StartMethod = Literal["forkserver", "spawn"]
+HostChecks = Literal["launch", "deep"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 ProgressDisplay = Literal["auto", "live", "plain", "off"]
 RESOURCES = ("CPU", "GPU", "memory")
@@ -98,6 +99,9 @@ class ScalingConfig:
         DISTRAIN_TRANSPORT if it is set; else srun for the nodes of a Slurm job, and ssh for hosts that are named.
     ssh_args: further arguments for ssh, a list or one string.
     accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``; the GPUs of every host must be of this product.
+    checks: ``launch`` compares versions and tries connections while the workers start. ``deep`` also measures the hosts
+        and the connections between them before, which takes up to a minute. Spare hosts take the place of those that
+        are slow or hang; without spare ones, the run only warns of slow hosts, and does not start with broken ones.
 
     >>> ScalingConfig(num_workers=4, use_gpu=True, hosts="alpha:2,beta:2").total_resources
     {'GPU': 4}
@@ -114,11 +118,13 @@ class ScalingConfig:
     ssh_args: str | Sequence[str] = ()
     numa_binding: NumaBinding | None = None
     interface: str | None = None
+    checks: HostChecks = "launch"
 
     def __post_init__(self) -> None:
         self._check_workers()
         check_fields(self, check_type, "use_gpu", kind=bool)
         check_fields(self, check_choice, "start_method", choices=get_args(StartMethod))
+        check_fields(self, check_choice, "checks", choices=get_args(HostChecks))
         if self.numa_binding is not None:
             check_fields(self, check_choice, "numa_binding", choices=get_args(NumaBinding))
         check_fields(self, check_type, "accelerator_type", kind=str, optional=True)

@@ -22,6 +22,7 @@ COMMANDS = {
     "show": ("showing", "show one run: its state, attempts, metrics, checkpoints and error"),
     "logs": ("following", "show what the ranks have printed; -f follows"),
     "attach": ("attaching", "return to a running run: its output and progress, until it ends"),
+    "hosts": ("hosts", "list the hosts that were slow or have failed lately"),
     "stacks": ("following", "show where all ranks of a running run are"),
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "debug": ("debugging", "open pdb on a rank of a running run"),
@@ -39,6 +40,7 @@ usage: distrain COMMAND ...        (distrain COMMAND --help explains one)
 train
   run        start a script, a module or a function on several workers
   check      check if the hosts can train together; run nothing
+  hosts      {hosts}
 
 look at runs
   ls         {ls}

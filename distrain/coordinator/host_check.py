@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.coordinator import Coordinator
+from distrain.coordinator.fitness.deep_check import DeepCheck, HostFitness
 from distrain.decisions import events
 from distrain.decisions.host_checks import Finding, clock_findings, disk_findings, gpu_findings
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, info_of
 from distrain.decisions.placement import make_plan
 from distrain.errors import ResourcesError, StorageError
 from distrain.hosts.gpu_health import GpuHealth
+from distrain.storage.host_records import HostRecords
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 class HostFacts:
     """The facts that a check has found about one host.
 
-    ahead_s: by how much its clock is ahead of this machine's.
+    ahead_s: by how much its clock is ahead of this machine's. fitness: what a deep check has measured.
     """
 
     hello: wire.Hello | None = None
@@ -35,6 +37,7 @@ class HostFacts:
     probed: wire.HostProbed | None = None
     ahead_s: float = 0.0
     gpus: Sequence[GpuHealth] = ()
+    fitness: HostFitness | None = None
 
 
 class HostCheck(Coordinator):
@@ -50,6 +53,7 @@ class HostCheck(Coordinator):
         self._facts = {name: HostFacts(sees_storage=host.is_local) for name, host in self._request.hosts.items()}
         self._lost: dict[str, str] = {}
         """Hosts that have not come back so far, and why each was lost."""
+        self._deep = self._deep_check() if self._request.scaling.checks == "deep" else None
         self.run()
         if self.machine.stop_reason is not None:
             raise KeyboardInterrupt
@@ -61,7 +65,19 @@ class HostCheck(Coordinator):
             self._lost.setdefault(self.machine.plan.hosts[0], self.machine.problem)
         for name, why in {**whys, **self._lost}.items():
             self._report(Finding(name, why))
+        for name, fitness in self._deep.hosts.items() if self._deep is not None else ():
+            self._facts[name].fitness = fitness
         return list(self._findings), self._facts
+
+    def _deep_check(self) -> DeepCheck:
+        records = HostRecords()
+        return DeepCheck(
+            self._loop,
+            folder=self._request.storage_path,
+            history={host: [one for one in records.of(host) if one["what"] == "check"] for host in self._facts},
+            send=self._hosts.send,
+            report=self._report,
+        )
 
     # -- instead of what a run does -------------------------------------------------------------------------------
 
@@ -75,7 +91,25 @@ class HostCheck(Coordinator):
             return False
         if infos := [info for host in hosts if (info := self._facts[host].info) is not None]:
             self._launch_checks.begin(make_plan(infos, self._request.scaling, num_workers=len(infos)))
-        return not self._launch_checks.is_under_way
+        return not self._launch_checks.is_under_way and self._is_measured()
+
+    def _is_measured(self) -> bool:
+        """Have the hosts measured, if that is asked for. Return True at the end."""
+        if self._deep is None:
+            return True
+        self._deep.begin(
+            {
+                name: HostFitness(
+                    machine=facts.hello.network.partition("/")[0] or name,
+                    address=facts.probed.address,
+                    interface=facts.probed.interface,
+                    results={"cpus": float(facts.hello.cpus)},
+                )
+                for name, facts in self._facts.items()
+                if facts.hello is not None and facts.probed is not None and name not in self._lost
+            }
+        )
+        return self._deep.is_done
 
     def _do(self, actions: list[events.Action]) -> None:
         """Start no rank, use no cache that is to be emptied, and show no line about the plan."""
@@ -86,6 +120,8 @@ class HostCheck(Coordinator):
                     pass
                 case events.SendMessage(_, wire.Prepare()) if self._request.empties_caches:
                     pass
+                case events.SendMessage(host, wire.Prepare() as message) if self._deep is not None:
+                    super()._do([events.SendMessage(host, replace(message, preload=[]))])  # it leaves the CPUs idle
                 case events.ShowLine() if is_planned:
                     pass
                 case _:
@@ -110,6 +146,8 @@ class HostCheck(Coordinator):
         self._lost.setdefault(host, why)
         self._host_files.lost(host)
         self._launch_checks.lost(host)
+        if self._deep is not None:
+            self._deep.lost(host)
 
     def _report(self, finding: Finding) -> None:
         self._findings[finding] = None
@@ -132,6 +170,10 @@ class HostCheck(Coordinator):
                 return
             case wire.StorageStatus(failed=str(why)):
                 self._report(Finding(host, f"it cannot use the storage: {why}"))
+                return
+            case wire.Measured():
+                if self._deep is not None:
+                    self._deep.handle(host, message)
                 return
             case wire.HostProbed() if facts.probed is None:
                 self._note(host, facts, message)

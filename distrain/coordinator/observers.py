@@ -33,7 +33,12 @@ if TYPE_CHECKING:
     from distrain.api.observer import Fact
     from distrain.decisions.run_status import RunStatus
 
-OBSERVERS = ("distrain.console.choice", "distrain.trackers.observer", "distrain.page.at_end")
+OBSERVERS = (
+    "distrain.console.choice",
+    "distrain.coordinator.fitness.known_hosts",
+    "distrain.page.at_end",
+    "distrain.trackers.observer",
+)
 """Modules with a function ``observers(context, run, status)``, which returns those of a run."""
 _NOTICE_AFTER_S = 5.0
 """Seconds of waiting for observers after which the user is informed."""

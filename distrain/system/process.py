@@ -88,6 +88,7 @@ BROUGHT = ".brought"
 _PROGRAMS = {
     "agent": "distrain.agent.main",
     "forkserver": "distrain.agent.forkserver",
+    "measurer": "distrain.torch.measurer",
     "mover": "distrain.transfer.mover",
     "stream-server": "distrain.transfer.stream_server",
     "uploader": "distrain.transfer.uploader",

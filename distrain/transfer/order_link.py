@@ -1,4 +1,4 @@
-"""The parent's end of a process that carries out orders: an uploader or a mover. Runs in: agent, coordinator."""
+"""The parent's end of a process that carries out orders: such as an uploader. Runs in: agent, coordinator."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class OrderLink:
     answer: gets every message of the process.
     program, arguments: its name and arguments for :func:`~distrain.system.process.bootstrap_argv`. The pid of this
         process comes before the arguments.
+    python: its interpreter; empty for that of this process.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class OrderLink:
         *arguments: str,
         flags: Sequence[str],
         environment: Mapping[str, str] | None = None,
+        python: str = "",
     ) -> None:
         self._loop = loop
         self._answer = answer
@@ -59,6 +61,7 @@ class OrderLink:
         self._arguments = arguments
         self._flags = flags
         self._environment = environment
+        self._python = [python] if python else []
         self._opening: wire.OpenStorage | None = None
         self._child: ChildLink | None = None
         self._open: deque[wire.Message] = deque()
@@ -97,7 +100,8 @@ class OrderLink:
         child.channel.queue(order)
 
     def _start(self, *, opens: bool) -> ChildLink:
-        argv = process.bootstrap_argv(self._program, str(os.getpid()), *self._arguments, flags=self._flags)
+        arguments = (str(os.getpid()), *self._arguments)
+        argv = process.bootstrap_argv(self._program, *arguments, python=self._python, flags=self._flags)
         child = self._child = ChildLink(argv, environment=self._environment)
         if self._loop is not None:
             child.channel.attach(self._loop, self._on_frames)

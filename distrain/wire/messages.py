@@ -425,6 +425,45 @@ class HostProbed(Message):
     failed_peers: dict[str, str] = field(default_factory=dict)
 
 
+@message
+class Measure(Message):
+    """Measure one thing about the host, in a process of its own that has the workers' interpreter.
+
+    number: names the order in its answer. what: ``start`` (import torch, and say what the host has), ``compute``,
+    ``memory``, ``disk`` (in ``folder``), ``shm``, ``listen`` (at ``address``), or ``pair``: measure the connection to
+    another host, as ``rank`` 0 or 1 of the two, which meet at ``address`` and ``port``, by the network ``interface``.
+    on_gpu: by NCCL, between the first GPUs. afresh: kill the process first, because it hangs.
+
+    Coordinator -> agent -> measurer; answered by :class:`Measured`.
+    """
+
+    number: int
+    what: str
+    afresh: bool = False
+    folder: str = ""
+    address: str = ""
+    port: int = 0
+    interface: str = ""
+    rank: int = 0
+    on_gpu: bool = False
+
+
+@message
+class Measured(Message):
+    """The results of a measurement by name, see :data:`~distrain.decisions.fitness.rates.RULES`; or why it has failed.
+
+    facts: ``cpu`` and ``gpus`` of the host. port: where it listens.
+
+    Measurer -> agent -> coordinator.
+    """
+
+    number: int
+    results: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    port: int = 0
+    failed: str | None = None
+
+
 # -- storage ---------------------------------------------------------------------------------------------------------
 
 
@@ -1047,7 +1086,7 @@ class RunEnded(ToWorker):
 
 
 def failed_answer(order: Message, why: str) -> Message:
-    """Return the answer to an order that an uploader could not carry out."""
+    """Return the answer to an order that a child process could not carry out."""
     match order:
         case Upload(attempt=attempt, rank=rank, ordinal=ordinal):
             return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
@@ -1055,4 +1094,6 @@ def failed_answer(order: Message, why: str) -> Message:
             return StorageStatus(failed=why)
         case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords() | Deliver():
             return OrderDone(failed=why)
+        case Measure(number=number):
+            return Measured(number=number, failed=why)
     raise AssertionError(f"not an order: {order!r:.200}")

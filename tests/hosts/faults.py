@@ -66,3 +66,15 @@ def second_network(lab: Lab, *hosts: str) -> Iterator[None]:
     finally:
         for host in hosts:
             lab.run(host, "ip", "link", "del", "ib0")
+
+
+@contextlib.contextmanager
+def slow_network(lab: Lab, host: str, rate: str = "100mbit") -> Iterator[None]:
+    """Limit what a host sends."""
+    limit = ("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")
+    done = lab.run(host, *limit)
+    assert done.returncode == 0, done.stderr
+    try:
+        yield
+    finally:
+        assert lab.run(host, "tc", "qdisc", "del", "dev", "eth0", "root").returncode == 0

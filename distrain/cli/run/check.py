@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from distrain.coordinator.fitness.deep_check import columns
 from distrain.system.arguments import in_users_words
 from distrain.system.text import name_hosts, without_controls
 
@@ -42,6 +43,24 @@ def show(findings: Sequence[Finding], hosts: Mapping[str, HostFacts], console: C
     console.print(Text(f"cannot train like this: {named}" if bad else good, style="bold"), soft_wrap=True)
 
 
+def as_json(findings: Sequence[Finding], hosts: Mapping[str, HostFacts]) -> dict[str, Any]:
+    """Return what a check has found, as docs/hosts.md describes it. Names of results are those of the rules."""
+    return {
+        "ok": not any(finding.is_fatal for finding in findings),
+        "problems": [{"host": one.host, "fatal": one.is_fatal, "text": in_users_words(one.text)} for one in findings],
+        "hosts": {
+            name: {
+                "reached": facts.hello is not None,
+                "slow": facts.fitness is not None and facts.fitness.is_slow,
+                "kind": facts.fitness.kind if facts.fitness is not None else "",
+                "results": facts.fitness.results if facts.fitness is not None else {},
+                "links": facts.fitness.links if facts.fitness is not None else {},
+            }
+            for name, facts in hosts.items()
+        },
+    }
+
+
 def show_emptied(findings: Sequence[Finding], hosts: Mapping[str, HostFacts]) -> bool:
     """Print what was deleted on each host. Return True if all hosts have answered."""
     problems = {finding.host: finding.text for finding in findings}
@@ -72,7 +91,7 @@ def _row(name: str, facts: HostFacts) -> dict[str, str]:
             "clock": f"{round(facts.ahead_s, 1) or 0.0:+.1f} s",  # not -0.0
             "storage": "ok" if facts.sees_storage else "",
         }
-    return row
+    return row | (columns(facts.fitness) if facts.fitness is not None else {})
 
 
 def _tables(console: Console, rows: Sequence[Mapping[str, str]]) -> list[Table]:

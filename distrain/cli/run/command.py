@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from functools import partial
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.api.tracker import parse_tracker
-from distrain.cli.run.check import show, show_emptied
+from distrain.cli.run.check import as_json, show, show_emptied
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
 from distrain.cli.run.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
@@ -64,6 +65,8 @@ def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_p
     checks = options.check or options.clear_caches
     if options.detach and checks:
         parser.error(f"--detach is for runs; leave it out with {'--check' if options.check else '--clear-caches'}")
+    if options.json and not options.check:
+        parser.error("--json is for --check; leave it out")
     if ignored := ignored_options(options):
         warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
     try:
@@ -74,7 +77,7 @@ def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_p
     except (ValueError, TypeError, OSError, ResourcesError) as error:
         parser.error(in_users_words(str(error)))
     if checks:
-        return _check(work, scaling, run, workers_path(work, user_path), empties=options.clear_caches)
+        return _check(work, scaling, run, workers_path(work, user_path), options)
     train = partial(_run, work, scaling, run, workers_path(work, user_path))
     return run_detached(train) if options.detach else train()
 
@@ -102,7 +105,8 @@ def _hosts(options: argparse.Namespace) -> tuple[HostSpec, ...]:
 
 
 def _scaling_config(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> ScalingConfig:
-    return config_from(ScalingConfig, options, num_workers=_num_workers(options, hosts))
+    checks = "deep" if options.deep else "launch"
+    return config_from(ScalingConfig, options, num_workers=_num_workers(options, hosts), checks=checks)
 
 
 def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int | tuple[int, int]:
@@ -194,10 +198,11 @@ def _run(
     return 0
 
 
-def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str], *, empties: bool) -> int:
+def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str], options: argparse.Namespace) -> int:
     """Check the hosts and show a table of them, or empty their caches. Return 0, or 1 if there is a problem."""
     from rich.console import Console
 
+    empties: bool = options.clear_caches
     try:
         with log_level(run.log_level):
             findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path, empties_caches=empties)
@@ -208,5 +213,8 @@ def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[st
         return exit_code_of(error)
     if empties:
         return 0 if show_emptied(findings, hosts) else 1
-    show(findings, hosts, Console(highlight=False))
+    if options.json:
+        print(json.dumps(as_json(findings, hosts), indent=1))
+    else:
+        show(findings, hosts, Console(highlight=False))
     return 1 if any(finding.is_fatal for finding in findings) else 0

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CONFIGS = (ScalingConfig, RunConfig, FailureConfig, CheckpointConfig, LoggingConfig, ShippingConfig)
 BY_HAND = {
+    "checks": "--deep",
     "num_workers": "--num-workers",
     "ranks": "--ranks-shown",
     "trackers": "--tracker",

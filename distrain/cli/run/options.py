@@ -133,6 +133,12 @@ def _add_placement_options(add: Callable[..., object]) -> None:
     add("--nproc-per-node", type=_worker_count, metavar="N", help="the same as --num-workers, for a single host")
     add_options_of(ScalingConfig, add)
     add(
+        "--deep",
+        action="store_true",
+        help="also measure the hosts and the connections between them, before the run or with --check; spare hosts "
+        "take the place of bad ones",
+    )
+    add(
         "--env",
         action="append",
         default=[],
@@ -166,6 +172,7 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
 
 def _add_actions(add: Callable[..., object]) -> None:
     add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
+    add("--json", action="store_true", help="with --check: write a JSON object instead of the table")
     add("--clear-caches", action="store_true", help="delete what distrain has stored on the hosts")
 
 

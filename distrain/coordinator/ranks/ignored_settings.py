@@ -23,7 +23,7 @@ def describe_ignored_settings(scaling: ScalingConfig, run: RunConfig, launcher: 
     """
     restarts = _FOR_RESTARTS if launcher else ()
     of_workers: list[tuple[str, Any, Sequence[str]]] = [
-        ("ScalingConfig", scaling, ("start_method", "ssh_args", "numa_binding")),
+        ("ScalingConfig", scaling, ("start_method", "ssh_args", "numa_binding", "checks")),
         ("FailureConfig", run.failure_config, (*restarts, *_FOR_WORKERS)),
         ("LoggingConfig", run.logging_config, ("ranks",)),
         ("ShippingConfig", run.shipping_config, ("include", "limit_bytes", "env_from", "cache_bytes")),

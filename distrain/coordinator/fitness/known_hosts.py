@@ -1,0 +1,62 @@
+"""The memory of bad hosts: an observer that writes it. Runs in: coordinator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distrain.api.observer import AttemptBegan, AttemptEnded, BecameSlow, Observer, TroubleBegan
+from distrain.storage.host_records import HostRecords
+from distrain.system.log import warn_once
+
+if TYPE_CHECKING:
+    from distrain.api.config import RunContext
+    from distrain.api.observer import Fact, RunBegan
+    from distrain.decisions.run_status import RunStatus
+
+_FAILED = ("signal", "memory", "hang")
+"""Kinds of failures for which a host may be to blame. Exceptions are usually the user's."""
+
+
+def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[KnownHosts]:
+    """Return the observer that remembers the hosts of a run, unless it trains in this process."""
+    return [] if run.in_process else [KnownHosts(run.name)]
+
+
+class KnownHosts(Observer):
+    """Remembers hosts that were lost, whose GPUs have failed, that were slow, or whose ranks have often failed.
+
+    Runs on a single host are left out: without it, the user has none.
+    """
+
+    name = "the memory of hosts"
+    hears = (AttemptBegan, AttemptEnded, BecameSlow, TroubleBegan)
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._told: set[tuple[str, str]] = set()
+        """Hosts and troubles of this attempt."""
+        self._is_alone = True
+
+    def hear(self, fact: Fact) -> None:
+        match fact:
+            case AttemptBegan(hosts=hosts):
+                self._is_alone = len(set(hosts)) == 1
+                self._told.clear()
+            case BecameSlow(host=host):
+                self._note(host, "slow rank", str(fact))
+            case TroubleBegan(host, trouble) if trouble.kind == "GPU" and not trouble.problem.startswith("full "):
+                self._note(host, "GPU", trouble.text)
+            case AttemptEnded(failures=failures) if failures:
+                for lost in {one.host: one for one in failures if one.kind == "lost"}.values():
+                    self._note(lost.host, "lost", lost.summary)
+                if failures[0].kind in _FAILED:
+                    self._note(failures[0].host, "failed", failures[0].summary)
+
+    def _note(self, host: str, what: str, text: str) -> None:
+        if not self._is_alone and (host, what) not in self._told:
+            self._told.add((host, what))
+            records = HostRecords()
+            try:
+                records.add(host, what, text=text, run=self._run)
+            except OSError as error:
+                warn_once(f"bad hosts are not remembered in {records.folder}: {error}")
