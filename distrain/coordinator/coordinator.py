@@ -143,6 +143,7 @@ class Coordinator:
             self._evidence,
             request.failure_config,
             ask_for_stacks=self._ask_for_stacks,
+            ask_for_records=self._ask_for_records,
             addresses=self._addresses,
             send=self._hosts.send,
             on_hang=self._happened,
@@ -531,6 +532,10 @@ class Coordinator:
         for name in plan.hosts:
             self._hosts.send(name, wire.TakeStacks(attempt=self._attempt))
         return list(plan.hosts)
+
+    def _ask_for_records(self) -> None:
+        for rank in self._observers.status.at_work():
+            self._send_to_rank(wire.DumpRecorder(attempt=self._attempt, rank=rank))
 
     def _addresses(self) -> Mapping[str, str]:
         plan = self.machine.plan

@@ -30,6 +30,8 @@ STACKS_TIMEOUT_S = 3.0
 """Seconds to wait for the stacks of all hosts before those that have arrived are shown."""
 _CONNECTIONS_TIMEOUT_S = CONNECT_TIMEOUT_S + STACKS_TIMEOUT_S
 """Seconds to wait for the stacks if hosts also try to connect to each other."""
+_RECORDS_S = 1.0
+"""Seconds to wait for the flight recorders of all ranks before a hang is shown."""
 _MOST_SHOWN = 3
 """Hangs of one attempt that are shown. A run may stand still in each epoch, and go on."""
 
@@ -37,7 +39,8 @@ _MOST_SHOWN = 3
 class HangMonitor:
     """Observe the progress of each attempt. Take stacks of its ranks, and try the connections between its hosts.
 
-    ask_for_stacks: makes every host take stacks, and returns the names of the hosts.
+    ask_for_stacks: makes every host take stacks, and returns the names of the hosts. ask_for_records: makes every rank
+    send what its flight recorder has.
     addresses: returns the addresses of the hosts that can be asked now to connect to each other.
     send: sends a message to a host.
     on_hang: is called when there was no progress for ``FailureConfig.hang_timeout_s``. tell: tells a fact.
@@ -50,6 +53,7 @@ class HangMonitor:
         config: FailureConfig,
         *,
         ask_for_stacks: Callable[[], list[str]],
+        ask_for_records: Callable[[], None],
         addresses: Callable[[], Mapping[str, str]],
         send: Callable[[str, wire.Message], None],
         on_hang: Callable[[HangDetected], None],
@@ -61,6 +65,7 @@ class HangMonitor:
         self._limits = {"report": config.hang_report_s, "timeout": config.hang_timeout_s}
         self._actions = {"report": self._warn_of_silence, "timeout": self._time_out}
         self._ask_for_stacks = ask_for_stacks
+        self._ask_for_records = ask_for_records
         self._addresses = addresses
         self._send = send
         self._on_hang = on_hang
@@ -72,7 +77,7 @@ class HangMonitor:
         self._records: dict[int, dict[str, Any]] = {}
         """By rank that stands still: its flight recorder."""
         self._hang: Hang | None = None
-        self._shown = 0
+        self._shown, self._is_shown = 0, True
         self._judged = True
         """True once the standstills of the ranks as they are now were looked at."""
         self._stacks: dict[int, str] = {}
@@ -137,6 +142,8 @@ class HangMonitor:
     def add_record(self, rank: int, body: bytes) -> None:
         """Take the flight recorder of a rank that stands still, or has failed."""
         self._records[rank] = json.loads(body)
+        if self._records.keys() >= self._standstills.ranks:
+            self._show_hang()
 
     def collectives(self) -> list[str]:
         """Return sentences about the collectives that ranks lack, or that do not match."""
@@ -149,10 +156,11 @@ class HangMonitor:
         if hang is not None and self._hang is None:
             self._hang = hang
             self._hung_since = self._hung_since or time.time() - (now - hang.since)
-            text = hang.text(now)
+            self._is_shown = False
             self._tell(HangBegan(hang.text(), self._hung_since, hang.culprits, hang.text))
             self._take_stacks(lambda lines: None)
-            self._show_hang(text)
+            self._ask_for_records()
+            self._loop.call_in("records", _RECORDS_S, self._show_hang)
         elif self._standstills.unheard(now):
             self._take_stacks(lambda lines: self._note_mute(), is_look=True)
 
@@ -161,9 +169,14 @@ class HangMonitor:
             self._standstills.mute |= mute
             self._judge(time.monotonic())
 
-    def _show_hang(self, text: str) -> None:
+    def _show_hang(self) -> None:
+        """Show a new hang, as soon as the flight recorders are there."""
+        if self._hang is None or self._is_shown:
+            return
+        self._is_shown = True
         self._shown += 1
         if self._shown <= _MOST_SHOWN:
+            text = self._hang.text(time.monotonic())
             warn("\n    ".join([text, *self.collectives(), f"stacks and flight recorders: {self._evidence.folder}"]))
 
     # -- no progress ----------------------------------------------------------------------------------------------

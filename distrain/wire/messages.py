@@ -770,6 +770,14 @@ class Standstill(FromWorker):
 
 
 @message
+class DumpRecorder(ToWorker):
+    """Send what torch's flight recorder has.
+
+    Coordinator -> worker; answered by :class:`Dump`, if there is anything.
+    """
+
+
+@message
 class Dump(FromWorker):
     """Evidence of what a rank was doing, for the attempt's evidence folder.
 

@@ -89,7 +89,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     if not context.sees_storage:
         fetch_with(session.fetch_checkpoint, Path(context.get_trial_dir()))
     sampler = VitalsSampler(channel, context, spec.vitals_s)
-    sampler.poll = session.poll
+    sampler.poll, session.on_dump = session.poll, sampler.dump_recorder
     if context.world_rank == 0:  # one rank is enough to say it
         early_variables.watch()
 

@@ -138,6 +138,8 @@ class Session:
         self._vote_at = math.inf
         self.after_call: Callable[[], None] = lambda: None
         """Called after every call that may have kept the debugger from opening; set by it."""
+        self.on_dump: Callable[[], object] = lambda: None
+        """Sends what torch's flight recorder has; set by the sampler."""
         self.on_profile: Callable[[float], object] = lambda seconds: None
         """Begins a profile of this rank; set by the profiler."""
         self._debugger_input: deque[str] = deque()
@@ -679,6 +681,8 @@ class Session:
                 self._vote_at = call
             case wire.DebuggerInput(line=str(line)):
                 self._debugger_input.append(line)
+            case wire.DumpRecorder():
+                self.on_dump()
             case wire.TakeProfile(seconds=seconds):
                 self.on_profile(seconds)
             case wire.Release():

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 _SAMPLE_S = 0.1
 """The mean time between two samples. It varies, as steps of that length would always be seen at the same point."""
-_DUMP_AFTER_S = 3.5
-"""Seconds of a standstill after which the flight recorder is sent."""
 
 
 class VitalsSampler:
@@ -53,7 +51,6 @@ class VitalsSampler:
         self._standstill = Standstill(threading.get_native_id())
         self._told = ("", "")
         """The state and the place of the standstill that was told last."""
-        self._is_recorder_dumped = False
 
     def __enter__(self) -> None:
         _thread.start_new_thread(self._run, ())  # unlike a threading.Thread, train_func does not count it as its own
@@ -62,7 +59,7 @@ class VitalsSampler:
         self._over.set()
         if error is not None and is_of_communication(error):
             with contextlib.suppress(Exception):
-                self._dump_recorder()
+                self.dump_recorder()
 
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
@@ -108,19 +105,16 @@ class VitalsSampler:
     # -- standstills ----------------------------------------------------------------------------------------------
 
     def _tell_standstill(self, now: float) -> None:
-        """Tell a standstill once it lasts, and its end. Dump the flight recorder before others can call it a hang."""
+        """Tell a standstill once it lasts, and its end."""
         stand = self._standstill
         seconds = now - stand.since
         state = stand.state if seconds >= STANDING_S else ""
-        if state and not self._is_recorder_dumped and seconds >= _DUMP_AFTER_S:
-            self._is_recorder_dumped = True
-            self._dump_recorder()
         told = (state, stand.place if state else "")
         if told != self._told:
             self._told = told
-            self._is_recorder_dumped = self._is_recorder_dumped and bool(state)
             self._channel.send(wire.Standstill(**self._of, state=state, place=told[1], seconds=round(seconds, 3)))
 
-    def _dump_recorder(self) -> None:
+    def dump_recorder(self) -> None:
+        """Send what torch's flight recorder has."""
         if body := flight_recorder.dump():
             self._channel.send(wire.Dump(**self._of, what="flight_recorder", body=body))
