@@ -26,13 +26,14 @@ def counts() -> str:
     return str([recorded.get("pg_status") for recorded in _recorded(entries=False)])
 
 
-def dump() -> bytes:
+def dump(*, has_failed: bool) -> bytes:
     """Return the records as JSON, empty if there are none.
 
-    entries: those of torch's own. groups: the ranks in each group of this rank, by its name.
+    entries: those of torch's own. groups: the ranks in each group of this rank, by its name. has_failed: the rank has
+    raised an exception of torch.distributed, and then torch counts the collective that failed as done.
     """
     entries = [entry for recorded in _recorded(entries=True) for entry in recorded.get("entries", ())]
-    return json.dumps({"entries": entries, "groups": _groups()}).encode() if entries else b""
+    return json.dumps({"entries": entries, "groups": _groups(), "has_failed": has_failed}).encode() if entries else b""
 
 
 def _recorded(*, entries: bool) -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ class VitalsSampler:
         self._over.set()
         if error is not None and is_of_communication(error):
             with contextlib.suppress(Exception):
-                self.dump_recorder()
+                self.dump_recorder(has_failed=True)
 
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
@@ -114,7 +114,7 @@ class VitalsSampler:
             self._told = told
             self._channel.send(wire.Standstill(**self._of, state=state, place=told[1], seconds=round(seconds, 3)))
 
-    def dump_recorder(self) -> None:
+    def dump_recorder(self, *, has_failed: bool = False) -> None:
         """Send what torch's flight recorder has."""
-        if body := flight_recorder.dump():
+        if body := flight_recorder.dump(has_failed=has_failed):
             self._channel.send(wire.Dump(**self._of, what="flight_recorder", body=body))

@@ -52,81 +52,88 @@ class _Call:
         return f"{self.operation} #{self.number}{shown}{more}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A process group. calls: by member whose records are known, then by number."""
+
+    name: str
+    members: Sequence[int]
+    calls: Mapping[int, Mapping[int, _Call]]
+
+    def __str__(self) -> str:
+        if self.name == _DEFAULT_GROUP:
+            return "the default group"
+        named = f" {self.name!r}" if self.name not in ("", "undefined") else ""
+        return f"the group{named} of ranks {rank_list(self.members)}"
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the collectives that no rank has forgotten, the first ones first."""
+        oldest = max((min(those) for those in self.calls.values() if those), default=0)
+        return sorted({number for those in self.calls.values() for number in those if number >= oldest})
+
+    def mismatch(self) -> str | None:
+        """Return a sentence about the first collective for which ranks have called different ones."""
+        for number in self.numbers():
+            kinds: dict[tuple[object, ...], list[int]] = {}
+            for rank, those in self.calls.items():
+                if number in those:
+                    kinds.setdefault(those[number].kind, []).append(rank)
+            if len(kinds) > 1:
+                parts = [f"{name_ranks(ranks)} called {self.calls[ranks[0]][number]}" for ranks in kinds.values()]
+                return f"collectives of {self} do not match: {', '.join(parts)}"
+        return None
+
+    def lacking(self, finished: Collection[int], *, have_failed: bool) -> Iterator[str]:
+        """Yield sentences about the ranks that lack a collective in which others wait.
+
+        have_failed: ranks have failed in it. Then only the last one matters, and who lacks it may have failed earlier.
+        """
+        for number in reversed(self.numbers()) if have_failed else self.numbers():
+            waiting = [rank for rank, those in self.calls.items() if number in those and not those[number].is_over]
+            if waiting:
+                break
+        else:
+            return
+        call = self.calls[waiting[0]][number]
+        gone = [rank for rank in self.members if rank not in self.calls and rank in finished]
+        lacking = [rank for rank, those in self.calls.items() if number not in those and not have_failed]
+        if gone:
+            yield f"{ranks_have(gone)} finished train_func without {call} of {self}"
+        for rank in lacking:
+            last = f"its last was #{max(self.calls[rank])}" if self.calls[rank] else "it has called none"
+            yield f"rank {rank} never reached {call} of {self}; {last}"
+        if not gone and not lacking and len(self.calls) < len(self.members):
+            yield f"{name_ranks(waiting)} called {call} of {self}; the other ranks must call the same"
+
+
 def compare(records: Mapping[int, Mapping[str, Any]], *, finished: Collection[int] = ()) -> list[str]:
     """Return sentences that name the collectives that ranks lack, or that do not match; none if all match.
 
     records: by rank. Ranks without records are left out, unless they have ``finished`` train_func.
     """
     calls = {rank: _calls(record) for rank, record in records.items()}
+    have_failed = any(record["has_failed"] for record in records.values())
     members: dict[str, Sequence[int]] = {}
     names: dict[str, str] = {}
     for record in records.values():
         members |= record["groups"]
         names |= {entry["process_group"][0]: entry["process_group"][1] for entry in record["entries"]}
-    sentences = [
-        sentence
-        for group, ranks in sorted(members.items())
-        for sentence in _compare_group(group, names.get(group, ""), ranks, calls, finished)
-    ]
+    sentences: list[str] = []
+    for key, ranks in sorted(members.items()):
+        group = _Group(names.get(key, ""), ranks, {rank: calls[rank].get(key, {}) for rank in ranks if rank in calls})
+        if mismatch := group.mismatch():
+            sentences.append(mismatch)
+        else:
+            sentences += group.lacking(finished, have_failed=have_failed)
     return sentences[:_MOST_SENTENCES]
 
 
 def _calls(record: Mapping[str, Any]) -> dict[str, dict[int, _Call]]:
-    """Return the collectives of a rank, by group and number."""
+    """Return the collectives of a rank, by group and number. The one that failed counts as not over."""
     found: dict[str, dict[int, _Call]] = {}
-    for entry in record["entries"]:
-        if not entry["is_p2p"]:
-            found.setdefault(entry["process_group"][0], {})[entry["collective_seq_id"]] = _Call.of(entry)
+    entries = [entry for entry in record["entries"] if not entry["is_p2p"]]
+    for entry in entries:
+        has_failed = record["has_failed"] and entry is entries[-1]
+        call = _Call.of({**entry, "retired": False} if has_failed else entry)
+        found.setdefault(entry["process_group"][0], {})[call.number] = call
     return found
-
-
-def _compare_group(
-    group: str,
-    name: str,
-    members: Sequence[int],
-    calls: Mapping[int, Mapping[str, Mapping[int, _Call]]],
-    finished: Collection[int],
-) -> Iterator[str]:
-    """Yield a sentence about the first collective that differs: there may be many after it."""
-    known = {rank: calls[rank].get(group, {}) for rank in members if rank in calls}
-    numbers = sorted({number for those in known.values() for number in those})
-    where = _group_in_words(name, members)
-    oldest = max((min(those) for those in known.values() if those), default=0)
-    for number in (one for one in numbers if one >= oldest):
-        kinds: dict[tuple[object, ...], list[int]] = {}
-        for rank, those in known.items():
-            if number in those:
-                kinds.setdefault(those[number].kind, []).append(rank)
-        if len(kinds) > 1:
-            parts = [f"{name_ranks(ranks)} called {known[ranks[0]][number]}" for ranks in kinds.values()]
-            yield f"collectives of {where} do not match: {', '.join(parts)}"
-            return
-        lacking = [rank for rank, those in known.items() if number not in those]
-        pending = {
-            rank: those[number] for rank, those in known.items() if number in those and not those[number].is_over
-        }
-        if not pending:
-            continue
-        call = next(iter(pending.values()))
-        gone = [rank for rank in members if rank not in known and rank in finished]
-        if gone:
-            yield f"{ranks_have(gone)} finished train_func without {call} of {where}"
-        for rank in lacking:
-            yield f"rank {rank} never reached {call} of {where}; {_instead(known[rank], calls[rank], group)}"
-        if not gone and not lacking and len(known) < len(members):
-            yield f"{name_ranks(pending)} called {call} of {where}; the other ranks must call the same"
-        return
-
-
-def _instead(own: Mapping[int, _Call], calls: Mapping[str, Mapping[int, _Call]], group: str) -> str:
-    """Return the last collective of a rank in a group, and the one of another group in which it waits."""
-    last = f"its last was #{max(own)}" if own else "it has called none"
-    other = [call for name, those in calls.items() if name != group for call in those.values() if not call.is_over]
-    return f"{last}, and it waits in {other[-1]} of another group" if other else last
-
-
-def _group_in_words(name: str, members: Sequence[int]) -> str:
-    if name == _DEFAULT_GROUP:
-        return "the default group"
-    named = f" {name!r}" if name not in ("", "undefined") else ""
-    return f"the group{named} of ranks {rank_list(members)}"

@@ -24,7 +24,11 @@ def record(*calls: str, group: str = "0", name: str = "default_pg", pending: boo
 
 
 def of(entries: list[dict[str, Any]], **groups: list[int]) -> dict[str, Any]:
-    return {"entries": entries, "groups": {"0": [0, 1, 2], **{name[1:]: ranks for name, ranks in groups.items()}}}
+    return {
+        "has_failed": False,
+        "entries": entries,
+        "groups": {"0": [0, 1, 2], **{name[1:]: ranks for name, ranks in groups.items()}},
+    }
 
 
 STEP = "all_reduce 512x512 Float"
@@ -67,20 +71,25 @@ def test_operations_that_take_another_size_from_each_rank_match() -> None:
     assert found == []
 
 
-def test_the_group_in_which_a_rank_waits_instead_is_named() -> None:
+def test_each_group_has_its_own_sentence() -> None:
     entries = [*record(STEP, pending=False), *record("all_reduce 4 Long", group="1", name="undefined")]
     found = compare({0: of(record(STEP, STEP)), 1: of(entries, _1=[0, 1]), 2: of(record(STEP, STEP))})
     default, other = found
-    assert default == (
-        "rank 1 never reached all_reduce #2 (512 × 512, float32) of the default group; its last was #1, "
-        "and it waits in all_reduce #1 (4, int64) of another group"
-    )
-    assert other == (
-        "rank 0 never reached all_reduce #1 (4, int64) of the group of ranks 0, 1; it has called none, "
-        "and it waits in all_reduce #2 (512 × 512, float32) of another group"
-    )
+    assert default == ("rank 1 never reached all_reduce #2 (512 × 512, float32) of the default group; its last was #1")
+    assert other == ("rank 0 never reached all_reduce #1 (4, int64) of the group of ranks 0, 1; it has called none")
 
 
 def test_records_that_a_small_buffer_has_lost_are_not_missing() -> None:
     first, second = record(STEP, STEP, STEP), record(STEP, STEP, STEP)[1:]
     assert compare({0: of(first), 1: of(second), 2: of(first)}) == []
+
+
+def test_after_a_failure_the_last_collective_of_the_others_is_named() -> None:
+    """torch counts a collective that has failed as done."""
+    failed = {"has_failed": True}
+    over = {0: record(STEP, STEP, pending=False), 2: record(STEP, STEP, pending=False), 3: record(STEP, pending=False)}
+    groups = {"0": [0, 1, 2, 3]}
+    found = compare({rank: {**of(entries), **failed, "groups": groups} for rank, entries in over.items()})
+    assert found == [
+        "ranks 0, 2 called all_reduce #2 (512 × 512, float32) of the default group; the other ranks must call the same"
+    ]
