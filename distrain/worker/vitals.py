@@ -58,7 +58,7 @@ class VitalsSampler:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._over.set()
         if error is not None and is_of_communication(error):
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(OSError, DistrainError):
                 self.dump_recorder(has_failed=True)
 
     def _run(self) -> None:
