@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HANG_S = 5.0
 """Seconds for which the ranks have stood still before that is called a hang."""
-MUTE_S = 8.0
+MUTE_S = 6.0
 """Seconds for which all others have waited before the ranks that say nothing are asked for their stacks."""
 _WAITS = ("waits", "blocked")
 
