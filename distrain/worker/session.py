@@ -43,6 +43,7 @@ from distrain.worker.report_checks import (
     folder_in_place,
     is_kept,
 )
+from distrain.worker.sniff_test import sniff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,6 +141,7 @@ class Session:
         """Called after every call that may have kept the debugger from opening; set by it."""
         self.on_profile: Callable[[float], object] = lambda seconds: None
         """Begins a profile of this rank; set by the profiler."""
+        self._sniff_test: wire.SniffTest | None = None
         self._debugger_input: deque[str] = deque()
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
@@ -168,6 +170,7 @@ class Session:
             if options.mode is ASYNC and not self._channel.has_uploader:
                 options = replace(options, mode=SYNC, delete=options.deletes)
             self._listen()
+            self._sniff()
             self._await_acknowledgement()
             self._raise_storing_error()
             if checkpoint is None:
@@ -251,6 +254,13 @@ class Session:
             self._local_files[ordinal] = local_files
         self._channel.send(report)
         return ordinal
+
+    def _sniff(self) -> None:
+        """Measure this host, if the coordinator has asked for it: here all ranks are about as busy."""
+        if self._sniff_test is not None:
+            test, self._sniff_test = self._sniff_test, None
+            results, model = sniff(self.context.devices)
+            self._channel.send(wire.Sniffed(attempt=test.attempt, rank=test.rank, results=results, model=model))
 
     def _await_acknowledgement(self) -> None:
         """Wait while as many reports are on their way as may be lost."""
@@ -681,6 +691,8 @@ class Session:
                 self._debugger_input.append(line)
             case wire.TakeProfile(seconds=seconds):
                 self.on_profile(seconds)
+            case wire.SniffTest():
+                self._sniff_test = message
             case wire.Release():
                 self.released = True
 
