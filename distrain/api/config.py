@@ -325,9 +325,9 @@ class FailureConfig:
         themselves. A lost host is a failure like any other: with restarts left, the run continues.
     host_wait_s: seconds to wait for a lost host before a restart, if the others have too few slots without it. The host
         is tried once in any case.
-    on_slow: what to do about a host that is slow, and that a test confirms to be slow. ``"warn"`` shows a line;
-        ``"replace"`` also restarts the workers from the next checkpoint with a spare host in its place, if there is
-        one. That is not a failure.
+    on_slow: what to do when a rank is slow and a short test shows that its host is: ``"warn"`` says so, ``"replace"``
+        has a spare host take its place at the next checkpoint. The workers restart from there, which does not count as
+        a failure.
     peer_failure_grace_s: seconds between SIGTERM and SIGKILL for the other ranks after one has failed; None, the
         default, means 5 for a script and 0 for train_func, which gets SIGKILL at once. Only ranks that handle SIGTERM
         can use them, others end at once; train_func handles it, as SystemExit.

@@ -146,14 +146,6 @@ class BecameSlow(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class HostIsSlow(Fact):
-    """A test has confirmed that a host is slow. why: such as ``CPU 0.8 TFLOP/s, 41% of the median of 3 others (2)``."""
-
-    host: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class TroubleBegan(Fact):
     """Memory or a GPU of a host is about to end the run, or slows it down."""
 

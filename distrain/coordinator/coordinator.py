@@ -159,12 +159,9 @@ class Coordinator:
         )
         self._profiles = Profiles(self._evidence, observers.status, send=self._send_to_rank)
         self._sniff_tests = SniffTests(
-            request.failure_config,
-            observers,
-            send=self._send_to_rank,
-            spares_for=self.machine.spares_for,
-            replace=self._happened,
+            request.failure_config, observers, self._send_to_rank, self.machine.spares_for, self._happened
         )
+        observers.add(self._sniff_tests)
         self._requests = Requests(
             self._loop,
             store,

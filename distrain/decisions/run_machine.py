@@ -662,8 +662,7 @@ class RunStateMachine:
         if self.state is not RunState.RUNNING or self.outcomes or not spares:
             return []
         self._replaced[self.attempt] = slow
-        takes = "take" if len(spares) > 1 else "takes"
-        text = f"{slow.host} is slow ({slow.why}); {name_hosts(spares)} {takes} its place at {self._name_checkpoint()}"
+        text = f"{slow.host} is slow ({slow.why}); replaced by {name_hosts(spares)} at {self._name_checkpoint()}"
         return [ShowLine(text), *self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)]
 
     def _on_problem(self, problem: str, now: float) -> list[Action]:

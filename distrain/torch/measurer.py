@@ -20,7 +20,7 @@ from distrain import wire
 from distrain.hosts.host import collective_variables
 from distrain.system import process
 from distrain.wire.channel import Channel
-from distrain.worker.sniff_test import copies, products, rate
+from distrain.worker.sniff_test import COPIED_BYTES, copies, products, rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +29,6 @@ __all__ = ["main"]
 
 _SAMPLE_S = 0.25
 _SHORT_SAMPLE_S = 0.08
-_SIDE, _GPU_SIDE = 1024, 4096
-"""Rows of the square matrices."""
-_SHM_BYTES = 32 << 20
 _FILE_BYTES, _BLOCK_BYTES = 64 << 20, 4 << 20
 _WRITING_S = 2.0
 _SHM = "/dev/shm"  # noqa: S108
@@ -71,7 +68,7 @@ class _Measurer:
                 case "disk":
                     results = _disk(order.folder)
                 case _:
-                    results = _with_busy({"compute": _compute, "memory": copies, "shm": _shm}[order.what])
+                    results = _with_busy({"compute": _compute, "memory": _memory, "shm": _shm}[order.what])
         except Exception as error:
             first_line = str(error).strip().partition("\n")[0]
             return wire.Measured(number=order.number, failed=f"{type(error).__name__}: {first_line}")
@@ -133,15 +130,18 @@ def _cpu_seconds() -> tuple[float, float]:
 def _compute() -> dict[str, float]:
     """Return TFLOP/s of float32 on the CPUs, and of float16 on the slowest GPU."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    results = {"cpu": products(torch, "cpu", torch.float32, _SIDE, _SAMPLE_S)}
-    rates = [products(torch, gpu, torch.float16, _GPU_SIDE, _SAMPLE_S) for gpu in gpus]
-    return results | ({"gpu": min(rates)} if rates else {})
+    results = {"cpu": products(torch, "cpu", _SAMPLE_S)}
+    return results | ({"gpu": min(products(torch, gpu, _SAMPLE_S) for gpu in gpus)} if gpus else {})
+
+
+def _memory() -> dict[str, float]:
+    return {"memory": copies()}
 
 
 def _shm() -> dict[str, float]:
     """Return GB/s of writing to a file in /dev/shm, and the size of that file system in bytes."""
     status = os.statvfs(_SHM)
-    size = min(_SHM_BYTES, status.f_bavail * status.f_frsize // 4)
+    size = min(COPIED_BYTES // 2, status.f_bavail * status.f_frsize // 4)
     source = bytes(size)
     with tempfile.TemporaryFile(dir=_SHM, buffering=0) as file:
         speed = rate(lambda: 1e-9 * os.pwrite(file.fileno(), source, 0), _SHORT_SAMPLE_S)

@@ -141,7 +141,7 @@ class Session:
         """Called after every call that may have kept the debugger from opening; set by it."""
         self.on_profile: Callable[[float], object] = lambda seconds: None
         """Begins a profile of this rank; set by the profiler."""
-        self._sniff_test: wire.SniffTest | None = None
+        self._must_sniff = False
         self._debugger_input: deque[str] = deque()
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
@@ -170,7 +170,9 @@ class Session:
             if options.mode is ASYNC and not self._channel.has_uploader:
                 options = replace(options, mode=SYNC, delete=options.deletes)
             self._listen()
-            self._sniff()
+            if self._must_sniff:  # here, all ranks are about equally busy
+                self._must_sniff = False
+                self._channel.send(sniff(self.context))
             self._await_acknowledgement()
             self._raise_storing_error()
             if checkpoint is None:
@@ -254,13 +256,6 @@ class Session:
             self._local_files[ordinal] = local_files
         self._channel.send(report)
         return ordinal
-
-    def _sniff(self) -> None:
-        """Measure this host, if the coordinator has asked for it: here all ranks are about as busy."""
-        if self._sniff_test is not None:
-            test, self._sniff_test = self._sniff_test, None
-            results, model = sniff(self.context.devices)
-            self._channel.send(wire.Sniffed(attempt=test.attempt, rank=test.rank, results=results, model=model))
 
     def _await_acknowledgement(self) -> None:
         """Wait while as many reports are on their way as may be lost."""
@@ -692,7 +687,7 @@ class Session:
             case wire.TakeProfile(seconds=seconds):
                 self.on_profile(seconds)
             case wire.SniffTest():
-                self._sniff_test = message
+                self._must_sniff = True
             case wire.Release():
                 self.released = True
 

@@ -395,9 +395,8 @@ def test_a_spare_host_takes_the_place_of_a_slow_one(
         result = hosts(train_with_checkpoints, workers=3, failures=failures, one=2, two=1, three=1)
     assert result.return_value == 100
     assert hosts.placed() == [["one", "one", "two"], ["one", "one", "three"]]
-    shown = re.search(
-        r"two is slow \((.+)\); three takes its place at checkpoint_00000(\d)\n", said := capfd.readouterr().err
-    )
+    said = capfd.readouterr().err
+    shown = re.search(r"two is slow \((.+)\); replaced by three at checkpoint_00000(\d)\n", said)
     assert shown
     assert "restart 1" not in said
     first, second = json.loads((hosts.place / "runs" / "run" / "run.json").read_text())["attempts"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distrain.api.observer import AttemptBegan, AttemptEnded, BecameSlow, HostIsSlow, Observer, TroubleBegan
+from distrain.api.observer import AttemptBegan, AttemptEnded, BecameSlow, Observer, TroubleBegan
 from distrain.storage.host_records import HostRecords
 from distrain.system.log import warn_once
 
@@ -29,7 +29,7 @@ class KnownHosts(Observer):
     """
 
     name = "the memory of hosts"
-    hears = (AttemptBegan, AttemptEnded, BecameSlow, HostIsSlow, TroubleBegan)
+    hears = (AttemptBegan, AttemptEnded, BecameSlow, TroubleBegan)
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -44,8 +44,8 @@ class KnownHosts(Observer):
                 self._told.clear()
             case BecameSlow(host=host):
                 self._note(host, "slow rank", str(fact))
-            case HostIsSlow(host, why):
-                self._note(host, "slow", why)
+            case TroubleBegan(host, trouble) if trouble.kind == "host":
+                self._note(host, "slow", trouble.text)
             case TroubleBegan(host, trouble) if trouble.kind == "GPU" and not trouble.problem.startswith("full "):
                 self._note(host, "GPU", trouble.text)
             case AttemptEnded(failures=failures) if failures:

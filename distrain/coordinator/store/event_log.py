@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from distrain.api.observer import (
-    AttemptBegan,
-    BecameSlow,
-    Committed,
-    HangBegan,
-    HangEnded,
-    HostIsSlow,
-    TroubleBegan,
-    TroubleEnded,
-)
+from distrain.api.observer import AttemptBegan, BecameSlow, Committed, HangBegan, HangEnded, TroubleBegan, TroubleEnded
 
 if TYPE_CHECKING:
     from distrain.api.observer import Fact
@@ -24,7 +15,7 @@ if TYPE_CHECKING:
 class EventLog:
     """Adds a line to events.jsonl for each fact that people look up later."""
 
-    hears = (AttemptBegan, BecameSlow, Committed, HangBegan, HangEnded, HostIsSlow, TroubleBegan, TroubleEnded)
+    hears = (AttemptBegan, BecameSlow, Committed, HangBegan, HangEnded, TroubleBegan, TroubleEnded)
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
@@ -48,8 +39,6 @@ class EventLog:
                 )
             case BecameSlow():
                 add("slow", attempt=attempt, **asdict(fact))
-            case HostIsSlow():
-                add("slow_host", attempt=attempt, **asdict(fact))
             case TroubleBegan(host, trouble):
                 add("trouble", attempt=attempt, host=host, **asdict(trouble))
             case TroubleEnded(host, trouble):
