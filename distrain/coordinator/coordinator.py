@@ -158,9 +158,8 @@ class Coordinator:
             on_change=self._pause_or_resume,
         )
         self._profiles = Profiles(self._evidence, observers.status, send=self._send_to_rank)
-        self._sniff_tests = SniffTests(
-            request.failure_config, observers, self._send_to_rank, self.machine.spares_for, self._happened
-        )
+        replaces = request.failure_config.on_slow == "replace"
+        self._sniff_tests = SniffTests(replaces, observers, self._send_to_rank, self.machine.spares_for, self._happened)
         observers.add(self._sniff_tests)
         self._requests = Requests(
             self._loop,

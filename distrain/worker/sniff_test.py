@@ -44,8 +44,8 @@ def sniff(context: TrainContext) -> wire.Sniffed:
 
 def products(torch: Any, device: str, sample_s: float = _SAMPLE_S) -> float:
     """Return TFLOP/s of products of square matrices: float32 on CPUs, float16 on a GPU."""
-    side, times, dtype = (_SIDE, 1, torch.float32) if device == "cpu" else (_GPU_SIDE, _GPU_PRODUCTS, torch.float16)
-    matrix = torch.ones(side, side, dtype=dtype, device=device)
+    side, times = (_SIDE, 1) if device == "cpu" else (_GPU_SIDE, _GPU_PRODUCTS)
+    matrix = torch.ones(side, side, dtype=torch.float32 if device == "cpu" else torch.float16, device=device)
     target = torch.empty_like(matrix)
 
     def multiply() -> float:

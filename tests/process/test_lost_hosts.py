@@ -363,15 +363,15 @@ def slowed_down(place: Path, host: str) -> Iterator[None]:
         thread.join()
 
 
-def train_with_checkpoints(config: dict[str, Any]) -> int:
-    """Make 100 steps with 15 ms of CPU time, each with a barrier, and a checkpoint at every tenth."""
+def train_with_checkpoints(config: dict[str, Any], steps: int = 100, cpu_s: float = 0.015) -> int:
+    """Make steps that use the CPU, each with a barrier, and a checkpoint at every tenth."""
     import numpy as np
 
     host = os.environ["FAKE_HOST"]
     Path(config["place"], f"pid-{host}").write_text(str(os.getpid()))
     before = distrain.get_checkpoint()
-    for step in range(int(Path(before.path, "step").read_text()) if before else 0, 100):
-        until = time.process_time() + 0.015
+    for step in range(int(Path(before.path, "step").read_text()) if before else 0, steps):
+        until = time.process_time() + cpu_s
         while time.process_time() < until:
             np.dot(np.ones(100), np.ones(100))
         distrain.collective.barrier()

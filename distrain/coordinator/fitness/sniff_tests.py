@@ -19,7 +19,6 @@ from distrain.system.log import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from distrain.api.config import FailureConfig
     from distrain.api.observer import Fact
     from distrain.coordinator.observers import Observers
     from distrain.decisions.fitness.rates import Slow
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 class SniffTests:
     """Judge the hosts of slow ranks, each host once in an attempt.
 
-    send: sends a message to a rank. spares_for: returns the hosts that would take the place of one. replace: lets them
-    take it.
+    replaces: True to replace slow hosts. send: sends a message to a rank. spares_for: returns the hosts that would take
+    the place of one. replace: lets them take it.
     """
 
-    config: FailureConfig
+    replaces: bool
     observers: Observers
     send: Callable[[wire.SniffTest], None]
     spares_for: Callable[[str], Sequence[str]]
@@ -92,10 +91,10 @@ class SniffTests:
                     self._acquit(suspect, own)
 
     def _acquit(self, suspect: BecameSlow, own: wire.Sniffed) -> None:
-        good = " and ".join(RULES[name].name for name in own.results)
+        good = ", ".join(RULES[name].name for name in own.results)
         where = suspect.place or f"`distrain profile {self.observers.status.name} -r {suspect.rank}`"
-        who = f"rank {suspect.rank} on {suspect.host}"
-        warn(f"{who} is slow, but its {good} are as fast as those of the others: look at {where}")
+        who = f"rank {suspect.rank} on {suspect.host} is slow"
+        warn(f"{who}, but its host is as fast as the others ({good}): look at {where}")
 
     def _on_confirmed(self, suspect: BecameSlow, slow: Slow) -> None:
         host, has_spare = suspect.host, bool(self.spares_for(suspect.host))
@@ -104,7 +103,7 @@ class SniffTests:
         text = f"{host} is slow: {slow}; it costs the run {minutes:.0f} min per hour"
         self.observers.tell(TroubleBegan(host, Trouble(rank=suspect.rank, kind="host", problem="slow", text=text)))
         advice = 'FailureConfig(on_slow="replace") puts a spare host in its place'
-        if has_spare and self.config.on_slow == "replace":
+        if has_spare and self.replaces:
             self._slow = HostSlow(host, str(slow))
         else:
             warn(f"{text}; {advice if has_spare else f'there is no spare host; {slow.rule.cure}'}")

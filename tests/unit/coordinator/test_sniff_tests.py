@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distrain import Checkpoint, FailureConfig, wire
+from distrain import Checkpoint, wire
 from distrain.api.observer import AttemptBegan, BecameSlow, Committed, Fact, TroubleBegan
 from distrain.coordinator.fitness.sniff_tests import SniffTests
 from distrain.coordinator.observers import Observers
@@ -31,7 +31,7 @@ class Run:
         self.confirmed: list[tuple[str, str]] = []
         self.observers = Observers(RunStatus("/runs/train", started=0.0), [self])
         self.tests = SniffTests(
-            FailureConfig(on_slow=on_slow),
+            on_slow == "replace",
             self.observers,
             send=lambda message: self.asked.append(message.rank),
             spares_for=lambda host: spares,
@@ -93,7 +93,7 @@ def test_a_rank_on_a_good_host_is_slow_by_its_code(capsys: pytest.CaptureFixture
     run = Run("replace")
     run.becomes_slow(place=place)
     run.answer(dict.fromkeys(range(4), GOOD))
-    good = f"rank 3 on beta is slow, but its CPU and memory are as fast as those of the others: look at {where}\n"
+    good = f"rank 3 on beta is slow, but its host is as fast as the others (CPU, memory): look at {where}\n"
     assert good in capsys.readouterr().err
     run.observers.tell(COMMITTED)
     assert (run.confirmed, run.replaced) == ([], [])
