@@ -325,6 +325,9 @@ class FailureConfig:
         themselves. A lost host is a failure like any other: with restarts left, the run continues.
     host_wait_s: seconds to wait for a lost host before a restart, if the others have too few slots without it. The host
         is tried once in any case.
+    on_slow: what to do when a rank is slow and a short test shows that its host is: ``"warn"`` says so, ``"replace"``
+        has a spare host take its place at the next checkpoint. The workers restart from there, which does not count as
+        a failure.
     peer_failure_grace_s: seconds between SIGTERM and SIGKILL for the other ranks after one has failed; None, the
         default, means 5 for a script and 0 for train_func, which gets SIGKILL at once. Only ranks that handle SIGTERM
         can use them, others end at once; train_func handles it, as SystemExit.
@@ -340,11 +343,13 @@ class FailureConfig:
     hang_timeout_s: float | None = None
     host_lease_s: float = 15.0
     host_wait_s: float = 60.0
+    on_slow: Literal["warn", "replace"] = "warn"
     peer_failure_grace_s: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, check_int, "max_failures", minimum=-1)
         check_fields(self, check_type, "retry_same_failure", kind=bool)
+        check_fields(self, check_choice, "on_slow", choices=("warn", "replace"))
         check_fields(self, check_seconds, "backoff_s", "host_wait_s")
         optional = ("hang_report_s", "hang_timeout_s", "peer_failure_grace_s")
         check_fields(self, check_seconds, *optional, optional=True)

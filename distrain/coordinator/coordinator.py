@@ -24,6 +24,7 @@ from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.connection.agent_link import FILES_PER_HOST
 from distrain.coordinator.debuggers import Debuggers
 from distrain.coordinator.evidence import Evidence
+from distrain.coordinator.fitness.sniff_tests import SniffTests
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
@@ -158,6 +159,9 @@ class Coordinator:
             on_change=self._pause_or_resume,
         )
         self._profiles = Profiles(self._evidence, observers.status, send=self._send_to_rank)
+        replaces = request.failure_config.on_slow == "replace"
+        self._sniff_tests = SniffTests(replaces, observers, self._send_to_rank, self.machine.spares_for, self._happened)
+        observers.add(self._sniff_tests)
         self._requests = Requests(
             self._loop,
             store,
@@ -315,6 +319,8 @@ class Coordinator:
                     self._hang_monitor.heard(message)
             case wire.RankProfile():
                 self._profiles.handle(message)
+            case wire.Sniffed():
+                self._sniff_tests.handle(message)
             case wire.StackDump():
                 self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():

@@ -74,6 +74,10 @@ class Observers:
         self._timed: list[Any] = [one for one in self._observers if hasattr(one, "deadline")]
         self._hearers: dict[type[Fact], list[Callable[[Fact], None]]] = {}
 
+    def add(self, observer: LoopObserver) -> None:
+        """Add one that belongs to the engine, before the first fact."""
+        self._observers.append(observer)
+
     def tell(self, fact: Fact) -> None:
         """Tell a fact to all who want to hear it."""
         self.status.hear(fact)

@@ -229,6 +229,17 @@ class HangDetected:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSlow:
+    """A host is slow, and a checkpoint was just committed: a spare host should take its place.
+
+    why: what is slow, such as ``CPU 0.8 TFLOP/s, 41% of the median of 3 others (2)``.
+    """
+
+    host: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The deadline of the run machine has passed."""
 
@@ -242,6 +253,7 @@ Event = (
     | CheckpointReplaced
     | Outstanding
     | HangDetected
+    | HostSlow
     | Tick
 )
 

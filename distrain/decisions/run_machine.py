@@ -26,6 +26,7 @@ from distrain.decisions.events import (
     Event,
     HangDetected,
     HostLost,
+    HostSlow,
     MessageReceived,
     Outstanding,
     RunRequest,
@@ -109,6 +110,8 @@ class RunStateMachine:
         """The hang that ended the latest attempt."""
         self.lost_ranks: set[int] = set()
         """The ranks of the latest attempt whose hosts are lost."""
+        self._replaced: dict[int, HostSlow] = {}
+        """By attempt that was ended for it: the slow host whose place another one takes."""
         self.earlier_attempts: deque[str] = deque(maxlen=_EARLIER_KEPT)
         """One line for each earlier attempt, with its failure."""
         slots = {name: settings.slots for name, settings in request.hosts.items()}
@@ -159,8 +162,8 @@ class RunStateMachine:
 
     @property
     def failures(self) -> list[RankFailure]:
-        """The failures of the latest attempt, in order of arrival."""
-        return self._ranks.failures()
+        """The failures of the latest attempt, in order of arrival. One that was ended for a slow host has none."""
+        return [] if self.attempt in self._replaced else self._ranks.failures()
 
     @property
     def outcomes(self) -> Mapping[int, wire.Outcome]:
@@ -232,6 +235,8 @@ class RunStateMachine:
                 return self._on_hang(event, now)
             case HostLost():
                 return self._on_host_lost(event, now)
+            case HostSlow():
+                return self._on_host_slow(event, now)
             case StopRequested(why):
                 return self._on_stop_requested(why, now)
             case StorageFailed(why):
@@ -475,7 +480,7 @@ class RunStateMachine:
         return wire.Start(attempt=self.attempt, ranks=ranks, rendezvous=address)
 
     def _describe_restart(self) -> list[Action]:
-        if not self.retries.used:
+        if not self.retries.used or self.attempt - 1 in self._replaced:
             return []
         fresh = start_without_checkpoint(is_script=self.request.is_script)
         return [ShowLine(f"{self.retries}, from {self._name_checkpoint() or fresh}")]
@@ -644,6 +649,21 @@ class RunStateMachine:
                 self._ranks.drop_outcome(rank)
             if rank.outcome is None:
                 self._ranks.count_failure(rank)
+
+    def spares_for(self, host: str) -> Sequence[str]:
+        """Return the hosts that would take the place of this one, none if they have too few slots."""
+        if self.plan is None or self.request.plan is not None:
+            return ()
+        return self._host_pool.spares_for(host, self.plan.hosts, self.plan.world_size)
+
+    def _on_host_slow(self, slow: HostSlow, now: float) -> list[Action]:
+        """Stop the attempt, so that a spare host takes the place of a slow one, unless a rank has finished already."""
+        spares = self.spares_for(slow.host)
+        if self.state is not RunState.RUNNING or self.outcomes or not spares:
+            return []
+        self._replaced[self.attempt] = slow
+        text = f"{slow.host} is slow ({slow.why}); replaced by {name_hosts(spares)} at {self._name_checkpoint()}"
+        return [ShowLine(text), *self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)]
 
     def _on_problem(self, problem: str, now: float) -> list[Action]:
         """End the run: a host or the storage cannot continue."""
@@ -822,6 +842,10 @@ class RunStateMachine:
             self._end(RunState.FINISHED)  # even if a stop was requested at the last moment
         elif self.stop_reason is not None:
             self._end(RunState.ABORTED)
+        elif (slow := self._replaced.get(self.attempt)) and not self.problem:
+            self._host_pool.mark_lost(slow.host, f"it was slow: {slow.why}", now)
+            self._prepared.pop(slow.host, None)
+            return [*ended, *self._begin_next_attempt(now)]
         elif self._may_restart():
             failure = self._describe_failure()
             self.earlier_attempts.append(f"attempt {self.attempt} before: {failure.splitlines()[0]}")
@@ -837,7 +861,8 @@ class RunStateMachine:
             return f"stopped by {self.stop_reason}"
         if self.hung is not None and not self.failures:
             return self._describe_failure()
-        return self.problem
+        slow = self._replaced.get(self.attempt)
+        return self.problem or (f"{slow.host} was slow: {slow.why}" if slow else None)
 
     def _lost_host_error(self) -> str | None:
         """Return the text of the error for a run that lost a host and may not restart."""

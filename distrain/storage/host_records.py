@@ -31,8 +31,9 @@ KEPT_S = 7 * 86400.0
 """Seconds for which a trouble is remembered."""
 _MOST_RECORDS = 50
 TROUBLES = {"lost": 1, "GPU": 1, "slow": 1, "slow rank": 3, "failed": 3}
-"""How often a trouble of this kind makes a host a bad one. slow: in a deep check. slow rank: in a run, where the
-user's code may be the cause. failed: one of its ranks was the culprit, and not by an exception of the user's code."""
+"""How often a trouble of this kind makes a host a bad one. slow: as measured in a deep check or in a run. slow rank:
+in a run, where the user's code may be the cause. failed: one of its ranks was the culprit, and not by an exception of
+the user's code."""
 
 
 class HostRecords:

@@ -1,7 +1,6 @@
 """The program that measures a host for ``distrain check --deep``, and its connection to another one. Runs in: measurer.
 
-The agent starts it with the workers' interpreter, and imports no torch itself. Every rate is the best of two samples,
-which are long enough to show the CPU limit of a container.
+The agent starts it with the workers' interpreter, and imports no torch itself.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from distrain import wire
 from distrain.hosts.host import collective_variables
 from distrain.system import process
 from distrain.wire.channel import Channel
+from distrain.worker.sniff_test import COPIED_BYTES, copies, products, rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _SAMPLE_S = 0.25
-_SAMPLES = 2
 _SHORT_SAMPLE_S = 0.08
-_SIDE, _GPU_SIDE, _GPU_PRODUCTS = 1024, 4096, 20
-"""Rows of the square matrices, and products between two looks at the clock."""
-_COPIED_BYTES = 64 << 20
-"""More than the caches of most CPUs hold."""
 _FILE_BYTES, _BLOCK_BYTES = 64 << 20, 4 << 20
 _WRITING_S = 2.0
 _SHM = "/dev/shm"  # noqa: S108
@@ -132,59 +127,25 @@ def _cpu_seconds() -> tuple[float, float]:
     return (sum(ticks) - idle) / per_second, sum(ticks) / per_second
 
 
-def _rate(work: Callable[[], float], sample_s: float = _SAMPLE_S) -> float:
-    """Return how much of the work is done per second. ``work``: does a part of it, and returns its amount."""
-    work()
-    rates = []
-    for _ in range(_SAMPLES):
-        began, amount = time.perf_counter(), 0.0
-        while (seconds := time.perf_counter() - began) < sample_s:
-            amount += work()
-        rates.append(amount / seconds)
-    return max(rates)
-
-
 def _compute() -> dict[str, float]:
     """Return TFLOP/s of float32 on the CPUs, and of float16 on the slowest GPU."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    results = {"cpu": _products("cpu", torch.float32, _SIDE)}
-    return results | ({"gpu": min(_products(gpu, torch.float16, _GPU_SIDE) for gpu in gpus)} if gpus else {})
-
-
-def _products(device: str, dtype: torch.dtype, side: int) -> float:
-    matrix = torch.ones(side, side, dtype=dtype, device=device)
-    target = torch.empty_like(matrix)
-    times = 1 if device == "cpu" else _GPU_PRODUCTS
-
-    def multiply() -> float:
-        for _ in range(times):
-            torch.mm(matrix, matrix, out=target)
-        if device != "cpu":
-            torch.cuda.synchronize(device)
-        return 2e-12 * side**3 * times
-
-    return _rate(multiply)
+    results = {"cpu": products(torch, "cpu", _SAMPLE_S)}
+    return results | ({"gpu": min(products(torch, gpu, _SAMPLE_S) for gpu in gpus)} if gpus else {})
 
 
 def _memory() -> dict[str, float]:
-    """Return GB/s of a copy by one thread."""
-    source, target = (memoryview(bytearray(_COPIED_BYTES)) for _ in range(2))
-
-    def copy() -> float:
-        target[:] = source
-        return 1e-9 * _COPIED_BYTES
-
-    return {"memory": _rate(copy, _SHORT_SAMPLE_S)}
+    return {"memory": copies()}
 
 
 def _shm() -> dict[str, float]:
     """Return GB/s of writing to a file in /dev/shm, and the size of that file system in bytes."""
     status = os.statvfs(_SHM)
-    size = min(_COPIED_BYTES // 2, status.f_bavail * status.f_frsize // 4)
+    size = min(COPIED_BYTES // 2, status.f_bavail * status.f_frsize // 4)
     source = bytes(size)
     with tempfile.TemporaryFile(dir=_SHM, buffering=0) as file:
-        rate = _rate(lambda: 1e-9 * os.pwrite(file.fileno(), source, 0), _SHORT_SAMPLE_S)
-    return {"shm": rate, "shm_bytes": float(status.f_blocks * status.f_frsize)}
+        speed = rate(lambda: 1e-9 * os.pwrite(file.fileno(), source, 0), _SHORT_SAMPLE_S)
+    return {"shm": speed, "shm_bytes": float(status.f_blocks * status.f_frsize)}
 
 
 def _disk(folder: str) -> dict[str, float]:

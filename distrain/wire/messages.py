@@ -816,6 +816,25 @@ class RankProfile(FromWorker):
 
 
 @message
+class SniffTest(ToWorker):
+    """Measure how fast the CPUs, the memory and the GPU of this rank are, in the next report().
+
+    Coordinator -> worker; answered by :class:`Sniffed`.
+    """
+
+
+@message
+class Sniffed(FromWorker):
+    """What a rank has measured. See :func:`distrain.worker.sniff_test.sniff`.
+
+    Worker -> coordinator.
+    """
+
+    results: dict[str, float]
+    model: str = ""
+
+
+@message
 class Outcome(FromWorker):
     """The result of train_func, or the exception that ended it.
 

@@ -43,6 +43,7 @@ from distrain.worker.report_checks import (
     folder_in_place,
     is_kept,
 )
+from distrain.worker.sniff_test import sniff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,6 +143,7 @@ class Session:
         """Sends what torch's flight recorder has; set by the sampler."""
         self.on_profile: Callable[[float], object] = lambda seconds: None
         """Begins a profile of this rank; set by the profiler."""
+        self._must_sniff = False
         self._debugger_input: deque[str] = deque()
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
@@ -170,6 +172,9 @@ class Session:
             if options.mode is ASYNC and not self._channel.has_uploader:
                 options = replace(options, mode=SYNC, delete=options.deletes)
             self._listen()
+            if self._must_sniff:  # here, all ranks are about equally busy
+                self._must_sniff = False
+                self._channel.send(sniff(self.context))
             self._await_acknowledgement()
             self._raise_storing_error()
             if checkpoint is None:
@@ -685,6 +690,8 @@ class Session:
                 self.on_dump()
             case wire.TakeProfile(seconds=seconds):
                 self.on_profile(seconds)
+            case wire.SniffTest():
+                self._must_sniff = True
             case wire.Release():
                 self.released = True
 

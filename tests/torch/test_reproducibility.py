@@ -16,10 +16,18 @@ from distrain.api import current
 from distrain.api.context import TrainContext
 from distrain.torch import TorchTrainer, enable_reproducibility, prepare_data_loader
 from distrain.worker.session import Session
+from distrain.worker.sniff_test import sniff
 
 sampled = pytest.mark.sample(1, of="equal numbers")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
+
+
+def lonely_rank(*devices: int) -> TrainContext:
+    return TrainContext(
+        world_rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, run_name="run",
+        storage_path="nowhere", attempt=0, devices=devices,
+    )  # fmt: skip
 
 
 def drawn() -> list[float]:
@@ -109,10 +117,7 @@ def reset_torch() -> Any:
 
 @pytest.mark.usefixtures("reset_torch")
 def test_a_generator_of_the_users_is_kept_and_the_next_run_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = TrainContext(
-        world_rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, run_name="run",
-        storage_path="nowhere", attempt=0, devices=(),
-    )  # fmt: skip
+    context = lonely_rank()
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # is put back
     monkeypatch.setattr(current, "session", Session(None, context, None))  # type: ignore[arg-type]
     enable_reproducibility(2**40)  # more than numpy takes
@@ -128,3 +133,24 @@ def test_a_generator_of_the_users_is_kept_and_the_next_run_has_none(monkeypatch:
 def test_outside_of_a_worker_it_says_where_it_belongs() -> None:
     with pytest.raises(RuntimeError, match=r"distrain\.torch\.enable_reproducibility\(\) only works inside a worker"):
         enable_reproducibility()
+
+
+def test_a_test_of_the_host_changes_nothing_of_the_training() -> None:
+    states = (torch.get_default_dtype, torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_num_threads)
+    random = torch.get_rng_state()
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        before = [state() for state in states]
+        sniffed = sniff(lonely_rank())
+        assert [state() for state in states] == before
+    assert torch.equal(torch.get_rng_state(), random)
+    assert (set(sniffed.results), sniffed.model) == ({"cpu", "memory"}, "")
+
+
+@pytest.mark.gpu
+def test_a_test_of_a_gpu_takes_little_memory_and_draws_no_numbers() -> None:
+    torch.zeros(1, device="cuda")
+    random, reserved = torch.cuda.get_rng_state(), torch.cuda.memory_reserved()
+    sniffed = sniff(lonely_rank(0))
+    assert (sniffed.results["gpu"] > 0, sniffed.model) == (True, torch.cuda.get_device_name())
+    assert torch.equal(torch.cuda.get_rng_state(), random)
+    assert torch.cuda.memory_reserved() - reserved <= 64 << 20

@@ -85,6 +85,7 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "resources_per_worker", {"GPU": 1}),
     (ScalingConfig, "start_method", "fork"),
     (ScalingConfig, "checks", "shallow"),
+    (FailureConfig, "on_slow", "ignore"),
     (ScalingConfig, "numa_binding", "core"),
     (ScalingConfig, "interface", ""),
     (ScalingConfig, "interface", "ib0, eth1"),

@@ -44,6 +44,8 @@ class KnownHosts(Observer):
                 self._told.clear()
             case BecameSlow(host=host):
                 self._note(host, "slow rank", str(fact))
+            case TroubleBegan(host, trouble) if trouble.kind == "host":
+                self._note(host, "slow", trouble.text)
             case TroubleBegan(host, trouble) if trouble.kind == "GPU" and not trouble.problem.startswith("full "):
                 self._note(host, "GPU", trouble.text)
             case AttemptEnded(failures=failures) if failures:

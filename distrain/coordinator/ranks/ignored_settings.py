@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _FOR_RESTARTS = ("max_failures", "retry_same_failure", "backoff_s")
 """Settings of the FailureConfig that distrain honours without workers, but not for another launcher."""
-_FOR_WORKERS = ("hang_timeout_s", "host_lease_s", "host_wait_s", "peer_failure_grace_s")
+_FOR_WORKERS = ("hang_timeout_s", "host_lease_s", "host_wait_s", "on_slow", "peer_failure_grace_s")
 
 
 def describe_ignored_settings(scaling: ScalingConfig, run: RunConfig, launcher: OuterLauncher | None) -> str | None:

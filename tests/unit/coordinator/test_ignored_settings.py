@@ -31,7 +31,7 @@ OTHER_VALUES: dict[str, Any] = {
     "start_method": "spawn", "ssh_args": "-v", "checks": "deep", "numa_binding": "node", "hang_timeout_s": 30.0,
     "host_lease_s": 30.0, "host_wait_s": 1.0, "ranks": [0], "include": ["a"],
     "limit_bytes": 5, "env_from": "freeze", "cache_bytes": 5, "max_failures": 3, "retry_same_failure": True,
-    "backoff_s": 1.0, "peer_failure_grace_s": 1.0,
+    "backoff_s": 1.0, "peer_failure_grace_s": 1.0, "on_slow": "replace",
 }  # fmt: skip
 
 

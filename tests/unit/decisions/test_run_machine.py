@@ -32,6 +32,7 @@ from distrain.decisions.run_machine import (
     ConnectHost,
     HangDetected,
     HostLost,
+    HostSlow,
     MessageReceived,
     Outstanding,
     RunRequest,
@@ -819,6 +820,65 @@ def test_spare_slots_on_a_host_that_is_there_are_used_at_once() -> None:
     assert asked(actions) == []
     assert places(play) == ["one", "one", "three", "three"]
     assert dict(told(actions, wire.Prepare))["three"].workers == 2  # it had one, and as many threads for it
+
+
+def with_a_spare_host() -> Play:
+    """A run on one and two, with the host three that is not connected."""
+    play = Play(hosts=3, workers=4, orders=SPARE, failure_config=FailureConfig(on_slow="replace"))
+    play.hosts.remove("three")
+    return play.run()
+
+
+def test_a_spare_host_takes_the_place_of_a_slow_one_and_that_is_no_failure() -> None:
+    play = with_a_spare_host()
+    play.happens(CheckpointAvailable("/runs/run/checkpoint_000003"))
+    assert play.machine.spares_for("two") == ["three"]
+    actions = play.happens(HostSlow("two", "CPU"))
+    assert said(actions) == "two is slow (CPU); replaced by three at checkpoint_000003"
+    assert set(stops(actions)) == {"one", "two"}
+    play.raises(0, CONSEQUENCE)  # because another rank was stopped before it
+    actions = play.gone("one", "two")
+    assert [(a.failures, a.why) for a in actions if isinstance(a, AttemptEnded)] == [((), "two was slow: CPU")]
+    assert (said(actions), asked(actions)) == ("trying to reach three", ["three"])
+    actions = play.says("three", hello())
+    assert (places(play), said(actions)) == (["one", "one", "three", "three"], "4 workers on one, three, without two")
+    actions = play.reserve()
+    assert said(actions) == ""
+    assert {spec["checkpoint"] for _, start in told(actions, wire.Start) for spec in start.ranks} == {
+        "/runs/run/checkpoint_000003"
+    }
+    play.enter()
+    assert play.machine.spares_for("three") == []  # two is slow
+    assert play.happens(HostSlow("three", "CPU")) == []
+    play.raises(0)
+    play.gone("one", "three")
+    assert play.state is RunState.FAILED  # max_failures is 0
+
+
+def test_a_spare_host_that_cannot_be_reached_leaves_the_run_with_the_slow_one() -> None:
+    play = with_a_spare_host()
+    play.happens(HostSlow("two", "CPU"))
+    assert asked(play.gone("one", "two")) == ["three"]
+    assert asked(play.happens(HostLost("three", "no route"))) == ["two"]
+    play.says("two", hello())
+    assert places(play) == ["one", "one", "two", "two"]
+    play.begin_attempt()
+    assert play.happens(HostSlow("two", "CPU")) == []
+
+
+def test_a_stop_while_a_slow_host_is_replaced_ends_the_run() -> None:
+    play = with_a_spare_host()
+    play.happens(HostSlow("two", "CPU"))
+    play.raises(0, CONSEQUENCE)
+    play.happens(StopRequested("SIGINT"))
+    play.gone("one", "two")
+    assert play.state is RunState.ABORTED
+
+
+def test_a_slow_host_stays_once_a_rank_has_finished() -> None:
+    play = with_a_spare_host()
+    play.succeeds(0)
+    assert play.happens(HostSlow("two", "CPU")) == []
 
 
 def test_without_spare_slots_the_lost_host_is_tried_again() -> None:
