@@ -354,7 +354,7 @@ def test_the_stacks_of_a_rank_stuck_in_c_are_kept(any_fit: Fit, tmp_path: Path) 
     place = tmp_path
     error = failure(any_fit, train)
     assert error.result is not None
-    stacks = Path(error.result.path, "stacks", "attempt_0", "rank_1.txt").read_text()
+    stacks = Path(error.result.path, "evidence", "attempt_0", "stacks", "rank_1.txt").read_text()
     assert "in hold_the_gil" in stacks
     assert "in train" in stacks
 

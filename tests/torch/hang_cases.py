@@ -648,6 +648,7 @@ def watch(name: str, storage: Path) -> Seen:
                 killer.start()
     finally:
         killer.cancel()
+        process.stdout.close()
         process.wait()
     return Seen(None, "".join(lines)) if found is None else Seen(found[0], "".join(lines[found[1] :]))
 
