@@ -26,6 +26,18 @@ _WAITING_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")
 """Native methods of tensors and of asynchronous collectives that wait for the same. They have no frame of their own."""
 
 
+_pauses_collection = False
+
+
+def _collect_in_child() -> None:
+    """Turn garbage collection on again in a child that train_func forks while it is off here."""
+    if _pauses_collection:
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=_collect_in_child)
+
+
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
     """Return a context without garbage collection, for walks along the frames of another thread.
@@ -33,13 +45,15 @@ def no_collection() -> Iterator[None]:
     In Python 3.11, the collector may run finalizers while a frame object is made. If the thread of the frame ends it
     meanwhile, the object points to memory of something else.
     """
-    collects = gc.isenabled()
+    global _pauses_collection
+    _pauses_collection = collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collects:
             gc.enable()
+        _pauses_collection = False
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -243,7 +243,7 @@ def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
     distrain: Command, tmp_path: Path, live: subprocess.Popen[str]
 ) -> None:
     place = ("--storage-path", "runs")
-    assert "in main at train.py:" in distrain("stacks", "live", *place).stdout
+    assert " at train.py:" in distrain("stacks", "live", *place).stdout
     assert "running" in distrain("ls", "runs").stdout
     assert distrain("clean", "runs", "--older-than", "0s", "--yes").returncode == 0
     assert (tmp_path / "runs" / "live" / "run.json").exists()

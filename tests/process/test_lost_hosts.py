@@ -264,6 +264,8 @@ def test_what_the_lost_agent_has_left_ends_before_the_next_attempt(hosts: Hosts)
                 os.setsid()
                 pids.write_text(str(os.getpid()))
                 os.execv("/bin/sleep", ["sleep", "1000"])
+            while not pids.exists() or not pids.read_text():
+                time.sleep(0.01)
             distrain.collective.barrier()
             if is_last():
                 forkserver, agent = psutil.Process().parents()[:2]
