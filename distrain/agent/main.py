@@ -415,9 +415,9 @@ class Agent:
     def _rest(self, seconds: float) -> None:
         """Keep nothing of the run but the forkserver."""
         self._forget_workers()
-        if self._uploader is not None:
-            self._uploader.close()
-            self._uploader = None
+        for link in filter(None, (self._uploader, self._measurer)):
+            link.close()
+        self._uploader = self._measurer = None
         self._kill_descendants()
         scratch.clear(self._scratch_path)
         self._loop.cancel("stacks")

@@ -142,7 +142,7 @@ class HangMonitor:
     def add_record(self, rank: int, body: bytes) -> None:
         """Take the flight recorder of a rank that stands still, or has failed."""
         self._records[rank] = json.loads(body)
-        if self._records.keys() >= self._standstills.ranks:
+        if len(self._records) >= len(self._standstills.ranks):
             self._show_hang()
 
     def collectives(self) -> list[str]:

@@ -34,7 +34,7 @@ class Use(NamedTuple):
 
 
 class MemoryHistory:
-    """What each rank of this host has used at the last looks, for the words about a rank that ran out of memory."""
+    """The memory of each rank of this host at the last looks, to describe a rank that ran out of it."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, dict[int, Use]]] = deque(maxlen=_LOOKS)

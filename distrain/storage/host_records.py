@@ -1,4 +1,4 @@
-"""What the user's runs and checks have found out about hosts: one small file for each host. Runs in: coordinator.
+"""Findings of the user's runs and checks about hosts: one small file for each host. Runs in: coordinator.
 
 ::
 

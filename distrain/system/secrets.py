@@ -1,4 +1,4 @@
-"""What looks like a secret by its name or its form, and masks for it in texts and JSON. Runs in: anywhere."""
+"""Masks in texts and JSON for values that look secret by their name or their form. Runs in: anywhere."""
 
 from __future__ import annotations
 

@@ -825,7 +825,7 @@ class SniffTest(ToWorker):
 
 @message
 class Sniffed(FromWorker):
-    """What a rank has measured. See :func:`distrain.worker.sniff_test.sniff`.
+    """The measurements of a rank. See :func:`distrain.worker.sniff_test.sniff`.
 
     Worker -> coordinator.
     """

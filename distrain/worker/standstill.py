@@ -44,7 +44,7 @@ _FEW_FAULTS = 50
 _SPINS = re.compile(r"JUMP|^(LOAD|STORE|COMPARE|CONTAINS|IS_OP|UNARY_NOT|TO_BOOL|NOP|RESUME)")
 """Instructions of a loop that only looks at variables."""
 _TCP_BYTES_AT = slice(120, 128), slice(128, 136)
-"""Where ``struct tcp_info`` has tcpi_bytes_acked and tcpi_bytes_received (linux/tcp.h)."""
+"""The offsets of tcpi_bytes_acked and tcpi_bytes_received in ``struct tcp_info`` (linux/tcp.h)."""
 _SECTOR = 512
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CONTAINERS = (list, dict, set, deque, str, bytes, bytearray)
@@ -53,13 +53,15 @@ _CONTAINERS = (list, dict, set, deque, str, bytes, bytearray)
 class Standstill:
     """The standstill of one thread of this process, if it is in one.
 
-    state: empty while it moves. ``waits``: for other ranks. ``blocked``: it also uses no CPU time, and nothing arrives.
-    ``stuck``: it waits for something else. ``loops``: it computes the same again and again.
+    state: empty while it moves, and on systems that do not count what a thread does (other than Linux). ``waits``: for
+    other ranks. ``blocked``: it also uses no CPU time, and nothing arrives. ``stuck``: it waits for something else.
+    ``loops``: it computes the same again and again.
     since: when it came where it is (time.monotonic).
     """
 
     def __init__(self, native_id: int) -> None:
         self._task = Path("/proc/self/task", str(native_id))
+        self._can_look = True
         self.state = ""
         self.place = ""
         self._begin(None, time.monotonic())
@@ -78,8 +80,11 @@ class Standstill:
         stand = _Stand.of(frame)
         if self._stand is None or not stand.is_near(self._stand):
             self._begin(stand, now)
-        elif now >= self._looked + LOOK_S:
-            self._look(frame, now)
+        elif self._can_look and now >= self._looked + LOOK_S:
+            try:
+                self._look(frame, now)
+            except OSError:  # a kernel without these counters, or a container that hides them
+                self._can_look = False
         instruction = opname[frame.f_code.co_code[frame.f_lasti]] if self._only_spins else ""
         self._only_spins = is_users(frame) and _SPINS.search(instruction) is not None
 
@@ -121,8 +126,9 @@ class Standstill:
 
     def _note_variables(self, frame: FrameType) -> None:
         """Note whether a loop that calls nothing changes any variable."""
-        users = next(filter(is_users, outwards(frame)), None)
-        variables = None if users is None else _hash_of_variables(users)
+        users, variables = next(filter(is_users, outwards(frame)), None), None
+        with contextlib.suppress(Exception):  # attributes and numbers of the user's own classes may raise anything
+            variables = None if users is None else _hash_of_variables(users)
         self._is_same_again = self._variables in (None, variables) and variables is not None
         self._variables = variables
 
@@ -214,7 +220,7 @@ def _tcp_bytes() -> int:
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(name))) as opened:
+                with socket.fromfd(int(name), socket.AF_INET, socket.SOCK_STREAM) as opened:  # closes a copy only
                     info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 total += sum(int.from_bytes(info[at], sys.byteorder) for at in _TCP_BYTES_AT)
     return total

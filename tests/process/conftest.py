@@ -11,6 +11,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ import distrain
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
 from distrain.coordinator.connection.transport import CommandTransport, LocalTransport, Transport
 from distrain.coordinator.fit import run_work
+from distrain.coordinator.requests import STOP, ask
 from distrain.hosts.hostfile import HostSpec
+from distrain.storage.paths import RunPaths
 from distrain.worker.job.job import FunctionWork
 from tests.conftest import wait_until
 from tests.process.object_storage.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
@@ -73,6 +76,23 @@ class Fit:
             resume_from=resume_from,
             transports=(self.transport,),
         )
+
+
+@pytest.fixture
+def thread(tmp_path: Path) -> Iterator[Callable[..., Future[Result]]]:
+    """``thread(fit, ...)`` trains meanwhile."""
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            yield threads.submit
+        finally:
+            for pipe in tmp_path.glob("*/run/.requests"):  # the test has failed
+                ask(RunPaths(pipe.parent), STOP)
+
+
+def wait_for_reports(run: Path) -> None:
+    """Wait until a rank of the run has reported."""
+    metrics = run / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and bool(metrics.read_bytes()), what="a rank has reported")
 
 
 def await_the_last_write_of_run_json() -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -17,13 +16,12 @@ import pytest
 
 import distrain
 from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, WorkerGroupError
-from distrain.coordinator.requests import STOP, ask
-from distrain.storage.paths import RunPaths
 from tests.conftest import wait_until
-from tests.process.conftest import files_of, log_of, reported
+from tests.process.conftest import files_of, log_of, reported, wait_for_reports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from concurrent.futures import Future
 
     from tests.process.conftest import Fit
 
@@ -63,22 +61,6 @@ class Debug:
 def _of(stream: IO[bytes] | None) -> IO[bytes]:
     assert stream is not None
     return stream
-
-
-@pytest.fixture
-def thread(tmp_path: Path) -> Iterator[Callable[..., Future[Result]]]:
-    """``thread(fit, ...)`` trains meanwhile."""
-    with ThreadPoolExecutor(1) as threads:
-        try:
-            yield threads.submit
-        finally:
-            for pipe in tmp_path.glob("*/run/.requests"):  # the test has failed
-                ask(RunPaths(pipe.parent), STOP)
-
-
-def wait_for_reports(run: Path) -> None:
-    metrics = run / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and bool(metrics.read_bytes()), what="a rank has reported")
 
 
 def test_a_running_rank_is_stopped_and_steered_while_no_timer_runs(

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,12 @@ import pytest
 
 import distrain
 from distrain import Result, WorkerGroupError
-from distrain.coordinator.requests import STOP, ask
-from distrain.storage.paths import RunPaths
 from tests.conftest import wait_until
+from tests.process.conftest import wait_for_reports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from concurrent.futures import Future
 
     from tests.process.conftest import Fit
 
@@ -43,22 +42,6 @@ def begin(run: Path, *options: str) -> subprocess.Popen[str]:
 
 def shown_by(command: subprocess.Popen[str]) -> str:
     return command.communicate(timeout=60.0)[0]
-
-
-@pytest.fixture
-def thread(tmp_path: Path) -> Iterator[Callable[..., Future[Result]]]:
-    """``thread(fit, ...)`` trains meanwhile."""
-    with ThreadPoolExecutor(1) as threads:
-        try:
-            yield threads.submit
-        finally:
-            for pipe in tmp_path.glob("*/run/.requests"):  # the test has failed
-                ask(RunPaths(pipe.parent), STOP)
-
-
-def wait_for_reports(run: Path) -> None:
-    metrics = run / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and bool(metrics.read_bytes()), what="a rank has reported")
 
 
 def train(config: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ _STEPS = {"compute": ("cpu", "gpu"), "memory": ("memory",), "disk": ("disk_write
 
 @dataclass(slots=True, kw_only=True)
 class HostFitness:
-    """What is measured about a host.
+    """The measurements of one host.
 
     machine: hosts with the same one take turns. address, interface: where others connect; an empty address is unknown.
     kind: what must be equal for a comparison with others, empty if it cannot be measured. results: by the names of

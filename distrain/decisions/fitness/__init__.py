@@ -1,1 +1,1 @@
-"""What measurements of hosts say: which host is slow, or which connection between two. Pure. Runs in: coordinator."""
+"""Verdicts on measurements of hosts: the slow host, or the slow connection between two. Pure. Runs in: coordinator."""

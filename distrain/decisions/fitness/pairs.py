@@ -16,7 +16,7 @@ Pair: TypeAlias = tuple[str, str]
 
 
 class Verdict(NamedTuple):
-    """What is slow. hosts: one host; the two of a connection; two of which one is slow, or their connection; or all.
+    """A verdict. hosts: one host; the two of a connection; two of which one is slow, or their connection; or all.
 
     kind: ``host``, ``link``, ``either`` (another host would tell), or ``all`` (no pair is good).
     """

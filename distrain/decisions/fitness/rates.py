@@ -1,4 +1,4 @@
-"""What hosts are measured for, and when a result counts as slow. Runs in: coordinator.
+"""Rules for the measurements of hosts, by which a result counts as slow. Runs in: coordinator.
 
 A result is compared with the median of the other hosts of the same kind, and with the median of the host's own earlier
 results. Whatever looks slow is measured again, and the better result counts.

@@ -1,4 +1,4 @@
-"""What the flight recorders of the ranks say about a hang: who lacks which collective. Runs in: coordinator.
+"""A comparison of the flight recorders of the ranks: who lacks which collective. Runs in: coordinator.
 
 Pure: no I/O, no clock. The records are those of :func:`distrain.worker.flight_recorder.dump`.
 """
@@ -41,7 +41,7 @@ class _Call:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What has to be the same on all ranks. Some operations allow each rank another size."""
+        """Return the parts that must be the same on all ranks. Some operations allow each rank another size."""
         return self.operation, self.types, self.sizes if self.operation in _SAME_SIZES else ()
 
     def __str__(self) -> str:
