@@ -49,6 +49,8 @@ class VitalsSampler:
         self._over = threading.Event()
         self._main = threading.get_ident()
         self._standstill = Standstill(threading.get_native_id())
+        self._has_peers = context.get_world_size() > 1
+        """False if nobody can wait for this rank, so that its standstills are no news."""
         self._told = ("", "")
         """The state and the place of the standstill that was told last."""
 
@@ -81,7 +83,8 @@ class VitalsSampler:
                 else:
                     own_s += now - seen
                     places[place_of(frame)] += now - seen
-                self._standstill.sample(frame, now)
+                if self._has_peers:
+                    self._standstill.sample(frame, now)
                 del frame  # it would keep alive what train_func has deleted
             seen = now
             self._tell_standstill(now)
