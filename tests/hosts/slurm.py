@@ -105,10 +105,13 @@ class SlurmLab(Lab):
         wait_until(lambda: self.facts(job)["JobState"] in states, within_s, f"job {job} {' or '.join(states)}")
 
     def start_requeued(self, job: str) -> None:
-        """Let a job that was requeued start now. Slurm lets it wait for two minutes, as nodes may be ending it."""
+        """Let a job that was requeued start soon. Slurm lets it wait for two minutes, as nodes may be ending it.
+
+        They refuse a job that starts in the second in which its former start was revoked ("credential revoked").
+        """
         self.wait_for(job, "PENDING")
         wait_until(self.is_idle, 30.0, "no node is ending the job")
-        self.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+        self.slurm("scontrol", "update", f"JobId={job}", "StartTime=now+2")
 
     def is_idle(self) -> bool:
         states = self.slurm("sinfo", "-h", "-N", "-p", "all", "-o", "%T").split()
