@@ -44,7 +44,7 @@ __all__ = [
 
 StartMethod = Literal["forkserver", "spawn"]
 HostChecks = Literal["launch", "deep"]
-NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
+NumaBinding = Literal["node", "socket"]
 ProgressDisplay = Literal["auto", "live", "plain", "off"]
 RESOURCES = ("CPU", "GPU", "memory")
 _ACCELERATOR = "accelerator_type:"
@@ -81,9 +81,8 @@ class ScalingConfig:
     resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
         Before the run starts, distrain checks that the hosts have them. It limits nothing afterwards.
     numa_binding: bind each worker to CPUs near its GPU, as ``torchrun --numa-binding`` does: to all CPUs of the GPU's
-        NUMA node (``node``) or socket (``socket``), to a share of the node's cores that no other worker gets
-        (``exclusive``), or to cores of the node that share a cache (``core-complex``). Without GPUs, the cores of a
-        host are divided among its workers in order. By default, workers may use all CPUs that the host has for them.
+        NUMA node (``node``) or socket (``socket``). Without GPUs, the nodes of a host are divided among its workers in
+        order. By default, workers may use all CPUs that the host has for them.
     interface: the network interface over which workers of different hosts connect, such as ``"ib0"``; or several, of
         which each host uses the first that it has: ``"ib0,eth1"``. By default, the one that leads to rank 0's host.
     start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
