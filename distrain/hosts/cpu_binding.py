@@ -48,9 +48,9 @@ def bind(mode: str, cpus: Sequence[Cpu], nodes: Sequence[int]) -> list[frozenset
     for rank, node in enumerate(nodes):
         if node not in sockets:
             raise ValueError(
-                f"numa_binding={mode!r}: local rank {rank} belongs on NUMA node {node}, of whose CPUs this host may use "
-                f"none, only some of the nodes {sorted(sockets)}. Ask the scheduler or container for CPUs near each "
-                "GPU, hide the GPUs if they are not needed (CUDA_VISIBLE_DEVICES), or leave numa_binding out"
+                f"numa_binding={mode!r}: local rank {rank} belongs on NUMA node {node}, of whose CPUs this host may "
+                f"use none, only some of the nodes {sorted(sockets)}. Ask the scheduler or container for CPUs near "
+                "each GPU, hide the GPUs if they are not needed (CUDA_VISIBLE_DEVICES), or leave numa_binding out"
             )
     place = {node: sockets[node] if mode == "socket" else node for node in sockets}
     return [frozenset(cpu.number for cpu in cpus if place[cpu.node] == place[node]) for node in nodes]

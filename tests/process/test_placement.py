@@ -73,7 +73,7 @@ def test_without_a_binding_workers_have_the_cpus_of_the_launch(storage: Path, on
 
 
 def run_on_two_nodes(gpu_nodes: tuple[int, int], shown: str, use_gpu: bool, folder: Path) -> tuple[Machine, str]:
-    """Train in a namespace where this machine has two NUMA nodes and GPUs. Return it, and what was written to stderr."""
+    """Train in a namespace where this machine has two NUMA nodes and GPUs. Return it, and its stderr."""
     machine = Machine(sockets=2, cores_per_cache=CPUS[-1] // 2 + 1, is_interleaved=True, gpu_nodes=gpu_nodes)
     machine.write(folder / "sys")
     (folder / "train.py").write_text(ON_TWO_NODES)
@@ -118,7 +118,7 @@ def test_a_worker_is_bound_near_its_gpu(
 @needs_two_nodes
 def test_workers_that_cannot_be_bound_are_refused(tmp_path: Path) -> None:
     _, said = run_on_two_nodes((2, 2), "0,1", True, tmp_path)
-    assert "localhost: numa_binding='node': local rank 0 belongs on NUMA node 2, of whose CPUs this host may use" in said
+    assert "localhost: numa_binding='node': local rank 0 belongs on NUMA node 2, of whose CPUs this host" in said
 
 
 def test_gpus_must_not_be_hidden_from_workers_only(storage: Path) -> None:

@@ -72,4 +72,3 @@ def _text(node: ast.AST | None) -> str:
 
 def _keys(node: ast.AST) -> list[str]:
     return [_text(key) for key in node.keys] if isinstance(node, ast.Dict) else [""]
-

@@ -38,7 +38,9 @@ def test_each_mode_binds_as_torchrun_documents_it(mode: str, bound: list[str], t
 def test_only_cpus_that_may_be_used_are_taken(mode: str, tmp_path: Path) -> None:
     cpus = cpus_of(EPYC, tmp_path, {1, 17, 2, 9})
     assert set().union(*bind(mode, cpus, [0, 0, 2])) <= {1, 17, 2, 9}
-    problem = r"local rank 1 belongs on NUMA node 1, of whose CPUs this host may use none, only some of the nodes \[0, 2\]"
+    problem = (
+        r"local rank 1 belongs on NUMA node 1, of whose CPUs this host may use none, only some of the nodes \[0, 2\]"
+    )
     with pytest.raises(ValueError, match=problem):
         bind(mode, cpus, [0, 1])
 
