@@ -442,8 +442,8 @@ class ShippingConfig:
     include: further files and directories, such as small data files, relative to the working directory. Only files
         that are named here are copied even if their names look like secrets (``.env``, keys), or if they are large.
     limit_bytes: the largest size of all files together.
-    env_from: make a virtual environment on each host: from ``"freeze"``, the packages of this interpreter, from a
-        ``uv.lock``, or from a requirements file. None, the default: hosts use the interpreter that they have.
+    env_from: a requirements file, from which a virtual environment is made on each host. None, the default: hosts use
+        the interpreter that they have.
     cache_bytes: the size up to which the cache of a host may grow.
 
     >>> RunConfig(shipping_config=ShippingConfig(include=["data/words.txt"])).shipping_config.enabled

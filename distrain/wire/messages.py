@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 19
+WIRE_VERSION = 20
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -373,8 +373,7 @@ class ProbeHost(Message):
 
     nonce: names the question in its answer; hosts that connect to this one get it. packages: those whose versions are
     compared, as an import with ``sys_path`` finds them. executable: the interpreter of the workers; empty for the
-    agent's own. is_thorough: look also at memory, at the disk of ``folder``, at GPUs and at distrain's cache.
-    empties_cache: delete what distrain stores on the host, unless a run uses it.
+    agent's own. is_thorough: look also at memory, at the disk of ``folder`` and at GPUs.
 
     is_reached: let other hosts connect to this one for some seconds, at ``address``; if that is empty, at the one by
     which this host reaches ``peer``. peers: ``[address, port]`` of each host to connect to, by name.
@@ -388,7 +387,6 @@ class ProbeHost(Message):
     executable: str = ""
     is_thorough: bool = False
     folder: str = ""
-    empties_cache: bool = False
     is_reached: bool = False
     address: str = ""
     peer: str = ""
@@ -401,7 +399,7 @@ class HostProbed(Message):
 
     versions: None for a package that is not installed, empty for one without a version. executable: the interpreter
     that has these packages. received, sent: seconds since the epoch by the host's clock. gpus: the fields of each
-    :class:`~distrain.hosts.gpu_health.GpuHealth`. cache: its size, or what became of it, in words.
+    :class:`~distrain.hosts.gpu_health.GpuHealth`.
 
     address, port, interface: where other hosts can connect, or (``failed``) why they cannot. failed_peers: why this
     host could not connect to others, by name.
@@ -417,7 +415,6 @@ class HostProbed(Message):
     memory_free_bytes: int = 0
     disk_free_bytes: int = 0
     gpus: list[dict[str, Any]] = field(default_factory=list)
-    cache: str = ""
     address: str = ""
     port: int = 0
     interface: str = ""

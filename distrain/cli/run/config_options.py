@@ -94,7 +94,7 @@ _KEYWORDS: dict[str, dict[str, Any]] = {
     "checkpoint_score_order": {"help": "the better scores: the higher or the lower ones (default: max)"},
     "debug_rank": {"metavar": "RANK"},
     "enabled": {"help": "copy no code to other hosts: they have it at the same paths"},
-    "env_from": {"metavar": "SOURCE"},
+    "env_from": {"metavar": "FILE"},
     "hostfile": {
         "metavar": "FILE",
         "help": "file with the hosts to train on, one per line: alpha slots=4 (default: DISTRAIN_HOSTFILE, else the "

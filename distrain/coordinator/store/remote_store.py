@@ -99,7 +99,7 @@ class RemoteStore(RunStore):
         trackers = self.paths.trackers.name
         names = (self.location / trackers).names() if trackers in self.location.names() else []
         states = [f"{trackers}/{name}" for name in names if name.endswith(".json")]
-        growing = (self.paths.metrics, self.paths.events, self.paths.console)
+        growing = (self.paths.metrics, self.paths.events)
         for name in (self.paths.manifest.name, *(path.name for path in growing), *states):
             with contextlib.suppress(FileNotFoundError):
                 self.location.get(name, self.paths.root / name)
