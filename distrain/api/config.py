@@ -444,7 +444,6 @@ class ShippingConfig:
     limit_bytes: the largest size of all files together.
     env_from: a requirements file, from which a virtual environment is made on each host. None, the default: hosts use
         the interpreter that they have.
-    cache_bytes: the size up to which the cache of a host may grow.
 
     >>> RunConfig(shipping_config=ShippingConfig(include=["data/words.txt"])).shipping_config.enabled
     True
@@ -454,14 +453,13 @@ class ShippingConfig:
     include: Sequence[str | os.PathLike[str]] = ()
     limit_bytes: int = 100_000_000
     env_from: str | os.PathLike[str] | None = None
-    cache_bytes: int = 20 << 30
 
     def __post_init__(self) -> None:
         check_fields(self, check_type, "enabled", kind=bool)
         if isinstance(self.include, (str, os.PathLike)):
             raise TypeError(f"ShippingConfig.include must be a list of paths, got {self.include!r}")
         check_fields(self, check_type, "include", kind=Sequence, allowed="a list of paths")
-        check_fields(self, check_int, "limit_bytes", "cache_bytes", minimum=1)
+        check_fields(self, check_int, "limit_bytes", minimum=1)
         check_fields(self, check_type, "env_from", kind=(str, os.PathLike), allowed="a str or a Path", optional=True)
 
 

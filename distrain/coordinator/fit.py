@@ -335,7 +335,6 @@ def _shipping(work: job.Work, run: RunConfig, transports: Sequence[Transport], s
         files=[],
         folders=[],
         place="",
-        cache_bytes=config.cache_bytes,
         requirements=_requirements(config.env_from) if config.env_from else "",
         python=".".join(map(str, sys.version_info[:2])),
         executable=sys.executable,
