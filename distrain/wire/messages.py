@@ -577,10 +577,10 @@ class SetUpHost(Message):
     folders: directories of the coordinator's machine that workers may use, also without files.
     place: name of the directory for the files in the host's cache. storage: the run directory; probe_file: a file in it
     that holds ``nonce``. All three are empty if only uploaders use the storage. requirements: text of a requirements
-    file for which a virtual environment is made; empty if the workers use the agent's interpreter. python: its version, such as 3.11. executable: the interpreter of the
-    user's process. interpreter_path, interpreter_variables: entries of ``sys.path`` and variables that belong to it,
-    and do not apply if the workers have another one. more_path: directories with packages that the user's process finds
-    by other means than ``sys.path``.
+    file for which a virtual environment is made; empty if the workers use the agent's interpreter. python: its version,
+    such as 3.11. executable: the interpreter of the user's process. interpreter_path, interpreter_variables: entries of
+    ``sys.path`` and variables that belong to it, and do not apply if the workers have another one. more_path:
+    directories with packages that the user's process finds by other means than ``sys.path``.
 
     Coordinator -> agent; answered by :class:`HostSetUp`.
     """
