@@ -77,9 +77,6 @@ class RunPaths:
     def trackers(self) -> Path:
         return self.root / names.TRACKERS
 
-    def tracker_state(self, name: str) -> Path:
-        return self.root / names.TRACKERS / f"{name}.json"
-
     @property
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"
