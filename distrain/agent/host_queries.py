@@ -13,8 +13,6 @@ from distrain.hosts.network import address_toward
 from distrain.hosts.ports import reserve_port
 from distrain.hosts.reachability import ProbePort, failed_peers, own_place
 from distrain.system.background import Background
-from distrain.system.process import own_package
-from distrain.system.text import size
 
 if TYPE_CHECKING:
     import socket
@@ -119,22 +117,4 @@ def _with_details(answer: wire.HostProbed, asked: wire.ProbeHost, gpus: Sequence
         memory_free_bytes=memory_free_bytes(),
         disk_free_bytes=disk_free_bytes(asked.folder),
         gpus=[asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})] if gpus else [],
-        cache=_cache(empties=asked.empties_cache),
     )
-
-
-def _cache(*, empties: bool) -> str:
-    """Return the size of distrain's cache on this host in words; or delete what no run uses, and return the rest."""
-    from distrain.transfer.host_side.cache_cleaning import size_of, trim
-    from distrain.transfer.host_side.host_cache import existing_cache
-
-    try:
-        cache = existing_cache()
-        if cache is None or not empties:
-            return size(size_of(cache) if cache is not None else 0)
-        freed_bytes, in_use = trim(cache, 0, wait=True)
-    except OSError as error:
-        return str(error)
-    own = f"programs/{own_package().parent.name}"  # that of this process
-    used = ", ".join(name for name in in_use if name != own)
-    return f"{size(freed_bytes)} freed" + f"; in use: {used}" * bool(used)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from distrain.transfer.host_side.run_mirror import RunMirror
 
 _STORAGE_PATIENCE_S = 10.0
+_CACHE_BYTES = 20 << 30
+"""Size up to which the cache may grow."""
 
 
 class HostSetup:
@@ -62,7 +64,7 @@ class HostSetup:
         def done(answer: wire.HostSetUp) -> None:
             self._send(answer)
             if not answer.wanted:  # else the next question would wait for it
-                self._thread.do(lambda: self._trim(asked))
+                self._thread.do(self._trim)
 
         self._thread.do(lambda: self._set_up(asked), done, failed)
 
@@ -85,12 +87,12 @@ class HostSetup:
             self._make_environment(cache, asked)
         return wire.HostSetUp(wanted=wanted, checkpoints=str(mirror.checkpoints), storage_problem=self._storage_problem)
 
-    def _trim(self, asked: wire.SetUpHost) -> None:
+    def _trim(self) -> None:
         if self._cache is not None:
             from distrain.transfer.host_side.cache_cleaning import trim
 
             with contextlib.suppress(OSError):
-                trim(self._cache, asked.cache_bytes)
+                trim(self._cache, _CACHE_BYTES)
 
     def _claim(self, place: str) -> tuple[HostCache, RunMirror]:
         """Open the cache, and the run's directory in it."""

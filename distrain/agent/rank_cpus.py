@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.hosts.cpu_binding import bind, seats_near_gpus, seats_on_cpus, threads_each
+from distrain.hosts.cpu_binding import bind, nodes_near_gpus, nodes_of_cpus, threads_each
 from distrain.hosts.cpu_topology import numa_node_of, read_cpus
 from distrain.hosts.host_info import usable_cpus
 
@@ -38,8 +38,8 @@ def rank_cpus(numa_binding: str, workers: int, gpus_per_worker: float, gpus: Seq
     """Divide the CPUs that the affinity mask and the cgroup of this process allow among the workers.
 
     With ``numa_binding``, the i-th rank is bound near its GPUs; near GPU i if it has asked for none, as under torchrun.
-    If the host has fewer GPUs than that takes, or their NUMA nodes are not known, its cores are divided among the ranks
-    in order.
+    If the host has fewer GPUs than that takes, or their NUMA nodes are not known, its NUMA nodes are divided among the
+    ranks in order.
 
     gpus: those that CUDA shows here.
 
@@ -51,11 +51,11 @@ def rank_cpus(numa_binding: str, workers: int, gpus_per_worker: float, gpus: Seq
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError("numa_binding needs Linux: this system cannot bind processes to CPUs")
     cpus = read_cpus()
-    nodes, notice = _gpu_nodes(gpus, cpus)
-    seats = seats_near_gpus(nodes, gpus_per_worker or 1, workers)
-    if len(seats) < workers:
-        seats = seats_on_cpus(cpus, workers)
-    bound = bind(numa_binding, cpus, seats, workers)
+    gpu_nodes, notice = _gpu_nodes(gpus, cpus)
+    nodes = nodes_near_gpus(gpu_nodes, gpus_per_worker or 1, workers)
+    if len(nodes) < workers:
+        nodes = nodes_of_cpus(cpus, workers)
+    bound = bind(numa_binding, cpus, nodes)
     threads = min(equal_share, threads_each(bound))  # the cgroup may allow less time than the CPUs have
     return RankCpus(bound, threads, notice)
 

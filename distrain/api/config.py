@@ -44,7 +44,7 @@ __all__ = [
 
 StartMethod = Literal["forkserver", "spawn"]
 HostChecks = Literal["launch", "deep"]
-NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
+NumaBinding = Literal["node", "socket"]
 ProgressDisplay = Literal["auto", "live", "plain", "off"]
 RESOURCES = ("CPU", "GPU", "memory")
 _ACCELERATOR = "accelerator_type:"
@@ -81,9 +81,8 @@ class ScalingConfig:
     resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
         Before the run starts, distrain checks that the hosts have them. It limits nothing afterwards.
     numa_binding: bind each worker to CPUs near its GPU, as ``torchrun --numa-binding`` does: to all CPUs of the GPU's
-        NUMA node (``node``) or socket (``socket``), to a share of the node's cores that no other worker gets
-        (``exclusive``), or to cores of the node that share a cache (``core-complex``). Without GPUs, the cores of a
-        host are divided among its workers in order. By default, workers may use all CPUs that the host has for them.
+        NUMA node (``node``) or socket (``socket``). Without GPUs, the nodes of a host are divided among its workers in
+        order. By default, workers may use all CPUs that the host has for them.
     interface: the network interface over which workers of different hosts connect, such as ``"ib0"``; or several, of
         which each host uses the first that it has: ``"ib0,eth1"``. By default, the one that leads to rank 0's host.
     start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
@@ -443,9 +442,8 @@ class ShippingConfig:
     include: further files and directories, such as small data files, relative to the working directory. Only files
         that are named here are copied even if their names look like secrets (``.env``, keys), or if they are large.
     limit_bytes: the largest size of all files together.
-    env_from: make a virtual environment on each host: from ``"freeze"``, the packages of this interpreter, from a
-        ``uv.lock``, or from a requirements file. None, the default: hosts use the interpreter that they have.
-    cache_bytes: the size up to which the cache of a host may grow.
+    env_from: a requirements file, from which a virtual environment is made on each host. None, the default: hosts use
+        the interpreter that they have.
 
     >>> RunConfig(shipping_config=ShippingConfig(include=["data/words.txt"])).shipping_config.enabled
     True
@@ -455,14 +453,13 @@ class ShippingConfig:
     include: Sequence[str | os.PathLike[str]] = ()
     limit_bytes: int = 100_000_000
     env_from: str | os.PathLike[str] | None = None
-    cache_bytes: int = 20 << 30
 
     def __post_init__(self) -> None:
         check_fields(self, check_type, "enabled", kind=bool)
         if isinstance(self.include, (str, os.PathLike)):
             raise TypeError(f"ShippingConfig.include must be a list of paths, got {self.include!r}")
         check_fields(self, check_type, "include", kind=Sequence, allowed="a list of paths")
-        check_fields(self, check_int, "limit_bytes", "cache_bytes", minimum=1)
+        check_fields(self, check_int, "limit_bytes", minimum=1)
         check_fields(self, check_type, "env_from", kind=(str, os.PathLike), allowed="a str or a Path", optional=True)
 
 

@@ -1,7 +1,7 @@
 """Names of Ray that distrain lacks, each with a sentence on what to do instead. Runs in: anywhere.
 
-The sentence is in the AttributeError of ``distrain.Tuner`` or ``result.config``, in the ImportError of
-``from distrain import Tuner`` or ``import distrain.tune``, and in the TypeError of ``RunConfig(stop=...)``.
+The sentence is in the AttributeError of ``distrain.Tuner``, in the ImportError of ``from distrain import Tuner`` or
+``import distrain.tune``, and in the TypeError of ``RunConfig(stop=...)``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ _AS_RAY = "`distrain run --as-ray` runs a script of Ray that has it, as it is"
 _CLUSTER = f"there is no cluster to connect to: fit() starts the workers and ends them, so leave it out; {_AS_RAY}"
 _FRAMEWORK = "use DataParallelTrainer, and call the framework in train_func"
 _INFERENCE = "distrain does not do inference: load the files of result.checkpoint.as_directory()"
-_KEPT = "the trainer does not show it: keep the object that you passed to it"
 _OF_RAY_1 = "a name of Ray 1: pass train_func to TorchTrainer or DataParallelTrainer, and call fit()"
 _OUTER_LOOP = (
     "there is no Tune: loop over your settings and call fit() for each, for example in the objective of an Optuna "
@@ -89,17 +88,8 @@ MISSING = {
     "v2": _TRAIN,
     "xgboost": _FRAMEWORK,
     "xla": _TPU,
-    "Result.config": "a Result does not keep the train_loop_config: report what you need of it as metrics",
-    "Result.log_dir": "use path; the output of the ranks is in logs/ below it",
-    "Result.metrics_history": "use metrics_dataframe",
-    "Trainer.as_trainable": _OUTER_LOOP,
-    "Trainer.backend_config": _KEPT,
-    "Trainer.datasets": _KEPT,
-    "Trainer.run_config": _KEPT,
-    "Trainer.scaling_config": _KEPT,
-    "Trainer.train_loop_config": _KEPT,
 }
-"""Names of Ray without a counterpart here, and what to do instead. A name with a dot is an attribute of one class."""
+"""Names of Ray without a counterpart here, and what to do instead."""
 
 IGNORED = {
     "checkpoint_at_end": "report a checkpoint at the end of train_func",
@@ -158,28 +148,10 @@ class _Finder:
 sys.meta_path.append(_Finder)
 
 
-_Class = TypeVar("_Class", bound=type)
-
-
-def explaining(owner: str) -> Callable[[_Class], _Class]:
-    """Return a class decorator that explains attributes that objects lack, by the sentences for ``owner``."""
-
-    def decorate(cls: _Class) -> _Class:
-        def __getattr__(self: object, name: str) -> Any:
-            sentence = MISSING.get(f"{owner}.{name}", MISSING.get(name))
-            if sentence is None or hasattr(type(self), name):
-                return object.__getattribute__(self, name)  # raises, with the text of Python or of a property
-            raise AttributeError(
-                _text(f"{type(self).__name__!r} object has no attribute {name!r}", sentence), name=name, obj=self
-            )
-
-        cls.__getattr__ = __getattr__  # type: ignore[attr-defined]
-        return cls
-
-    return decorate
-
-
 # -- arguments -------------------------------------------------------------------------------------------------------
+
+
+_Class = TypeVar("_Class", bound=type)
 
 
 def without(*names: str) -> Callable[[_Class], _Class]:

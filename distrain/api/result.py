@@ -7,11 +7,9 @@ import math
 import pickle
 import warnings
 from dataclasses import dataclass, field, fields
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.api.ray_names import explaining
 from distrain.errors import ControllerError, StorageError, TrainingFailedError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.paths import RunPaths, read_manifest
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Result"]
 
 
-@explaining("Result")
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The result of a run.
@@ -141,13 +138,6 @@ class Result:
         if self.error is not None:
             lines.insert(0, f"error={type(self.error).__name__}")
         return "Result(\n  " + ",\n  ".join(lines) + "\n)"
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks."""
-        rows: dict[str, Any] = {} if self.error is None else {"error": self.error}
-        rows |= {"path": self.path, "checkpoint": self.checkpoint, **flatten(self.metrics or {})}
-        cells = (f"<tr><th>{escape(n)}</th><td><pre>{escape(str(value))}</pre></td></tr>" for n, value in rows.items())
-        return f"<table>{''.join(cells)}</table>"
 
 
 _NAMES = RunPaths(Path())

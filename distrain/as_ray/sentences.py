@@ -19,14 +19,11 @@ _SEARCH = (
 _PLACEMENT = "hosts are filled in order: ScalingConfig has the number of workers, and what each needs"
 _TUNER = "use tune.Tuner(...).fit(), whose ResultGrid has the best result and a dataframe"
 _TRACKERS = "set DISTRAIN_TRACKERS, or use --tracker, for TensorBoard, W&B or MLflow; see docs/trackers.md"
-GENERAL = "distrain's stand-in for Ray has no such name; docs/ray.md says what it has, and how to keep Ray itself"
+GENERAL = "the stand-in has what training needs of Ray; docs/ray.md says what that is, and how to keep Ray itself"
 
 BELOW = {
     "ray.air.callbacks": _TRACKERS,
     "ray.air.integrations": _TRACKERS,
-    "ray.autoscaler": _CLUSTER,
-    "ray.cluster_utils": _CLUSTER,
-    "ray.dag": "there are no graphs of tasks: call the functions one after the other",
     "ray.data": (
         "read or compute the data with pandas, Polars, DuckDB, pyarrow or datasets, and pass it to "
         "ray.data.from_pandas(), from_arrow() or from_huggingface()"
@@ -38,75 +35,37 @@ BELOW = {
         "use the transformations of scikit-learn or torchvision in map_batches(), or derive from ray.data.preprocessor."
         "Preprocessor"
     ),
-    "ray.job_submission": "there is no cluster to submit to: run the script with `distrain run --as-ray`",
-    "ray.ml": "a name of Ray 1: import it from ray.train or ray.air",
     "ray.rllib": MISSING["rllib"],
     "ray.serve": f"{MISSING['serve']}: load the files of result.checkpoint.as_directory()",
-    "ray.sgd": MISSING["Trainer"],
     "ray.train.callbacks": f"reports are kept in metrics.jsonl; {_TRACKERS}",
     "ray.train.examples": _EXAMPLES,
-    "ray.tune.analysis": _TUNER,
     "ray.tune.examples": _EXAMPLES,
     "ray.tune.integration": "report in train_func; distrain.lightning and distrain.tensorflow.keras have callbacks",
     "ray.tune.logger": _TRACKERS,
-    "ray.tune.registry": "give the function itself to the Tuner",
     "ray.tune.schedulers": _SEARCH,
     "ray.tune.search": _SEARCH,
-    "ray.tune.sklearn": _SEARCH,
     "ray.tune.stopper": MISSING["stop"],
-    "ray.tune.suggest": _SEARCH,
     "ray.util.collective": "use ray.train.collective, or torch.distributed in train_func",
-    "ray.util.dask": "Dask runs on this machine without Ray",
-    "ray.util.iter": "use ray.data, or a plain iterator",
-    "ray.util.joblib": "joblib runs on this machine without Ray: leave register_ray() out",
-    "ray.util.metrics": "report numbers as metrics; see docs/trackers.md",
     "ray.util.multiprocessing": "multiprocessing.Pool of the standard library has the same methods",
     "ray.util.placement_group": _PLACEMENT,
     "ray.util.queue": "queue.Queue of the standard library serves one process; workers report metrics",
     "ray.util.scheduling_strategies": _PLACEMENT,
-    "ray.util.spark": "Spark runs without Ray",
-    "ray.util.state": "`distrain ls` and `distrain show` list runs and their ranks",
-    "ray.util.sgd": MISSING["Trainer"],
-    "ray.workflow": "there are no workflows: call the functions one after the other",
 }
 """Sentences for all names at and below a module of Ray."""
 
 NAMES = {
     "ActorPool": "call the methods of the actors in turn: each call is done when it returns",
-    "ClientBuilder": _CLUSTER,
-    "Experiment": _TUNER,
     "ExperimentAnalysis": _TUNER,
-    "ResumeConfig": "Tuner.restore(path, trainable, resume_errored=True) has these settings as arguments",
     "Stopper": MISSING["stop"],
-    "client": _CLUSTER,
     "as_completed": "call ray.get() with the list of references: all tasks have ended",
-    "cpp_function": "tasks are functions of Python",
-    "create_scheduler": _SEARCH,
-    "create_searcher": _SEARCH,
-    "exit_actor": "call ray.kill() with the handle of the actor",
-    "get_placement_group": _PLACEMENT,
-    "inspect_serializability": "the error of a value that cannot be pickled names it",
-    "java_function": "tasks are functions of Python",
-    "list_named_actors": "keep the handles of your actors in a list",
-    "log_once": "use logging",
-    "map_unordered": "call .remote() for each item, and ray.get() with the list of references",
     "placement_group": _PLACEMENT,
-    "placement_group_table": _PLACEMENT,
-    "register_env": MISSING["rllib"],
     "register_trainable": "give the function itself to the Tuner",
-    "remove_placement_group": _PLACEMENT,
     "run": _TUNER,
-    "run_experiments": _TUNER,
-    "timeline": "the page of a run shows where the time went; see `distrain page`",
     "Backend": "derive from BackendConfig, whose setup() and teardown() are called in each worker",
     "BaseTrainer": "derive from DataParallelTrainer, or give it a train_func",
     "DatasetConfig": "use DataConfig",
-    "GenDataset": "leave the annotation out",
-    "PlacementGroupFactory": "pass a dict to tune.with_resources(), as {'cpu': 2, 'gpu': 1}",
     "RayTrainCallback": "derive from UserCallback",
     "Trainable": "write a function that takes the config, and calls tune.report() in its loop",
-    "TrainingIterator": _PRIVATE,
-    "predictor": _INFERENCE,
 }
 """Sentences for names wherever they are in Ray."""
 

@@ -55,7 +55,7 @@ def attach_parser() -> argparse.ArgumentParser:
         "attach",
         "Return to a run of this machine: show its output and progress until its end, as in the terminal that started "
         "it. Ctrl-C leaves the run alone. The exit code is that of `distrain run`.",
-        "  distrain run --detach --name big train.py\n  distrain attach big",
+        "  nohup distrain run --name big train.py &\n  distrain attach big",
     )
     parsers.add_run(parser)
     parser.add_argument(

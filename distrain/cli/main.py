@@ -27,9 +27,8 @@ COMMANDS = {
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "debug": ("debugging", "open pdb on a rank of a running run"),
     "profile": ("profiling", "show where a rank of a running run spends its time"),
-    "export": ("exporting", "log the reports of a run to a tracker"),
     "report": ("reporting", "pack what is needed to ask for help into one file, without secrets"),
-    "page": ("exporting", "write one HTML file that shows the whole run"),
+    "page": ("page", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
 }
 """The module of each command in this package, and what the command does."""
@@ -49,7 +48,6 @@ look at runs
   attach     {attach}
   page       {page}
   report     {report}
-  export     {export}
 
 act on runs
   stacks     {stacks}

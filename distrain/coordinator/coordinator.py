@@ -108,7 +108,7 @@ class Coordinator:
         self._host_files = HostFiles(
             self._loop,
             self._files,
-            shipping or Shipping(question=wire.SetUpHost(files=[], folders=[], place="", cache_bytes=0)),
+            shipping or Shipping(question=wire.SetUpHost(files=[], folders=[], place="")),
             flags=request.python_flags,
             send=self._hosts.send,
             stream=self._hosts.stream_argv,

@@ -10,6 +10,7 @@ import tempfile
 import uuid
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -41,14 +42,13 @@ from distrain.worker.job import job
 from distrain.worker.job.origin import script_of, stem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from distrain.api.result import Result
     from distrain.coordinator.host_check import HostFacts
     from distrain.decisions.host_checks import Finding
     from distrain.hosts.hostfile import HostSpec
     from distrain.storage.checkpoint import Checkpoint
-    from distrain.storage.paths import RunPaths
 
 
 def run_work(
@@ -61,13 +61,11 @@ def run_work(
     validation: ValidationConfig | None = None,
     transports: Sequence[Transport] | None = None,
     sys_path: Sequence[str] | None = None,
-    detach: Callable[[RunPaths, str], None] | None = None,
 ) -> Result:
     """Train as fit() and the command line do; see :meth:`DataParallelTrainer.fit`.
 
     transports: connections to the hosts; by default those that the ScalingConfig or the environment names.
     sys_path: the module search path of the workers; by default that of this process.
-    detach: has this process write to the console.log of the run, if it has no terminal.
     """
     refuse_after_stop()
     resting_agents.idle_s()  # raises for a bad setting
@@ -103,7 +101,6 @@ def run_work(
         transports=transports,
         shipping=_shipping(work, run, transports, sys_path),
         launcher=launcher,
-        detach=detach,
         starts_workers=starts_workers,
     )
     _check_gpus_are_counted(scaling, request)
@@ -123,11 +120,10 @@ def check_hosts(
     run: RunConfig,
     *,
     sys_path: Sequence[str],
-    empties_caches: bool = False,
 ) -> tuple[list[Finding], dict[str, HostFacts]]:
     """Begin a run on all hosts, also on spare ones, and end it before its ranks start.
 
-    Return the problems, and what each host has. empties_caches: also delete what distrain stores on the hosts.
+    Return the problems, and what each host has.
 
     Raises DistrainError for problems of the storage or the settings, and KeyboardInterrupt.
     """
@@ -145,12 +141,11 @@ def check_hosts(
         transports=transports,
         shipping=_shipping(work, run, transports, path),
         launcher=None,
-        detach=None,
         starts_workers=True,
     )
     store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
     try:
-        found, facts = Run(store, request, run, work, where, None).check(empties_caches=empties_caches)
+        found, facts = Run(store, request, run, work, where, None).check()
         note_check(facts, found)
     finally:
         store.close()
@@ -167,8 +162,6 @@ def _train(request: RunRequest, run: RunConfig, work: job.Work, where: Where, gr
     name, stem = run.name or run_name(os.environ), stem_of(script_of(work))
     store = open_run(run.storage_path, name, run.storage_filesystem, stem=stem)
     try:
-        if where.detach is not None:
-            where.detach(store.paths, str(store.location))
         with console_threads():
             return Run(store, request, run, work, where, group).train()
     finally:
@@ -304,10 +297,20 @@ def _validator(validation: ValidationConfig | None, run: RunConfig, sys_path: li
     )
 
 
+def _requirements(file: str | os.PathLike[str]) -> str:
+    """Return the text of a requirements file. Raises LaunchError."""
+    try:
+        return Path(file).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(
+            f"the requirements file {file} cannot be read ({error}). `uv export --no-emit-project` and `pip freeze` "
+            "write one"
+        ) from error
+
+
 def _shipping(work: job.Work, run: RunConfig, transports: Sequence[Transport], sys_path: list[str]) -> Shipping:
     """Return what is copied to other machines. Raises LaunchError if that is not possible."""
-    from distrain.transfer.project.project import find_project  # most runs need neither
-    from distrain.transfer.project.requirements import requirements_of
+    from distrain.transfer.project.project import find_project  # most runs do not need it
 
     config = run.shipping_config
     hosts = [one.host for one in transports if one.ships and one.host.cwd is None]
@@ -332,8 +335,7 @@ def _shipping(work: job.Work, run: RunConfig, transports: Sequence[Transport], s
         files=[],
         folders=[],
         place="",
-        cache_bytes=config.cache_bytes,
-        requirements=requirements_of(os.fspath(config.env_from), directory=os.getcwd()) if config.env_from else "",
+        requirements=_requirements(config.env_from) if config.env_from else "",
         python=".".join(map(str, sys.version_info[:2])),
         executable=sys.executable,
         interpreter_path=interpreter_entries(sys_path),

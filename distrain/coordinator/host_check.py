@@ -112,13 +112,11 @@ class HostCheck(Coordinator):
         return self._deep.is_done
 
     def _do(self, actions: list[events.Action]) -> None:
-        """Start no rank, use no cache that is to be emptied, and show no line about the plan."""
+        """Start no rank, and show no line about the plan."""
         is_planned = self.machine.plan is not None
         for action in actions:
             match action:
                 case events.SendMessage(_, wire.Start()) | events.WorkersStart():
-                    pass
-                case events.SendMessage(_, wire.Prepare()) if self._request.empties_caches:
                     pass
                 case events.SendMessage(host, wire.Prepare() as message) if self._deep is not None:
                     super()._do([events.SendMessage(host, replace(message, preload=[]))])  # it leaves the CPUs idle

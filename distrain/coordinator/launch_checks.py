@@ -108,7 +108,6 @@ class LaunchChecks:
             sys_path=list(self._request.hosts[host].sys_path),
             is_thorough=self._request.checks_hosts,
             folder=self._request.storage_path,
-            empties_cache=self._request.empties_caches,
         )
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain.api.backend import BackendConfig
 from distrain.api.config import DataConfig, RunConfig, ScalingConfig
-from distrain.api.ray_names import explaining, without
+from distrain.api.ray_names import without
 from distrain.api.trainer_options import check_options, showing_options
 from distrain.coordinator.fit import run_work
 from distrain.errors import DistrainError
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["DataParallelTrainer"]
 
 
-@explaining("Trainer")
 @without("preprocessor")
 class DataParallelTrainer:
     """Run a training function on a group of workers.

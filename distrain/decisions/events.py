@@ -61,8 +61,7 @@ class RunRequest:
     sys_path: the module search path of the user's process.
     plan: where the ranks are, if another launcher has placed them.
     keeps_logs: the run gets what the ranks print, and has a log of each.
-    checks_hosts: the run ends before its ranks start, see :mod:`distrain.coordinator.host_check`. empties_caches: and
-        deletes what distrain stores on the hosts.
+    checks_hosts: the run ends before its ranks start, see :mod:`distrain.coordinator.host_check`.
     """
 
     run_id: str
@@ -90,7 +89,6 @@ class RunRequest:
     plan: WorldPlan | None = None
     keeps_logs: bool = True
     checks_hosts: bool = False
-    empties_caches: bool = False
 
     def worker_facts(self, plan: WorldPlan, rank: RankPlan, attempt: int) -> WorkerFacts:
         """Return the facts that the worker of this rank gets."""

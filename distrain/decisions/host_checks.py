@@ -222,7 +222,7 @@ def refusal(hello: Mapping[str, Any], python: str | None) -> str | None:
         return (
             f"it has Python {their_python}, this machine {python}: pickles are not compatible between them; "
             f"name a Python {'.'.join(_release(python, 2))} with python= in the hostfile, or let uv install one with "
-            "--env-from freeze"
+            "--env-from requirements.txt"
         )
     return None
 
@@ -261,7 +261,7 @@ def _missing_finding(host: str, missing: Mapping[str, str], python: str, *, is_f
     wanted = " ".join(f"{name}=={own}" if own else name for name, own in missing.items())
     text = (
         f"its {python or 'interpreter'} has no {names}; install there: {wanted}; or name another interpreter with "
-        "python= in the hostfile, or make an environment on each host with --env-from freeze"
+        "python= in the hostfile, or make an environment on each host with --env-from requirements.txt"
     )
     return Finding(host, text, is_fatal=is_fatal)
 

@@ -6,7 +6,6 @@
         run.json                    settings, attempts, and how the run ended
         metrics.jsonl               every report of every rank, one line each
         events.jsonl                what happens: checkpoints, hangs, slow ranks, ...
-        console.log                 the console of a run without a terminal (distrain run --detach)
         checkpoint_000000/ ...      committed checkpoints in order, each with its .manifest.json
         damaged-checkpoint_000001/  a checkpoint that differed from its manifest when the run continued
         logs/attempt_0/rank_0.log   the output of each rank
@@ -75,15 +74,8 @@ class RunPaths:
         return self.root / names.EVENTS
 
     @property
-    def console(self) -> Path:
-        return self.root / names.CONSOLE
-
-    @property
     def trackers(self) -> Path:
         return self.root / names.TRACKERS
-
-    def tracker_state(self, name: str) -> Path:
-        return self.root / names.TRACKERS / f"{name}.json"
 
     @property
     def tensorboard(self) -> Path:
@@ -112,7 +104,7 @@ class RunPaths:
     def name_problem(self, name: str) -> str | None:
         """Return why a checkpoint cannot have this name, or None."""
         folders = (self.logs, self.answer("").parent, self.trackers, self.tensorboard)
-        taken = (self.manifest, self.metrics, self.events, self.console, *self.end_files(), *folders)
+        taken = (self.manifest, self.metrics, self.events, *self.end_files(), *folders)
         if name.removesuffix(".new") in {path.name for path in taken}:
             return f"must not be {name!r}, as the run directory has something else of that name"
         if not name or "/" in name or not name.isprintable() or name.startswith((".", DAMAGED)):

@@ -13,13 +13,11 @@ if TYPE_CHECKING:
     from distrain.api.tracker import Report as Report
     from distrain.api.tracker import TrackedRun as TrackedRun
     from distrain.api.tracker import Tracker as Tracker
-    from distrain.trackers.exporting import export as export
     from distrain.trackers.mlflow import Mlflow as Mlflow
     from distrain.trackers.tensorboard import TensorBoard as TensorBoard
     from distrain.trackers.wandb import Wandb as Wandb
 
 _HOMES = {
-    "exporting": ("export",),
     "mlflow": ("Mlflow",),
     "tensorboard": ("TensorBoard",),
     "distrain.api.tracker": ("Report", "TrackedRun", "Tracker"),

@@ -1,4 +1,4 @@
-"""A tracker at work on one run: it gets each report once, whatever a restart repeats. Runs in: coordinator, anywhere.
+"""A tracker at work on one run: it gets each report once, whatever a restart repeats. Runs in: coordinator.
 
 A restart repeats reports. The *number* of a report counts the reports of rank 0 over the whole run; it is the same each
 time. A tracker gets only reports whose number is above the highest one that it has had.
@@ -12,7 +12,6 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.tracker import Report, TrackedRun, Tracker, name_of
@@ -24,8 +23,9 @@ from distrain.storage.runs.details import reports_of
 from distrain.storage.runs.listing import run_at
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from distrain.storage.checkpoint import Checkpoint
-    from distrain.system.remote_path import RemotePath
 
 _FLUSH_S = 1.0
 
@@ -36,7 +36,7 @@ class TrackerLog:
     files: the directory with the records of the run. location: the run directory as users know it.
     """
 
-    def __init__(self, tracker: Tracker, files: Path | RemotePath, location: str) -> None:
+    def __init__(self, tracker: Tracker, files: Path, location: str) -> None:
         self._tracker = copy.copy(tracker)
         self._files = files
         self._location = location
@@ -47,26 +47,20 @@ class TrackerLog:
         self._flushed_at = 0.0
         self._run: TrackedRun
 
-    def start(self, *, again: bool = False) -> None:
-        """Begin, or continue where the tracker was, and log what it has missed. Raise what the tracker raises.
-
-        again: begin anew, as another run of the tracker.
-        """
-        if isinstance(self._files, Path):
-            check_owners(self._files)
+    def start(self) -> None:
+        """Begin, or continue where the tracker was, and log what it has missed. Raise what the tracker raises."""
+        check_owners(self._files)
         run, state = run_at(self._files), {}
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             stored = json.loads(self._state_file.read_bytes())
             state, self._highest, self._last_step = dict(stored["state"]), stored["highest"], stored["last_step"]
-        if again:
-            state, self._highest, self._last_step = {"again": time.time()}, 0, 0
         if "id" not in state:  # the same even if this process dies before it has saved it
-            text = f"{self._location} {run.manifest.get('started')} {state.get('again', '')}".strip()
+            text = f"{self._location} {run.manifest.get('started')}"
             state["id"] = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._run = TrackedRun(
             id=state["id"],
             name=run.manifest.get("name", self._files.name),
-            directory=Path(str(self._files)),
+            directory=self._files,
             location=self._location,
             config=_config(run.manifest),
             tags=_tags(run.manifest, self._location),
@@ -135,11 +129,8 @@ class TrackerLog:
     def _save(self) -> None:
         state = {"highest": self._highest, "last_step": self._last_step, "state": self._run.state}
         data = json.dumps(state, indent=1).encode()
-        if isinstance(self._state_file, Path):
-            self._state_file.parent.mkdir(exist_ok=True)
-            write_atomically(self._state_file, data)
-        else:
-            self._state_file.write_bytes(data)
+        self._state_file.parent.mkdir(exist_ok=True)
+        write_atomically(self._state_file, data)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

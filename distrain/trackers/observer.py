@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.api.observer import AttemptBegan, Committed, Ended, Observer, Reported, RunBegan
-from distrain.api.tracker import TRACKERS, name_of, trackers_of
+from distrain.api.tracker import name_of, trackers_of
 from distrain.storage.ownership import open_without_links
 from distrain.storage.paths import RunPaths
 from distrain.system.log import say, warn
@@ -44,9 +44,7 @@ class TrackerObserver(Observer):
 
     def __init__(self, tracker: Tracker, run: RunBegan, status: RunStatus, log: Path) -> None:
         self.name = f"the tracker {name_of(tracker)}"
-        self.advice = "the next start of this run, or distrain.trackers.export(), adds what is missing"
-        if name_of(tracker) in TRACKERS:
-            self.advice = f"`distrain export {run.location} --to {name_of(tracker)}` adds what is missing later"
+        self.advice = "metrics.jsonl has all reports"
         self._tracker = tracker
         self._run = run
         self._status = status
@@ -75,7 +73,7 @@ class TrackerObserver(Observer):
             self._act(self._log or self._start(), fact)
         except BaseException as error:  # SystemExit, too
             self._log, self._next_try = None, time.monotonic() + _RETRY_S
-            text = f"{self.name} failed: {type(error).__name__}: {error}; the run continues, {self.advice}"
+            text = f"{self.name} failed: {type(error).__name__}: {error}; the run continues; {self.advice}"
             self._once("problem", lambda: warn(text))
             with contextlib.suppress(OSError):
                 self._error_log.parent.mkdir(parents=True, exist_ok=True)

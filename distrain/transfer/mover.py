@@ -27,7 +27,6 @@ from distrain import wire
 from distrain.storage.flushing import flush_file
 from distrain.system import process
 from distrain.system.background import in_threads
-from distrain.transfer.ciphers import with_fast_cipher
 from distrain.transfer.stream import (
     Arrivals,
     Reader,
@@ -54,7 +53,7 @@ def main(arguments: list[str]) -> None:
     """Run the mover. ``arguments``: the pid of the parent, and the command line that opens a stream, as JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.die_with_parent(int(arguments[0]))
-    channel, mover = Channel(*process.private_stdio()), Mover(with_fast_cipher(json.loads(arguments[1])))
+    channel, mover = Channel(*process.private_stdio()), Mover(json.loads(arguments[1]))
     mover.connect()
     while not channel.at_end:
         for frame in channel.wait():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 19
+WIRE_VERSION = 20
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -373,8 +373,7 @@ class ProbeHost(Message):
 
     nonce: names the question in its answer; hosts that connect to this one get it. packages: those whose versions are
     compared, as an import with ``sys_path`` finds them. executable: the interpreter of the workers; empty for the
-    agent's own. is_thorough: look also at memory, at the disk of ``folder``, at GPUs and at distrain's cache.
-    empties_cache: delete what distrain stores on the host, unless a run uses it.
+    agent's own. is_thorough: look also at memory, at the disk of ``folder`` and at GPUs.
 
     is_reached: let other hosts connect to this one for some seconds, at ``address``; if that is empty, at the one by
     which this host reaches ``peer``. peers: ``[address, port]`` of each host to connect to, by name.
@@ -388,7 +387,6 @@ class ProbeHost(Message):
     executable: str = ""
     is_thorough: bool = False
     folder: str = ""
-    empties_cache: bool = False
     is_reached: bool = False
     address: str = ""
     peer: str = ""
@@ -401,7 +399,7 @@ class HostProbed(Message):
 
     versions: None for a package that is not installed, empty for one without a version. executable: the interpreter
     that has these packages. received, sent: seconds since the epoch by the host's clock. gpus: the fields of each
-    :class:`~distrain.hosts.gpu_health.GpuHealth`. cache: its size, or what became of it, in words.
+    :class:`~distrain.hosts.gpu_health.GpuHealth`.
 
     address, port, interface: where other hosts can connect, or (``failed``) why they cannot. failed_peers: why this
     host could not connect to others, by name.
@@ -417,7 +415,6 @@ class HostProbed(Message):
     memory_free_bytes: int = 0
     disk_free_bytes: int = 0
     gpus: list[dict[str, Any]] = field(default_factory=list)
-    cache: str = ""
     address: str = ""
     port: int = 0
     interface: str = ""
@@ -578,13 +575,12 @@ class SetUpHost(Message):
 
     files: the fields of a :class:`~distrain.wire.shipped_file.ShippedFile` for each file of the project.
     folders: directories of the coordinator's machine that workers may use, also without files.
-    place: name of the directory for the files in the host's cache. cache_bytes: the size up to which the cache may
-    grow. storage: the run directory; probe_file: a file in it that holds ``nonce``. All three are empty if only
-    uploaders use the storage. requirements: text of a requirements file for which a virtual environment is made; empty
-    if the workers use the agent's interpreter. python: its version, such as 3.11. executable: the interpreter of the
-    user's process. interpreter_path, interpreter_variables: entries of ``sys.path`` and variables that belong to it,
-    and do not apply if the workers have another one. more_path: directories with packages that the user's process finds
-    by other means than ``sys.path``.
+    place: name of the directory for the files in the host's cache. storage: the run directory; probe_file: a file in it
+    that holds ``nonce``. All three are empty if only uploaders use the storage. requirements: text of a requirements
+    file for which a virtual environment is made; empty if the workers use the agent's interpreter. python: its version,
+    such as 3.11. executable: the interpreter of the user's process. interpreter_path, interpreter_variables: entries of
+    ``sys.path`` and variables that belong to it, and do not apply if the workers have another one. more_path:
+    directories with packages that the user's process finds by other means than ``sys.path``.
 
     Coordinator -> agent; answered by :class:`HostSetUp`.
     """
@@ -592,7 +588,6 @@ class SetUpHost(Message):
     files: list[tuple[str, int, int, int, str]]
     folders: list[str]
     place: str
-    cache_bytes: int
     storage: str = ""
     probe_file: str = ""
     nonce: str = ""

@@ -26,7 +26,7 @@ from distrain.system.process import STACKS_SIGNAL, UNWIND_SIGNAL, WAKE_SIGNAL, s
 from distrain.wire.channel import Channel
 from distrain.worker import flight_recorder
 from distrain.worker.debugger import Debugger
-from distrain.worker.job import early_variables, job, main_module
+from distrain.worker.job import job, main_module
 from distrain.worker.profiler import Profiler
 from distrain.worker.session import Session
 from distrain.worker.user_code import exit_process, flush_output, run_rank, terminate
@@ -91,8 +91,6 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     sampler = VitalsSampler(channel, context, spec.vitals_s)
     sampler.poll, session.on_dump = session.poll, sampler.dump_recorder
     os.register_at_fork(after_in_child=session.renew_lock)
-    if context.world_rank == 0:  # one rank is enough to say it
-        early_variables.watch()
 
     def ended(error: BaseException | None) -> None:
         try:

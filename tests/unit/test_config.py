@@ -129,7 +129,7 @@ GOOD_VALUES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "resources_per_worker", {}),
     (ScalingConfig, "resources_per_worker", {"GPU": 0}),
     (ScalingConfig, "start_method", "spawn"),
-    (ScalingConfig, "numa_binding", "core-complex"),
+    (ScalingConfig, "numa_binding", "socket"),
     (ScalingConfig, "interface", "ib0,enp5s0f0np0.100"),
     (FailureConfig, "max_failures", -1),
     (FailureConfig, "hang_report_s", None),

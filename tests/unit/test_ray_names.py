@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
-import pickle
 import warnings
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -21,7 +18,6 @@ from distrain import (
     DataParallelTrainer,
     FailureConfig,
     LoggingConfig,
-    Result,
     RunConfig,
     ScalingConfig,
     ValidationConfig,
@@ -159,51 +155,10 @@ def test_any_other_name_is_just_not_there(module: str) -> None:
     assert not MISSING.keys() & {name for name, value in found if not isinstance(value, ModuleType)}
 
 
-RESULT = Result(metrics={"loss": 1}, checkpoint=None, path="/run")
-
-
-@pytest.mark.parametrize(
-    ("value", "name", "sentence"),
-    [
-        (RESULT, "config", MISSING["Result.config"]),
-        (DataParallelTrainer(train), "as_trainable", MISSING["Trainer.as_trainable"]),
-        (TorchTrainer(train), "scaling_config", MISSING["Trainer.scaling_config"]),
-        (TensorflowTrainer(train), "datasets", MISSING["Trainer.datasets"]),
-    ],
-)
-def test_an_attribute_of_rays_is_explained(value: object, name: str, sentence: str) -> None:
-    with pytest.raises(AttributeError) as raised:
-        getattr(value, name)
-    assert str(raised.value) == f"{type(value).__name__!r} object has no attribute {name!r}: {sentence}"
-    with pytest.raises(AttributeError) as raised:
-        _ = value.whatever  # type: ignore[attr-defined]
-    assert str(raised.value) == f"{type(value).__name__!r} object has no attribute 'whatever'"
-
-
-def test_a_property_that_fails_is_not_taken_for_absent() -> None:
-    class Damaged(Result):
-        @property
-        def config(self) -> Any:
-            raise AttributeError("an error of its own")
-
-    with pytest.raises(AttributeError, match="an error of its own"):
-        _ = Damaged(metrics=None, checkpoint=None, path="/run").config
-
-
-def test_an_object_with_explained_names_can_be_copied_and_inspected() -> None:
-    assert copy.deepcopy(RESULT) == pickle.loads(pickle.dumps(RESULT)) == replace(RESULT) == RESULT
-    assert not hasattr(RESULT, "config")
-    assert not {"config", "remote"} & set(dir(RESULT))
-    assert not hasattr(mock.create_autospec(RESULT), "config")
-
-
 def test_no_sentence_is_for_a_name_that_is_there() -> None:
     public = [name for module in MODULES for name in import_module(module).__all__]
     assert not (MISSING.keys() | IGNORED.keys()) & {*public, *dir(distrain)}
     assert not MISSING.keys() & IGNORED.keys()
-    owners = {"Result": Result, "Trainer": DataParallelTrainer}
-    fields = [f"{owner}.{name}" for owner, kind in owners.items() for name in dir(kind)]
-    assert not MISSING.keys() & set(fields)
 
 
 @pytest.mark.parametrize("trainer", [DataParallelTrainer, TorchTrainer])

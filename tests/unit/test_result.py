@@ -345,9 +345,3 @@ def test_a_damaged_checkpoint_is_passed_over(write_run: Write, text: str) -> Non
     (root / "checkpoint_000001" / ".manifest.json").write_text(text)
     with pytest.warns(UserWarning, match="skipped a checkpoint: .*checkpoint_000001 is damaged"):
         assert scores(Result.from_path(root)) == [2]
-
-
-def test_a_notebook_shows_a_table(write_run: Write) -> None:
-    html = Result.from_path(write_run([{"loss": 2, "eval": {"<b>": 1}}]))._repr_html_()
-    assert "<th>loss</th><td><pre>2</pre></td>" in html
-    assert "<th>eval/&lt;b&gt;</th>" in html

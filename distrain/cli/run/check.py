@@ -61,14 +61,6 @@ def as_json(findings: Sequence[Finding], hosts: Mapping[str, HostFacts]) -> dict
     }
 
 
-def show_emptied(findings: Sequence[Finding], hosts: Mapping[str, HostFacts]) -> bool:
-    """Print what was deleted on each host. Return True if all hosts have answered."""
-    problems = {finding.host: finding.text for finding in findings}
-    for name, facts in hosts.items():
-        print(f"{name}: {facts.probed.cache if facts.probed is not None else problems.get(name, 'no answer')}")
-    return all(facts.probed is not None for facts in hosts.values())
-
-
 def _row(name: str, facts: HostFacts) -> dict[str, str]:
     """Return the cells of a host, by column."""
     row = {"host": name, "reached": "no" if facts.hello is None else "yes"}
@@ -85,7 +77,6 @@ def _row(name: str, facts: HostFacts) -> dict[str, str]:
             **{package: _version(probed.versions[package]) for package in _PACKAGES if package in probed.versions},
             "RAM free": f"{_gib(min(probed.memory_free_bytes, memory))} of {_gib(memory)} GiB",
             "disk free": f"{_gib(probed.disk_free_bytes)} GiB",
-            "cache": probed.cache,
             "GPU free": _least_free(facts.gpus),
             "address": f"{probed.address} {probed.interface}".strip(),
             "clock": f"{round(facts.ahead_s, 1) or 0.0:+.1f} s",  # not -0.0

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.api.tracker import parse_tracker
-from distrain.cli.run.check import as_json, show, show_emptied
+from distrain.cli.run.check import as_json, show
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
 from distrain.cli.run.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
 from distrain.cli.run.target import work_of, workers_path
-from distrain.console.detached import run_detached
 from distrain.console.error_screen import show_error
 from distrain.coordinator.connection.choice import hosts_of
 from distrain.coordinator.fit import check_hosts, run_work
@@ -36,10 +34,9 @@ from distrain.system.log import log_level, warn
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from distrain.hosts.hostfile import HostSpec
-    from distrain.storage.paths import RunPaths
     from distrain.worker.job.job import Work
 
 _SIGINT_EXIT = 130
@@ -62,24 +59,20 @@ def run_command(
 
 
 def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
-    checks = options.check or options.clear_caches
-    if options.detach and checks:
-        parser.error(f"--detach is for runs; leave it out with {'--check' if options.check else '--clear-caches'}")
     if options.json and not options.check:
         parser.error("--json is for --check; leave it out")
     if ignored := ignored_options(options):
         warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
     try:
         hosts = _hosts(options)
-        work = work_of(options, user_path, is_needed=not checks)
+        work = work_of(options, user_path, is_needed=not options.check)
         scaling = _scaling_config(options, hosts)
         run = _run_config(options, hosts, scaling)
     except (ValueError, TypeError, OSError, ResourcesError) as error:
         parser.error(in_users_words(str(error)))
-    if checks:
+    if options.check:
         return _check(work, scaling, run, workers_path(work, user_path), options)
-    train = partial(_run, work, scaling, run, workers_path(work, user_path))
-    return run_detached(train) if options.detach else train()
+    return _run(work, scaling, run, workers_path(work, user_path))
 
 
 # -- configs ---------------------------------------------------------------------------------------------------------
@@ -177,16 +170,10 @@ def _drive(parser: argparse.ArgumentParser, options: argparse.Namespace, user_pa
     return 0
 
 
-def _run(
-    work: Work,
-    scaling: ScalingConfig,
-    run: RunConfig,
-    sys_path: list[str],
-    detach: Callable[[RunPaths, str], None] | None = None,
-) -> int:
-    """Train, and return the exit code. ``detach``: leaves the terminal, once there is a run directory."""
+def _run(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]) -> int:
+    """Train, and return the exit code."""
     try:
-        run_work(work, scaling, run, sys_path=sys_path, detach=detach)
+        run_work(work, scaling, run, sys_path=sys_path)
     except KeyboardInterrupt as error:
         return exit_code_of(error)
     except DistrainError as error:
@@ -199,20 +186,17 @@ def _run(
 
 
 def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str], options: argparse.Namespace) -> int:
-    """Check the hosts and show a table of them, or empty their caches. Return 0, or 1 if there is a problem."""
+    """Check the hosts and show a table of them. Return 0, or 1 if there is a problem."""
     from rich.console import Console
 
-    empties: bool = options.clear_caches
     try:
         with log_level(run.log_level):
-            findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path, empties_caches=empties)
+            findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path)
     except KeyboardInterrupt:
         return _SIGINT_EXIT
     except DistrainError as error:
         show_error(type(error), in_users_words(str(error)))
         return exit_code_of(error)
-    if empties:
-        return 0 if show_emptied(findings, hosts) else 1
     if options.json:
         print(json.dumps(as_json(findings, hosts), indent=1))
     else:

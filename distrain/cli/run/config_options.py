@@ -42,7 +42,6 @@ NO_OPTION = {
 }
 """Fields that make no sense on a command line, and why."""
 _NAMES = {
-    "cache_bytes": ("--ship-cache",),
     "enabled": ("--no-ship",),
     "host_wait_s": ("--hosts-wait",),
     "include": ("--ship",),
@@ -89,12 +88,11 @@ def _checkpoint_ranks(text: str) -> list[int] | str:
 
 
 _KEYWORDS: dict[str, dict[str, Any]] = {
-    "cache_bytes": {"help": "size up to which the cache of a host may grow (default: 20 GiB)"},
     "checkpoint_ranks": {"type": _checkpoint_ranks, "metavar": "0,2-5"},
     "checkpoint_score_order": {"help": "the better scores: the higher or the lower ones (default: max)"},
     "debug_rank": {"metavar": "RANK"},
     "enabled": {"help": "copy no code to other hosts: they have it at the same paths"},
-    "env_from": {"metavar": "SOURCE"},
+    "env_from": {"metavar": "FILE"},
     "hostfile": {
         "metavar": "FILE",
         "help": "file with the hosts to train on, one per line: alpha slots=4 (default: DISTRAIN_HOSTFILE, else the "

@@ -25,6 +25,7 @@ _WITHOUT_EFFECT = (
 """Options of torchrun for things that distrain always does, or never needs."""
 _SHORT = {"redirects": "-r", "tee": "-t"}
 _INSTEAD = {
+    "detach": "start it with nohup or in tmux; `distrain attach RUN` returns to it",
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
     "print-completion": "`distrain run --help` lists the options",
     "stacks": "`distrain stacks RUN` shows them",
@@ -157,12 +158,6 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
         help="also log metrics to tensorboard, wandb or mlflow, such as wandb:project=my,mode=offline (default: "
         "DISTRAIN_TRACKERS)",
     )
-    add(
-        "--detach",
-        action="store_true",
-        help="return once the ranks train; the run does not need the terminal any more. It writes to console.log in "
-        "the run directory, which `distrain attach` shows",
-    )
     add_options_of(LoggingConfig, add)
     ranks = group.add_mutually_exclusive_group().add_argument
     shown = "ranks whose output is shown here (default: all); the logs have everything"
@@ -173,7 +168,6 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
 def _add_actions(add: Callable[..., object]) -> None:
     add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
     add("--json", action="store_true", help="with --check: write a JSON object instead of the table")
-    add("--clear-caches", action="store_true", help="delete what distrain has stored on the hosts")
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ def describe_ignored_settings(scaling: ScalingConfig, run: RunConfig, launcher: 
         ("ScalingConfig", scaling, ("start_method", "ssh_args", "numa_binding", "checks")),
         ("FailureConfig", run.failure_config, (*restarts, *_FOR_WORKERS)),
         ("LoggingConfig", run.logging_config, ("ranks",)),
-        ("ShippingConfig", run.shipping_config, ("include", "limit_bytes", "env_from", "cache_bytes")),
+        ("ShippingConfig", run.shipping_config, ("include", "limit_bytes", "env_from")),
     ]
     given = [
         f"{label}.{name}" for label, config, names in of_workers for name in names if not _is_default(config, name)

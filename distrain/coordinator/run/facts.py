@@ -42,10 +42,9 @@ class RunFacts:
 
     script: what the user has started, "" if unknown; see :func:`distrain.worker.job.origin.script_of`.
     config: the train_loop_config.
-    detached: the run has no terminal; its console is a file.
     """
 
-    def __init__(self, script: str, config: Any, *, detached: bool = False) -> None:
+    def __init__(self, script: str, config: Any) -> None:
         self._facts: dict[str, Any] = {
             "script": script,
             "train_loop_config": plain(config),
@@ -57,7 +56,6 @@ class RunFacts:
             "python": sys.version.split()[0],
             "versions": _versions(sys.path),
             "argv": without_secrets(sys.argv),
-            "detached": detached,
         }
         self._git: process.SilentProgram | None = None
 

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from distrain.decisions.host_checks import Finding
     from distrain.hosts.hostfile import HostSpec
     from distrain.storage.checkpoint import Checkpoint
-    from distrain.storage.paths import RunPaths
     from distrain.system.remote_path import RemotePath
 
 _FULL_DISK_WAIT_S = 5.0
@@ -69,15 +68,13 @@ _LEFT_BY_RESULTS = RESERVED_BYTES // 2
 class Where:
     """The place where a run trains: on which hosts, with which files; by which launcher, if not distrain.
 
-    detach: sends the output into the run directory.
+    starts_workers: False if train_func runs in this process.
     """
 
     transports: Sequence[Transport]
     shipping: Shipping
     launcher: OuterLauncher | None
-    detach: Callable[[RunPaths, str], None] | None
     starts_workers: bool
-    """False if train_func runs in this process."""
 
 
 class Run:
@@ -105,7 +102,7 @@ class Run:
             "run_config": _plain_run_config(run),
         }
         config = getattr(work, "config", {})
-        self._facts = RunFacts(script_of(work), config, detached=where.detach is not None)
+        self._facts = RunFacts(script_of(work), config)
         self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
@@ -169,10 +166,10 @@ class Run:
         status = RunStatus(location, time.monotonic(), self._request.stop_grace_s)
         return Observers(status, [EventLog(self._store), *observers_of(self._context, self._begun, status)])
 
-    def check(self, *, empties_caches: bool) -> tuple[list[Finding], dict[str, HostFacts]]:
+    def check(self) -> tuple[list[Finding], dict[str, HostFacts]]:
         """Look at the hosts, and start no rank."""
         self._write_start()
-        request = replace(self._in_directory(), checks_hosts=True, empties_caches=empties_caches)
+        request = replace(self._in_directory(), checks_hosts=True)
         return HostCheck(
             request,
             self._store,

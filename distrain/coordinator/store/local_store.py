@@ -18,7 +18,7 @@ from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.coordinator.store.run_store import RunStore
+from distrain.coordinator.store.run_store import Publication, RunStore
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
 from distrain.storage.files import sync_directory, write_and_sync, write_atomically
@@ -28,8 +28,6 @@ from distrain.system.background import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from distrain.system.remote_path import RemotePath
 
 
 class LocalStore(RunStore):
@@ -114,24 +112,15 @@ class LocalStore(RunStore):
     def _staging_path(self, attempt: int, ordinal: int) -> Path:
         return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
 
-    def _publish(
-        self,
-        attempt: int,
-        ordinal: int,
-        folder: str | None,
-        manifest: dict[str, Any],
-        positions: Mapping[str, Any],
-        done: Callable[[Path | RemotePath], None],
-        failed: Callable[[object], None],
-    ) -> None:
-        if folder:
-            work = partial(self._commit_in_place, Path(folder), manifest, positions)
-        else:
-            work = partial(self._rename, self._staging_path(attempt, ordinal), manifest, positions)
-        self._background.do(work, done, failed)
+    def _publish(self, new: Publication) -> None:
+        folder = new.folder
+        work = partial(self._commit_in_place, Path(folder), new) if folder else partial(self._rename, new)
+        self._background.do(work, new.done, new.failed)
 
-    def _rename(self, staged: Path, manifest: dict[str, Any], positions: Mapping[str, Any]) -> Path:
+    def _rename(self, new: Publication) -> Path:
         """Write the manifest into the directory that has the files of all ranks, and rename it. Return its path."""
+        manifest = new.manifest
+        staged = self._staging_path(manifest["attempt"], new.ordinal)
         self._directory.check_same()
         files = list(manifest["files"])
         _check_sizes(staged, manifest["files"])
@@ -139,30 +128,28 @@ class LocalStore(RunStore):
         final = self._free_path(name)
         if final.name != name:
             self._warn_from_background(f"{self.paths.root / name} exists, so this checkpoint is called {final.name}")
-        write_and_sync(staged / MANIFEST_FILE, self._manifest_text(staged, final, manifest, positions))
+        write_and_sync(staged / MANIFEST_FILE, self._manifest_text(staged, final, new))
         _sync_directories(staged, files)
         staged.rename(final)
         sync_directory(self.paths.root)
         return final
 
-    def _commit_in_place(self, folder: Path, manifest: dict[str, Any], positions: Mapping[str, Any]) -> Path:
+    def _commit_in_place(self, folder: Path, new: Publication) -> Path:
         """Write the manifest into a directory that the ranks have filled themselves. Return its path."""
         self._directory.check_same()
-        _sync_directories(folder, list(manifest["files"]))
-        write_atomically(folder / MANIFEST_FILE, self._manifest_text(folder, folder, manifest, positions))
+        _sync_directories(folder, list(new.manifest["files"]))
+        write_atomically(folder / MANIFEST_FILE, self._manifest_text(folder, folder, new))
         sync_directory(folder)
         sync_directory(self.paths.root)
         return folder
 
-    def _manifest_text(
-        self, folder: Path, final: Path, manifest: dict[str, Any], positions: Mapping[str, Any]
-    ) -> bytes:
+    def _manifest_text(self, folder: Path, final: Path, new: Publication) -> bytes:
         """Return the manifest of the checkpoint in ``folder``, after adding the run's metadata and the positions."""
         write = partial(write_and_sync, folder / METADATA_FILE)
-        problem = add_metadata(folder, self.metadata, positions, manifest["files"], write)
+        problem = add_metadata(folder, self.metadata, new.positions, new.manifest["files"], write)
         if problem is not None:
             self._warn_from_background(f"{METADATA_FILE} of {final} {problem}")
-        return json.dumps({**manifest, "name": final.name}, indent=1).encode()
+        return json.dumps({**new.manifest, "name": final.name}, indent=1).encode()
 
     def _free_path(self, name: str) -> Path:
         """Return a path in the run directory that does not exist: ``name``, or ``name`` with a number."""

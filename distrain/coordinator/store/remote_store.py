@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.coordinator.store.local_store import LocalStore
-from distrain.coordinator.store.run_store import RunStore
+from distrain.coordinator.store.run_store import Publication, RunStore
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.storage.paths import DAMAGED_FILE, choose_run, is_copy, number_of, read_manifest
@@ -99,7 +99,7 @@ class RemoteStore(RunStore):
         trackers = self.paths.trackers.name
         names = (self.location / trackers).names() if trackers in self.location.names() else []
         states = [f"{trackers}/{name}" for name in names if name.endswith(".json")]
-        growing = (self.paths.metrics, self.paths.events, self.paths.console)
+        growing = (self.paths.metrics, self.paths.events)
         for name in (self.paths.manifest.name, *(path.name for path in growing), *states):
             with contextlib.suppress(FileNotFoundError):
                 self.location.get(name, self.paths.root / name)
@@ -233,28 +233,20 @@ class RemoteStore(RunStore):
         number = max(self._next_index, *(number_of(name) + 1 for name in self._used), 0)
         return self.paths.checkpoint(number).name
 
-    def _publish(
-        self,
-        attempt: int,
-        ordinal: int,
-        folder: str | None,
-        manifest: dict[str, Any],
-        positions: Mapping[str, Any],
-        done: Callable[[Path | RemotePath], None],
-        failed: Callable[[object], None],
-    ) -> None:
-        directory = folder or self._directory_for(attempt, ordinal, manifest["name"])
+    def _publish(self, new: Publication) -> None:
+        manifest = new.manifest
+        directory = new.folder or self._directory_for(manifest["attempt"], new.ordinal, manifest["name"])
         self._used.add(directory)
 
         def answered(why: str | None) -> None:
             if why is None:
-                done(self.location / directory)
+                new.done(self.location / directory)
             else:
-                failed(why)
+                new.failed(why)
 
         manifest["name"] = directory
         order = wire.PublishCheckpoint(
-            directory=directory, manifest=manifest, metadata=dict(self.metadata), positions=dict(positions)
+            directory=directory, manifest=manifest, metadata=dict(self.metadata), positions=dict(new.positions)
         )
         self._order(order, answered)
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from distrain.errors import StorageError
@@ -39,6 +39,18 @@ RESERVED_BYTES = 64 << 10
 """Disk space that a run keeps for its end."""
 _LINE_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A checkpoint whose files are all stored. See :meth:`RunStore.commit`."""
+
+    ordinal: int
+    folder: str | None
+    manifest: dict[str, Any]
+    positions: Mapping[str, Any]
+    done: Callable[[Path | RemotePath], None]
+    failed: Callable[[object], None]
 
 
 class _RunDirectory:
@@ -435,20 +447,11 @@ class RunStore(ABC):
             self._cannot_write(f"checkpoint {commit.ordinal}", why)
 
         self._open_commits += 1
-        self._publish(attempt, commit.ordinal, folder, manifest, positions or {}, done, failed)
+        self._publish(Publication(commit.ordinal, folder, manifest, positions or {}, done, failed))
 
     @abstractmethod
-    def _publish(
-        self,
-        attempt: int,
-        ordinal: int,
-        folder: str | None,
-        manifest: dict[str, Any],
-        positions: Mapping[str, Any],
-        done: Callable[[Path | RemotePath], None],
-        failed: Callable[[object], None],
-    ) -> None:
-        """Write the metadata, then the manifest. Call ``done`` with the checkpoint's path, or ``failed``."""
+    def _publish(self, new: Publication) -> None:
+        """Write the metadata, then the manifest. Call ``new.done`` with the checkpoint's path, or ``new.failed``."""
 
     def disown(self, rank: int, *, after: int) -> list[CommittedCheckpoint]:
         """Forget, and mark as damaged, the checkpoints that lack files of a rank, as it turns out. Return them.

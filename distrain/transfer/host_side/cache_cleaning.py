@@ -42,43 +42,34 @@ class _Entry(NamedTuple):
         return self.path.parent.name == "environments" and not (self.path / COMPLETE).exists()
 
 
-def size_of(cache: HostCache) -> int:
-    """Return the bytes on disk of everything in the cache."""
-    return sum(entry.size for entry in _entries(cache))
-
-
-def trim(cache: HostCache, limit_bytes: int, *, wait: bool = False) -> tuple[int, list[str]]:
+def trim(cache: HostCache, limit_bytes: int) -> None:
     """Delete what killed processes have left, and what was not used for the longest time, down to a limit.
 
-    What is in use stays even above the limit. Return the bytes that are free now, and the names of what is in use.
-    Raise OSError, such as BlockingIOError if another process deletes files here, unless this one is to ``wait`` for it.
+    What is in use stays even above the limit. Raise OSError, such as BlockingIOError if another process deletes files
+    here.
     """
-    freed, in_use = 0, []
-    with _exclusive(cache, wait=wait):
+    with _exclusive(cache):
         _end_killed_runs(cache)
         entries = sorted(_entries(cache), key=lambda entry: (not entry.is_half_made, entry.used))
         total = sum(entry.size for entry in entries)
         for entry in entries:
-            if not entry.is_half_made and (total - freed <= limit_bytes or entry.path.name.startswith(_INCOMPLETE)):
+            if not entry.is_half_made and (total <= limit_bytes or entry.path.name.startswith(_INCOMPLETE)):
                 continue
             if _delete(entry.path):
-                freed += entry.size
-            else:
-                in_use.append(f"{entry.path.parent.name}/{entry.path.name}")
-    return freed, sorted(in_use)
+                total -= entry.size
 
 
 def clear_leftovers(cache: HostCache) -> None:
     """Delete what killed agents have left of their runs. Raise OSError, also if another process deletes files here."""
-    with _exclusive(cache, wait=False):
+    with _exclusive(cache):
         _end_killed_runs(cache)
 
 
 @contextlib.contextmanager
-def _exclusive(cache: HostCache, *, wait: bool) -> Iterator[None]:
+def _exclusive(cache: HostCache) -> Iterator[None]:
     """Let no other process delete files here. Raise OSError, also on a file system without locks."""
     with (cache.root / ".trim.lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 

@@ -54,17 +54,15 @@ def host() -> Iterator[Host]:
 def test_versions_are_looked_up_and_nothing_else_is_looked_at(host: Host) -> None:
     answer = host.answer(ASKED)
     assert answer.versions == {"cloudpickle": importlib.metadata.version("cloudpickle"), "missing": None}
-    assert (answer.nonce, answer.port, answer.memory_free_bytes, answer.cache) == ("nonce", 0, 0, "")
+    assert (answer.nonce, answer.port, answer.memory_free_bytes) == ("nonce", 0, 0)
     assert time.time() - 60 < answer.received <= answer.sent <= time.time()
 
 
-def test_a_thorough_look_finds_more(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISTRAIN_CACHE", str(tmp_path / "cache"))
+def test_a_thorough_look_finds_more(host: Host, tmp_path: Path) -> None:
     asked = wire.ProbeHost(nonce="nonce", is_thorough=True, folder=str(tmp_path))
     answer = host.answer(asked)
     assert answer.memory_free_bytes > 0
     assert answer.disk_free_bytes > 0
-    assert answer.cache == "0 B"
 
 
 def test_hosts_connect_to_each_other(host: Host) -> None:

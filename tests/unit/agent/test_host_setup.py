@@ -66,7 +66,6 @@ class Host:
             files=list[tuple[str, int, int, int, str]](self.files),
             folders=[str(self.there)],
             place=PLACE,
-            cache_bytes=1 << 30,
             executable=sys.executable,
         )
         return replace(usual, **fields)
@@ -475,13 +474,13 @@ def test_two_agents_of_one_run_on_one_machine_have_different_copies(
 def test_the_cache_is_kept_within_its_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[int] = []
     monkeypatch.setattr("distrain.transfer.host_side.cache_cleaning.trim", lambda cache, limit: limits.append(limit))
-    host.ask(host.question(cache_bytes=5))
+    host.ask(host.question())
     host.settle()
     assert limits == []  # there is none
     host.hide()
-    host.ask(host.question(cache_bytes=6))
+    host.ask(host.question())
     host.settle()
     assert limits == []  # the next question does not wait for it
-    host.bring(host.question(cache_bytes=6))
+    host.bring(host.question())
     host.settle()
-    assert limits == [6]
+    assert limits == [20 << 30]

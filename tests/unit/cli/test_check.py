@@ -18,7 +18,7 @@ from tests.unit.decisions.test_run_machine import hello
 GPUS = [GpuHealth(index=0, board="a", memory_bytes=8 << 30, free_bytes=6 << 30)]
 PROBED = wire.HostProbed(
     nonce="nonce", versions={"torch": "2.13.0", "cloudpickle": None}, memory_free_bytes=60 << 30,
-    disk_free_bytes=1 << 30, cache="12 MB", address="10.0.0.1", interface="eth0",
+    disk_free_bytes=1 << 30, address="10.0.0.1", interface="eth0",
 )  # fmt: skip
 GOOD = HostFacts(
     hello=replace(hello(), memory_bytes=64 << 30, gpus=[{"name": "T4", "uuid": "a", "board": "a", "pci": ""}]),
@@ -43,7 +43,6 @@ def test_a_host_is_one_row_with_all_that_is_known() -> None:
         "none",
         "60 of 64 GiB",
         "1.0 GiB",
-        "12 MB",
         "1 T4",
         "6.0 of 8.0 GiB",
         "eth0",

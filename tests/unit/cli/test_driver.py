@@ -27,7 +27,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--name", "x"], "write RunConfig(name=...) there"),
         (["--storage-path", "x"], "write RunConfig(storage_path=...) there"),
         (["--max-failures", "2"], "write FailureConfig(max_failures=...) there"),
-        (["--detach"], "--detach: with --as-ray, the script calls fit() itself; leave it out"),
+        (["--deep"], "--deep: with --as-ray, the script calls fit() itself; leave it out"),
         (["--check"], "--check: with --as-ray"),
         (["--rdzv-id", "1"], "--rdzv-id: with --as-ray"),
         (["--hosts", "alpha:0"], "alpha"),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RUN = "/storage/run"
-QUESTION = wire.SetUpHost(files=[], folders=[], place="run", cache_bytes=7, storage=RUN, probe_file="p", nonce="n")
+QUESTION = wire.SetUpHost(files=[], folders=[], place="run", storage=RUN, probe_file="p", nonce="n")
 HOSTS = ["a", "b", "c"]
 
 
@@ -183,7 +183,7 @@ def test_only_hosts_that_take_the_project_are_told_its_files(lab: Lab) -> None:
         assert (question.files, question.folders) == ([*PROJECT.files], ["/project"])
     (question,) = lab.asked("c")
     assert (question.files, question.folders) == ([], [])
-    assert (question.storage, question.probe_file, question.nonce, question.cache_bytes) == (RUN, "p", "n", 7)
+    assert (question.storage, question.probe_file, question.nonce) == (RUN, "p", "n")
 
 
 def test_hosts_that_may_be_one_machine_get_different_directories(lab: Lab) -> None:

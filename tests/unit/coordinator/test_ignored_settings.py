@@ -30,7 +30,7 @@ NAMED_ELSEWHERE = {"hosts", "hostfile", "transport", "trainer_resources", "place
 OTHER_VALUES: dict[str, Any] = {
     "start_method": "spawn", "ssh_args": "-v", "checks": "deep", "numa_binding": "node", "hang_timeout_s": 30.0,
     "host_lease_s": 30.0, "host_wait_s": 1.0, "ranks": [0], "include": ["a"],
-    "limit_bytes": 5, "env_from": "freeze", "cache_bytes": 5, "max_failures": 3, "retry_same_failure": True,
+    "limit_bytes": 5, "env_from": "needed.txt", "max_failures": 3, "retry_same_failure": True,
     "backoff_s": 1.0, "peer_failure_grace_s": 1.0, "on_slow": "replace",
 }  # fmt: skip
 

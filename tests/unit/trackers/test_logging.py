@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,11 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distrain.api.observer import AttemptBegan, Ended, Reported, RunBegan
-from distrain.coordinator.store.local_store import LocalStore
 from distrain.decisions.run_status import RunStatus
-from distrain.errors import StorageError
 from distrain.storage.checkpoint import Checkpoint
-from distrain.trackers import Report, TrackedRun, Tracker, export
+from distrain.trackers import Report, TrackedRun, Tracker
 from distrain.trackers.logging import TrackerLog
 from distrain.trackers.observer import TrackerObserver
 
@@ -90,7 +87,7 @@ def test_whatever_the_restarts_every_step_comes_once_and_in_order(
 ) -> None:
     """Each attempt starts at some step that the run has reached, and makes some reports."""
     Recorder.service.clear()
-    run.paths.tracker_state("recorder").unlink(missing_ok=True)
+    (run.paths.trackers / "recorder.json").unlink(missing_ok=True)
     reached, log = 0, start(run)
     for back, count in attempts:
         first = max(0, reached - back)
@@ -166,38 +163,6 @@ def test_checkpoints_are_told_if_they_still_exist(run: RunDirectory) -> None:
         log.checkpoint(Checkpoint(run.paths.root / f"checkpoint_{step}"), step)
         (run.paths.root / "checkpoint_20").mkdir(exist_ok=True)
     assert Recorder.told == [("checkpoint_20", 20)]
-
-
-# -- export ----------------------------------------------------------------------------------------------------------
-
-
-def test_an_export_logs_what_is_missing_and_only_on_request_all_of_it_again(run: RunDirectory) -> None:
-    run.report(1, loss=1.0)
-    start(run)
-    run.report(2, loss=1.0)
-    run.attempts(0, status="failed")
-    export(run.paths.root, Recorder())
-    assert (Recorder.service, Recorder.told) == ([1, 2], ["failed"])
-    export(run.paths.root, Recorder(), again=True)
-    assert Recorder.service == [1, 2] * 2
-    assert len({start.id for start in Recorder.starts}) == 2
-    assert json.loads(run.paths.tracker_state("recorder").read_text())["highest"] == 2
-
-
-def test_an_export_of_a_run_that_was_killed_logs_its_last_reports(run: RunDirectory) -> None:
-    run.report(1, loss=1.0)
-    run.attempts(None)
-    export(run.paths.root, Recorder())
-    assert (Recorder.service, Recorder.told) == ([1], ["failed"])
-
-
-def test_an_export_of_no_run_and_of_one_that_trains_is_refused(run: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="is not a run directory"):
-        export(tmp_path, Recorder())
-    store = LocalStore(run.paths.root)
-    with pytest.raises(StorageError, match="has not ended"):
-        export(run.paths.root, Recorder())
-    store.close()
 
 
 def test_reports_that_were_left_out_come_from_the_files(run: RunDirectory) -> None:
