@@ -82,10 +82,10 @@ class BackendConfig:
         """Return advice, in the worker, about an exception whose own text gives none; None for all others."""
         return None
 
-    def gpu_memory(self, error: BaseException) -> tuple[str, bytes] | None:
-        """Return, in the worker, the state of the GPU's memory if the exception says that it is too small; else None.
+    def gpu_memory(self, error: BaseException) -> bytes | None:
+        """Return, in the worker, what fills the GPU if the exception says that it is full; else None.
 
-        The state is a sentence with numbers, and a snapshot as ``https://pytorch.org/memory_viz`` reads it.
+        It is a snapshot as ``https://pytorch.org/memory_viz`` reads it.
         """
         return None
 

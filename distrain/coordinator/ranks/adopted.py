@@ -188,7 +188,7 @@ class AdoptedRanks:
             case wire.DebuggerInput(attempt=attempt, rank=rank):
                 self._say(name, wire.DebuggerSays(attempt=attempt, rank=rank, body=b"", closed=_NO_DEBUGGER))
             case wire.TakeProfile(attempt=attempt, rank=rank):
-                self._say(name, wire.RankProfile(attempt=attempt, rank=rank, body=b"", note=_NO_PROFILE))
+                self._say(name, wire.Dump(attempt=attempt, rank=rank, what="profile", body=_NO_PROFILE.encode()))
             case wire.Release(rank=rank):
                 self._queue(rank, message)
                 self._exit(rank, exit_code=0)
