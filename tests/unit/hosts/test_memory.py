@@ -35,7 +35,7 @@ def test_a_rank_that_has_grown_says_by_how_much() -> None:
 def test_growth_since_the_last_look_is_that_of_the_largest_process() -> None:
     found = history({3: 3 * GIB})
     assert found.in_words(3, 8 * GIB, KILL).endswith(
-        "used 8.0 GiB of the 8.0 GiB that the cgroup /x allows; 5.0 GiB more than 60 s before"
+        "used 8.0 GiB of the 8.0 GiB that the cgroup /x allows; 5.0 GiB more than 1 min before"
     )
 
 
