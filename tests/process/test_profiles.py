@@ -79,7 +79,7 @@ def test_a_profile_names_the_hot_line_and_traces_torch_and_the_training_continue
     commands = [begin(run, "-r", rank, "--seconds", "2") for rank in ("0", "1")]
     shown = [shown_by(command) for command in commands]
     assert [command.returncode for command in commands] == [0, 0], shown
-    again = begin(run, "-r", "0", "--seconds", "0.1")
+    again = begin(run, "-r", "0", "--seconds", "1")
     assert "slow_tokenizer" in shown_by(again)
     assert "there is no rank 7; the run has 2 workers, from 0" in shown_by(profile(run, "-r", "7"))
     interrupted = begin(run)
@@ -122,7 +122,7 @@ def test_a_rank_that_keeps_the_gil_is_shown_and_the_end_of_the_run_is_told(
     training = thread(fit, hang, {"pid": str(tmp_path / "pid")}, name="run", workers=1)
     wait_for_reports(run)
     with pytest.raises(NoSuchRun, match="native code in it keeps Python from running") as raised:
-        profiling.run_profile(profiling.profile_parser().parse_args([str(run), "--seconds", "0.1"]))
+        profiling.run_profile(profiling.profile_parser().parse_args([str(run), "--seconds", "1"]))
     assert re.search(r"rank 0 in match at test_profiles\.py:\d+", str(raised.value))
     command = begin(run, "--seconds", "60")
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

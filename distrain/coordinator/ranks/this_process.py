@@ -19,6 +19,7 @@ from distrain.coordinator.stop_signals import note_stop
 from distrain.errors import DistrainError, LaunchError
 from distrain.system import process
 from distrain.system.loop import handler_of
+from distrain.worker.profiler import Profiler
 from distrain.worker.session import Session
 from distrain.worker.user_code import Terminated, run_rank, terminate
 from distrain.worker.vitals import VitalsSampler
@@ -240,6 +241,7 @@ class OwnRank:
             self.channel.send(wire.HostFailed(text=f"this process can no longer be a rank: {error!r}"))
 
     def _be_rank(self, session: Session, vitals_s: float) -> None:
+        Profiler(session, self.channel)
         work = self._fresh()
 
         def load() -> Work:
