@@ -4,7 +4,8 @@
 
     evidence/attempt_0/stacks/rank_1.txt            what every thread was doing
     evidence/attempt_0/flight_recorder/rank_1.json  the last collectives, from torch's flight recorder
-    evidence/attempt_0/profile/rank_1.txt           the hottest lines, from `distrain profile`; also in samples/, trace/
+    evidence/attempt_0/profile/rank_1.txt           the hottest lines, from `distrain profile`
+    evidence/attempt_0/samples/rank_1.collapsedstack.txt, trace/rank_1.json.gz: the files that it names
     evidence/attempt_0/memory/rank_1.pickle         GPU memory at an OutOfMemoryError; open it in pytorch.org/memory_viz
 """
 
@@ -41,7 +42,7 @@ class Evidence:
         return self._store.paths.root / evidence_file(self._attempt, what, rank)
 
     def keep(self, what: str, rank: int, body: bytes) -> None:
-        """Write one kind of evidence of a rank. GPU memory is kept of some ranks of the latest attempt without it."""
+        """Write one kind of evidence of a rank. GPU memory is kept of some ranks, and of the latest attempt only."""
         self.is_empty = False
         path = self.path(what, rank)
         if what == "memory":

@@ -6,15 +6,13 @@ import os
 import re
 
 HIDDEN = "***"
-_SECRET = re.compile(
-    r"(?:key|token|secret|credential|password|passwd|passphrase|pwd|auth(?:orization)?|bearer)s?(?![a-z])",
-    re.IGNORECASE,
-)
+_WORDS = "key|token|secret|credential|password|passwd|passphrase|pwd|auth|authorization|bearer"
+_SECRET = re.compile(rf"(?:{_WORDS})s?(?![a-z])", re.IGNORECASE)
 """In the name of a secret: ``api_key``, ``accessToken``, but neither ``KeyError`` nor ``tokenizer``."""
-_PASSWORD = re.compile("passw|pwd", re.IGNORECASE)
-"""In the name of a secret that may be a number. Others are sizes: ``max_tokens``, ``num_key_value_heads``."""
+_LAST = re.compile(rf"(?<![a-z])(?:{_WORDS})\d*[^a-z\d]*$", re.IGNORECASE)
+"""At the end of the name of a secret that is a number. Others are sizes: ``max_tokens``, ``num_key_value_heads``."""
 _NUMBER = re.compile(r"[-+]?[\d._]+(?:e[-+]?\d+)?[kmgtb]?")
-_NAME = rf"[\w.-]*(?i:{_SECRET.pattern})[\w.-]*"
+_NAME = rf"[\w.-]*(?i:{_SECRET.pattern})[\w.-]{{0,40}}"
 _NAMED = re.compile(
     rf"""(?P<name>(?<![\w.-])(?:{_NAME}["'\\\]]*\s*[=:]\s*|--?{_NAME}(?:\s+|["']\s*,\s*)(?!-)))"""
     r"""(?P<value>(?P<quote>\\*["'])(?:(?!(?P=quote))(?:[^\\\n]|\\.))*(?P=quote)?|\[[^\]]*|\{[^}]*|[^\s"',;&)}\]]+)"""
@@ -42,7 +40,7 @@ def is_secret(name: str, value: object) -> bool:
     text = str(value).lower() if value is None or isinstance(value, (str, int, float)) else ""
     if text in ("true", "false", "none", "null"):
         return False
-    return (_PASSWORD if _NUMBER.fullmatch(text) else _SECRET).search(name) is not None
+    return (_LAST if _NUMBER.fullmatch(text) else _SECRET).search(name) is not None
 
 
 def hidden(text: str) -> str:
