@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import DistrainError
-from distrain.worker.places import no_collection, outwards, place_of
+from distrain.worker.places import nap, no_collection, outwards, place_of
 from distrain.worker.user_code import keep_evidence, run_rank
 
 if TYPE_CHECKING:
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from distrain.worker.session import Session, WorkerChannel
 
 _SAMPLE_S = 0.01
-_SWITCH_S = 5e-5
-"""Seconds until a thread that runs Python gives the GIL to the one that takes samples. With 5 ms, the default, it
-sees the main thread only where that gives up the GIL by itself, in native code: of 1 ms of Python between such calls,
-45 % of the time, it saw nothing. With this value it saw 42 %."""
 _MOST_LINES = 10
 _FIRST_WINDOW_S = 0.2
 _MOST_GROWTH = 8
@@ -125,17 +121,13 @@ class StackSamples:
         No object that the garbage collector tracks is made outside of no_collection(): finalizers run in the threads of
         train_func, as without us.
         """
-        switch_s, seen = sys.getswitchinterval(), time.monotonic()
-        sys.setswitchinterval(_SWITCH_S)
-        try:
-            while seen < until:
-                time.sleep(_SAMPLE_S)
-                now = time.monotonic()
-                with no_collection():
-                    self._take(now - seen)
-                seen = now
-        finally:
-            sys.setswitchinterval(switch_s)
+        seen = time.monotonic()
+        while seen < until:
+            nap(_SAMPLE_S)
+            now = time.monotonic()
+            with no_collection():
+                self._take(now - seen)
+            seen = now
 
     def _take(self, seconds: float) -> None:
         frames = sys._current_frames()
