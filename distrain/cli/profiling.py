@@ -42,14 +42,10 @@ def run_profile(options: argparse.Namespace) -> int:
     file = Path(request(run, PROFILE, f"{options.rank} {options.seconds}"))
     echo(f"profiling for {options.seconds} s; the run continues, also after Ctrl-C")
     deadline = time.monotonic() + options.seconds + _PATIENCE_S
-    while not file.exists():
-        if current(run).state not in (RUNNING, STARTING):
-            raise NoSuchRun("the run has ended, and the profile with it")
-        if time.monotonic() > deadline:
-            raise NoSuchRun(
-                f"rank {options.rank} has sent no profile: it does not train, or native code in it keeps Python from "
-                f"running\n{request(run, STACKS)}"
-            )
+    while time.monotonic() < deadline and current(run).state in (RUNNING, STARTING):
+        if file.exists():
+            echo(file.read_text())
+            return 0
         time.sleep(_POLL_S)
-    echo(file.read_text())
-    return 0
+    why = "it does not train, or native code in it keeps Python from running"
+    raise NoSuchRun(f"rank {options.rank} has sent no profile: {why}\n{request(current(run), STACKS)}")

@@ -11,6 +11,7 @@ import os
 import stat
 import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain.errors import StorageError
@@ -71,18 +72,15 @@ class Requests:
             word, _, rest = line.partition(" ")
             token, _, argument = rest.partition(" ")
             if word in self._actions and token.isalnum():
-                answer = self._answer(token)
+                answer = partial(self._answer, token)
                 try:
                     self._actions[word](answer, argument)
                 except (NoSuchRun, ValueError) as refusal:
                     answer(f"{_REFUSED}{refusal}")
 
-    def _answer(self, token: str) -> Callable[[str], None]:
-        def answer(text: str) -> None:
-            path = self._store.paths.answer(token)
-            self._store.write_optional_file(path, text.encode(), "a request could not be answered")
-
-        return answer
+    def _answer(self, token: str, text: str) -> None:
+        path = self._store.paths.answer(token)
+        self._store.write_optional_file(path, text.encode(), "a request could not be answered")
 
 
 def rank_in(argument: str, status: RunStatus) -> tuple[int, str]:

@@ -27,7 +27,6 @@ _FORMS = [
         r"([?&](?:[\w-]*signature|sig)=)[^&\s\"']+",
         r"(\b(?:bearer|authorization[\"']?[:=] ?[\"']?(?:basic|token))\s+)[\w.~+/=-]+",
         r"(\B--env(?:[ =]|[\"'],\s*)[\"']?\w+=)[^\s\"',]+",
-        r"(\bwandb[^\n]{0,60}?)\b[0-9a-f]{40}\b",  # a commit looks the same
         rf"{_START}(?-i:(?:AKIA|ASIA)[0-9A-Z]{{16}})\b",
         rf"{_START}(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abprs]-|AIza|wandb_v\d_|npm_|pypi-)[\w-]{{16,}}",
         rf"{_START}eyJ[\w-]{{8,}}\.[\w-]{{8,}}\.[\w-]+",  # a JSON web token

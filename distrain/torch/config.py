@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import socket
 import sys
 import time
@@ -31,7 +30,6 @@ _group_numbers = itertools.count()
 _DEBUGGING_TIMEOUT_S = 24 * 3600.0
 _PROBE_INTERVAL_S = 0.002
 _PROBE_TIMEOUT_S = 2.0
-_LARGEST_SNAPSHOT = 32 << 20
 
 
 @without()
@@ -125,20 +123,6 @@ class TorchConfig(BackendConfig):
                 "does it itself"
             )
         return None
-
-    def gpu_memory(self, error: BaseException) -> bytes | None:
-        """Return torch's snapshot: segments and blocks, and what ``_record_memory_history()`` of the script has noted.
-
-        distrain records no history itself: that takes 2 us for each allocation, and several kB for each entry (torch's
-        docstring). A long one is left out; a snapshot that is large without it, too.
-        """
-        if type(error).__name__ != "OutOfMemoryError":
-            return None
-        import torch
-
-        snapshot = torch.cuda.memory._snapshot()
-        bodies = map(pickle.dumps, (snapshot, {**snapshot, "device_traces": [[] for _ in snapshot["device_traces"]]}))
-        return next((body for body in bodies if len(body) <= _LARGEST_SNAPSHOT), None)
 
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
         from distrain.torch.checkpoint import portable

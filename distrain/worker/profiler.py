@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from functools import partial
 from heapq import nlargest
 from itertools import takewhile
 from operator import itemgetter
@@ -26,9 +27,11 @@ from distrain.worker.places import nap, no_collection, outwards, place_of
 from distrain.worker.user_code import keep_evidence, run_rank
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
-    from distrain.worker.session import Session, WorkerChannel
+    from distrain.api.context import TrainContext
+    from distrain.worker.session import WorkerChannel
 
 _SAMPLE_S = 0.01
 _MOST_LINES = 10
@@ -39,40 +42,31 @@ _TRACE_BYTES = 32 << 20
 """The wanted size of a trace. All threads wait about 1 s while torch makes one of this size."""
 
 
-class Profiler:
-    """Profile this rank when the coordinator asks for it."""
+_lock = threading.Lock()
+"""Held during a profile. Another one begins after it."""
 
-    def __init__(self, session: Session, channel: WorkerChannel) -> None:
-        self._context = session.context
-        self._channel = channel
-        self._lock = _thread.allocate_lock()
-        session.on_profile = lambda seconds: _thread.start_new_thread(self._run, (seconds,))
 
-    def _run(self, seconds: float) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
-        with self._lock, contextlib.suppress(OSError, DistrainError):  # the agent is gone
-            until, samples, trace = time.monotonic() + seconds, StackSamples(), []
-            if torch := sys.modules.get("torch"):
-                trace = [self._keep_trace(torch, until, samples)]
-            samples.take_until(until)
-            stacks = self._keep("samples", samples.collapsed())
-            text = [
-                f"rank {self._context.world_rank}: the lines of your code with the most time",
-                *samples.hottest_lines(),
-                f"all stacks, for https://www.speedscope.app: {stacks}",
-                *trace,
-            ]
-            self._keep("profile", "\n".join(text))  # the last one: the command waits for it
+def begin_profile(context: TrainContext, channel: WorkerChannel, seconds: float) -> None:
+    """Profile this rank, and send what is found, in a thread."""
+    _thread.start_new_thread(_profile, (context, partial(keep_evidence, context, channel), seconds))
 
-    def _keep_trace(self, torch: Any, until: float, samples: StackSamples) -> str:
-        try:
-            trace = trace_torch(torch, until, samples)
-        except Exception as error:  # such as a full disk
-            return f"torch's operations are not traced: {error}"
-        return f"torch's operations, for https://ui.perfetto.dev: {self._keep('trace', trace)}"
 
-    def _keep(self, what: str, body: str | bytes) -> str:
-        return keep_evidence(self._context, self._channel, what, body.encode() if isinstance(body, str) else body)
+def _profile(context: TrainContext, keep: Callable[[str, bytes], str], seconds: float) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
+    with _lock, contextlib.suppress(OSError, DistrainError):  # the agent is gone
+        until, samples, trace = time.monotonic() + seconds, StackSamples(), ""
+        if torch := sys.modules.get("torch"):
+            try:
+                file = keep("trace", trace_torch(torch, until, samples))
+                trace = f"torch's operations, for https://ui.perfetto.dev: {file}"
+            except Exception as error:  # such as a full disk
+                trace = f"torch's operations are not traced: {error}"
+        samples.take_until(until)
+        title = f"rank {context.world_rank}: the lines of your code with the most time"
+        stacks = f"all stacks, for https://www.speedscope.app: {keep('samples', samples.collapsed().encode())}"
+        keep(
+            "profile", "\n".join([title, *samples.hottest_lines(), stacks, trace]).encode()
+        )  # the command waits for it
 
 
 def trace_torch(torch: Any, until: float, samples: StackSamples) -> bytes:

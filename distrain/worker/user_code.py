@@ -43,6 +43,8 @@ _LONGEST_TRACEBACK = 32 << 10
 """Longest traceback, in characters."""
 _LARGEST_EXCEPTION = 64 << 20
 """Largest pickled exception, in bytes. A larger one holds data, which would cost more than it helps."""
+_LARGEST_SNAPSHOT = 32 << 20
+"""Largest pickled snapshot of a GPU's memory, in bytes."""
 _COMMUNICATION = ("torch.distributed.", "torch.nn.parallel.")
 """Modules whose exceptions come from the communication between ranks, or of which one called its native code."""
 _FILES = ("torch.distributed.checkpoint.",)
@@ -217,7 +219,7 @@ def _success(session: Session, *, stage: str, body: bytes) -> wire.Outcome:
 
 def _failure(context: TrainContext, steps: _Steps, error: BaseException, channel: WorkerChannel) -> wire.Outcome:
     text = _traceback_text(error)
-    advice = _gpu_memory(context, steps.work, error, channel) or _explanation(steps.work, error, text)
+    advice = _gpu_memory(context, error, channel) or _explanation(steps.work, error, text)
     return wire.Outcome(
         attempt=context.attempt,
         rank=context.world_rank,
@@ -239,11 +241,24 @@ def keep_evidence(context: TrainContext, channel: WorkerChannel, what: str, body
     return f"{context.get_trial_dir()}/{evidence_file(attempt, what, rank)}"
 
 
-def _gpu_memory(context: TrainContext, work: Work | None, error: BaseException, channel: WorkerChannel) -> str | None:
-    """Keep the snapshot of a GPU's memory that was too small, and return where it is."""
+def _gpu_memory(context: TrainContext, error: BaseException, channel: WorkerChannel) -> str | None:
+    """Keep torch's snapshot of a GPU's memory that was too small, and return where it is.
+
+    It lists segments and blocks. The stacks that allocated them, and what happened before, are in it if the script has
+    called ``torch.cuda.memory._record_memory_history(max_entries=...)``. distrain does not: that takes 2 us for each
+    allocation, and several kB for each entry (torch's docstring). A long history is left out; a snapshot that is large
+    without it, too.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or type(error) is not torch.cuda.OutOfMemoryError:
+        return None
     with contextlib.suppress(Exception):  # the failure itself matters more
-        if work is not None and (snapshot := work.backend.gpu_memory(error)) is not None:
-            file = keep_evidence(context, channel, "memory", snapshot)
+        snapshot = torch.cuda.memory._snapshot()
+        body = pickle.dumps(snapshot)
+        if len(body) > _LARGEST_SNAPSHOT:
+            body = pickle.dumps({**snapshot, "device_traces": [[] for _ in snapshot["device_traces"]]})
+        if len(body) <= _LARGEST_SNAPSHOT:
+            file = keep_evidence(context, channel, "memory", body)
             return f"what fills the GPU is in {file}: drop it onto https://pytorch.org/memory_viz"
     return None
 

@@ -126,7 +126,7 @@ def test_a_rank_that_keeps_the_gil_is_shown_and_the_end_of_the_run_is_told(
     assert re.search(r"rank 0 in match at test_profiles\.py:\d+", str(raised.value))
     command = begin(run, "--seconds", "60")
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-    assert "the run has ended, and the profile with it" in shown_by(command)
+    assert "run is not running: its state is failed" in shown_by(command)
     assert command.returncode == 2
     with pytest.raises(WorkerGroupError):
         training.result(timeout=60.0)

@@ -6,14 +6,17 @@ import pickle
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import cloudpickle
 import pytest
 import torch
 
 import distrain
-from distrain.torch import TorchTrainer, config
+from distrain.torch import TorchTrainer
+from distrain.worker import user_code
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,12 +70,18 @@ def test_a_snapshot_that_cannot_be_taken_leaves_the_failure_as_it_was(storage: P
 
 
 def test_a_long_history_is_left_out_and_a_huge_snapshot_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "_LARGEST_SNAPSHOT", 1000)
+    monkeypatch.setattr(user_code, "_LARGEST_SNAPSHOT", 1000)
+    context: Any = SimpleNamespace(attempt=0, world_rank=1, get_trial_dir=lambda: "runs/run")
+    error = torch.cuda.OutOfMemoryError("no")
 
     def kept(segments: int, history: int) -> Any:
+        channel: Any = Mock()
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot(*range(segments), history=history))
-        found = distrain.torch.TorchConfig().gpu_memory(torch.cuda.OutOfMemoryError("no"))
-        return found and pickle.loads(found)
+        where = user_code._gpu_memory(context, error, channel)
+        if where is None:
+            return None
+        assert f"runs/run/evidence/attempt_0/memory/rank_1.pickle: {HINT}" in where
+        return pickle.loads(channel.send.call_args.args[0].body)
 
     assert kept(1, 2) == {"segments": [0], "device_traces": [[0, 1], []]}
     assert kept(1, 1000) == {"segments": [0], "device_traces": [[], []]}

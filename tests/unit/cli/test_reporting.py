@@ -30,7 +30,6 @@ SECRETS = [
     "postgres://me:s3cr3t@host/db",
     "https://bucket/x?X-Amz-Signature=s3cr3t&part=1",
     "-----BEGIN RSA PRIVATE KEY-----\ns3cr3t\n-----END RSA PRIVATE KEY-----",
-    f"wandb login {'0123456789' * 4}",
     "AKIAIOSFODNN7EXAMPLE",
     "hf_abcdefghijklmnopqrstuvwxyz",
     "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
