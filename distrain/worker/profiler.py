@@ -17,24 +17,21 @@ import time
 from collections import defaultdict
 from functools import partial
 from heapq import nlargest
-from itertools import takewhile
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import DistrainError
 from distrain.worker.places import nap, no_collection, outwards, place_of
-from distrain.worker.user_code import keep_evidence, run_rank
+from distrain.worker.user_code import keep_evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType
 
     from distrain.api.context import TrainContext
     from distrain.worker.session import WorkerChannel
 
 _SAMPLE_S = 0.01
-_MOST_LINES = 10
 _FIRST_WINDOW_S = 0.2
 _MOST_GROWTH = 8
 """How many times as long as the last one the next window of the trace is, at most."""
@@ -48,10 +45,11 @@ _lock = threading.Lock()
 
 def begin_profile(context: TrainContext, channel: WorkerChannel, seconds: float) -> None:
     """Profile this rank, and send what is found, in a thread."""
-    _thread.start_new_thread(_profile, (context, partial(keep_evidence, context, channel), seconds))
+    _thread.start_new_thread(_profile, (context, channel, seconds))
 
 
-def _profile(context: TrainContext, keep: Callable[[str, bytes], str], seconds: float) -> None:
+def _profile(context: TrainContext, channel: WorkerChannel, seconds: float) -> None:
+    keep = partial(keep_evidence, context, channel)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
     with _lock, contextlib.suppress(OSError, DistrainError):  # the agent is gone
         until, samples, trace = time.monotonic() + seconds, StackSamples(), ""
@@ -101,7 +99,7 @@ def trace_torch(torch: Any, until: float, samples: StackSamples) -> bytes:
 
 
 class StackSamples:
-    """Samples of the stacks of all threads but distrain's own. Those of the main thread begin at train_func."""
+    """Samples of the stacks of all threads but distrain's own."""
 
     def __init__(self) -> None:
         self._stacks: dict[str, float] = defaultdict(float)
@@ -131,15 +129,14 @@ class StackSamples:
 
     def add(self, thread: threading.Thread, frame: FrameType, seconds: float) -> None:
         """Add a sample of a thread. Time in a library counts for the user's line that called it."""
-        own = takewhile(lambda one: one.f_code.co_name != run_rank.__name__, outwards(frame))
-        stack = [f"{one.f_code.co_name} ({one.f_code.co_filename}:{one.f_lineno})" for one in own]
+        stack = [f"{one.f_code.co_name} ({one.f_code.co_filename}:{one.f_lineno})" for one in outwards(frame)]
         self._stacks[";".join([*stack, thread.name][::-1])] += seconds
         if thread is threading.main_thread():
             self._lines[place_of(frame) or "outside of your code"] += seconds
 
     def hottest_lines(self) -> list[str]:
-        """Return the lines of the user's code with most of the main thread's time, with their shares of it."""
-        hottest = nlargest(_MOST_LINES, self._lines.items(), key=itemgetter(1))
+        """Return the ten lines of the user's code with most of the main thread's time, with their shares of it."""
+        hottest = nlargest(10, self._lines.items(), key=itemgetter(1))
         return [f"{seconds / sum(self._lines.values()):4.0%}  {line}" for line, seconds in hottest]
 
     def collapsed(self) -> str:
