@@ -37,8 +37,6 @@ _MOST_GROWTH = 8
 """How many times as long as the last one the next window of the trace is, at most."""
 _TRACE_BYTES = 32 << 20
 """The wanted size of a trace. All threads wait about 1 s while torch makes one of this size."""
-
-
 _lock = threading.Lock()
 """Held during a profile. Another one begins after it."""
 
@@ -62,9 +60,8 @@ def _profile(context: TrainContext, channel: WorkerChannel, seconds: float) -> N
         samples.take_until(until)
         title = f"rank {context.world_rank}: the lines of your code with the most time"
         stacks = f"all stacks, for https://www.speedscope.app: {keep('samples', samples.collapsed().encode())}"
-        keep(
-            "profile", "\n".join([title, *samples.hottest_lines(), stacks, trace]).encode()
-        )  # the command waits for it
+        text = "\n".join([title, *samples.hottest_lines(), stacks, trace])
+        keep("profile", text.encode())  # the last one: the command waits for it
 
 
 def trace_torch(torch: Any, until: float, samples: StackSamples) -> bytes:
