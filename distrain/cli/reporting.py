@@ -52,8 +52,7 @@ def report_parser() -> argparse.ArgumentParser:
         "  distrain report last\n  distrain report s3://bucket/runs/train-1 -o train-1.tar.gz",
     )
     parsers.add_run(parser)
-    where = "the file to write (default: distrain-report-NAME.tar.gz)"
-    parser.add_argument("-o", "--output", metavar="FILE", help=where)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file (default: distrain-report-NAME.tar.gz)")
     return parser
 
 
@@ -63,8 +62,7 @@ def run_report(options: argparse.Namespace) -> int:
     run = parsers.run_of(options)
     path = Path(options.output or f"distrain-report-{run.name}.tar.gz").expanduser()
     packed, left_out = _packed(run)
-    lines = [f"{size(len(body)):>8}  {name}" for name, body in packed.items()]
-    lines += [f"left out: {why}" for why in left_out]
+    lines = [*(f"{size(len(body)):>8}  {name}" for name, body in packed.items()), *left_out]
     readme = "\n".join([f"A report about {run.name}, by `distrain report`.", _ADVICE, "", *lines, ""])
     with tarfile.open(path, "w:gz") as archive:
         for name, body in {"README.txt": readme.encode(errors="replace"), **packed}.items():
@@ -86,13 +84,13 @@ def _packed(run: Run) -> tuple[dict[str, bytes], list[str]]:
         except FileNotFoundError:
             continue
         except Exception as error:  # whatever is damaged: the rest helps, too
-            left_out.append(f"{name}: {error}")
+            left_out.append(f"left out: {name}: {error}")
             continue
         for secret in known:
             text = text.replace(secret, HIDDEN)
         body = hidden(text).encode(errors="replace")
         if len(body) > room:
-            left_out.append(f"{name}: too large ({size(len(body))}); it is in {run.path}")
+            left_out.append(f"left out: {name}: too large ({size(len(body))}); it is in {run.path}")
         else:
             packed[name], room = body, room - len(body)
     return packed, left_out
