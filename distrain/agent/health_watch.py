@@ -45,11 +45,16 @@ class HealthWatch:
         self._attempt = attempt
         memory = self.memory = MemoryHistory()
 
+        def find(ranks: Mapping[int, int], before: list[Trouble]) -> list[Trouble]:
+            try:
+                return troubles(memory.look(ranks), gpus, before)
+            except Exception:  # no oddity of a driver or of /proc may end a host
+                return before
+
         def look() -> None:
             self._loop.call_in("health", every_s, look)
             if not self._thread.pending:
-                find = partial(_look, memory, processes(), gpus, self._found)
-                self._thread.do(find, partial(self._on_found, attempt))
+                self._thread.do(partial(find, processes(), self._found), partial(self._on_found, attempt))
 
         self._loop.call_in("health", every_s, look)
 
@@ -65,13 +70,3 @@ class HealthWatch:
         if {one.key for one in found} != {one.key for one in self._found}:
             self._send(wire.Troubles(attempt=attempt, troubles=[asdict(one) for one in found]))
         self._found = found
-
-
-def _look(
-    memory: MemoryHistory, processes: Mapping[int, int], gpus: Mapping[int, Sequence[Gpu]], before: list[Trouble]
-) -> list[Trouble]:
-    """Return what was found before if the look fails: no oddity of a driver or of /proc may end a host."""
-    try:
-        return troubles(memory.look(processes), gpus, before)
-    except Exception:
-        return before

@@ -82,13 +82,6 @@ class BackendConfig:
         """Return advice, in the worker, about an exception whose own text gives none; None for all others."""
         return None
 
-    def gpu_memory(self, error: BaseException) -> tuple[str, bytes] | None:
-        """Return, in the worker, the state of the GPU's memory if the exception says that it is too small; else None.
-
-        The state is a sentence with numbers, and a snapshot as ``https://pytorch.org/memory_viz`` reads it.
-        """
-        return None
-
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return a dict checkpoint that can be used outside of these workers. Runs in the worker.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import platform
 import tarfile
@@ -17,17 +16,18 @@ from typing import TYPE_CHECKING
 from distrain.cli import parsers
 from distrain.cli.showing import run_in_words
 from distrain.cli.text import echo
+from distrain.errors import DistrainError
 from distrain.storage import names
 from distrain.storage.lines import last_lines
 from distrain.storage.runs.details import evidence_of
 from distrain.storage.runs.logs import attempts_with_logs, log_files
 from distrain.system import __version__
-from distrain.system.secrets import masked, secret_variables
+from distrain.system.secrets import HIDDEN, hidden, secret_variables
 from distrain.system.text import size
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from distrain.storage.runs.listing import Run
     from distrain.system.remote_path import RemotePath
@@ -48,12 +48,11 @@ def report_parser() -> argparse.ArgumentParser:
     parser = parsers.make_parser(
         "report",
         "Pack what is needed to ask for help about a run into one archive: run.json, the error, events, evidence, the "
-        "ends of the logs, the page and versions, with masks for what looks secret, and without checkpoints.",
+        "ends of the logs and versions, with masks for what looks secret, and without checkpoints.",
         "  distrain report last\n  distrain report s3://bucket/runs/train-1 -o train-1.tar.gz",
     )
     parsers.add_run(parser)
-    where = "the file to write (default: distrain-report-NAME.tar.gz)"
-    parser.add_argument("-o", "--output", metavar="FILE", help=where)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file (default: distrain-report-NAME.tar.gz)")
     return parser
 
 
@@ -62,9 +61,8 @@ def run_report(options: argparse.Namespace) -> int:
     warnings.simplefilter("ignore")  # what is damaged
     run = parsers.run_of(options)
     path = Path(options.output or f"distrain-report-{run.name}.tar.gz").expanduser()
-    packed, left_out = _chosen(run)
-    lines = [f"{size(len(body)):>8}  {name}" for name, body in packed.items()]
-    lines += [f"left out: {name}: {why}" for name, why in left_out.items()]
+    packed, left_out = _packed(run)
+    lines = [*(f"{size(len(body)):>8}  {name}" for name, body in packed.items()), *left_out]
     readme = "\n".join([f"A report about {run.name}, by `distrain report`.", _ADVICE, "", *lines, ""])
     with tarfile.open(path, "w:gz") as archive:
         for name, body in {"README.txt": readme.encode(errors="replace"), **packed}.items():
@@ -75,57 +73,45 @@ def run_report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(run: Run) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Return the files of the archive, the small ones first, and why others were left out."""
-    found: dict[str, bytes] = {}
-    left_out: dict[str, str] = {}
+def _packed(run: Run) -> tuple[dict[str, bytes], list[str]]:
+    """Return the files of the archive without secrets, and why others were left out."""
+    packed: dict[str, bytes] = {}
+    left_out: list[str] = []
+    room, known = _MOST_BYTES, secret_variables()
     for name, read in _parts(run):
         try:
-            found[name] = read()
+            text = read()
         except FileNotFoundError:
             continue
         except Exception as error:  # whatever is damaged: the rest helps, too
-            left_out[name] = f"cannot be read: {error}"
-    total, packed = 0, {}
-    for name, body in sorted(found.items(), key=lambda item: len(item[1])):
-        total += len(body)
-        if total > _MOST_BYTES:
-            left_out[name] = f"too large ({size(len(body))}); it is in {run.path}"
+            left_out.append(f"left out: {name}: {error}")
+            continue
+        for secret in known:
+            text = text.replace(secret, HIDDEN)
+        body = hidden(text).encode(errors="replace")
+        if len(body) > room:
+            left_out.append(f"left out: {name}: too large ({size(len(body))}); it is in {run.path}")
         else:
-            packed[name] = body
+            packed[name], room = body, room - len(body)
     return packed, left_out
 
 
-def _parts(run: Run) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _parts(run: Run) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield the name of each file of the archive, and a function that reads it."""
-    from distrain.page.data import page_data
-    from distrain.page.writer import document
-
-    known = secret_variables()
-    yield "show.txt", lambda: _masked(run_in_words(run, 120), known)
-    yield "versions.txt", lambda: _masked(_versions(), known)
-    yield "page.html", lambda: document(masked(page_data(run.location), known)).encode(errors="replace")
+    yield "show.txt", lambda: run_in_words(run, 120)
+    yield "versions.txt", _versions
     files = {name: run.location / name for name in _FILES}
     files |= {f"{names.EVIDENCE}/{name}": run.location / names.EVIDENCE / name for name in evidence_of(run.location)}
     for attempt in attempts_with_logs(run)[-_LOG_ATTEMPTS:]:
         files |= {f"{names.LOGS}/attempt_{attempt}/{log.name}": log for log in log_files(run, attempt).values()}
     for name, path in files.items():
-        lines = _LOG_LINES if name.startswith(names.LOGS) else _LINES
-        yield name, path.read_bytes if name.endswith((".pickle", ".gz")) else partial(_end_of, path, lines, known)
+        yield name, partial(_end_of, path, _LOG_LINES if name.startswith(names.LOGS) else _LINES)
 
 
-def _end_of(path: Path | RemotePath, lines: int, known: Sequence[str]) -> bytes:
-    return _masked(last_lines(path, lines).decode(errors="replace"), known)
-
-
-def _masked(text: str, known: Sequence[str]) -> bytes:
-    """Return a text, JSON or lines of JSON, without secrets."""
-    try:
-        return json.dumps(masked(json.loads(text), known)).encode()
-    except ValueError:
-        if text.startswith("{") and "\n" in text:
-            return b"\n".join(_masked(line, known) for line in text.splitlines())
-        return str(masked(text, known)).encode(errors="replace")
+def _end_of(path: Path | RemotePath, lines: int) -> str:
+    if path.name.endswith((".pickle", ".gz")):
+        raise DistrainError("secrets in it cannot be masked; look into it before you send it, too")
+    return last_lines(path, lines).decode(errors="replace")
 
 
 def _versions() -> str:

@@ -28,9 +28,8 @@ from distrain.coordinator.fitness.sniff_tests import SniffTests
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
-from distrain.coordinator.profiles import Profiles
 from distrain.coordinator.report_handler import ReportHandler
-from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests
+from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests, rank_in
 from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.coordinator.validations import WAITING, Validations
@@ -158,7 +157,6 @@ class Coordinator:
             send=self._send_to_debugger,
             on_change=self._pause_or_resume,
         )
-        self._profiles = Profiles(self._evidence, observers.status, send=self._send_to_rank)
         replaces = request.failure_config.on_slow == "replace"
         self._sniff_tests = SniffTests(replaces, observers, self._send_to_rank, self.machine.spares_for, self._happened)
         observers.add(self._sniff_tests)
@@ -169,7 +167,7 @@ class Coordinator:
                 STACKS: lambda reply, _: self._hang_monitor.answer(reply),
                 STOP: lambda reply, _: self._on_stop_request(reply),
                 DEBUG: self._debuggers.connect,
-                PROFILE: self._profiles.answer,
+                PROFILE: self._take_profile,
             },
         )
 
@@ -317,8 +315,6 @@ class Coordinator:
             case wire.Standstill():
                 if self._is_training:
                     self._hang_monitor.heard(message)
-            case wire.RankProfile():
-                self._profiles.handle(message)
             case wire.Sniffed():
                 self._sniff_tests.handle(message)
             case wire.StackDump():
@@ -352,7 +348,6 @@ class Coordinator:
                 self._report_handler.rank_ended(message.rank)
                 self._note_end(message.rank, ok=False)
                 self._debuggers.rank_ended(message.rank)
-                self._profiles.rank_ended(message.rank)
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
                 reports = self._report_handler.report_counts.get(message.rank, 0)
                 self._happened(events.MessageReceived(host, message, reports, reason))
@@ -392,7 +387,6 @@ class Coordinator:
         for rank in ranks:
             self._report_handler.rank_ended(rank)
             self._debuggers.rank_ended(rank)
-            self._profiles.rank_ended(rank)
         self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
@@ -489,7 +483,6 @@ class Coordinator:
         self._evidence.begin(attempt)
         self._hang_monitor.begin(len(plan.ranks))
         self._debuggers.begin(attempt)
-        self._profiles.begin(attempt)
         self._outputs.begin(attempt)
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
@@ -548,6 +541,14 @@ class Coordinator:
         if plan is None or plan.shares_network or self._launch_checks.is_under_way:
             return {}
         return dict(zip(plan.hosts, plan.addresses, strict=True))
+
+    def _take_profile(self, reply: Callable[[str], None], argument: str) -> None:
+        """Have a rank profiled, and reply with the path of the file that appears when its profile is there."""
+        rank, seconds = rank_in(argument, self._observers.status)
+        file = self._evidence.path("profile", rank)
+        self._store.delete_file(file)  # that of an earlier profile
+        self._send_to_rank(wire.TakeProfile(attempt=self._attempt, rank=rank, seconds=float(seconds)))
+        reply(str(file))
 
     @property
     def _is_training(self) -> bool:

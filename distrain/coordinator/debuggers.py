@@ -13,9 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.coordinator.requests import rank_in
 from distrain.errors import WireError
+from distrain.storage.runs.listing import NoSuchRun
 from distrain.system.log import say
-from distrain.system.text import count
 from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
@@ -133,32 +134,22 @@ class Debuggers:
     # -- terminals ------------------------------------------------------------------------------------------------
 
     def connect(self, reply: Callable[[str], None], argument: str) -> None:
-        """Connect a ``distrain debug`` to a rank, and stop that. Reply why this is not possible, or with no text.
+        """Connect a ``distrain debug`` to a rank, and stop that. Raise NoSuchRun if this is not possible.
 
         argument: the rank, and the path of the socket.
         """
-        number, _, path = argument.partition(" ")
-        rank = int(number) if number.isdecimal() else -1
-        problem = self._problem(rank)
-        if not problem:
-            connection = socket.socket(socket.AF_UNIX)
+        rank, path = rank_in(argument, self._status)
+        if rank in self._debuggers and self._debuggers[rank].terminal is not None:
+            raise NoSuchRun(f"another `distrain debug` has rank {rank}")
+        with socket.socket(socket.AF_UNIX) as connection:
             connection.setblocking(False)
             try:
                 connection.connect(path)
             except OSError as error:
-                connection.close()
-                problem = f"the debugger cannot be connected: {error}"
-            else:
-                fd = connection.detach()
-                self._serve(rank, Channel(fd, fd))
-        reply(problem)
-
-    def _problem(self, rank: int) -> str:
-        if problem := problem_of(rank, self._status):
-            return problem
-        if rank in self._debuggers and self._debuggers[rank].terminal is not None:
-            return f"another `distrain debug` has rank {rank}"
-        return ""
+                raise NoSuchRun(f"the debugger cannot be connected: {error}") from None
+            fd = connection.detach()
+        self._serve(rank, Channel(fd, fd))
+        reply("")
 
     def _serve(self, rank: int, terminal: Channel) -> None:
         debugger = self._debuggers.setdefault(rank, _Debugger())
@@ -183,16 +174,6 @@ class Debuggers:
             debugger.terminal = None
             if debugger.waits is not None:
                 self._send_line(rank, "")
-
-
-def problem_of(rank: int, status: RunStatus) -> str:
-    """Return why a rank cannot be asked for anything, or an empty string."""
-    ranks = status.ranks
-    if not ranks:
-        return "no worker has started yet"
-    if not 0 <= rank < len(ranks):
-        return f"there is no rank {rank}; the run has {count(len(ranks), 'worker')}, from 0"
-    return f"rank {rank} has ended" if ranks[rank].ended else ""
 
 
 def _line_in(frame: wire.Frame) -> str | None:

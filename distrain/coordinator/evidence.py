@@ -4,7 +4,8 @@
 
     evidence/attempt_0/stacks/rank_1.txt            what every thread was doing
     evidence/attempt_0/flight_recorder/rank_1.json  the last collectives, from torch's flight recorder
-    evidence/attempt_0/profile/rank_1.json.gz       a trace of torch's operations, from `distrain profile`
+    evidence/attempt_0/profile/rank_1.txt           the hottest lines, from `distrain profile`
+    evidence/attempt_0/samples/rank_1.collapsedstack.txt, trace/rank_1.json.gz: the files that it names
     evidence/attempt_0/memory/rank_1.pickle         GPU memory at an OutOfMemoryError; open it in pytorch.org/memory_viz
 """
 
@@ -36,19 +37,18 @@ class Evidence:
         self.folder = self._store.paths.evidence(attempt)
         self.is_empty = True
 
-    def keep(self, what: str, rank: int, body: bytes, suffix: str = "") -> Path:
-        """Write one kind of evidence of a rank, and return its path. Unknown kinds raise KeyError.
+    def path(self, what: str, rank: int) -> Path:
+        """Return the path of one kind of evidence of a rank. Unknown kinds raise KeyError."""
+        return self._store.paths.root / evidence_file(self._attempt, what, rank)
 
-        GPU memory is kept of some ranks of the latest attempt that ran out of it. suffix: the end of the name, if
-        the kind has several.
-        """
+    def keep(self, what: str, rank: int, body: bytes) -> None:
+        """Write one kind of evidence of a rank. GPU memory is kept of some ranks, and of the latest attempt only."""
         self.is_empty = False
-        path = self._store.paths.root / evidence_file(self._attempt, what, rank, suffix)
+        path = self.path(what, rank)
         if what == "memory":
             self._snapshots += 1
             if self._snapshots > _MOST_SNAPSHOTS:
-                return path
+                return
             self._store.delete_files(f"{EVIDENCE}/attempt_*/{what}/*", but=path.parent)
         complaint = f"cannot keep the {what.replace('_', ' ')} of rank {rank}"
         self._store.write_optional_file(path, body, complaint)
-        return path

@@ -12,15 +12,19 @@ import os
 import stat
 import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain.errors import StorageError
+from distrain.storage.runs.listing import NoSuchRun
+from distrain.system.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from distrain.coordinator.store.run_store import RunStore
+    from distrain.decisions.run_status import RunStatus
     from distrain.storage.paths import RunPaths
     from distrain.system.loop import Loop
 
@@ -28,12 +32,15 @@ STACKS, STOP, DEBUG, PROFILE = "stacks", "stop", "debug", "profile"
 REQUEST_TIMEOUT_S = 10.0
 """Seconds that :func:`ask` waits for a run to answer."""
 _REQUEST_BYTES = 4096
+_REFUSED = "refused: "
+"""How the answer to a request begins that cannot be fulfilled."""
 
 
 class Requests:
     """Accept requests, and answer them.
 
     actions: what to do for each word; called with a function that takes the text of the answer, and with the argument.
+    One that raises NoSuchRun refuses the request.
     """
 
     def __init__(
@@ -66,18 +73,32 @@ class Requests:
             word, _, rest = line.partition(" ")
             token, _, argument = rest.partition(" ")
             if word in self._actions and token.isalnum():
-                self._actions[word](self._answer(token), argument)
+                answer = partial(self._answer, token)
+                try:
+                    self._actions[word](answer, argument)
+                except (NoSuchRun, ValueError) as refusal:
+                    answer(f"{_REFUSED}{refusal}")
 
-    def _answer(self, token: str) -> Callable[[str], None]:
-        def answer(text: str) -> None:
-            path = self._store.paths.answer(token)
-            self._store.write_optional_file(path, text.encode(), "a request could not be answered")
+    def _answer(self, token: str, text: str) -> None:
+        path = self._store.paths.answer(token)
+        self._store.write_optional_file(path, text.encode(), "a request could not be answered")
 
-        return answer
+
+def rank_in(argument: str, status: RunStatus) -> tuple[int, str]:
+    """Return the rank that a request begins with, and the rest of the argument. Raise NoSuchRun if it does not run."""
+    number, _, rest = argument.partition(" ")
+    rank, ranks = int(number), status.ranks
+    if not ranks:
+        raise NoSuchRun("no worker has started yet")
+    if not 0 <= rank < len(ranks):
+        raise NoSuchRun(f"there is no rank {rank}; the run has {count(len(ranks), 'worker')}, from 0")
+    if ranks[rank].ended:
+        raise NoSuchRun(f"rank {rank} has ended")
+    return rank, rest
 
 
 def ask(paths: RunPaths, word: str, argument: str = "") -> str:
-    """Send a request to a run, and return its answer. Raise StorageError if no run is at work here, or none answers."""
+    """Send a request to a run, and return its answer. Raise NoSuchRun if it refuses, StorageError if none answers."""
     token = uuid.uuid4().hex
     try:
         pipe = os.open(paths.requests, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -104,6 +125,8 @@ def ask(paths: RunPaths, word: str, argument: str = "") -> str:
         time.sleep(0.02)
     text = answer.read_text()
     answer.unlink()
+    if text.startswith(_REFUSED):
+        raise NoSuchRun(text.removeprefix(_REFUSED))
     return text
 
 

@@ -8,7 +8,7 @@ import re
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from distrain.system.text import binary_size, duration
 
@@ -23,24 +23,17 @@ _SHARE_OF_TIME = 0.05
 """The kernel counts shared pages in 4 ms per GiB, and delays the rank's own system calls for memory meanwhile."""
 
 
-class Use(NamedTuple):
-    """The bytes that a rank uses with the processes that it has started. Shared memory is divided among its users.
+class MemoryHistory:
+    """The bytes of each rank of this host at the last looks, to describe a rank that ran out of memory.
 
-    peak: the most that one of these processes has ever used.
+    They include the processes that a rank has started. Shared memory is divided among its users.
     """
 
-    now: int
-    peak: int
-
-
-class MemoryHistory:
-    """The memory of each rank of this host at the last looks, to describe a rank that ran out of it."""
-
     def __init__(self) -> None:
-        self._looks: deque[tuple[float, dict[int, Use]]] = deque(maxlen=_LOOKS)
+        self._looks: deque[tuple[float, dict[int, int]]] = deque(maxlen=_LOOKS)
         self._due_at = 0.0
 
-    def look(self, processes: Mapping[int, int]) -> dict[int, Use]:
+    def look(self, processes: Mapping[int, int]) -> dict[int, int]:
         """Return what each rank uses now; what it did at the last look, if looking takes long.
 
         processes: the process of each rank.
@@ -58,49 +51,42 @@ class MemoryHistory:
         peak: the most that its own process has ever used.
         """
         looks = [(at, uses) for at, uses in list(self._looks) if rank in uses]
-        last = looks[-1][1] if looks else {}
-        own = [uses[rank] for _, uses in looks[-2:]]  # in the last look, the kernel may have freed a part already
-        used = max((use.now + max(0, peak - use.peak) for use in own), default=peak)
+        used = max([peak, *(uses[rank] for _, uses in looks[-2:])])  # at the last look, a part may have been freed
         limit = f"the {binary_size(kill.limit_bytes)} that the cgroup {kill.group} allows"
         if not kill.limit_bytes:
             limit = f"the {binary_size(sum(total for _, total in memory_of_host()))} of the host"
         text = f"its processes used {binary_size(used)} of {limit}"
-        if len(last) > 1:
-            others = sum(use.now for other, use in last.items() if other != rank)
-            text += f" (all ranks of the host together: {binary_size(used + others)})"
-        if looks and (grown := used - looks[0][1][rank].now) > used / 100:
-            text += f"; {binary_size(grown)} more than {duration(time.monotonic() - looks[0][0])} before"
+        if looks:
+            (began, first), (_, last) = looks[0], looks[-1]
+            if others := sum(use for other, use in last.items() if other != rank):
+                text += f" (all ranks of the host together: {binary_size(used + others)})"
+            if (grown := used - first[rank]) > used / 100:
+                text += f"; {binary_size(grown)} more than {duration(time.monotonic() - began)} before"
         return text
 
 
 def memory_of_host() -> list[tuple[int, int]]:
     """Return the bytes in use and all bytes of the host; nothing on systems other than Linux."""
-    total, available = (_kilobytes(Path("/proc/meminfo"), name) for name in ("MemTotal", "MemAvailable"))
-    return [(1024 * (total - available), 1024 * total)] if total and available else []
+    total, available = (_bytes(Path("/proc/meminfo"), name) for name in ("MemTotal", "MemAvailable"))
+    return [(total - available, total)] if total and available else []
 
 
-def _uses_of(processes: Mapping[int, int]) -> dict[int, Use]:
+def _uses_of(processes: Mapping[int, int]) -> dict[int, int]:
     ranks = {pid: rank for rank, pid in processes.items()}
-    uses = dict.fromkeys(processes, Use(0, 0))
+    uses = dict.fromkeys(processes, 0)
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):  # it has ended
             rank = ranks.get(os.getsid(pid))
             if rank is not None:
-                now, peak = _use_of(Path(f"/proc/{pid}"))
-                uses[rank] = Use(uses[rank].now + now, max(uses[rank].peak, peak))
+                divided = _bytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss")  # a kernel before 4.14 lacks it
+                uses[rank] += divided or _bytes(Path(f"/proc/{pid}/status"), "VmRSS")
     return uses
 
 
-def _use_of(process: Path) -> Use:
-    status, rollup = process / "status", process / "smaps_rollup"
-    now = _kilobytes(rollup, "Pss") if rollup.exists() else _kilobytes(status, "VmRSS")  # a kernel without the former
-    return Use(1024 * now, 1024 * _kilobytes(status, "VmHWM"))
-
-
-def _kilobytes(file: Path, name: str) -> int:
-    """Return N of the line ``name: N kB`` of a file; 0 without such a line or file."""
+def _bytes(file: Path, name: str) -> int:
+    """Return the bytes that a line ``name: N kB`` of a file names; 0 without such a line or file."""
     try:
         found = re.search(rf"^{name}:\s*(\d+) kB$", file.read_text(), re.MULTILINE)
     except OSError:  # the process has ended, or belongs to another user
         return 0
-    return int(found[1]) if found else 0
+    return 1024 * int(found[1]) if found else 0

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from distrain.hosts.gpu_health import GpuHealth
     from distrain.hosts.host import Gpu
-    from distrain.hosts.memory import Use
 
 _LEAST_FREE = 0.05
 """A host that has less than this share of its memory left will soon kill a process."""
@@ -44,7 +43,7 @@ class Trouble:
         return self.rank, self.kind, self.problem
 
 
-def troubles(uses: Mapping[int, Use], gpus: Mapping[int, Sequence[Gpu]], before: Sequence[Trouble]) -> list[Trouble]:
+def troubles(uses: Mapping[int, int], gpus: Mapping[int, Sequence[Gpu]], before: Sequence[Trouble]) -> list[Trouble]:
     """Return what is wrong with the memory and the GPUs of this host.
 
     uses: the memory of each rank. gpus: those of each rank, as they were when the run began; none if they are MIG
@@ -54,7 +53,7 @@ def troubles(uses: Mapping[int, Use], gpus: Mapping[int, Sequence[Gpu]], before:
     return [*memory, *(_gpu_troubles(gpus) if any(gpus.values()) else [])]
 
 
-def _memory_troubles(ranks: Mapping[int, Use], before: list[Trouble]) -> list[Trouble]:
+def _memory_troubles(ranks: Mapping[int, int], before: list[Trouble]) -> list[Trouble]:
     """Return a trouble of the rank that uses most memory if this host, or its control group, has nearly none left.
 
     It finds none on systems other than Linux. The trouble of ``before`` is returned as long as memory is short and the
@@ -68,8 +67,8 @@ def _memory_troubles(ranks: Mapping[int, Use], before: list[Trouble]) -> list[Tr
         return []
     if before and before[0].rank in ranks:
         return before
-    rank = max(ranks, key=lambda rank: ranks[rank].now)
-    text = f"{used / limit:.0%} of {what} is used, {size(ranks[rank].now)} by this rank"
+    rank = max(ranks, key=lambda rank: ranks[rank])
+    text = f"{used / limit:.0%} of {what} is used, {size(ranks[rank])} by this rank"
     return [Trouble(rank=rank, kind="memory", problem="full", text=text)]
 
 

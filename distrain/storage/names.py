@@ -13,11 +13,14 @@ LOCK = ".lock"
 LOGS = "logs"
 EVIDENCE = "evidence"
 TRACKERS = "trackers"
-EVIDENCE_SUFFIXES = {"stacks": ".txt", "flight_recorder": ".json", "memory": ".pickle", "profile": ".json.gz"}
+EVIDENCE_SUFFIXES = {
+    "stacks": ".txt", "flight_recorder": ".json", "memory": ".pickle",
+    "profile": ".txt", "samples": ".collapsedstack.txt", "trace": ".json.gz",
+}  # fmt: skip
 """The kinds of evidence of a rank, and how the names of their files end."""
 STATUSES = ("running", "finished", "failed", "aborted")
 
 
-def evidence_file(attempt: int, what: str, rank: int, suffix: str = "") -> str:
+def evidence_file(attempt: int, what: str, rank: int) -> str:
     """Return the name of a piece of evidence below the run directory. Unknown kinds raise KeyError."""
-    return f"{EVIDENCE}/attempt_{attempt}/{what}/rank_{rank}{suffix or EVIDENCE_SUFFIXES[what]}"
+    return f"{EVIDENCE}/attempt_{attempt}/{what}/rank_{rank}{EVIDENCE_SUFFIXES[what]}"

@@ -124,11 +124,6 @@ class TorchConfig(BackendConfig):
             )
         return None
 
-    def gpu_memory(self, error: BaseException) -> tuple[str, bytes] | None:
-        from distrain.torch.gpu_memory import state_after
-
-        return state_after(error) if type(error).__name__ == "OutOfMemoryError" else None
-
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
         from distrain.torch.checkpoint import portable
 

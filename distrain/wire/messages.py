@@ -776,7 +776,7 @@ class DumpRecorder(ToWorker):
 class Dump(FromWorker):
     """Evidence of what a rank was doing, for the attempt's evidence folder.
 
-    what: ``flight_recorder`` (JSON) or ``memory`` (a pickled CUDA memory snapshot).
+    what: see :data:`~distrain.storage.names.EVIDENCE_SUFFIXES`.
 
     Worker -> coordinator.
     """
@@ -789,25 +789,10 @@ class Dump(FromWorker):
 class TakeProfile(ToWorker):
     """Profile the rank for so many seconds, while it trains.
 
-    Coordinator -> worker; answered by :class:`RankProfile`.
+    Coordinator -> worker; answered by some :class:`Dump`, the last one a ``profile``.
     """
 
     seconds: float
-
-
-@message
-class RankProfile(FromWorker):
-    """The profile of a rank. A first one without a body says that it has begun or, with a note, why it cannot be made.
-
-    body: the samples of the stacks, of ``stacks_bytes`` bytes, and the trace, if there is one. note: what the user has
-    to know about it.
-
-    Worker -> coordinator.
-    """
-
-    body: bytes
-    stacks_bytes: int = 0
-    note: str = ""
 
 
 @message

@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +28,7 @@ from distrain.wire.channel import Channel
 from distrain.worker import flight_recorder
 from distrain.worker.debugger import Debugger
 from distrain.worker.job import job, main_module
-from distrain.worker.profiler import Profiler
+from distrain.worker.profiler import begin_profile
 from distrain.worker.session import Session
 from distrain.worker.user_code import exit_process, flush_output, run_rank, terminate
 from distrain.worker.vitals import VitalsSampler
@@ -85,7 +86,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     current.session = session
     debugger = Debugger(session, channel, spec.debug_rank)
     debugger.install()
-    Profiler(session, channel)
+    session.on_profile = partial(begin_profile, context, channel)
     if not context.sees_storage:
         fetch_with(session.fetch_checkpoint, Path(context.get_trial_dir()))
     sampler = VitalsSampler(channel, context, spec.vitals_s)

@@ -43,6 +43,8 @@ _LONGEST_TRACEBACK = 32 << 10
 """Longest traceback, in characters."""
 _LARGEST_EXCEPTION = 64 << 20
 """Largest pickled exception, in bytes. A larger one holds data, which would cost more than it helps."""
+_LARGEST_SNAPSHOT = 32 << 20
+"""Largest pickled snapshot of a GPU's memory, in bytes."""
 _COMMUNICATION = ("torch.distributed.", "torch.nn.parallel.")
 """Modules whose exceptions come from the communication between ranks, or of which one called its native code."""
 _FILES = ("torch.distributed.checkpoint.",)
@@ -216,15 +218,15 @@ def _success(session: Session, *, stage: str, body: bytes) -> wire.Outcome:
 
 
 def _failure(context: TrainContext, steps: _Steps, error: BaseException, channel: WorkerChannel) -> wire.Outcome:
-    numbers, where = _keep_gpu_memory(context, steps.work, error, channel)
     text = _traceback_text(error)
+    advice = _gpu_memory(context, error, channel) or _explanation(steps.work, error, text)
     return wire.Outcome(
         attempt=context.attempt,
         rank=context.world_rank,
         ok=False,
         stage=steps.stage,
-        error=_with_users_paths(_one_line(error)) + numbers,
-        traceback=_with_users_paths(text) + (where or _explanation(steps.work, error, text)),
+        error=_with_users_paths(_one_line(error)),
+        traceback=_with_users_paths(text) + (f"distrain: {advice}\n" if advice else ""),
         exit_code=_exit_code(error),
         body=_pickled_exception(error),
         blames_peer=any(map(_blames_peer, _chain(error))),
@@ -232,18 +234,33 @@ def _failure(context: TrainContext, steps: _Steps, error: BaseException, channel
     )
 
 
-def _keep_gpu_memory(
-    context: TrainContext, work: Work | None, error: BaseException, channel: WorkerChannel
-) -> tuple[str, str]:
-    """Send the snapshot of a GPU's memory that was too small; return its numbers, and where the snapshot is."""
+def keep_evidence(context: TrainContext, channel: WorkerChannel, what: str, body: bytes) -> str:
+    """Send a piece of evidence for the run directory, and return the path that it gets."""
+    attempt, rank = context.attempt, context.world_rank
+    channel.send(wire.Dump(attempt=attempt, rank=rank, what=what, body=body))
+    return f"{context.get_trial_dir()}/{evidence_file(attempt, what, rank)}"
+
+
+def _gpu_memory(context: TrainContext, error: BaseException, channel: WorkerChannel) -> str | None:
+    """Keep torch's snapshot of a GPU's memory that was too small, and return where it is.
+
+    It lists segments and blocks. The stacks that allocated them, and what happened before, are in it if the script has
+    called ``torch.cuda.memory._record_memory_history(max_entries=...)``. distrain does not: that takes 2 us for each
+    allocation, and several kB for each entry (torch's docstring). A long history is left out; a snapshot that is large
+    without it, too.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or type(error) is not torch.cuda.OutOfMemoryError:
+        return None
     with contextlib.suppress(Exception):  # the failure itself matters more
-        if work is not None and (state := work.backend.gpu_memory(error)) is not None:
-            attempt, rank = context.attempt, context.world_rank
-            channel.send(wire.Dump(attempt=attempt, rank=rank, what="memory", body=state[1]))
-            file = f"{context.get_trial_dir()}/{evidence_file(attempt, 'memory', rank)}"
-            where = f"distrain: what fills the GPU is in {file}: drop it onto https://pytorch.org/memory_viz\n"
-            return f" ({state[0]})", where
-    return "", ""
+        snapshot = torch.cuda.memory._snapshot()
+        body = pickle.dumps(snapshot)
+        if len(body) > _LARGEST_SNAPSHOT:
+            body = pickle.dumps({**snapshot, "device_traces": [[] for _ in snapshot["device_traces"]]})
+        if len(body) <= _LARGEST_SNAPSHOT:
+            file = keep_evidence(context, channel, "memory", body)
+            return f"what fills the GPU is in {file}: drop it onto https://pytorch.org/memory_viz"
+    return None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -365,7 +382,7 @@ def _with_users_paths(text: str) -> str:
     return text.replace(f"{brought}/", "/") if brought else text
 
 
-def _explanation(work: Work | None, error: BaseException, traceback_text: str) -> str:
+def _explanation(work: Work | None, error: BaseException, traceback_text: str) -> str | None:
     """Return what distrain or the framework's backend adds to the text of an exception."""
     text = work.backend.explain(error) if work is not None else None
     if _raised_in(error) in ("bdb", "pdb") and _has_no_stdin():
@@ -385,7 +402,7 @@ def _explanation(work: Work | None, error: BaseException, traceback_text: str) -
             "this host shares no files with your machine, and has copies of your code only; --ship PATH, or "
             "ShippingConfig(include=[...]), copies other files"
         )
-    return f"distrain: {text}\n" if text else ""
+    return text
 
 
 def _lacks_threads(error: BaseException) -> bool:

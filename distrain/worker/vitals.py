@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.errors import DistrainError
 from distrain.worker import flight_recorder
-from distrain.worker.places import is_waiting, no_collection, place_of
+from distrain.worker.places import is_waiting, nap, no_collection, place_of
 from distrain.worker.standstill import STANDING_S, Standstill
 from distrain.worker.user_code import is_of_communication
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _SAMPLE_S = 0.1
 """The mean time between two samples. It varies, as steps of that length would always be seen at the same point."""
+_NAP_S = 0.01
+"""At most so long is the last part of that time, after which Python code is seen as often as native code."""
 
 
 class VitalsSampler:
@@ -75,6 +77,7 @@ class VitalsSampler:
         chance = random.Random()  # noqa: S311 - its own, so that the draws of train_func stay the same
         while not self._over.wait(chance.uniform(0.5, 1.5) * _SAMPLE_S):
             self.poll()
+            nap(chance.uniform(0.0, _NAP_S))
             now = time.monotonic()
             with no_collection():
                 frame = sys._current_frames()[self._main]

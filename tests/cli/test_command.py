@@ -188,7 +188,7 @@ def test_a_real_run_is_listed_shown_and_packed(distrain: Command, finished: Path
 
     report = distrain("report", "fast", "-o", "report.tar.gz", *place).stdout
     assert report.startswith("wrote report.tar.gz (")
-    for name in ("README.txt", "run.json", "metrics.jsonl", "page.html", "show.txt", "versions.txt"):
+    for name in ("README.txt", "run.json", "metrics.jsonl", "show.txt", "versions.txt"):
         assert name == "README.txt" or f"  {name}\n" in report
         with tarfile.open("report.tar.gz") as packed:
             member = packed.extractfile(f"distrain-report-fast/{name}")

@@ -16,6 +16,8 @@ import pytest
 
 import distrain
 from distrain import Result, WorkerGroupError
+from distrain.cli import profiling
+from distrain.storage.runs.listing import NoSuchRun
 from tests.conftest import wait_until
 from tests.process.conftest import wait_for_reports
 
@@ -74,10 +76,11 @@ def test_a_profile_names_the_hot_line_and_traces_torch_and_the_training_continue
     training = thread(any_fit, train, {"ends": str(ends)}, name="run")
     wait_for_reports(run)
     wait_until(lambda: '"rank":1' in (run / "metrics.jsonl").read_text(), what="rank 1 trains")
-    first = begin(run, "-r", "0,1", "--seconds", "2")
-    assert "another `distrain profile` of rank 1 is under way" in shown_by(profile(run, "-r", "1"))
-    shown = shown_by(first)
-    assert first.returncode == 0, shown
+    commands = [begin(run, "-r", rank, "--seconds", "2") for rank in ("0", "1")]
+    shown = [shown_by(command) for command in commands]
+    assert [command.returncode for command in commands] == [0, 0], shown
+    again = begin(run, "-r", "0", "--seconds", "1")
+    assert "slow_tokenizer" in shown_by(again)
     assert "there is no rank 7; the run has 2 workers, from 0" in shown_by(profile(run, "-r", "7"))
     interrupted = begin(run)
     interrupted.send_signal(signal.SIGINT)
@@ -87,53 +90,43 @@ def test_a_profile_names_the_hot_line_and_traces_torch_and_the_training_continue
     assert training.result(timeout=60.0).return_value == "trained"
 
     hot = Path(__file__).read_text().splitlines().index("            total += ord(letter)  # the hot line") + 1
-    tables = shown.split("the lines of your code with the most time")[1:]
-    assert len(tables) == 2
-    for table in tables:
-        first_rows = table.splitlines()[2:4]
+    folder = run / "evidence/attempt_0"
+    for rank, text in enumerate(shown):
+        title, *first_rows = text.splitlines()[:3]
+        assert title == f"rank {rank}: the lines of your code with the most time"
         assert any(re.search(rf"slow_tokenizer \(test_profiles\.py:({hot}|{hot - 1})\)", row) for row in first_rows), (
-            shown
+            text
         )
-    folder = run / "evidence/attempt_0/profile"
-    assert "aten::mm" in shown
-    check_speedscope(json.loads((folder / "rank_0.speedscope.json").read_bytes()))
-    with gzip.open(folder / "rank_1.json.gz") as trace:
+        file = folder / f"samples/rank_{rank}.collapsedstack.txt"
+        assert f"all stacks, for https://www.speedscope.app: {file}" in text
+        assert "MainThread;" in file.read_text()
+    file = folder / "trace/rank_1.json.gz"
+    assert f"torch's operations, for https://ui.perfetto.dev: {file}" in shown[1]
+    with gzip.open(file) as trace:
         operations = [one for one in json.load(trace)["traceEvents"] if one.get("cat") == "cpu_op"]
     assert "aten::mm" in {one["name"] for one in operations}
     assert all(one["tid"] == one["pid"] for one in operations)  # those of the main thread
 
 
-def check_speedscope(file: dict[str, Any]) -> None:
-    """Check it as the schema of speedscope does."""
-    assert file["$schema"] == "https://www.speedscope.app/file-format-schema.json"
-    frames = file["shared"]["frames"]
-    assert all(type(frame["name"]) is type(frame["file"]) is str and type(frame["line"]) is int for frame in frames)
-    assert file["profiles"][0]["name"] == "MainThread"
-    for thread in file["profiles"]:
-        assert (thread["type"], thread["unit"], thread["startValue"]) == ("sampled", "seconds", 0)
-        assert len(thread["samples"]) == len(thread["weights"])
-        assert thread["endValue"] == pytest.approx(sum(thread["weights"]))
-        assert all(0 <= frame < len(frames) for stack in thread["samples"] for frame in stack)
-
-
-def test_a_rank_that_keeps_the_gil_is_shown_and_one_that_ends_is_told(
-    fit: Fit, thread: Callable[..., Future[Result]], tmp_path: Path
+def test_a_rank_that_keeps_the_gil_is_shown_and_the_end_of_the_run_is_told(
+    fit: Fit, thread: Callable[..., Future[Result]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hang(config: dict[str, Any]) -> None:
         Path(config["pid"]).write_text(str(os.getpid()))
         distrain.report({})
         re.match(r"(a+)+$", "a" * 40 + "b")
 
+    monkeypatch.setattr(profiling, "_PATIENCE_S", 0.5)
     run = fit.storage / "run"
     training = thread(fit, hang, {"pid": str(tmp_path / "pid")}, name="run", workers=1)
     wait_for_reports(run)
+    with pytest.raises(NoSuchRun, match="native code in it keeps Python from running") as raised:
+        profiling.run_profile(profiling.profile_parser().parse_args([str(run), "--seconds", "1"]))
+    assert re.search(r"rank 0 in match at test_profiles\.py:\d+", str(raised.value))
     command = begin(run, "--seconds", "60")
-    assert command.stdout is not None
-    assert "rank 0 does not begin: native code in it keeps Python from running" in command.stdout.readline()
-    assert re.search(r"rank 0 in match at test_profiles\.py:\d+", command.stdout.readline())
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-    assert re.search("rank 0 has ended during its profile|the run has ended, and the profile", shown_by(command))
+    assert "run is not running: its state is failed" in shown_by(command)
     assert command.returncode == 2
     with pytest.raises(WorkerGroupError):
         training.result(timeout=60.0)
-    assert "run is not running: its state is failed; start it again" in shown_by(profile(run))
+    assert "run is not running: its state is failed" in shown_by(profile(run))

@@ -40,7 +40,6 @@ _LAST_STACKS_S = 0.3
 _CULPRIT_S = 2.0
 """Seconds to wait for the rank that has failed first, after others have failed because of it."""
 _LOST = "its process has ended without an outcome: it was killed, or its host is lost"
-_NO_PROFILE = "only ranks that distrain has started can be profiled; use torch.profiler in train_func instead"
 _NO_DEBUGGER = "the debugger opens only in ranks that distrain has started; call breakpoint() in train_func instead"
 
 
@@ -187,8 +186,6 @@ class AdoptedRanks:
                 self._stop_ranks(name, message)
             case wire.DebuggerInput(attempt=attempt, rank=rank):
                 self._say(name, wire.DebuggerSays(attempt=attempt, rank=rank, body=b"", closed=_NO_DEBUGGER))
-            case wire.TakeProfile(attempt=attempt, rank=rank):
-                self._say(name, wire.RankProfile(attempt=attempt, rank=rank, body=b"", note=_NO_PROFILE))
             case wire.Release(rank=rank):
                 self._queue(rank, message)
                 self._exit(rank, exit_code=0)

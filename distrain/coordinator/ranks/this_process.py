@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import wire
@@ -19,6 +20,7 @@ from distrain.coordinator.stop_signals import note_stop
 from distrain.errors import DistrainError, LaunchError
 from distrain.system import process
 from distrain.system.loop import handler_of
+from distrain.worker.profiler import begin_profile
 from distrain.worker.session import Session
 from distrain.worker.user_code import Terminated, run_rank, terminate
 from distrain.worker.vitals import VitalsSampler
@@ -231,6 +233,7 @@ class OwnRank:
         while (spec := self.channel.await_spec()) is not None:
             with self._around(spec):
                 session = Session.of(self.channel, spec)
+                session.on_profile = partial(begin_profile, session.context, self.channel)
                 self.channel.use_storage(session.context.get_storage().run)
                 self._be_rank(session, spec.vitals_s)
 

@@ -115,7 +115,9 @@ def without_secrets(argv: Sequence[str]) -> list[str]:
     option = ""
     for word in argv:
         is_value = option and not word.startswith("--") and is_secret(option, word)
-        shown.append(HIDDEN if is_value else hidden(word))
+        name, equals, value = word.partition("=")  # a secret may have spaces
+        text = f"{name}={HIDDEN}" if equals and is_secret(name, value) else hidden(word)
+        shown.append(HIDDEN if is_value else text)
         option = word if word.startswith("-") and "=" not in word else ""
     return shown
 

@@ -119,7 +119,9 @@ def start() -> None:
 def test_a_process_that_may_start_nothing_more_tells_what_to_do(act: Callable[[], None], lacks: bool) -> None:
     with pytest.raises(Exception) as raised:  # noqa: PT011
         act()
-    assert ("raise the limit (ulimit -u, or pids.max" in user_code._explanation(None, raised.value, "")) == lacks
+    assert (
+        "raise the limit (ulimit -u, or pids.max" in (user_code._explanation(None, raised.value, "") or "")
+    ) == lacks
 
 
 def test_a_scripts_exit_code_is_kept() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from distrain.hosts import memory
 from distrain.hosts.cgroup import OomKill
-from distrain.hosts.memory import MemoryHistory, Use
+from distrain.hosts.memory import MemoryHistory
 
 if TYPE_CHECKING:
     import pytest
@@ -16,23 +16,26 @@ GIB = 1 << 30
 KILL = OomKill(8 * GIB, "/x")
 
 
-def history(*looks: dict[int, Use]) -> MemoryHistory:
+def history(*looks: dict[int, int]) -> MemoryHistory:
     """One of a look each minute until now."""
     found = MemoryHistory()
     found._looks.extend((time.monotonic() - 60 * (len(looks) - n), uses) for n, uses in enumerate(looks))
     return found
 
 
-def test_a_rank_that_has_grown_says_by_how_much_also_since_the_last_look() -> None:
-    """Its own process had 2 GiB at its peak until the last look, and 3 GiB when it was killed."""
-    found = history(
-        {3: Use(3 * GIB, GIB), 4: Use(GIB, GIB)},
-        {3: Use(4 * GIB, GIB), 4: Use(GIB, GIB)},
-        {3: Use(5 * GIB, 2 * GIB), 4: Use(GIB, GIB)},
-    )
-    assert found.in_words(3, 3 * GIB, KILL) == (
+def test_a_rank_that_has_grown_says_by_how_much() -> None:
+    """At the last look, the kernel had freed a part already."""
+    found = history({3: 3 * GIB, 4: GIB}, {3: 6 * GIB, 4: GIB}, {3: 5 * GIB, 4: GIB})
+    assert found.in_words(3, 4 * GIB, KILL) == (
         "its processes used 6.0 GiB of the 8.0 GiB that the cgroup /x allows (all ranks of the host together: 7.0 "
         "GiB); 3.0 GiB more than 3 min before"
+    )
+
+
+def test_growth_since_the_last_look_is_that_of_the_largest_process() -> None:
+    found = history({3: 3 * GIB})
+    assert found.in_words(3, 8 * GIB, KILL).endswith(
+        "used 8.0 GiB of the 8.0 GiB that the cgroup /x allows; 5.0 GiB more than 1 min before"
     )
 
 
@@ -41,22 +44,22 @@ def test_what_is_unknown_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
         "its processes used 3.0 GiB of the 8.0 GiB that the cgroup /x allows"
     )
     monkeypatch.setattr(memory, "memory_of_host", lambda: [(60 * GIB, 64 * GIB)])
-    shrunk = history(*[{3: Use(now * GIB, 4 * GIB)} for now in (3, 2, 2)])
-    assert shrunk.in_words(3, 4 * GIB, OomKill(0, "")) == "its processes used 2.0 GiB of the 64.0 GiB of the host"
+    shrunk = history(*[{3: now * GIB} for now in (3, 2, 2)])
+    assert shrunk.in_words(3, GIB, OomKill(0, "")) == "its processes used 2.0 GiB of the 64.0 GiB of the host"
 
 
 def test_a_look_that_takes_long_is_not_repeated_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
 
-    def slow(processes: dict[int, int]) -> dict[int, Use]:
+    def slow(processes: dict[int, int]) -> dict[int, int]:
         now[0] += 2.0
-        return {rank: Use(int(now[0]), 0) for rank in processes}
+        return {rank: int(now[0]) for rank in processes}
 
     monkeypatch.setattr(memory, "_uses_of", slow)
     monkeypatch.setattr(memory.time, "monotonic", lambda: now[0])
     found = MemoryHistory()
-    assert found.look({0: 1, 1: 2}) == {0: Use(102, 0), 1: Use(102, 0)}
+    assert found.look({0: 1, 1: 2}) == {0: 102, 1: 102}
     now[0] = 139.0
-    assert found.look({0: 1}) == {0: Use(102, 0)}
+    assert found.look({0: 1}) == {0: 102}
     now[0] = 140.0
-    assert found.look({0: 1}) == {0: Use(142, 0)}
+    assert found.look({0: 1}) == {0: 142}
