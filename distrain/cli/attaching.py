@@ -1,7 +1,6 @@
 """``distrain attach``: return to a running run, by the files in its directory. Runs in: coordinator.
 
-console.log of a detached run has all lines; those of another run come from the logs of its ranks. The footer shows what
-run.json, metrics.jsonl and events.jsonl say.
+The lines come from the logs of its ranks. The footer shows what run.json, metrics.jsonl and events.jsonl say.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from distrain.storage.runs.listing import (
     local_run,
 )
 from distrain.storage.runs.logs import POLL_S, Follower, current, log_folder
-from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     import argparse
@@ -68,7 +66,6 @@ def run_attach(options: argparse.Namespace) -> int:
     """Show a run until it ends. Return the exit code of the run, 130 after Ctrl-C."""
     run = parsers.run_of(options)
     advice = f"`distrain stop {parsers.named_again(options, run)}` stops it"
-    says_its_end = False
     if run.state in (RUNNING, STARTING):
         try:
             run = _begun_here(run)
@@ -76,10 +73,9 @@ def run_attach(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print(f"\ndistrain: the run keeps running; {advice}", file=sys.stderr)
             return 130
-        says_its_end = _is_detached(current(run))
     else:
         echo(f"distrain: {run.name} has already ended", sys.stderr)
-    return _show_end(current(run), says_its_end=says_its_end)
+    return _show_end(current(run))
 
 
 def _begun_here(run: Run) -> Run:
@@ -124,20 +120,16 @@ def show_until_end(attached: Attached, console: RunConsole) -> None:
         time.sleep(POLL_S)
 
 
-def _show_end(run: Run, *, says_its_end: bool) -> int:
-    """Show how a run has ended, and return the exit code of `distrain run`.
-
-    says_its_end: its last lines, which are shown, say how it has ended, unless it was killed.
-    """
+def _show_end(run: Run) -> int:
+    """Show how a run has ended, and return the exit code of `distrain run`."""
     from distrain import errors
     from distrain.console.error_screen import show_error
     from distrain.storage.runs.details import error_of, reports_of, verdict
 
-    if run.state == KILLED or not says_its_end:
-        last = deque(reports_of(run), maxlen=1)
-        echo(f"distrain: {run.name}: {verdict(run, last[0] if last else None)}", sys.stderr)
+    last = deque(reports_of(run), maxlen=1)
+    echo(f"distrain: {run.name}: {verdict(run, last[0] if last else None)}", sys.stderr)
     error = error_of(run.location)
-    if error and run.state in (FAILED, ABORTED) and not says_its_end:
+    if error and run.state in (FAILED, ABORTED):
         show_error(getattr(errors, str(error.get("type")), errors.DistrainError), str(error.get("message")))
     code = run.manifest.get("exit_code")
     if run.state == KILLED:
@@ -157,31 +149,19 @@ class Attached:
         folder = Path(run.path)
         self._reports = _Tail(folder / names.METRICS)
         self._events = _Tail(folder / names.EVENTS)
-        self._console = _Tail(folder / names.CONSOLE) if _is_detached(run) else None
         self._follower = Follower(run, None, None, max(1, last // max(run.ranks, 1)))
-        self._last: int | None = last
         self._attempt = -1
 
     def close(self) -> None:
-        for tail in filter(None, (self._reports, self._events, self._console)):
-            tail.close()
+        self._reports.close()
+        self._events.close()
 
     def has_ended(self) -> bool:
-        """Return whether the run has ended. A detached run shows its error after that, so its process counts."""
-        from distrain.system.process import find_process
-
-        run = current(self._run)
-        if run.state in (RUNNING, STARTING) or is_locked(run.path):
-            return False
-        found = find_process(run.manifest.get("pid", -1)) if self._console is not None else None
-        return found is None or found.is_dead
+        """Return whether the run has ended."""
+        return current(self._run).state not in (RUNNING, STARTING) and not is_locked(self._run.path)
 
     def new_lines(self, *, is_over: bool) -> list[str]:
         """Return the lines that are new. Nothing in them acts on the terminal."""
-        if self._console is not None:
-            lines = [without_controls(line.decode(errors="replace").rstrip("\r")) for line in self._console.new()]
-            lines, self._last = lines if self._last is None else lines[max(0, len(lines) - self._last) :], None
-            return lines
         with contextlib.suppress(FileNotFoundError):  # the local files of a remote run are deleted at its end
             now, ranks = time.monotonic(), self._status.ranks
             found = list(self._follower.new_lines(is_over=is_over))
@@ -230,11 +210,6 @@ class Attached:
         if self._status.ranks[rank].begun is None:  # other ranks are still starting
             self._status.rank_begins(rank, at)
         self._status.reported(rank, record["index"], record["metrics"], record.get("progress"), at)
-
-
-def _is_detached(run: Run) -> bool:
-    """Return whether console.log has the lines of the run."""
-    return run.manifest.get("detached") is True
 
 
 def _moment(wall: float, now: float) -> float:

@@ -36,7 +36,7 @@ _MOST_BYTES = 20_000_000
 """Bytes of all files together, before they are compressed."""
 _LINES, _LOG_LINES, _LOG_ATTEMPTS = 2000, 200, 3
 """The last lines of files that grow with the run and of each log, and the last attempts whose logs are packed."""
-_FILES = (names.MANIFEST, names.ERROR_TEXT, names.EVENTS, names.METRICS, names.CONSOLE)
+_FILES = (names.MANIFEST, names.ERROR_TEXT, names.EVENTS, names.METRICS)
 _ADVICE = (
     "Look through it before you send it. What looks like a secret is masked (***), but no program finds all secrets. "
     "It has paths, host names, settings, and the last lines that the ranks have printed."

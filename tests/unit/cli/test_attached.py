@@ -70,11 +70,3 @@ def test_it_begins_with_the_last_lines_of_the_ranks(tmp_path: Path, capfd: pytes
     assert capfd.readouterr().out.splitlines() == [
         f"[rank {rank}] {line}" for rank in range(3) for line in ("three", f"of {rank}")
     ]
-
-
-def test_a_detached_run_begins_with_its_last_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    make_attempts(tmp_path, detached=True)
-    lines = ("distrain: starting", "[rank 0] a", "[rank 1] \x1b[2Jb", "distrain: failed")
-    (tmp_path / "run" / "console.log").write_text("\n".join(lines) + "\n")
-    shown(tmp_path, 3)
-    assert capfd.readouterr().out.splitlines() == ["[rank 0] a", "[rank 1] b", "distrain: failed"]

@@ -127,7 +127,7 @@ def test_files_of_a_remote_run_that_are_too_large_are_left_out_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_failed_run(tmp_path / "runs")
-    (run / "console.log").write_text("x" * 100_000)
+    (run / "metrics.jsonl").write_text("x" * 100_000)
     storage = fsspec.filesystem("memory")
     storage.put(str(tmp_path / "runs"), "/reported", recursive=True)
     monkeypatch.setattr(reporting, "_MOST_BYTES", 100_000)
@@ -138,6 +138,6 @@ def test_files_of_a_remote_run_that_are_too_large_are_left_out_and_named(
         names = [member.name for member in packed]
         readme = packed.extractfile(names[0]).read().decode()  # type: ignore[union-attr]
     assert "distrain-report-run/logs/attempt_0/rank_0.log" in names
-    assert "distrain-report-run/console.log" not in names
+    assert "distrain-report-run/metrics.jsonl" not in names
     for text in (readme, capsys.readouterr().out):
-        assert "left out: console.log: too large (" in text
+        assert "left out: metrics.jsonl: too large (" in text
