@@ -22,7 +22,7 @@ from distrain.coordinator.connection.choice import advice_on_slots, hosts_of, tr
 from distrain.coordinator.connection.slurm import run_name
 from distrain.coordinator.connection.transport import LocalTransport, Transport
 from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
-from distrain.coordinator.fitness.known_hosts import note_check, with_bad_hosts_last, without_broken_hosts
+from distrain.coordinator.fitness.spare_hosts import note_check, with_bad_hosts_last, without_broken_hosts
 from distrain.coordinator.host_check import lacking
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.ranks.ignored_settings import describe_ignored_settings

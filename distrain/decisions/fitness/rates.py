@@ -60,13 +60,14 @@ RULES = {
 """By name: what is measured on each host alone; ``cpus``, of which a limit may allow fewer than there are; and the last
 three between two hosts, ``send`` in the slower direction. Disks are shared with others, and vary most."""
 OF_PAIR = ("all_reduce", "send", "latency")
+_OF_CPU = ("cpu", "memory", "shm")
 
 
 class Slow(NamedTuple):
     """A result that counts as slow.
 
-    name: one of :data:`RULES`. text: such as ``memory 4 GB/s, 40% of the median of 1 others (10)``. is_doubtful: it is above
-    half of the limit, and other programs may be the cause.
+    name: one of :data:`RULES`. text: such as ``memory 4 GB/s, 40% of the median of 3 others (10)``. is_doubtful: other
+    programs may be the cause, because it depends on the CPUs, or is above half of its limit.
     """
 
     name: str
@@ -86,9 +87,10 @@ def slow_results(
     kinds: what must be equal for a comparison, such as the model of the CPUs. history: earlier results under the same
     kind. busy: those that other programs disturb.
 
-    >>> found = slow_results({"a": {"memory": 4.0}, "b": {"memory": 10.0}}, {"a": "", "b": ""}, {}, [])
+    >>> results = {"a": {"memory": 4.0}, "b": {"memory": 10.0}, "c": {"memory": 10.0}}
+    >>> found = slow_results(results, dict.fromkeys(results, ""), {}, [])
     >>> found["a"][0].text
-    'memory 4 GB/s, 40% of the median of 1 others (10)'
+    'memory 4 GB/s, 40% of the median of 2 others (10)'
     """
     flat = [
         (key, name, value, (name, "" if name in OF_PAIR else kinds[key]))
@@ -111,7 +113,7 @@ def slow_results(
             if share < rule.least:
                 ratio = f"{value / reference:.1f} times" if value > reference else f"{value / (reference or 1):.0%} of"
                 text = f"{rule.name} {shown(value)} {rule.unit}".rstrip() + f", {ratio} {against} ({shown(reference)})"
-                is_doubtful = key in busy and share > rule.least / 2
+                is_doubtful = key in busy and (name in _OF_CPU or share > rule.least / 2)
                 found.setdefault(key, []).append(Slow(name, value, text, is_doubtful))
                 break
     return found

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Hosts: TypeAlias = tuple[str, ...]
 """A host, or a pair."""
 MOST_BUSY = 0.15
-"""Share of the CPU time that other programs may use. If it is more, only what is far below a limit counts as slow."""
+"""Share of the CPU time that other programs may use. If it is more, results that depend on CPUs are not judged."""
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ def second_round(first: Sequence[Hosts], slow: Collection[Hosts]) -> list[Hosts]
     """Return new pairs of suspects with good hosts; without any good host, of suspects. ``slow``: of the first round.
 
     >>> second_round([("a", "b"), ("c", "d"), ("e", "f")], slow=[("a", "b")])
-    [('a', 'c'), ('b', 'd')]
+    [('a', 'f'), ('b', 'e')]
     """
     good = dict.fromkeys(host for pair in first if pair not in slow for host in pair)
     suspects = [host for host in dict.fromkeys(itertools.chain(*slow)) if host not in good]

@@ -13,12 +13,8 @@ from distrain.api.observer import AttemptBegan, AttemptEnded
 from distrain.coordinator.connection.transport import LocalTransport
 from distrain.coordinator.fitness import deep_check
 from distrain.coordinator.fitness.deep_check import DeepCheck, Place
-from distrain.coordinator.fitness.known_hosts import (
-    KnownHosts,
-    note_check,
-    with_bad_hosts_last,
-    without_broken_hosts,
-)
+from distrain.coordinator.fitness.known_hosts import KnownHosts
+from distrain.coordinator.fitness.spare_hosts import note_check, with_bad_hosts_last, without_broken_hosts
 from distrain.coordinator.host_check import HostFacts
 from distrain.decisions.fitness.verdicts import Fitness, Measurements
 from distrain.decisions.host_checks import Finding

@@ -92,10 +92,11 @@ def test_networks_are_compared_across_kinds() -> None:
     assert list(slow_results(results, {"a": "small", "b": "large", "c": "huge"}, {}, [])) == ["a"]
 
 
-def test_busy_hosts_must_be_much_slower() -> None:
-    results = {"a": {"cpu": 5.0}, "b": {"cpu": 2.0}, "c": {"cpu": 10.0}, "d": {"cpu": 10.0}}
+def test_busy_hosts_are_not_judged_by_their_cpus_and_their_network_must_be_much_slower() -> None:
+    results = {"a": {"cpu": 1.0, "send": 5.0}, "b": {"cpu": 10.0, "send": 2.0}, "c": {"cpu": 10.0, "send": 10.0}}
     found = slow_results(results, dict.fromkeys(results, ""), {}, ["a", "b"])
-    assert {host: slow.is_doubtful for host, [slow] in found.items()} == {"a": True, "b": False}
+    doubts = {(host, one.name): one.is_doubtful for host, several in found.items() for one in several}
+    assert doubts == {("a", "cpu"): True, ("a", "send"): True, ("b", "send"): False}
 
 
 def test_a_latency_must_be_much_higher_to_be_slow() -> None:
