@@ -82,6 +82,8 @@ class _Measurer:
         except Exception as error:
             first_line = str(error).strip().partition("\n")[0]
             return wire.Measured(failed=f"{type(error).__name__}: {first_line}")
+        finally:
+            signal.alarm(0)
 
     def _pair(self, order: wire.Measure) -> dict[str, float]:
         signal.alarm(_KILLED_S)
@@ -95,7 +97,6 @@ class _Measurer:
             return _connection(order.rank, torch.device(device))
         finally:
             distributed.destroy_process_group()
-            signal.alarm(0)
 
 
 # -- the host alone --------------------------------------------------------------------------------------------------

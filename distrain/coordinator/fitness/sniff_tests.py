@@ -58,8 +58,8 @@ class SniffTests:
                 if len(status.ranks) > 2 and status.hosts > 1 and fact.host not in self._suspects:  # else who is slow?
                     self._suspect(fact)
             case Committed():
-                if 2 * len(self._answers) > self._asked:  # the others may never call report()
-                    self._judge()
+                if any(self._suspects.values()) and 2 * len(self._answers) > self._asked:
+                    self._judge()  # the other ranks may never call report()
                 if self._slow:
                     self.replace(self._slow)
 

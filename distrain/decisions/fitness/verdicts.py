@@ -29,9 +29,9 @@ MOST_BUSY = 0.15
 class Fitness:
     """What a deep check has found out about a host.
 
-    kind: what must be equal for a comparison with others; empty if the host was not measured. results: with the best of
-    its links, which are by the names of its partners. error: why a link is broken; it has 0 GB/s. busy: the share of
-    the CPU time that other programs use. slow: why the host is to blame; empty if it is not.
+    kind: what must be equal for a comparison with others; empty if the host was not measured. results: in the end with
+    the best of its links, which are by the names of its partners. error: why a link is broken; it has 0 GB/s. busy: the
+    share of the CPU time that other programs use. slow: why the host is to blame; empty if it is not.
     """
 
     kind: str = ""
@@ -55,14 +55,23 @@ class Measurements:
         link = self.pairs.setdefault(pair, {})
         keep_better(link, results)
         for host, other in (pair, pair[::-1]):
-            one = self.hosts[host]
-            one.links[other], one.error = link, error or one.error
-            keep_better(one.results, link)
+            self.hosts[host].links[other] = link
+            self.hosts[host].error = error or self.hosts[host].error
 
     def remove(self, host: str) -> None:
         """Forget a host and its pairs."""
         self.hosts.pop(host, None)
         self.pairs = {pair: link for pair, link in self.pairs.items() if host not in pair}
+        for one in self.hosts.values():
+            one.links.pop(host, None)
+
+    def results(self) -> dict[str, Results]:
+        """Return the results of each host, with those of its best link."""
+        found = {host: dict(one.results) for host, one in self.hosts.items()}
+        for host, one in self.hosts.items():
+            for link in one.links.values():
+                keep_better(found[host], link)
+        return found
 
     def slow(self) -> dict[Hosts, list[Slow]]:
         """Return the slow results of each host, and of each pair, that has any."""
@@ -71,8 +80,7 @@ class Measurements:
             host: [check["results"] for check in self.history.get(host, ()) if check["kind"] == one.kind]
             for host, one in self.hosts.items()
         }
-        results = {host: one.results for host, one in self.hosts.items()}
-        hosts = slow_results(results, {host: one.kind for host, one in self.hosts.items()}, past, busy)
+        hosts = slow_results(self.results(), {host: one.kind for host, one in self.hosts.items()}, past, busy)
         pairs = slow_results(self.pairs, {}, {}, [pair for pair in self.pairs if not busy.isdisjoint(pair)])
         return {**{(host,): slow for host, slow in hosts.items()}, **pairs}
 
@@ -85,7 +93,7 @@ class Measurements:
         return [hosts for hosts in measured if hosts in slow or (len(hosts) == 2 and not apart.isdisjoint(hosts))]
 
     def judge(self) -> list[Finding]:
-        """Return the problems, and note which hosts are slow."""
+        """Return the problems, and note for each host whether it is slow, and the results of its best link."""
         findings = []
         for names, slow in ((names, slow) for names, several in self.slow().items() for slow in several):
             hosts, rule = [self.hosts[name] for name in names], RULES[slow.name]
@@ -99,6 +107,8 @@ class Measurements:
             else:
                 why = f"the connection between {' and '.join(names)}, but not those to other hosts, is {why}"
             findings += [Finding(name, why, is_fatal=not slow.value) for name in names]
+        for host, results in self.results().items():
+            self.hosts[host].results = results
         return findings
 
 

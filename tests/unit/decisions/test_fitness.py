@@ -66,6 +66,14 @@ def test_without_any_connection_all_hosts_are_broken() -> None:
     }
 
 
+def test_nobody_is_blamed_for_a_pair_with_a_host_that_was_lost() -> None:
+    found = Measurements({}, {host: Fitness("4 x CPU") for host in "abcd"})
+    found.add_pair(("a", "b"), {"send": 0.0}, "a: reset by peer")
+    found.add_pair(("c", "d"), {"send": 5.0}, "")
+    found.remove("b")
+    assert found.judge() == []
+
+
 def test_each_host_is_in_a_pair_and_no_pair_is_measured_twice() -> None:
     for count in range(2, 20):
         hosts = [f"host{number}" for number in range(count)]
