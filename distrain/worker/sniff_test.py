@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -26,13 +27,13 @@ _SIDE, _GPU_SIDE, _GPU_PRODUCTS = 1024, 4096, 20
 
 
 def sniff(context: TrainContext) -> wire.Sniffed:
-    """Measure this host in a rank, whose threads and GPU it uses."""
+    """Measure this host in a rank, whose threads and GPU it uses. What cannot be measured is left out."""
     results: dict[str, float] = {}
     model, torch, gpus = "", sys.modules.get("torch"), []
     with contextlib.suppress(Exception):  # such as a full GPU, which must not end the training
         if torch and context.devices and torch.cuda.is_initialized():
             model, gpus = torch.cuda.get_device_name(context.devices[0]), [f"cuda:{context.devices[0]}"]
-        for name, value in (*measure(torch, gpus), *measure(torch, gpus)):
+        for name, value in chain(measure(torch, gpus), measure(torch, gpus)):
             results[name] = max(value, results.get(name, 0.0))
     return wire.Sniffed(attempt=context.attempt, rank=context.world_rank, results=results, model=model)
 
