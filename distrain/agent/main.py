@@ -101,8 +101,8 @@ class Agent:
         self._job_fd = -1
         self._has_job = False
         self._forkserver: ForkServerLink | None = None
-        self._uploader: OrderLink | None = None
-        self._measurer: OrderLink | None = None
+        self._helpers: dict[str, OrderLink] = {}
+        """The uploader and the measurer, once they have orders."""
         self._attempt = -1
         self._workers: dict[int, WorkerPipes] = {}
         self._started = False
@@ -240,8 +240,6 @@ class Agent:
                 self._prepare(self._setup.prepare(message))
             case wire.ProbeHost():
                 self._queries.probe(self._setup.probe(message))
-            case wire.Measure():
-                self._measure(message)
             case wire.ReservePorts():
                 self._queries.reserve(message)
             case wire.Start():
@@ -251,7 +249,7 @@ class Agent:
             case wire.TakeStacks() if message.attempt == self._attempt and not self._stopping:
                 self._ask_for_stacks()
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
-            case wire.OpenStorage():
+            case wire.OpenStorage() | wire.Measure():
                 self._order(message)
             case wire.Upload() if message.attempt == self._attempt:
                 self._order(message)
@@ -285,28 +283,19 @@ class Agent:
             text = "/proc belongs to another PID namespace, so processes that a worker starts can outlive it"
             self._notify(f"{text}; mount /proc in the container (unshare --mount-proc)")
 
-    def _order(self, message: wire.OpenStorage | wire.Upload) -> None:
-        if self._uploader is None:
+    def _order(self, message: wire.OpenStorage | wire.Upload | wire.Measure) -> None:
+        program = "measurer" if isinstance(message, wire.Measure) else "uploader"
+        if program not in self._helpers:
             assert self._prepared is not None
-            flags, environment = self._prepared.python_flags, self._prepared.environment
-            self._uploader = OrderLink(self._loop, self._up.queue, "uploader", flags=flags, environment=environment)
-        self._uploader.order(message)
-
-    def _measure(self, order: wire.Measure) -> None:
-        if self._measurer is not None and order.afresh:
-            self._measurer.close()
-            self._measurer = None
-        if self._measurer is None:
-            assert self._prepared is not None
-            self._measurer = OrderLink(
+            self._helpers[program] = OrderLink(
                 self._loop,
                 self._up.queue,
-                "measurer",
+                program,
                 flags=self._prepared.python_flags,
                 environment=self._prepared.environment,
-                python=self._prepared.python,
+                python=self._prepared.python if program == "measurer" else "",
             )
-        self._measurer.order(order)
+        self._helpers[program].order(message)
 
     def _pass_down(self, frame: wire.Frame) -> None:
         worker = self._workers.get(frame.header["rank"])
@@ -382,7 +371,7 @@ class Agent:
 
     def _kill_descendants(self) -> None:
         """Kill what the workers have left. The forkserver and the uploader stay for the next attempt."""
-        programs = (self._forkserver, self._uploader)
+        programs = (self._forkserver, *self._helpers.values())
         pids = [program.pid for program in programs if program is not None]
         trackers = process.kill_descendants([pid for pid in pids if pid is not None]).trackers
         if trackers:  # of workers whose forkserver has died
@@ -415,9 +404,9 @@ class Agent:
     def _rest(self, seconds: float) -> None:
         """Keep nothing of the run but the forkserver."""
         self._forget_workers()
-        for link in filter(None, (self._uploader, self._measurer)):
-            link.close()
-        self._uploader = self._measurer = None
+        for helper in self._helpers.values():
+            helper.close()
+        self._helpers.clear()
         self._kill_descendants()
         scratch.clear(self._scratch_path)
         self._loop.cancel("stacks")
@@ -449,7 +438,7 @@ class Agent:
 
     def _start(self, message: wire.Start, network: Mapping[str, str]) -> None:
         self._forget_workers()
-        if self._uploader is None or self._uploader.is_idle:
+        if all(helper.is_idle for helper in self._helpers.values()):
             scratch.clear(self._scratch_path)  # of files that workers of the last attempt have left
         self._attempt = message.attempt
         self._started, self._stopping, self._takes_last_stacks = True, None, False

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli import parsers
 from distrain.cli.text import age, echo, table
-from distrain.decisions.fitness.rates import RULES, shown
-from distrain.storage.host_records import HostRecords
+from distrain.storage.host_records import change_records, read_records
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
 
 def hosts_parser() -> argparse.ArgumentParser:
@@ -33,49 +31,25 @@ def hosts_parser() -> argparse.ArgumentParser:
 
 def run_hosts(options: argparse.Namespace) -> int:
     """List hosts, or forget their troubles."""
-    records = HostRecords()
-    found = {host: troubles for host in records.hosts() if (troubles := records.troubles(host))}
+    troubles = read_records().troubles
     if options.forgive is not None:
-        return _forgive(records, found, options.forgive)
-    rows = [
-        {
-            "host": host,
-            **{name: one.get(name) for name in ("time", "what", "text", "run")},
-            "check": _check(records, host),
-        }
-        for host, troubles in found.items()
-        for one in troubles
-    ]
+        return _forgive(options.forgive)
     if options.json:
-        print(json.dumps(rows, indent=1))
-    elif not rows:
+        print(json.dumps(troubles, indent=1))
+    elif not troubles:
         print("no host was slow or has failed in the last 7 days", file=sys.stderr)
     else:
-        heads = ["HOST", "WHAT", "AGE", "RUN", "LAST DEEP CHECK", "TEXT"]
-        echo("\n".join(table([heads, *map(_cells, rows)], right=(2,))))
+        echo("\n".join(table([["HOST", "WHAT", "AGE", "RUN", "TEXT"], *map(_cells, troubles)], right=(2,))))
     return 0
 
 
-def _forgive(records: HostRecords, found: Collection[str], host: str) -> int:
-    chosen = [name for name in found if host in (name, "all")]
-    for name in chosen:
-        records.add(name, "forgiven")
-    print(f"forgot the troubles of {', '.join(chosen)}" if chosen else f"nothing is known against {host}")
-    return 0 if chosen or host == "all" else 1
+def _forgive(host: str) -> int:
+    names = sorted({one["host"] for one in read_records().troubles if host in (one["host"], "all")})
+    change_records(lambda known: known.forgive(names))
+    print(f"forgot the troubles of {', '.join(names)}" if names else f"nothing is known against {host}")
+    return 0 if names or host == "all" else 1
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     text = str(row["text"]).partition("\n")[0]
-    return [row["host"], row["what"], age(time.time() - row["time"]), row["run"] or "", row["check"], text]
-
-
-def _check(records: HostRecords, host: str) -> str:
-    """Return the result of the last deep check that is worst, compared with the median of the host's checks."""
-    last = next((one for one in reversed(records.of(host)) if one["what"] == "check"), None)
-    past = [] if last is None else records.checks(host, last["kind"])
-    ranked = []
-    for name, value in last["results"].items() if last is not None else ():
-        rule, usual = RULES[name], median(one[name] for one in past if name in one)
-        share = usual / value if rule.is_latency else value / usual
-        ranked.append((share, f"{rule.name} {shown(value)} {rule.unit} (median {shown(usual)})"))
-    return min(ranked)[1] if ranked else ""
+    return [row["host"], row["what"], age(time.time() - row["time"]), row["run"], text]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.coordinator import Coordinator
-from distrain.coordinator.fitness.deep_check import DeepCheck, HostFitness
+from distrain.coordinator.fitness.deep_check import DeepCheck, Place
 from distrain.decisions import events
+from distrain.decisions.fitness.verdicts import Fitness, Measurements
 from distrain.decisions.host_checks import Finding, clock_findings, disk_findings, gpu_findings
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, info_of
 from distrain.decisions.placement import make_plan
 from distrain.errors import ResourcesError, StorageError
 from distrain.hosts.gpu_health import GpuHealth
-from distrain.storage.host_records import HostRecords
+from distrain.storage.host_records import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ class HostFacts:
     probed: wire.HostProbed | None = None
     ahead_s: float = 0.0
     gpus: Sequence[GpuHealth] = ()
-    fitness: HostFitness | None = None
+    fitness: Fitness = field(default_factory=Fitness)
 
 
 class HostCheck(Coordinator):
@@ -53,7 +54,10 @@ class HostCheck(Coordinator):
         self._facts = {name: HostFacts(sees_storage=host.is_local) for name, host in self._request.hosts.items()}
         self._lost: dict[str, str] = {}
         """Hosts that have not come back so far, and why each was lost."""
-        self._deep = self._deep_check() if self._request.scaling.checks == "deep" else None
+        self._deep = None
+        if self._request.scaling.checks == "deep":
+            found = Measurements(read_records().checks)
+            self._deep = DeepCheck(self._loop, self._request.storage_path, found, self._hosts.send, self._report)
         self.run()
         if self.machine.stop_reason is not None:
             raise KeyboardInterrupt
@@ -65,19 +69,9 @@ class HostCheck(Coordinator):
             self._lost.setdefault(self.machine.plan.hosts[0], self.machine.problem)
         for name, why in {**whys, **self._lost}.items():
             self._report(Finding(name, why))
-        for name, fitness in self._deep.hosts.items() if self._deep is not None else ():
+        for name, fitness in self._deep.found.hosts.items() if self._deep is not None else ():
             self._facts[name].fitness = fitness
         return list(self._findings), self._facts
-
-    def _deep_check(self) -> DeepCheck:
-        records = HostRecords()
-        return DeepCheck(
-            self._loop,
-            folder=self._request.storage_path,
-            history={host: [one for one in records.of(host) if one["what"] == "check"] for host in self._facts},
-            send=self._hosts.send,
-            report=self._report,
-        )
 
     # -- instead of what a run does -------------------------------------------------------------------------------
 
@@ -99,12 +93,7 @@ class HostCheck(Coordinator):
             return True
         self._deep.begin(
             {
-                name: HostFitness(
-                    machine=facts.hello.network.partition("/")[0] or name,
-                    address=facts.probed.address,
-                    interface=facts.probed.interface,
-                    results={"cpus": float(facts.hello.cpus)},
-                )
+                name: Place(facts.hello.network.partition("/")[0] or name, facts.probed.address, facts.probed.interface)
                 for name, facts in self._facts.items()
                 if facts.hello is not None and facts.probed is not None and name not in self._lost
             }

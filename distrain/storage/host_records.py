@@ -1,111 +1,91 @@
-"""Findings of the user's runs and checks about hosts: one small file for each host. Runs in: coordinator.
+"""What the user's runs and checks have found out about hosts, in one small file. Runs in: coordinator.
 
 ::
 
-    $XDG_STATE_HOME/distrain/hosts, else ~/.local/state/distrain/hosts
-        {host}.jsonl        a line for each record, the newest last: time, what, and more by its kind
-        .lock               locked by a process that adds a record
-
-``what`` is ``check`` (a deep check; with kind and results), ``forgiven`` (earlier troubles are forgotten), or one of
-:data:`TROUBLES` (with text and run).
+    $XDG_STATE_HOME/distrain/hosts.json, else ~/.local/state/distrain/hosts.json
+        troubles    what was wrong in the last days: time, host, what (one of TROUBLES), text, run
+        checks      by host: kind and results of its latest deep checks
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
 import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
 
 from distrain.storage.files import write_atomically
-from distrain.system.log import warn
+from distrain.system.log import warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Collection
 
 KEPT_S = 7 * 86400.0
 """Seconds for which a trouble is remembered."""
-_MOST_RECORDS = 50
-TROUBLES = {"lost": 1, "GPU": 1, "slow": 1, "slow rank": 3, "failed": 3}
-"""How often a trouble of this kind makes a host a bad one. slow: as measured in a deep check or in a run. slow rank:
-in a run, where the user's code may be the cause. failed: one of its ranks was the culprit, and not by an exception of
-the user's code."""
+TROUBLES = {"lost": 1, "GPU": 1, "slow": 1, "failed": 3}
+"""How often a trouble of this kind makes a host a bad one. slow: as measured in a deep check or in a run. failed: one
+of its ranks was the culprit, and not by an exception of the user's code."""
+_MOST_TROUBLES, _MOST_CHECKS = 1000, 20
 
 
+@dataclass(slots=True)
 class HostRecords:
-    """The files. folder: None for the usual place."""
+    """What is known about hosts, the oldest first."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or _usual_folder()
+    troubles: list[dict[str, Any]] = field(default_factory=list)
+    checks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def add(self, host: str, what: str, **fields: Any) -> None:
-        """Add a record to those of a host, of which the newest 50 are kept. Raise OSError."""
-        line = json.dumps({"time": time.time(), "what": what, **fields}).encode() + b"\n"
-        with self._locked():
-            path = self._path(host)
-            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-            if lines and not lines[-1].endswith(b"\n"):  # torn by a full disk
-                lines.pop()
-            write_atomically(path, b"".join([*lines[1 - _MOST_RECORDS :], line]), sync=False)
+    def add_trouble(self, host: str, what: str, text: str, run: str) -> None:
+        """Add a trouble of now."""
+        self.troubles.append({"host": host, "time": time.time(), "what": what, "text": text, "run": run})
 
-    def hosts(self) -> list[str]:
-        """Return the names of all hosts that have records."""
-        found = self.folder.glob("*.jsonl") if self.folder.is_dir() else ()
-        return sorted(unquote(path.stem) for path in found)
+    def add_check(self, host: str, kind: str, results: dict[str, float]) -> None:
+        """Add a deep check."""
+        self.checks[host] = [*self.checks.get(host, []), {"kind": kind, "results": results}][-_MOST_CHECKS:]
 
-    def of(self, host: str) -> list[dict[str, Any]]:
-        """Return the records of a host, the oldest first. Damaged lines are left out with a warning."""
-        found, damaged = [], 0
-        with contextlib.suppress(OSError):  # no run depends on it
-            for line in self._path(host).read_bytes().splitlines():
-                try:
-                    record = json.loads(line)
-                    found.append({**record, "time": float(record["time"]), "what": str(record["what"])})
-                except (ValueError, KeyError, TypeError):
-                    damaged += 1
-        if damaged:
-            warn(f"{self._path(host)} is damaged: {damaged} of its lines are ignored; delete it")
-        return found
+    def forgive(self, hosts: Collection[str]) -> None:
+        """Forget the troubles of these hosts."""
+        self.troubles = [one for one in self.troubles if one["host"] not in hosts]
 
-    def checks(self, host: str, kind: str) -> list[Mapping[str, float]]:
-        """Return the results of earlier deep checks of a host, while it was of this kind."""
-        return [one["results"] for one in self.of(host) if one["what"] == "check" and one.get("kind") == kind]
-
-    def troubles(self, host: str) -> list[dict[str, Any]]:
-        """Return the troubles of the last days that were not forgiven, the oldest first."""
-        found: list[dict[str, Any]] = []
-        for record in self.of(host):
-            if record["what"] == "forgiven":
-                found.clear()
-            elif record["what"] in TROUBLES and record["time"] > time.time() - KEPT_S:
-                found.append(record)
-        return found
-
-    def latest_trouble(self, host: str) -> dict[str, Any] | None:
-        """Return the last trouble of a host whose troubles make it a bad one, else None."""
-        found = self.troubles(host)
-        counts = {what: sum(one["what"] == what for one in found) for what in TROUBLES}
-        counted = [one for one in found if counts[one["what"]] >= TROUBLES[one["what"]]]
-        return counted[-1] if counted else None
-
-    def _path(self, host: str) -> Path:
-        return self.folder / f"{quote(host, safe='@:')}.jsonl"
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+    def bad_hosts(self) -> dict[str, dict[str, Any]]:
+        """Return the last trouble of each host whose troubles make it a bad one."""
+        counts = Counter((one["host"], one["what"]) for one in self.troubles)
+        return {one["host"]: one for one in self.troubles if counts[one["host"], one["what"]] >= TROUBLES[one["what"]]}
 
 
-def _usual_folder() -> Path:
+def read_records() -> HostRecords:
+    """Return what is known. A damaged file is ignored, with a warning: nothing depends on it."""
+    path = _path()
+    try:
+        records = HostRecords(**json.loads(path.read_bytes()))
+        records.troubles = [one for one in records.troubles if one["time"] > time.time() - KEPT_S]
+    except FileNotFoundError:
+        return HostRecords()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        warn_once(f"{path} is damaged, and ignored: {error}; delete it")
+        return HostRecords()
+    return records
+
+
+def change_records(change: Callable[[HostRecords], None]) -> None:
+    """Change what is known. A file that cannot be written is a warning."""
+    path = _path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            records = read_records()
+            change(records)
+            del records.troubles[:-_MOST_TROUBLES]
+            write_atomically(path, json.dumps(asdict(records)).encode(), sync=False)
+    except OSError as error:
+        warn_once(f"what was found out about hosts is not kept in {path}: {error}")
+
+
+def _path() -> Path:
     state = os.environ.get("XDG_STATE_HOME", "")
-    return Path(state if os.path.isabs(state) else os.path.expanduser("~/.local/state"), "distrain", "hosts")
+    return Path(state if os.path.isabs(state) else os.path.expanduser("~/.local/state"), "distrain", "hosts.json")

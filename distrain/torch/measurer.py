@@ -10,6 +10,7 @@ import signal
 import tempfile
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,25 +19,32 @@ from torch import distributed
 
 from distrain import wire
 from distrain.hosts.host import collective_variables
+from distrain.hosts.host_info import usable_cpus
 from distrain.system import process
+from distrain.system.text import size
 from distrain.wire.channel import Channel
-from distrain.worker.sniff_test import COPIED_BYTES, copies, products, rate
+from distrain.worker.sniff_test import measure, rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["main"]
 
-_SAMPLE_S = 0.25
-_SHORT_SAMPLE_S = 0.08
-_FILE_BYTES, _BLOCK_BYTES = 64 << 20, 4 << 20
+_FILE_BYTES, _BLOCK_BYTES, _SHM_BYTES = 64 << 20, 4 << 20, 32 << 20
+_SHM_S = 0.08
 _WRITING_S = 2.0
 _SHM = "/dev/shm"  # noqa: S108
-_LEAST_SENT_BYTES, _MOST_SENT_BYTES = 256 << 10, 32 << 20
-_SENDING_S = 0.05
+_LEAST_SHM_BYTES = 256 << 20
+"""Size of /dev/shm below which DataLoader workers are likely to fail."""
+_SENT_BYTES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
+_SENDING_S = 0.01
 """Messages grow until one takes so long."""
 _PINGS = 20
 _PAIR_TIMEOUT = timedelta(seconds=10)
+_store = partial(distributed.TCPStore, wait_for_workers=False, timeout=_PAIR_TIMEOUT)  # type: ignore[attr-defined]
+"""Makes one end of a store by which two hosts meet. For port 0, the system chooses one."""
+_KILLED_S = 25
+"""Seconds after which a pair is given up, if NCCL has ignored its timeout."""
 
 
 def main(arguments: list[str]) -> None:
@@ -44,6 +52,10 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.die_with_parent(int(arguments[0]))
     channel, measurer = Channel(*process.private_stdio()), _Measurer()
+    status = os.statvfs(_SHM)
+    if (shm_bytes := status.f_blocks * status.f_frsize) < _LEAST_SHM_BYTES:
+        text = f"its shared memory has only {size(shm_bytes)}, too little for DataLoader workers"
+        channel.send(wire.Notice(text=f"{text}; start the container with --shm-size=8g or --ipc=host"))
     while not channel.at_end:
         for frame in channel.wait(None):
             channel.send(measurer.answer(frame.message()))
@@ -52,118 +64,93 @@ def main(arguments: list[str]) -> None:
 class _Measurer:
     def __init__(self) -> None:
         self._store: Any = None
-        """That of a pair in which this host is rank 0."""
+        """By which this host meets its partners in pairs where it is rank 0."""
 
     def answer(self, order: wire.Message) -> wire.Measured:
         """Carry out an order. A failure of a driver or of the network is an answer, too."""
         assert isinstance(order, wire.Measure)
         try:
+            if order.rank == 0 and order.address and self._store is None:
+                self._store = _store(order.address, order.port, is_master=True)
             match order.what:
                 case "start":
-                    return wire.Measured(number=order.number, facts=_facts())
-                case "listen":
-                    return wire.Measured(number=order.number, port=self._listen(order.address))
-                case "pair":
-                    results = self._pair(order)
-                case "disk":
-                    results = _disk(order.folder)
+                    return wire.Measured(model=_model(), port=self._store.port if self._store else 0)
+                case "host":
+                    return _host(order.folder)
                 case _:
-                    results = _with_busy({"compute": _compute, "memory": _memory, "shm": _shm}[order.what])
+                    return wire.Measured(results=self._pair(order))
         except Exception as error:
             first_line = str(error).strip().partition("\n")[0]
-            return wire.Measured(number=order.number, failed=f"{type(error).__name__}: {first_line}")
-        return wire.Measured(number=order.number, results=results)
-
-    def _listen(self, address: str) -> int:
-        self._store = _store(address, 0, is_master=True)
-        return int(self._store.port)
+            return wire.Measured(failed=f"{type(error).__name__}: {first_line}")
+        finally:
+            signal.alarm(0)
 
     def _pair(self, order: wire.Measure) -> dict[str, float]:
+        signal.alarm(_KILLED_S)
         if order.interface:
             os.environ.update(collective_variables(order.interface))
         store = _store(order.address, order.port, is_master=False) if order.rank else self._store
+        own = distributed.PrefixStore(str(order.number), store)  # type: ignore[attr-defined]
         backend, device = ("nccl", "cuda:0") if order.on_gpu else ("gloo", "cpu")
-        distributed.init_process_group(backend, store=store, rank=order.rank, world_size=2, timeout=_PAIR_TIMEOUT)
+        distributed.init_process_group(backend, store=own, rank=order.rank, world_size=2, timeout=_PAIR_TIMEOUT)
         try:
             return _connection(order.rank, torch.device(device))
         finally:
             distributed.destroy_process_group()
-            self._store = None
-
-
-def _store(address: str, port: int, *, is_master: bool) -> Any:
-    """Return one end of the store by which two hosts meet. ``port``: 0 for one that the system chooses."""
-    kind: Any = distributed.TCPStore  # type: ignore[attr-defined]
-    return kind(address, port, is_master=is_master, wait_for_workers=False, timeout=_PAIR_TIMEOUT)
 
 
 # -- the host alone --------------------------------------------------------------------------------------------------
 
 
-def _facts() -> dict[str, Any]:
+def _gpus() -> list[str]:
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+
+
+def _model() -> str:
     """Return what must be equal for two hosts to be compared."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), os.uname().machine
-    )
-    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    return {"cpu": f"{len(os.sched_getaffinity(0))} x {model}", "gpus": gpus}
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    cpus = f"{len(os.sched_getaffinity(0))} x {next(models, os.uname().machine)}"
+    return ", ".join([cpus, *map(torch.cuda.get_device_name, _gpus())])
 
 
-def _with_busy(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Return results, and as ``busy`` the share of CPU time that went to others: programs, containers, other VMs."""
-    before, own = _cpu_seconds(), time.process_time()
-    results = measure()
-    own, after = time.process_time() - own, _cpu_seconds()
-    used, total = (late - early for early, late in zip(before, after, strict=True))
-    return {**results, "busy": max(0.0, used - own) / max(total, 0.01)}
+def _host(folder: str) -> wire.Measured:
+    """Measure the host, and how much of its CPU time other programs use meanwhile."""
+    others, total = _cpu_seconds()
+    results = {"cpus": float(usable_cpus()), **dict(measure(torch, _gpus())), "shm": _shm(), **_disk(folder)}
+    others_later, total_later = _cpu_seconds()
+    return wire.Measured(results=results, busy=(others_later - others) / max(total_later - total, 0.01))
 
 
 def _cpu_seconds() -> tuple[float, float]:
-    """Return the CPU seconds of this machine since it was started: those that were used, and all."""
+    """Return the CPU seconds of this machine since its start: of other programs, containers and VMs, and all."""
     ticks = [int(text) for text in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    idle = ticks[3] + ticks[4]  # and waiting for disks
-    per_second = os.sysconf("SC_CLK_TCK")
-    return (sum(ticks) - idle) / per_second, sum(ticks) / per_second
+    total, idle = (number / os.sysconf("SC_CLK_TCK") for number in (sum(ticks), ticks[3] + ticks[4]))
+    return total - idle - time.process_time(), total
 
 
-def _compute() -> dict[str, float]:
-    """Return TFLOP/s of float32 on the CPUs, and of float16 on the slowest GPU."""
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    results = {"cpu": products(torch, "cpu", _SAMPLE_S)}
-    return results | ({"gpu": min(products(torch, gpu, _SAMPLE_S) for gpu in gpus)} if gpus else {})
-
-
-def _memory() -> dict[str, float]:
-    return {"memory": copies()}
-
-
-def _shm() -> dict[str, float]:
-    """Return GB/s of writing to a file in /dev/shm, and the size of that file system in bytes."""
-    status = os.statvfs(_SHM)
-    size = min(COPIED_BYTES // 2, status.f_bavail * status.f_frsize // 4)
-    source = bytes(size)
+def _shm() -> float:
+    """Return GB/s of writing to a file in /dev/shm."""
+    source = bytes(_SHM_BYTES)
     with tempfile.TemporaryFile(dir=_SHM, buffering=0) as file:
-        speed = rate(lambda: 1e-9 * os.pwrite(file.fileno(), source, 0), _SHORT_SAMPLE_S)
-    return {"shm": speed, "shm_bytes": float(status.f_blocks * status.f_frsize)}
+        return rate(lambda: 1e-9 * os.pwrite(file.fileno(), source, 0), _SHM_S)
 
 
 def _disk(folder: str) -> dict[str, float]:
     """Return MB/s of writing a file, with fsync, and of reading it, in the storage if the host sees it."""
     block = os.urandom(_BLOCK_BYTES)
     with tempfile.TemporaryFile(dir=folder if os.path.isdir(folder) else None, buffering=0) as file:
-        began, written = time.perf_counter(), 0
-        while written < _FILE_BYTES and time.perf_counter() - began < _WRITING_S:
-            written += file.write(block)
+        began = time.perf_counter()
+        while file.tell() < _FILE_BYTES and time.perf_counter() - began < _WRITING_S:
+            file.write(block)
         os.fsync(file.fileno())
-        write_s = time.perf_counter() - began
+        write_s, megabytes = time.perf_counter() - began, 1e-6 * file.tell()
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else it is read from memory
         file.seek(0)
-        began, read = time.perf_counter(), 0
-        while (data := file.read(_BLOCK_BYTES)) and time.perf_counter() - began < _WRITING_S:
-            read += len(data)
-        read_s = time.perf_counter() - began
-    return {"disk_write": 1e-6 * written / write_s, "disk_read": 1e-6 * read / read_s}
+        began = time.perf_counter()
+        while file.read(_BLOCK_BYTES):
+            pass
+        return {"disk_write": megabytes / write_s, "disk_read": megabytes / (time.perf_counter() - began)}
 
 
 # -- two hosts -------------------------------------------------------------------------------------------------------
@@ -190,19 +177,17 @@ def _connection(rank: int, device: Any) -> dict[str, float]:
         distributed.broadcast(spent, 0)
         return float(spent.item())
 
-    def once(act: Callable[[Any], object], size: int) -> float:
-        data = torch.zeros(size // 4, device=device)
-        return seconds(lambda: act(data))
-
-    def rate(act: Callable[[Any], object]) -> float:
-        size = _LEAST_SENT_BYTES
-        while (spent := once(act, size)) < _SENDING_S and size < _MOST_SENT_BYTES:
-            size *= 2
-        return 1e-9 * size / min(spent, once(act, size))
+    def speed(act: Callable[[Any], object]) -> float:
+        for count in _SENT_BYTES:
+            data = torch.zeros(count // 4, device=device)
+            spent = min(seconds(lambda: act(data)) for _ in range(2))  # noqa: B023
+            if spent > _SENDING_S:
+                break
+        return 1e-9 * count / spent
 
     distributed.all_reduce(mark)  # connects
     return {
         "latency": 1e6 * min(seconds(lambda: send(mark, 0)) for _ in range(_PINGS)) / 2,
-        "send": min(rate(lambda data: send(data, 0)), rate(lambda data: send(data, 1))),
-        "all_reduce": rate(distributed.all_reduce),
+        "send": min(speed(lambda data: send(data, 0)), speed(lambda data: send(data, 1))),
+        "all_reduce": speed(distributed.all_reduce),
     }

@@ -424,24 +424,23 @@ class HostProbed(Message):
 
 @message
 class Measure(Message):
-    """Measure one thing about the host, in a process of its own that has the workers' interpreter.
+    """Measure something in a process of its own that has the workers' interpreter.
 
-    number: names the order in its answer. what: ``start`` (import torch, and say what the host has), ``compute``,
-    ``memory``, ``disk`` (in ``folder``), ``shm``, ``listen`` (at ``address``), or ``pair``: measure the connection to
-    another host, as ``rank`` 0 or 1 of the two, which meet at ``address`` and ``port``, by the network ``interface``.
-    on_gpu: by NCCL, between the first GPUs. afresh: kill the process first, because it hangs.
+    what: ``start`` (import torch, say what the host has, and wait for partners at ``address``), ``host`` (the host, and
+    its disk in ``folder``), or ``pair``: the connection to another host, as ``rank`` 0 or 1 of the two, which meet at
+    ``address`` and ``port``, by the network ``interface``. number: names the pair. on_gpu: by NCCL, between the first
+    GPUs.
 
     Coordinator -> agent -> measurer; answered by :class:`Measured`.
     """
 
     number: int
     what: str
-    afresh: bool = False
     folder: str = ""
+    rank: int = 0
     address: str = ""
     port: int = 0
     interface: str = ""
-    rank: int = 0
     on_gpu: bool = False
 
 
@@ -449,15 +448,16 @@ class Measure(Message):
 class Measured(Message):
     """The results of a measurement by name, see :data:`~distrain.decisions.fitness.rates.RULES`; or why it has failed.
 
-    facts: ``cpu`` and ``gpus`` of the host. port: where it listens.
+    model: what must be equal for a comparison with other hosts. port: where the host waits for partners. busy: the
+    share of the CPU time that other programs have used.
 
     Measurer -> agent -> coordinator.
     """
 
-    number: int
     results: dict[str, float] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
     port: int = 0
+    busy: float = 0.0
     failed: str | None = None
 
 
@@ -1101,6 +1101,6 @@ def failed_answer(order: Message, why: str) -> Message:
             return StorageStatus(failed=why)
         case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords() | Deliver():
             return OrderDone(failed=why)
-        case Measure(number=number):
-            return Measured(number=number, failed=why)
+        case Measure():
+            return Measured(failed=why)
     raise AssertionError(f"not an order: {order!r:.200}")

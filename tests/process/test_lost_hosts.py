@@ -40,7 +40,7 @@ from distrain.coordinator.fit import run_work
 from distrain.decisions.health import pace
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import HostSpec
-from distrain.storage.host_records import HostRecords
+from distrain.storage.host_records import read_records
 from distrain.worker.job.job import FunctionWork
 from tests.conftest import run_members, wait_until
 from tests.process.conftest import Fit, make_fake_ssh, records, when_shown
@@ -405,7 +405,7 @@ def test_a_spare_host_takes_the_place_of_a_slow_one(
     assert (first["failure"], second["failure"]) == (f"two was slow: {shown[1]}", None)
     lines = [line for line in records(hosts.place / "runs" / "run") if line["rank"] == 0 and line["attempt"] == 1]
     assert [line["metrics"]["step"] for line in lines] == [*range(10 * int(shown[2]) + 10, 100)]
-    assert "slow" in [trouble["what"] for trouble in HostRecords().troubles("two")]
+    assert ("two", "slow") in [(trouble["host"], trouble["what"]) for trouble in read_records().troubles]
 
 
 # -- silence ---------------------------------------------------------------------------------------------------------

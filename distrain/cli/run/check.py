@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distrain.coordinator.fitness.deep_check import columns
+from distrain.decisions.fitness.rates import RULES, shown
 from distrain.system.arguments import in_users_words
 from distrain.system.text import name_hosts, without_controls
 
@@ -51,10 +51,10 @@ def as_json(findings: Sequence[Finding], hosts: Mapping[str, HostFacts]) -> dict
         "hosts": {
             name: {
                 "reached": facts.hello is not None,
-                "slow": facts.fitness is not None and facts.fitness.is_slow,
-                "kind": facts.fitness.kind if facts.fitness is not None else "",
-                "results": facts.fitness.results if facts.fitness is not None else {},
-                "links": facts.fitness.links if facts.fitness is not None else {},
+                "slow": bool(facts.fitness.slow),
+                "kind": facts.fitness.kind,
+                "results": facts.fitness.results,
+                "links": facts.fitness.links,
             }
             for name, facts in hosts.items()
         },
@@ -82,7 +82,10 @@ def _row(name: str, facts: HostFacts) -> dict[str, str]:
             "clock": f"{round(facts.ahead_s, 1) or 0.0:+.1f} s",  # not -0.0
             "storage": "ok" if facts.sees_storage else "",
         }
-    return row | (columns(facts.fitness) if facts.fitness is not None else {})
+    found = facts.fitness.results
+    return row | {
+        f"{rule.name} {rule.unit}": shown(found[name]) for name, rule in RULES.items() if rule.unit and name in found
+    }
 
 
 def _tables(console: Console, rows: Sequence[Mapping[str, str]]) -> list[Table]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distrain.api.observer import AttemptBegan, AttemptEnded, BecameSlow, Observer, TroubleBegan
-from distrain.storage.host_records import HostRecords
-from distrain.system.log import warn_once
+from distrain.api.observer import AttemptBegan, AttemptEnded, Observer, TroubleBegan
+from distrain.storage.host_records import change_records
 
 if TYPE_CHECKING:
     from distrain.api.config import RunContext
@@ -29,21 +28,16 @@ class KnownHosts(Observer):
     """
 
     name = "the memory of hosts"
-    hears = (AttemptBegan, AttemptEnded, BecameSlow, TroubleBegan)
+    hears = (AttemptBegan, AttemptEnded, TroubleBegan)
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._told: set[tuple[str, str]] = set()
-        """Hosts and troubles of this attempt."""
         self._is_alone = True
 
     def hear(self, fact: Fact) -> None:
         match fact:
             case AttemptBegan(hosts=hosts):
                 self._is_alone = len(set(hosts)) == 1
-                self._told.clear()
-            case BecameSlow(host=host):
-                self._note(host, "slow rank", str(fact))
             case TroubleBegan(host, trouble) if trouble.kind == "host":
                 self._note(host, "slow", trouble.text)
             case TroubleBegan(host, trouble) if trouble.kind == "GPU" and not trouble.problem.startswith("full "):
@@ -55,10 +49,5 @@ class KnownHosts(Observer):
                     self._note(failures[0].host, "failed", failures[0].summary)
 
     def _note(self, host: str, what: str, text: str) -> None:
-        if not self._is_alone and (host, what) not in self._told:
-            self._told.add((host, what))
-            records = HostRecords()
-            try:
-                records.add(host, what, text=text, run=self._run)
-            except OSError as error:
-                warn_once(f"bad hosts are not remembered in {records.folder}: {error}")
+        if not self._is_alone:
+            change_records(lambda known: known.add_trouble(host, what, text, self._run))

@@ -6,13 +6,14 @@ the results. At the checkpoint that is committed next, another host takes its pl
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from distrain import wire
 from distrain.api.observer import AttemptBegan, BecameSlow, Committed, TroubleBegan
 from distrain.decisions.events import HostSlow
-from distrain.decisions.fitness.rates import RULES, slow_result
+from distrain.decisions.fitness.rates import RULES, slow_results
 from distrain.hosts.troubles import Trouble
 from distrain.system.log import warn
 
@@ -42,6 +43,8 @@ class SniffTests:
     _suspects: dict[str, BecameSlow | None] = field(default_factory=dict)
     """By host: its slowest rank; None once the host was judged."""
     _answers: dict[int, wire.Sniffed] = field(default_factory=dict)
+    _asked: int = 0
+    """How many ranks were asked for the answers."""
     _slow: HostSlow | None = None
     """The host to replace at the next checkpoint."""
 
@@ -55,13 +58,10 @@ class SniffTests:
                 if len(status.ranks) > 2 and status.hosts > 1 and fact.host not in self._suspects:  # else who is slow?
                     self._suspect(fact)
             case Committed():
-                if 2 * len(self._answers) > len(self._at_work()):  # the others may never call report()
-                    self._judge()
+                if any(self._suspects.values()) and 2 * len(self._answers) > self._asked:
+                    self._judge()  # the other ranks may never call report()
                 if self._slow:
                     self.replace(self._slow)
-
-    def _at_work(self) -> set[int]:
-        return {rank for rank, state in enumerate(self.observers.status.ranks) if not state.ended}
 
     def _suspect(self, slow: BecameSlow) -> None:
         """Have all ranks measured, unless that is under way."""
@@ -69,49 +69,43 @@ class SniffTests:
         self._suspects[slow.host] = slow
         if not is_under_way:
             self._answers.clear()
-            for rank in self._at_work():
+            ranks = [rank for rank, state in enumerate(self.observers.status.ranks) if not state.ended]
+            self._asked = len(ranks)
+            for rank in ranks:
                 self.send(wire.SniffTest(attempt=self._attempt, rank=rank))
 
     def handle(self, answer: wire.Sniffed) -> None:
         """Take the answer of a rank."""
         self._answers[answer.rank] = answer
-        if self._answers.keys() >= self._at_work():
+        if len(self._answers) == self._asked:
             self._judge()
 
     def _judge(self) -> None:
-        """Judge the suspects that have answered, each by the ranks on other hosts with the same GPU."""
+        """Judge the hosts of the suspects that have answered, compared with one rank of each other host."""
         hosts = [state.host for state in self.observers.status.ranks]
-        for host, suspect in self._suspects.items():
-            if suspect is not None and (own := self._answers.get(suspect.rank)) is not None:
-                self._suspects[host] = None
-                others = [one for one in self._answers.values() if hosts[one.rank] != host and one.model == own.model]
-                if (slow := find_slow(own, others)) is not None:
-                    self._on_confirmed(suspect, slow)
-                elif own.results and others:
-                    self._acquit(suspect, own)
-
-    def _acquit(self, suspect: BecameSlow, own: wire.Sniffed) -> None:
-        good = ", ".join(RULES[name].name for name in own.results)
-        where = suspect.place or f"`distrain profile {self.observers.status.name} -r {suspect.rank}`"
-        who = f"rank {suspect.rank} on {suspect.host} is slow"
-        warn(f"{who}, but its host is as fast as the others ({good}): look at {where}")
+        suspects = {host: one for host, one in self._suspects.items() if one is not None and one.rank in self._answers}
+        answers = {hosts[rank]: answer for rank, answer in self._answers.items()}
+        answers |= {host: self._answers[one.rank] for host, one in suspects.items()}
+        models = {host: answer.model for host, answer in answers.items()}
+        slow = slow_results({host: answer.results for host, answer in answers.items()}, models, {}, ())
+        for host, suspect in suspects.items():
+            self._suspects[host] = None
+            if host in slow:
+                self._on_confirmed(suspect, slow[host][0])
+            elif answers[host].results and Counter(models.values())[models[host]] > 1:
+                good = ", ".join(RULES[name].name for name in answers[host].results)
+                where = suspect.place or f"`distrain profile {self.observers.status.name} -r {suspect.rank}`"
+                who = f"rank {suspect.rank} on {host} is slow"
+                warn(f"{who}, but its host is as fast as the others ({good}): look at {where}")
 
     def _on_confirmed(self, suspect: BecameSlow, slow: Slow) -> None:
         host, has_spare = suspect.host, bool(self.spares_for(suspect.host))
         # While the slow rank works, the median rank works for 1 / factor of the time, and waits for it for the rest.
         minutes = 60 * (1 - 1 / suspect.factor)
-        text = f"{host} is slow: {slow}; it costs the run {minutes:.0f} min per hour"
+        text = f"{host} is slow: {slow.text}; it costs the run {minutes:.0f} min per hour"
         self.observers.tell(TroubleBegan(host, Trouble(rank=suspect.rank, kind="host", problem="slow", text=text)))
         advice = 'FailureConfig(on_slow="replace") puts a spare host in its place'
         if has_spare and self.replaces:
-            self._slow = HostSlow(host, str(slow))
+            self._slow = HostSlow(host, slow.text)
         else:
-            warn(f"{text}; {advice if has_spare else f'there is no spare host; {slow.rule.cure}'}")
-
-
-def find_slow(own: wire.Sniffed, others: Sequence[wire.Sniffed]) -> Slow | None:
-    """Return the first result of a rank that is slow, compared with those of others, or None."""
-    for name, value in own.results.items():
-        if slow := slow_result(name, value, [one.results[name] for one in others if name in one.results], []):
-            return slow
-    return None
+            warn(f"{text}; {advice if has_spare else f'there is no spare host; {RULES[slow.name].cure}'}")

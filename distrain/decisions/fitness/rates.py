@@ -1,57 +1,51 @@
 """Rules for the measurements of hosts, by which a result counts as slow. Runs in: coordinator.
 
-A result is compared with the median of the other hosts of the same kind, and with the median of the host's own earlier
+A result is compared with the median of all hosts of the same kind, and with the median of the host's own earlier
 results. Whatever looks slow is measured again, and the better result counts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median, median_high
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-LEAST_HISTORY = 3
+Results: TypeAlias = dict[str, float]
+"""Measurements, by the names of :data:`RULES`."""
+Key = TypeVar("Key")
+
+_LEAST_HISTORY = 3
 """Earlier results that a host needs before its own median counts."""
-MOST_BUSY = 0.15
-"""Share of the CPU time that other programs may use; if it is more, results that depend on CPUs are not judged."""
-LEAST_SHM_BYTES = 256 << 20
-"""Size of /dev/shm below which DataLoader workers are likely to fail."""
+_SLACK_US = 300.0
+"""What is added to latencies before they are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One measurement.
-
-    least: the share of the median below which a result counts as slow. For a latency, whose lower values are better,
-    the median is divided by it, and slack is added (both in ``unit``).
-    """
+    """One measurement. least: the share of the median below which a result counts as slow."""
 
     name: str
     unit: str
     least: float
     cure: str
-    is_latency: bool = False
-    slack: float = 0.0
 
-    def is_slow(self, value: float, reference: float, *, is_busy: bool) -> bool:
-        least = self.least / 2 if is_busy else self.least
-        if self.is_latency:
-            return value > reference / least + self.slack
-        return value < least * reference
+    def speed(self, value: float) -> float:
+        """Return what is higher for better results."""
+        return 1 / (value + _SLACK_US) if self.unit == "µs" else value
 
-    def better(self, one: float, other: float | None) -> float:
-        """Return the better one of two results."""
-        return one if other is None else (min if self.is_latency else max)(one, other)
+    def median_of_others(self, values: Sequence[float]) -> float:
+        """Return the median of a slow one's peers. ``values``: its own, too."""
+        return sorted(values, key=self.speed)[min((len(values) + 1) // 2, len(values) - 1)]
 
 
 _CPU = "look there for other programs, a CPU limit of a container, and heat or a power limit (turbostat)"
 _GPU = "look there with nvidia-smi -q -d PERFORMANCE for heat, a power limit, and other programs"
 _DISK = "look there for other programs that use it (iostat -x 1), and for errors in dmesg"
 _NETWORK = "look at cables and ports (ethtool -S, ibstat), at routes, and for other programs that use the network"
-OF_HOST = {
+RULES = {
     "cpus": Rule("CPUs", "", 1.0, "look there for a CPU limit of a container or of a control group (cpu.max)"),
     "cpu": Rule("CPU", "TFLOP/s", 0.7, _CPU),
     "gpu": Rule("GPU", "TFLOP/s", 0.7, _GPU),
@@ -59,102 +53,76 @@ OF_HOST = {
     "disk_write": Rule("disk write", "MB/s", 0.1, _DISK),
     "disk_read": Rule("disk read", "MB/s", 0.1, _DISK),
     "shm": Rule("shared memory", "GB/s", 0.5, "look there for other programs, and for memory that is swapped"),
-}
-"""By name: what is measured on each host alone; and ``cpus``, of which a limit may allow fewer than there are.
-Disks are shared with others, and vary most."""
-OF_PAIR = {
     "all_reduce": Rule("all_reduce", "GB/s", 0.6, _NETWORK),
     "send": Rule("send", "GB/s", 0.6, _NETWORK),
-    "latency": Rule("latency", "µs", 0.33, _NETWORK, is_latency=True, slack=300.0),
+    "latency": Rule("latency", "µs", 1 / 3, _NETWORK),
 }
-"""By name: what is measured between two hosts. send: in the slower direction."""
-RULES = OF_HOST | OF_PAIR
+"""By name: what is measured on each host alone; ``cpus``, of which a limit may allow fewer than there are; and the last
+three between two hosts, ``send`` in the slower direction. Disks are shared with others, and vary most."""
+OF_PAIR = ("all_reduce", "send", "latency")
+_OF_CPU = ("cpu", "memory", "shm")
 
 
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """A result that counts as slow. name: one of :data:`RULES`. against: what it was compared with, in words."""
+class Slow(NamedTuple):
+    """A result that counts as slow.
+
+    name: one of :data:`RULES`. text: such as ``memory 4 GB/s, 40% of the median of 3 others (10)``. is_doubtful: other
+    programs may be the cause, because it depends on the CPUs, or is above half of its limit.
+    """
 
     name: str
     value: float
-    reference: float
-    against: str
-
-    @property
-    def rule(self) -> Rule:
-        return RULES[self.name]
-
-    def __str__(self) -> str:
-        ratio = self.value / self.reference
-        times = f"{ratio:.1f} times" if self.rule.is_latency else f"{ratio:.0%} of"
-        compared = f"{times} {self.against} ({shown(self.reference)})"
-        return f"{self.rule.name} {shown(self.value)} {self.rule.unit}".rstrip() + f", {compared}"
+    text: str
+    is_doubtful: bool
 
 
-def slow_result(
-    name: str, value: float, others: Sequence[float], own: Sequence[float], *, is_busy: bool = False
-) -> Slow | None:
-    """Return why a result counts as slow, or None.
+def slow_results(
+    results: Mapping[Key, Results],
+    kinds: Mapping[Key, str],
+    history: Mapping[Key, Sequence[Results]],
+    busy: Collection[Key],
+) -> dict[Key, list[Slow]]:
+    """Return the slow results of each host, or pair of hosts, that has any.
 
-    name: one of :data:`RULES`. others: results of others of the same kind. own: earlier results. is_busy: other
-    programs have disturbed it, so that only half of the limit counts.
+    kinds: what must be equal for a comparison, such as the model of the CPUs. history: earlier results under the same
+    kind. busy: those that other programs disturb.
 
-    >>> str(slow_result("memory", 4.0, [10.0, 11.0, 10.5], []))
-    'memory 4 GB/s, 38% of the median of 3 others (10.5)'
+    >>> results = {"a": {"memory": 4.0}, "b": {"memory": 10.0}, "c": {"memory": 10.0}}
+    >>> found = slow_results(results, dict.fromkeys(results, ""), {}, [])
+    >>> found["a"][0].text
+    'memory 4 GB/s, 40% of the median of 2 others (10)'
     """
-    rule = RULES[name]
-    if others and rule.is_slow(
-        value, reference := (median if rule.is_latency else median_high)(others), is_busy=is_busy
-    ):
-        return Slow(name, value, reference, f"the median of {len(others)} other{'s' * (len(others) > 1)}")
-    if len(own) >= LEAST_HISTORY and rule.is_slow(value, reference := median(own), is_busy=is_busy):
-        return Slow(name, value, reference, f"its own median of {len(own)} checks")
-    return None
-
-
-def slow_hosts(
-    results: Mapping[str, Mapping[str, float]],
-    kinds: Mapping[str, str],
-    history: Mapping[str, Iterable[Mapping[str, float]]],
-) -> dict[str, list[Slow]]:
-    """Return the slow results of each host that has any.
-
-    results: by host, then by name as in :data:`OF_HOST`. kinds: by host, what must be equal for a comparison, such as
-    the model of its CPUs. history: by host, its earlier results under the same kind.
-    """
-    found: dict[str, list[Slow]] = {}
-    for host, own in results.items():
-        peers = [other for name, other in results.items() if name != host and kinds[name] == kinds[host]]
-        for name, value in own.items():
-            others = [other[name] for other in peers if name in other]
-            earlier = [before[name] for before in history.get(host, ()) if name in before]
-            if name in OF_HOST and (slow := slow_result(name, value, others, earlier)) is not None:
-                found.setdefault(host, []).append(slow)
+    flat = [
+        (key, name, value, (name, "" if name in OF_PAIR else kinds[key]))
+        for key, own in results.items()
+        for name, value in own.items()
+    ]
+    values: dict[tuple[str, str], list[float]] = {}
+    for _, _, value, group in flat:
+        values.setdefault(group, []).append(value)
+    medians = {group: RULES[group[0]].median_of_others(several) for group, several in values.items()}
+    found: dict[Key, list[Slow]] = {}
+    for key, name, value, group in flat:
+        rule = RULES[name]
+        references = {f"the median of {len(values[group]) - 1} others": medians[group]}
+        past = [one[name] for one in history.get(key, ()) if name in one]
+        if len(past) >= _LEAST_HISTORY:
+            references[f"its own median of {len(past)} checks"] = median(past)
+        for against, reference in references.items():
+            share = rule.speed(value) / rule.speed(reference) if reference else 0.0
+            if share < rule.least:
+                ratio = f"{value / reference:.1f} times" if value > reference else f"{value / (reference or 1):.0%} of"
+                text = f"{rule.name} {shown(value)} {rule.unit}".rstrip() + f", {ratio} {against} ({shown(reference)})"
+                is_doubtful = key in busy and (name in _OF_CPU or share > rule.least / 2)
+                found.setdefault(key, []).append(Slow(name, value, text, is_doubtful))
+                break
     return found
 
 
-def slow_pairs(
-    results: Mapping[tuple[str, str], Mapping[str, float]],
-    history: Mapping[str, Iterable[Mapping[str, float]]],
-    busy: Collection[str] = (),
-) -> dict[tuple[str, str], Slow | None]:
-    """Return the slow pairs of hosts, each with its worst result; None for a pair that has none.
-
-    history: by host, earlier results of its best pair. A pair is compared with those of the slower host.
-    busy: hosts that run other programs.
-    """
-    found: dict[tuple[str, str], Slow | None] = {}
-    for pair, own in results.items():
-        if not own:
-            found[pair] = None
-        for name, value in own.items():
-            others = [other[name] for key, other in results.items() if key != pair and name in other]
-            before = [[one[name] for one in history.get(host, ()) if name in one] for host in pair]
-            rule = RULES[name]
-            slower = max(before, key=lambda past: median(past or [0.0]) * (1 if rule.is_latency else -1))
-            if (slow := slow_result(name, value, others, slower, is_busy=not {*pair}.isdisjoint(busy))) is not None:
-                found.setdefault(pair, slow)
-    return found
+def keep_better(results: Results, others: Results) -> None:
+    """Add measurements to others. Where there are two, the better one stays."""
+    for name, value in others.items():
+        results[name] = max(value, results.get(name, value), key=RULES[name].speed)
 
 
 def shown(value: float) -> str:

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distrain import wire
 from distrain.api.config import ScalingConfig
-from distrain.api.observer import AttemptBegan, AttemptEnded, BecameSlow
+from distrain.api.observer import AttemptBegan, AttemptEnded
 from distrain.coordinator.connection.transport import LocalTransport
 from distrain.coordinator.fitness import deep_check
-from distrain.coordinator.fitness.deep_check import DeepCheck, HostFitness
+from distrain.coordinator.fitness.deep_check import DeepCheck, Place
 from distrain.coordinator.fitness.known_hosts import KnownHosts
-from distrain.coordinator.fitness.spare_hosts import note_check, with_bad_hosts_last, without_bad_hosts
+from distrain.coordinator.fitness.spare_hosts import note_check, with_bad_hosts_last, without_broken_hosts
 from distrain.coordinator.host_check import HostFacts
+from distrain.decisions.fitness.verdicts import Fitness, Measurements
 from distrain.decisions.host_checks import Finding
 from distrain.errors import LaunchError, RankFailure
 from distrain.hosts.hostfile import HostSpec
-from distrain.storage.host_records import HostRecords
+from distrain.storage.host_records import read_records
 from distrain.system.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 RESULTS = {
-    "compute": {"cpu": 1.0, "busy": 0.0},
-    "memory": {"memory": 10.0},
-    "disk": {"disk_write": 500.0, "disk_read": 900.0},
-    "shm": {"shm": 20.0, "shm_bytes": 1e9},
+    "host": {"cpu": 1.0, "memory": 10.0, "disk_write": 500.0, "disk_read": 900.0, "shm": 20.0},
     "pair": {"send": 5.0, "all_reduce": 4.0, "latency": 50.0},
 }
 
@@ -45,27 +44,34 @@ class Check:
         answer: Callable[..., dict[str, float] | None] = lambda order, own, *hosts: own,
         *,
         machines: str = "",
+        busy: str = "",
         history: dict[str, Any] | None = None,
+        made: list[DeepCheck] | None = None,
     ) -> None:
         self.findings: list[Finding] = []
         self.orders: list[tuple[str, wire.Measure]] = []
         self.at_once: set[tuple[str, int]] = set()
-        """Steps, and how many tasks were done at the same time."""
+        """Steps, and how many hosts owed an answer at the same time."""
         self._unanswered: list[tuple[str, wire.Measure]] = []
         loop = Loop()
-        self.deep = DeepCheck(loop, folder="", history=history or {}, send=self._send, report=self.findings.append)
+        self.deep = DeepCheck(loop, "", Measurements(history or {}), self._send, self.findings.append)
+        if made is not None:
+            made.append(self.deep)
         machine = dict(zip(hosts, machines or hosts, strict=True))
-        self.deep.begin({name: HostFitness(machine=machine[name], address=name, interface="eth0") for name in hosts})
+        self.deep.begin({name: Place(machine=machine[name], address=name, interface="eth0") for name in hosts})
         while not self.deep.is_done:
             while self._unanswered:
                 host, order = self._unanswered.pop(0)
-                facts = {"cpu": "4 x CPU", "gpus": []} if order.what == "start" else {}
-                running = self.deep._running
-                self.at_once.add((order.what, len(running)))
-                results = answer(order, dict(RESULTS.get(order.what, {})), *running[order.number].hosts)
+                awaited = self.deep._awaited
+                self.at_once.add((order.what, len(awaited)))
+                results = answer(order, dict(RESULTS.get(order.what, {})), *awaited.get(host, ()))
                 if results is not None:
-                    port = 4000 if order.what == "listen" else 0
-                    self.deep.handle(host, wire.Measured(number=order.number, results=results, facts=facts, port=port))
+                    is_start, share = order.what == "start", 0.8 if host in busy else 0.0
+                    model, port = ("4 x CPU", 4000) if is_start else ("", 0)
+                    failed = None if results or is_start else "no route"
+                    self.deep.handle(
+                        host, wire.Measured(results=results, model=model, port=port, busy=share, failed=failed)
+                    )
             if not self.deep.is_done:
                 loop.step()
 
@@ -76,16 +82,20 @@ class Check:
 
     @property
     def slow(self) -> list[str]:
-        return [name for name, one in self.deep.hosts.items() if one.is_slow]
+        return [name for name, one in self.deep.found.hosts.items() if one.slow]
 
 
-def test_hosts_that_are_well_are_measured_once_and_meet_two_others() -> None:
+def test_hosts_that_are_well_are_measured_once_and_meet_another() -> None:
     check = Check("abcd")
     assert check.findings == []
-    assert [order.what for host, order in check.orders if host == "a" and order.what not in ("listen", "pair")] == [
-        "start", "compute", "memory", "disk", "shm",
-    ]  # fmt: skip
-    assert {len(one.links) for one in check.deep.hosts.values()} == {2}
+    assert [order.what for host, order in check.orders if host == "a"] == ["start", "host", "pair"]
+    assert {len(one.links) for one in check.deep.found.hosts.values()} == {1}
+
+
+def test_both_hosts_of_a_pair_meet_where_the_first_one_waits() -> None:
+    first, second = (order for host, order in Check("ab").orders if order.what == "pair")
+    assert (first.rank, second.rank) == (0, 1)
+    assert {(one.number, one.address, one.port) for one in (first, second)} == {(first.number, "a", 4000)}
 
 
 def test_a_second_measurement_decides() -> None:
@@ -93,11 +103,11 @@ def test_a_second_measurement_decides() -> None:
 
     def answer(order: wire.Measure, own: dict[str, float], host: str, *others: str) -> dict[str, float]:
         seen.append(f"{host} {order.what}")
-        is_bad = (host == "b" and seen.count("b compute") == 1) or host == "c"
-        return {name: value / 2 for name, value in own.items()} if order.what == "compute" and is_bad else own
+        is_bad = (host == "b" and seen.count("b host") == 1) or host == "c"
+        return own | {"cpu": 0.5} if order.what == "host" and is_bad else own
 
     check = Check("abcd", answer)
-    assert check.slow == ["c"]
+    assert (check.slow, seen.count("b host"), seen.count("c host")) == (["c"], 2, 3)
     assert [finding.text.partition(";")[0] for finding in check.findings] == [
         "slow: CPU 0.5 TFLOP/s, 50% of the median of 3 others (1)"
     ]
@@ -111,8 +121,7 @@ def test_a_slow_network_names_the_host(broken: bool) -> None:
     check = Check("abcde", answer)
     [found] = check.findings
     assert (check.slow, found.host, found.is_fatal) == (["c"], "c", broken)
-    how = "broken" if broken else "slow"
-    assert found.text.startswith(f"its network is {how}, with each of the hosts that were tried: ")
+    assert found.text.startswith("broken: " if broken else "slow: send 1 GB/s, 20% of the median of 4 others (5)")
 
 
 def test_a_slow_connection_names_both_ends_and_blames_neither() -> None:
@@ -121,38 +130,52 @@ def test_a_slow_connection_names_both_ends_and_blames_neither() -> None:
 
     check = Check("abcdef", answer)
     assert (check.slow, [finding.host for finding in check.findings]) == ([], ["a", "b"])
-    start = "the connection between a and b is slow, but not those to other hosts: latency 9000 µs, 180.0 times"
+    start = "the connection between a and b, but not those to other hosts, is slow: latency 9000 µs, 180.0 times"
     assert {finding.text[: len(start)] for finding in check.findings} == {start}
 
 
 def test_a_host_that_hangs_is_named_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deep_check, "TIMEOUTS_S", dict.fromkeys(deep_check.TIMEOUTS_S, 0.05))
-    check = Check("abc", lambda order, own, *hosts: None if (order.what, *hosts) == ("disk", "b") else own)
-    [*_, found] = check.findings
+    monkeypatch.setattr(deep_check, "TIMEOUT_S", 0.05)
+    check = Check("abc", lambda order, own, *hosts: None if (order.what, *hosts) == ("host", "b") else own)
+    [found] = check.findings
     assert (found.host, found.is_fatal) == ("b", True)
-    assert found.text.startswith("it hangs: not done within 0.05 s when it is measured (disk); look there for")
-    assert list(check.deep.hosts) == ["a", "c"]
-    assert list(check.deep.hosts["a"].links) == ["c"]
+    assert found.text.startswith("it hangs: no answer within 0.05 s when it is measured; look there for")
+    assert list(check.deep.found.hosts) == ["a", "c"]
+    assert list(check.deep.found.hosts["a"].links) == ["c"]
 
 
-def test_a_busy_host_is_not_judged_by_its_cpus() -> None:
+def test_a_host_that_is_lost_takes_no_part_and_its_partner_is_not_blamed() -> None:
+    deep: list[DeepCheck] = []
+
     def answer(order: wire.Measure, own: dict[str, float], *hosts: str) -> dict[str, float]:
-        return {"cpu": 0.1, "busy": 0.8} if (order.what, *hosts) == ("compute", "b") else own
+        if order.what == "pair" and "b" in hosts:
+            deep[0].lost("b")
+            return {}  # a fails, too
+        return own
 
-    check = Check("abc", answer)
+    check = Check("abcd", answer, made=deep)
+    assert (check.findings, list(check.deep.found.hosts)) == ([], ["a", "c", "d"])
+
+
+def test_what_other_programs_disturb_is_not_judged() -> None:
+    def answer(order: wire.Measure, own: dict[str, float], *hosts: str) -> dict[str, float]:
+        return own | {"cpu": 0.6} if (order.what, *hosts) == ("host", "b") else own
+
+    check = Check("abc", answer, busy="b")
     assert check.slow == []
     assert [finding.text for finding in check.findings] == [
-        "other programs use more than 15% of its CPUs, so its CPU was not judged; look there with top"
+        "other programs use more than 15% of its CPUs, so its CPU was not judged"
     ]
+    assert Check("abc", busy="b").findings == []  # its results are good all the same
 
 
 def test_hosts_on_one_machine_take_turns() -> None:
-    assert {at_once for what, at_once in Check("abcd").at_once if what == "compute"} == {4, 3, 2, 1}
-    assert {at_once for what, at_once in Check("abcd", machines="xxyy").at_once if what == "compute"} == {2, 1}
+    assert {at_once for what, at_once in Check("abcd").at_once if what == "host"} == {4, 3, 2, 1}
+    assert {at_once for what, at_once in Check("abcd", machines="xxyy").at_once if what == "host"} == {2, 1}
 
 
 def test_without_others_the_past_of_the_host_counts() -> None:
-    past = [{"what": "check", "kind": "4 x CPU", "results": {"cpu": 3.0}}] * 3
+    past = [{"kind": "4 x CPU", "results": {"cpu": 3.0}}] * 3
     assert Check("a", history={"a": past}).slow == ["a"]
     other_kind = [{**one, "kind": "8 x CPU"} for one in past]
     assert Check("a", history={"a": other_kind}).slow == []
@@ -165,43 +188,42 @@ def transports(*names: str) -> list[LocalTransport]:
     return [LocalTransport(host=HostSpec(name=name, slots=1)) for name in names]
 
 
-def fit(*, is_slow: bool = False) -> HostFacts:
-    return HostFacts(fitness=HostFitness(machine="", address="", interface="", kind="4 x CPU", is_slow=is_slow))
-
-
 def names(found: Any) -> list[str]:
     return [one.host.name for one in found]
 
 
-def test_spare_hosts_take_the_place_of_bad_ones() -> None:
-    hosts, facts = transports("a", "b", "c"), {"a": fit(), "b": fit(is_slow=True), "c": fit()}
-    findings = [Finding("b", "slow", is_fatal=False)]
-    assert names(without_bad_hosts(hosts, ScalingConfig(num_workers=2), findings, facts)) == ["a", "c"]
-    assert names(without_bad_hosts(hosts, ScalingConfig(num_workers=3), findings, facts)) == ["a", "b", "c"]
-    assert names(without_bad_hosts(hosts, ScalingConfig(num_workers=(1, 3)), findings, facts)) == ["a", "c"]
-    hangs = [Finding("b", "it hangs")]
+def test_broken_hosts_are_left_out() -> None:
+    hosts, hangs = transports("a", "b", "c"), [Finding("b", "it hangs"), Finding("c", "slow", is_fatal=False)]
+    assert names(without_broken_hosts(hosts, ScalingConfig(num_workers=2), hangs)) == ["a", "c"]
+    assert names(without_broken_hosts(hosts, ScalingConfig(num_workers=(1, 3)), hangs)) == ["a", "c"]
     with pytest.raises(LaunchError, match=r"too few hosts are fit for this run.*\n    b: it hangs"):
-        without_bad_hosts(hosts, ScalingConfig(num_workers=3), hangs, facts)
+        without_broken_hosts(hosts, ScalingConfig(num_workers=3), hangs)
 
 
-def test_hosts_that_were_bad_are_remembered_and_come_last(caplog: pytest.LogCaptureFixture) -> None:
+def test_hosts_that_were_bad_are_remembered_and_come_last() -> None:
     observer = KnownHosts("run-1")
     lost = RankFailure(
         rank=1, host="b", order=0, summary="gone", traceback="", exit_code=1, consequence=False, kind="lost"
     )
     observer.hear(AttemptBegan(0, ["b", "b"], 0.0))
     observer.hear(AttemptEnded(0, [lost], None, dict))
-    assert HostRecords().hosts() == []
+    assert read_records().troubles == []
     observer.hear(AttemptBegan(1, ["a", "b"], 0.0))
     observer.hear(AttemptEnded(1, [lost], None, dict))
-    for attempt in range(2, 5):
-        assert HostRecords().latest_trouble("c") is None
-        observer.hear(AttemptBegan(attempt, ["a", "c"], 0.0))
-        for _ in range(2):
-            observer.hear(BecameSlow(0, "c", 2.0, "reports", None, "", 0.0))
-    assert HostRecords().troubles("b")[0] | {"time": 0} == {"time": 0, "what": "lost", "text": "gone", "run": "run-1"}
+    for _ in range(3):
+        assert "c" not in read_records().bad_hosts()
+        observer.hear(AttemptEnded(1, [replace(lost, host="c", kind="signal")], None, dict))
+    assert read_records().troubles[0] | {"time": 0} == {
+        "host": "b", "time": 0, "what": "lost", "text": "gone", "run": "run-1",
+    }  # fmt: skip
     hosts = transports("a", "b", "c", "d")
     assert names(with_bad_hosts_last(hosts, ScalingConfig(num_workers=2))) == ["a", "d", "b", "c"]
     assert names(with_bad_hosts_last(hosts, ScalingConfig(num_workers=4))) == ["a", "b", "c", "d"]
-    note_check({"d": fit(is_slow=True)}, [Finding("d", "slow: CPU; look there", is_fatal=False)])
-    assert HostRecords().latest_trouble("d")["text"] == "slow: CPU"
+
+
+def test_slow_hosts_of_a_check_become_spare_ones() -> None:
+    facts = {"a": HostFacts(fitness=Fitness("4 x CPU", {"cpu": 0.5}, slow="slow: CPU; look there")), "b": HostFacts()}
+    note_check(facts)
+    assert read_records().bad_hosts()["a"]["text"] == "slow: CPU"
+    assert read_records().checks == {"a": [{"kind": "4 x CPU", "results": {"cpu": 0.5}}]}
+    assert names(with_bad_hosts_last(transports("a", "b"), ScalingConfig(num_workers=1))) == ["b", "a"]

@@ -8,8 +8,10 @@ import json
 import math
 import os
 import pickle
+import sys
 import threading
 import time
+import types
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +102,17 @@ def test_a_test_of_the_host_is_made_in_the_next_report(worker: Worker) -> None:
     assert sniffed.results["memory"] > 0
     assert (sniffed.attempt, sniffed.rank, sniffed.model) == (2, 1, "")
     assert [first.index, second.index] == [1, 2]
+
+
+def test_what_cannot_be_measured_is_left_out(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(torch: Any, device: str) -> float:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("distrain.worker.sniff_test.products", fail)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace())
+    worker.coordinator.send(wire.SniffTest(attempt=2, rank=1))
+    distrain.report({})
+    assert worker.said()[0].results.keys() == {"memory"}
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
