@@ -464,18 +464,16 @@ def waits_for_a_pool_whose_worker_was_killed() -> None:
     multiprocessing.get_context("fork").Pool(2).map(kill_oneself, [1])
 
 
-LOCK = threading.Lock()
-
-
-def takes_the_lock(index: int) -> int:
-    with LOCK:
-        return index
-
-
 @stuck(r"dataloader\.__next__")
 def forks_a_data_loader_with_a_held_lock() -> None:
     """DataLoader workers that were forked while another thread held a lock they need."""
-    with LOCK:
+    lock = threading.Lock()
+
+    def takes_the_lock(index: int) -> int:
+        with lock:
+            return index
+
+    with lock:
         loader = iter(DataLoader(Images(takes_the_lock), num_workers=2, multiprocessing_context="fork"))
     next(loader)
 
@@ -483,8 +481,9 @@ def forks_a_data_loader_with_a_held_lock() -> None:
 @stuck(r"(popen_fork|process)\.\w+")
 def joins_a_process_with_a_held_lock() -> None:
     """Process.join() of a forked process that needs a lock which was held over the fork."""
-    with LOCK:
-        process = multiprocessing.get_context("fork").Process(target=takes_the_lock, args=(1,))
+    lock = threading.Lock()
+    with lock:
+        process = multiprocessing.get_context("fork").Process(target=lock.acquire)
         process.start()
     process.join()
 
