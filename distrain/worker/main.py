@@ -90,7 +90,6 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
         fetch_with(session.fetch_checkpoint, Path(context.get_trial_dir()))
     sampler = VitalsSampler(channel, context, spec.vitals_s)
     sampler.poll, session.on_dump = session.poll, sampler.dump_recorder
-    os.register_at_fork(after_in_child=session.renew_lock)
     if context.world_rank == 0:  # one rank is enough to say it
         early_variables.watch()
 
