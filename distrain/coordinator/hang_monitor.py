@@ -165,8 +165,8 @@ class HangMonitor:
         """Show a new hang, once the flight recorders are there."""
         if self._hang is not None and self._shown < _MOST_SHOWN:
             self._shown += 1
-            lines = [*self._evidence_lines(), f"stacks and flight recorders: {self._evidence.folder}"]
-            warn("\n    ".join(lines))
+            where = f"stacks and flight recorders: {self._evidence.folder}"
+            warn("\n    ".join([*self._evidence_lines(), where]))
 
     def _evidence_lines(self) -> list[str]:
         """Return what is known about the hang, beside the stacks."""
@@ -216,13 +216,17 @@ class HangMonitor:
     # -- taking stacks --------------------------------------------------------------------------------------------
 
     def _take_stacks(self, then: Callable[[_Lines], None]) -> None:
-        """Call ``then`` with lines for the user, once all hosts have answered or are late."""
+        """Call ``then`` with lines for the user, once all hosts have answered or are late.
+
+        A mere look whether ranks are mute keeps no files, and tries no connections: the run may be healthy.
+        """
         self._callbacks.append(then)
         if len(self._callbacks) > 1:
             return
         self._stacks, self._silent = {}, set()
         self._awaited_hosts = set(self._ask_for_stacks())
-        self._connections = HostChecks({}, self._addresses() if self._awaited_hosts else {}, nonce=uuid.uuid4().hex)
+        addresses = self._addresses() if self._awaited_hosts and then != self._note_mute else {}
+        self._connections = HostChecks({}, addresses, nonce=uuid.uuid4().hex)
         timeout_s = STACKS_TIMEOUT_S if self._connections.is_done else _CONNECTIONS_TIMEOUT_S
         self._ask(self._connections.begin())
         self._loop.call_in("stacks", timeout_s if self._awaited_hosts else 0.0, self._complete)
@@ -231,7 +235,8 @@ class HangMonitor:
         """Take the stacks of a rank, whether asked for or taken before it was killed."""
         self._stacks[rank] = body.decode(errors="replace")
         self._silent.discard(rank)
-        self._evidence.keep("stacks", rank, body)
+        if not self._callbacks:
+            self._evidence.keep("stacks", rank, body)
 
     def host_done(self, host: str, done: wire.StacksDone) -> None:
         """Note that a host has sent all stacks it could take. Older stacks of silent ranks are kept."""
@@ -255,11 +260,11 @@ class HangMonitor:
 
     def _complete(self) -> None:
         self._loop.cancel("stacks")
-        self._awaited_hosts = set()
         callbacks, self._callbacks = self._callbacks, []
+        for rank, text in self._stacks.items() if callbacks != [self._note_mute] else ():
+            self._evidence.keep("stacks", rank, text.encode())
         lines = summarize_stacks(self._stacks, silent=self._silent, finished=self._standstills.finished)
         blocked = [f"{finding.host}: {finding.text}" for finding in self._connections.connection_findings()]
-        self._connections = HostChecks({}, {}, nonce="")
         for callback in callbacks:
             callback((*lines, *blocked))
 

@@ -83,12 +83,11 @@ class VitalsSampler:
                     waiting_s += now - seen
                 else:
                     places[place_of(frame)] += now - seen
-                if self._has_peers:
-                    self._standstill.sample(frame, now)
+                self._standstill.sample(frame, now)
                 del frame  # it would keep alive what train_func has deleted
             seen = now
             stand = self._standstill
-            if told != (told := (stand.state, stand.place)):
+            if self._has_peers and told != (told := (stand.state, stand.place)):
                 seconds = round(now - stand.since, 3)
                 self._channel.send(wire.Standstill(**self._of, state=stand.state, place=stand.place, seconds=seconds))
             if now >= began + self._every_s:
