@@ -97,8 +97,8 @@ class Standstill:
         is_busy = (share > _IDLE_SHARE or kernel_state == "R") and not is_loop
         moves = is_busy or any(grown[name] > least for name, least in _PROGRESS.items())
         waits, blocks = is_waiting(frame), is_in_collective(frame)
-        if moves and (blocks or not waits):
-            self.since = now  # a wait for a GPU may use a CPU, and counts as a standstill all the same
+        if moves and (blocks or not waits):  # a wait for a GPU may use a CPU, and is a standstill all the same
+            self.since, self._limit_s = now, STANDING_S
         if kernel_state == "D":
             self._limit_s = _IN_KERNEL_S
         self.state = self.place = ""

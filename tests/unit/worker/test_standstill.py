@@ -38,6 +38,12 @@ def test_a_wait_in_the_kernel_may_last_longer(
         states[second] = watched.state
     assert states[int(limit_s) - 1] == ""
     assert states[int(limit_s)] == "stuck"
+    counters = dict.fromkeys(counters, 1e9)
+    kernel_state = "S"
+    watched.sample(frame, moved_at := watched._looked + LOOK_S)
+    for second in range(1, int(STANDING_S) + 1):
+        watched.sample(frame, moved_at + second)
+    assert (watched.state, watched.since) == ("stuck", moved_at)
 
 
 def test_processes_of_child_processes_count_after_they_have_ended() -> None:
