@@ -920,7 +920,7 @@ def compiles(rank: int) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     torch._inductor.config.force_disable_caches = True  # type: ignore[attr-defined]
     if rank == 0:
-        layers = [[torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()] for _ in range(24)]
+        layers = [[torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()] for _ in range(10)]
         model = torch.compile(torch.nn.Sequential(*itertools.chain(*layers)))
         model(torch.ones(4, 64)).sum().backward()
 
