@@ -30,7 +30,6 @@ _IN_KERNEL_S = 60.0
 """The same for uninterruptible waits in the kernel: a busy disk or network file system looks like a frozen one."""
 _IDLE_SHARE = 0.05
 """A thread that waits in a loop, polling, uses less of a CPU than this; so do helpers that help with nothing."""
-_BUSY_SHARE = 0.3
 _PROGRESS = {
     "help_s": _IDLE_SHARE,
     "read": 0,
@@ -92,10 +91,9 @@ class Standstill:
         if not before:
             return
         grown = {name: abs(self._counted[name] - before[name]) / seconds for name in before}
-        share = grown["cpu_s"]
-        is_loop = share > _BUSY_SHARE and all(_spins(code, at) for code, at in seen)
-        is_busy = (share > _IDLE_SHARE or kernel_state == "R") and not is_loop
-        moves = is_busy or any(grown[name] > least for name, least in _PROGRESS.items())
+        is_busy = grown["cpu_s"] > _IDLE_SHARE or kernel_state == "R"
+        is_loop = is_busy and all(_spins(code, at) for code, at in seen)
+        moves = (is_busy and not is_loop) or any(grown[name] > least for name, least in _PROGRESS.items())
         waits, blocks = is_waiting(frame), is_in_collective(frame)
         if moves and (blocks or not waits):  # a wait for a GPU may use a CPU, and is a standstill all the same
             self.since, self._limit_s = now, STANDING_S
