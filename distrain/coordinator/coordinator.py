@@ -320,7 +320,7 @@ class Coordinator:
             case wire.StackDump():
                 self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
-                self._hang_monitor.host_done(host, message, self.machine.outcomes)
+                self._hang_monitor.host_done(host, message)
                 self._happened(events.MessageReceived(host, message))
             case wire.HostSetUp():
                 self._host_files.on_set_up(host, message)

@@ -91,7 +91,6 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
         fetch_with(session.fetch_checkpoint, Path(context.get_trial_dir()))
     sampler = VitalsSampler(channel, context, spec.vitals_s)
     sampler.poll, session.on_dump = session.poll, sampler.dump_recorder
-    os.register_at_fork(after_in_child=session.renew_lock)
 
     def ended(error: BaseException | None) -> None:
         try:

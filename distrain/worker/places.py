@@ -95,9 +95,7 @@ def is_users(frame: FrameType) -> bool:
 def is_waiting(frame: FrameType) -> bool:
     """Return whether the innermost frame of a thread waits for other ranks, as far as can be seen."""
     file, function = frame.f_code.co_filename, frame.f_code.co_name
-    if file == _CHANNEL_FILE or _COLLECTIVE_FILES.search(file):
-        return True
-    if function in _WAITING_FUNCTIONS and "/torch/" in file:
+    if is_in_collective(frame) or file == _CHANNEL_FILE or (function in _WAITING_FUNCTIONS and "/torch/" in file):
         return True
     return _WAITING_CALL.search(linecache.getline(file, frame.f_lineno or 0)) is not None
 
@@ -109,24 +107,37 @@ def is_in_collective(frame: FrameType) -> bool:
 
 def place_of(frame: FrameType) -> str:
     """Return the innermost line of the user's code, such as ``load_batch (train.py:31)``, or an empty string."""
-    users = next(filter(is_users, outwards(frame)), None)
-    return "" if users is None else _at(users, users.f_code.co_name)
+    users, _ = _call(frame)
+    return "" if users is None else _at(users, users)
+
+
+def stuck_at(frame: FrameType) -> str:
+    """Return the same, and the function of a library that this line has called."""
+    _, called = _call(frame)
+    module = "" if called is None else str(called.f_globals.get("__name__", "")).rpartition(".")[2]
+    return place_of(frame) + ("" if called is None else f", in {module}.{called.f_code.co_name}")
 
 
 def call_in(frame: FrameType) -> str:
-    """Return what the user's innermost line has called, such as ``all_reduce (train.py:88)``, without wrappers.
+    """Return what the user's innermost line has called, such as ``all_reduce (train.py:88)``.
 
     It is the line itself, as :func:`place_of` says it, if that has called no function written in Python.
     """
-    called = ""
+    users, called = _call(frame)
+    return place_of(frame) if users is None or called is None else _at(users, called)
+
+
+def _call(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
+    """Return the user's innermost frame, and that of the function that it has called, without wrappers."""
+    called = None
     for outer in outwards(frame):
         if is_users(outer):
-            return _at(outer, called or outer.f_code.co_name)
+            return outer, called
         if not WRAPPERS.match(outer.f_code.co_name):
-            called = outer.f_code.co_name
-    return called
+            called = outer
+    return None, called
 
 
-def _at(frame: FrameType, function: str) -> str:
-    line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-    return line if function == "<module>" else f"{function} ({line})"
+def _at(frame: FrameType, function: FrameType) -> str:
+    name, line = function.f_code.co_name, f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return line if name == "<module>" else f"{name} ({line})"

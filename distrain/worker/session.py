@@ -646,10 +646,6 @@ class Session:
         if wait and self._channel.at_end:
             os._exit(1)  # the agent is gone, and with it the connection to the coordinator
 
-    def renew_lock(self) -> None:
-        """Free the lock in a child that train_func has forked while another thread, such as that of poll(), held it."""
-        self._lock = threading.RLock()
-
     def poll(self) -> None:
         """Handle the messages that have arrived, unless a call of distrain does that. A thread calls this."""
         if self._lock.acquire(blocking=False):

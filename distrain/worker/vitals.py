@@ -21,7 +21,7 @@ from distrain import wire
 from distrain.errors import DistrainError
 from distrain.worker import flight_recorder
 from distrain.worker.places import is_waiting, nap, no_collection, place_of
-from distrain.worker.standstill import STANDING_S, Standstill
+from distrain.worker.standstill import Standstill
 from distrain.worker.user_code import is_of_communication
 
 if TYPE_CHECKING:
@@ -53,8 +53,6 @@ class VitalsSampler:
         self._standstill = Standstill(threading.get_native_id())
         self._has_peers = context.get_world_size() > 1
         """False if nobody can wait for this rank, so that its standstills are no news."""
-        self._told = ("", "")
-        """The state and the place of the standstill that was told last."""
 
     def __enter__(self) -> None:
         _thread.start_new_thread(self._run, ())  # unlike a threading.Thread, train_func does not count it as its own
@@ -72,8 +70,11 @@ class VitalsSampler:
 
     def _sample(self) -> None:
         seen = began = time.monotonic()
-        own_s = waiting_s = 0.0
+        waiting_s = 0.0
+        told = ("", "")
+        """The state and the place of the standstill that was told last."""
         places: dict[str, float] = defaultdict(float)
+        """By place: seconds of the rank's own work."""
         chance = random.Random()  # noqa: S311 - its own, so that the draws of train_func stay the same
         while not self._over.wait(chance.uniform(0.5, 1.5) * _SAMPLE_S):
             self.poll()
@@ -84,41 +85,30 @@ class VitalsSampler:
                 if is_waiting(frame):
                     waiting_s += now - seen
                 else:
-                    own_s += now - seen
                     places[place_of(frame)] += now - seen
-                if self._has_peers:
-                    self._standstill.sample(frame, now)
+                self._standstill.sample(frame, now)
                 del frame  # it would keep alive what train_func has deleted
             seen = now
-            self._tell_standstill(now)
+            stand = self._standstill
+            if self._has_peers and told != (told := (stand.state, stand.place)):
+                seconds = round(now - stand.since, 3)
+                self._channel.send(wire.Standstill(**self._of, state=stand.state, place=stand.place, seconds=seconds))
             if now >= began + self._every_s:
-                self._send(own_s, waiting_s, places)
-                began, own_s, waiting_s = now, 0.0, 0.0
+                self._send(waiting_s, places)
+                began, waiting_s = now, 0.0
                 places.clear()
 
-    def _send(self, own_s: float, waiting_s: float, places: dict[str, float]) -> None:
+    def _send(self, waiting_s: float, places: dict[str, float]) -> None:
         place, place_s = max(places.items(), key=itemgetter(1), default=("", 0.0))
         self._channel.send(
             wire.Vitals(
                 **self._of,
-                own_s=round(own_s, 3),
+                own_s=round(sum(places.values()), 3),
                 waiting_s=round(waiting_s, 3),
                 place=place,
                 place_s=round(place_s, 3),
             )
         )
-
-    # -- standstills ----------------------------------------------------------------------------------------------
-
-    def _tell_standstill(self, now: float) -> None:
-        """Tell a standstill once it lasts, and its end."""
-        stand = self._standstill
-        seconds = now - stand.since
-        state = stand.state if seconds >= STANDING_S else ""
-        told = (state, stand.place if state else "")
-        if told != self._told:
-            self._told = told
-            self._channel.send(wire.Standstill(**self._of, state=state, place=told[1], seconds=round(seconds, 3)))
 
     def dump_recorder(self, *, has_failed: bool = False) -> None:
         """Send what torch's flight recorder has."""

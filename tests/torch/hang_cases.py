@@ -11,29 +11,41 @@ import contextlib
 import fcntl
 import functools
 import gc
+import gzip
 import hashlib
 import http.server
+import itertools
+import json
 import mmap
 import multiprocessing
 import os
+import pickle
+import pty
 import queue
 import random
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import filelock
+import numpy
+import pandas
 import torch
 from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -274,7 +286,10 @@ def waits_for_a_stopped_data_loader() -> None:
         pass
 
 
-@hang(r"rank 1 does not answer: stopped \(SIGSTOP\).*; ranks 0, 2, 3 wait for it in all_reduce \(hang_cases\.py:\d+\)")
+@hang(
+    r"rank 1 has not answered for .*: stopped \(SIGSTOP\).*; "
+    r"ranks 0, 2, 3 wait for it in all_reduce \(hang_cases\.py:\d+\)"
+)
 def is_stopped(rank: int) -> None:
     """A rank that was stopped (SIGSTOP)."""
     if rank == 1:
@@ -361,7 +376,7 @@ def makes_a_group_alone(rank: int) -> None:
         dist.new_group([0, 1, 2, 3])
 
 
-@hang(r"wait.* in all_reduce .*\n.*rank 0 never reached all_reduce #1 .*group of ranks 0.*")
+@hang(r"waiting .* in all_reduce .*\n.*rank 0 never reached all_reduce #1 .*group of ranks 0.*")
 def uses_groups_in_opposite_order(rank: int) -> None:
     """Two groups, in another order on one rank."""
     groups = [dist.new_group([0, 1]), dist.new_group([0, 1, 2, 3])]
@@ -377,7 +392,7 @@ def receives_what_nobody_sends(rank: int) -> None:
         dist.recv(tensor(), 0)
 
 
-@hang(r"ranks 0-3 have been waiting for each other in recv \(hang_cases\.py:\d+\)")
+@hang(r"all ranks have been waiting for each other .*: ranks 0-3 in recv \(hang_cases\.py:\d+\)")
 def receives_first_in_a_ring(rank: int) -> None:
     """A ring in which every rank receives before it sends."""
     dist.recv(tensor(), (rank + 1) % 4)
@@ -403,6 +418,304 @@ def has_fewer_batches(rank: int) -> None:
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     for _ in range(2 if rank == 1 else 3):
         model(torch.ones(4, 8)).sum().backward()
+
+
+# -- one rank is stuck: written later, when the limits of the detection were chosen -----------------------------------
+
+SOMEWHERE = r"[\w.]+"
+
+
+@stuck(r"subprocess\.\w+")
+def waits_for_a_script_that_polls() -> None:
+    """A shell script that looks for a file five times a second."""
+    subprocess.run(["sh", "-c", "while ! test -e /nonexistent/ready; do sleep 0.2; done"], check=False)
+
+
+@stuck(r"queue\.get")
+def reads_a_queue_whose_producer_died() -> None:
+    """queue.get(), and the thread that fills the queue has failed."""
+    batches: queue.Queue[int] = queue.Queue()
+
+    def produce() -> None:
+        batches.put(1)
+        raise ValueError("bad record")
+
+    threading.Thread(target=produce).start()
+    while True:
+        batches.get()
+
+
+@stuck(SOMEWHERE)
+def asks_a_stopped_server() -> None:
+    """An HTTP request to a server whose process is stopped."""
+    code = "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.SimpleHTTPRequestHandler); "
+    code += "print(s.server_port, flush=True); s.serve_forever()"
+    server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert server.stdout
+    port = int(server.stdout.readline())
+    server.send_signal(signal.SIGSTOP)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
+        answer.read()
+
+
+def kill_oneself(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@stuck(r"pool\.map")
+def waits_for_a_pool_whose_worker_was_killed() -> None:
+    """multiprocessing.Pool.map() whose worker was killed for its memory."""
+    multiprocessing.get_context("fork").Pool(2).map(kill_oneself, [1])
+
+
+@stuck(r"dataloader\.__next__")
+def forks_a_data_loader_with_a_held_lock() -> None:
+    """DataLoader workers that were forked while another thread held a lock they need."""
+    lock = threading.Lock()
+
+    def takes_the_lock(index: int) -> int:
+        with lock:
+            return index
+
+    with lock:
+        loader = iter(DataLoader(Images(takes_the_lock), num_workers=2, multiprocessing_context="fork"))
+    next(loader)
+
+
+@stuck(r"(popen_fork|process)\.\w+")
+def joins_a_process_with_a_held_lock() -> None:
+    """Process.join() of a forked process that needs a lock which was held over the fork."""
+    lock = threading.Lock()
+    with lock:
+        process = multiprocessing.get_context("fork").Process(target=lock.acquire)
+        process.start()
+    process.join()
+
+
+@stuck(r"(popen_fork|process)\.\w+")
+def joins_a_process_whose_queue_is_full() -> None:
+    """Process.join() before the queue of its result is read."""
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    process = context.Process(target=results.put, args=(bytes(10_000_000),))
+    process.start()
+    process.join()
+
+
+@stuck()
+def opens_a_pipe_that_nobody_reads() -> None:
+    """A named pipe that is opened to write, without a reader."""
+    folder = tempfile.mkdtemp()
+    os.mkfifo(f"{folder}/log")
+    os.open(f"{folder}/log", os.O_WRONLY)
+
+
+@stuck(SOMEWHERE)
+def waits_for_a_lock_file() -> None:
+    """FileLock of a cache folder that another process has locked."""
+    path = tempfile.mkstemp()[1]
+    code = (
+        f"import time, filelock; lock = filelock.FileLock({path!r}); lock.acquire(); print(flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.readline()
+    filelock.FileLock(path).acquire()
+
+
+@stuck()
+def waits_for_a_locked_database() -> None:
+    """A write to an SQLite database that another process has locked."""
+    path = tempfile.mkdtemp() + "/runs.db"
+    code = f"import sqlite3, time; c = sqlite3.connect({path!r}); c.execute('create table runs (x)'); "
+    code += "c.execute('begin exclusive'); print(flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.readline()
+    sqlite3.connect(path, timeout=FOREVER_S).execute("insert into runs values (1)")
+
+
+@stuck(r"runners\.run")
+def polls_in_asyncio() -> None:
+    """asyncio code that looks for an answer ten times a second."""
+    answers: list[int] = []
+
+    async def wait() -> None:
+        while not answers:
+            await asyncio.sleep(0.1)
+
+    asyncio.run(wait())
+
+
+@stuck(r"threading\.wait")
+def waits_for_an_event_again_and_again() -> None:
+    """Event.wait(1.0) in a loop, and the thread that sets it has died."""
+    ready = threading.Event()
+    while not ready.wait(1.0):
+        pass
+
+
+@stuck(SOMEWHERE)
+def submits_to_its_own_executor() -> None:
+    """A task that waits for another task of the same ThreadPoolExecutor, which has one thread."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(lambda: executor.submit(time.time).result()).result()
+
+
+@stuck()
+def retries_to_connect() -> None:
+    """A loop that tries to reach a server that is gone, ten times a second."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    while True:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(address):
+            return
+        time.sleep(0.1)
+
+
+@stuck()
+def asks_at_a_terminal() -> None:
+    """A question at a terminal that nobody answers."""
+    with open(pty.openpty()[1]) as terminal:
+        terminal.readline()
+
+
+@stuck()
+def sleeps_with_a_heartbeat() -> None:
+    """time.sleep(), while a thread writes a line to a log twice a second."""
+
+    def beat() -> None:
+        with tempfile.TemporaryFile("w") as file:
+            while True:
+                file.write(f"{time.time()} {threading.active_count()}\n")
+                file.flush()
+                time.sleep(0.5)
+
+    threading.Thread(target=beat, daemon=True).start()
+    time.sleep(FOREVER_S)
+
+
+@stuck()
+def sleeps_with_a_monitor() -> None:
+    """time.sleep(), while a thread reads the use of the machine every second, as trackers do."""
+
+    def monitor() -> None:
+        while True:
+            for path in Path("/proc").glob("[0-9]*/stat"):
+                with contextlib.suppress(OSError):
+                    path.read_text().split()
+            time.sleep(1.0)
+
+    threading.Thread(target=monitor, daemon=True).start()
+    time.sleep(FOREVER_S)
+
+
+@hang(r"rank 1 has been stuck in wait_for_the_others \(hang_cases\.py:\d+\).*; ranks 0, 2, 3 wait for it in all_reduce")
+def stops_early(rank: int) -> None:
+    """One rank leaves the loop of steps, and sleeps."""
+
+    def wait_for_the_others() -> None:
+        time.sleep(FOREVER_S)
+
+    for step in range(5):
+        if rank == 1 and step == 3:
+            break
+        dist.all_reduce(tensor())
+    if rank == 1:
+        wait_for_the_others()
+
+
+@hang(r"rank 1 has been stuck in polls_a_work \(hang_cases\.py:\d+\).*; ranks 0, 2, 3 wait for it in all_reduce")
+def polls_a_work(rank: int) -> None:
+    """irecv() of what nobody sends, and a loop that asks whether it has come."""
+    work = dist.irecv(tensor(), 0) if rank == 1 else None
+    while work and not work.is_completed():
+        time.sleep(0.01)
+
+
+# -- collectives that do not match: written later ----------------------------------------------------------------------
+
+
+@hang(r"waiting for each other .*rank 0 in recv \(hang_cases\.py:\d+\).*rank 1 in barrier \(hang_cases\.py:\d+\)")
+def receives_from_a_rank_in_a_barrier(rank: int) -> None:
+    """recv() from a rank that is in a barrier."""
+    if rank == 0:
+        dist.recv(tensor(), 1)
+    if rank == 1:
+        dist.barrier()
+
+
+@hang(r"waiting for each other .*ranks 0, 1 in recv \(hang_cases\.py:\d+\)")
+def receives_first_on_both_ends(rank: int) -> None:
+    """Two ranks that both receive before they send."""
+    if rank < 2:
+        dist.recv(tensor(), 1 - rank)
+        dist.send(tensor(), 1 - rank)
+
+
+@hang(r"waiting for each other .*rank 1 in send \(hang_cases\.py:\d+\)")
+def sends_what_nobody_receives(rank: int) -> None:
+    """send() of 100 MB without a recv()."""
+    if rank == 1:
+        dist.send(torch.ones(25_000_000), 0)
+
+
+@hang(r"(?s)(op\.preamble\.length|waiting for each other .*rank 0 in gather_object).*all_gather #2")
+def gathers_on_one_rank(rank: int) -> None:
+    """gather_object() on rank 0 only."""
+    if rank == 0:
+        dist.gather_object({"loss": 1.0}, [None] * 4)
+
+
+@hang(r"(?s)(op\.preamble\.length|have been waiting).*#\d+ ")
+def has_fewer_batches_with_fsdp(rank: int) -> None:
+    """FSDP2 with one batch fewer on one rank."""
+    model = fully_shard(torch.nn.Linear(8, 8), mesh=init_device_mesh("cpu", (4,)))
+    for _ in range(2 if rank == 1 else 3):
+        model(torch.ones(4, 8)).sum().backward()
+
+
+@hang(r"rank 1 has been stuck in rank_1 \(hang_cases\.py:\d+\).*; ranks 0, 2, 3 wait for it in monitored_barrier")
+def misses_a_monitored_barrier(rank: int) -> None:
+    """monitored_barrier() on all ranks but one."""
+
+    def rank_1() -> None:
+        time.sleep(FOREVER_S)
+
+    if rank == 1:
+        rank_1()
+    dist.monitored_barrier(timeout=timedelta(seconds=FOREVER_S))
+
+
+@hang(r"rank 1 has been stuck in rank_1 \(hang_cases\.py:\d+\).*; ranks? .*wait.* for it in all_reduce")
+def is_stuck_in_a_mesh(rank: int) -> None:
+    """A 2 × 2 mesh: rank 0 waits for the stuck rank 1, ranks 2 and 3 wait for rank 0."""
+
+    def rank_1() -> None:
+        time.sleep(FOREVER_S)
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    if rank == 1:
+        rank_1()
+    dist.all_reduce(tensor(), group=mesh.get_group("shard"))
+
+
+@hang(
+    r"rank 1 has been stuck in rank_1 \(hang_cases\.py:\d+\).*; rank 0 waits for it in all_reduce .*"
+    r"; ranks 2, 3 wait for it in recv"
+)
+def is_stuck_in_a_pipeline(rank: int) -> None:
+    """Stages that receive from the stage before: rank 1 is stuck in its stage."""
+
+    def rank_1() -> None:
+        time.sleep(FOREVER_S)
+
+    if rank:
+        dist.recv(tensor(), rank - 1)
+    if rank == 1:
+        rank_1()
+    if rank < 3:
+        dist.send(tensor(), rank + 1)
 
 
 # -- slow, and healthy -----------------------------------------------------------------------------------------------
@@ -598,6 +911,197 @@ def steps_slowly(rank: int) -> None:
         dist.all_reduce(tensor())
 
 
+# -- slow, and healthy: written later ----------------------------------------------------------------------------------
+
+
+@healthy
+def compiles(rank: int) -> None:
+    """torch.compile() on one rank, without a cache."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+    torch._inductor.config.force_disable_caches = True  # type: ignore[attr-defined]
+    if rank == 0:
+        layers = [[torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()] for _ in range(10)]
+        model = torch.compile(torch.nn.Sequential(*itertools.chain(*layers)))
+        model(torch.ones(4, 64)).sum().backward()
+
+
+@healthy
+def validates_with_numpy(rank: int) -> None:
+    """A validation with NumPy on rank 0."""
+    scores = numpy.random.rand(2_000_000)
+    for _ in for_a_while() if rank == 0 else ():
+        numpy.argsort(scores)
+
+
+def tokenize(text: str) -> int:
+    return sum(len(re.findall(r"\w+|[^\w\s]", text)) for _ in range(20))
+
+
+@healthy
+def tokenizes_in_a_pool(rank: int) -> None:
+    """Tokenization in a multiprocessing.Pool."""
+    if rank == 0:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            for _ in for_a_while():
+                pool.map(tokenize, ["The quick brown fox. " * 10_000] * 4)
+
+
+@healthy
+def reads_compressed_files(rank: int) -> None:
+    """gzip files that are written and read."""
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in for_a_while() if rank == 0 else ():
+            with gzip.open(f"{folder}/data.gz", "wb") as file:
+                file.write(os.urandom(4 << 20) * 4)
+            with gzip.open(f"{folder}/data.gz", "rb") as file:
+                while file.read(1 << 20):
+                    pass
+
+
+def drip(server: socket.socket, every_s: float) -> None:
+    with server.accept()[0] as connection:
+        for _ in range(int(HEALTHY_S / every_s)):
+            time.sleep(every_s)
+            connection.sendall(bytes(4000))
+
+
+def dripping_server(every_s: float) -> Any:
+    """Start a server in a process of its own, and return its address."""
+    server = socket.create_server(("127.0.0.1", 0))
+    multiprocessing.get_context("fork").Process(target=drip, args=(server, every_s), daemon=True).start()
+    return server.getsockname()
+
+
+@healthy
+def downloads_from_a_dripping_server(rank: int) -> None:
+    """A download of 4 kB every second."""
+    if rank == 0:
+        with socket.create_connection(dripping_server(1.0)) as connection:
+            while connection.recv(4000):
+                pass
+
+
+@healthy
+def downloads_in_asyncio(rank: int) -> None:
+    """A download of 4 kB every 3 s, with asyncio."""
+
+    async def download() -> None:
+        reader, _ = await asyncio.open_connection(*dripping_server(3.0))
+        await reader.read()
+
+    if rank == 0:
+        asyncio.run(download())
+
+
+@healthy
+def saves_a_large_checkpoint(rank: int) -> None:
+    """torch.save() of 800 MB and fsync() on rank 0."""
+    if rank == 0:
+        with tempfile.TemporaryFile() as file:
+            torch.save(torch.rand(200_000_000), file)
+            os.fsync(file.fileno())
+
+
+@healthy
+def writes_json(rank: int) -> None:
+    """json.dumps() and pickle.dumps() of large objects, which keep the GIL."""
+    if rank == 0:
+        records = [{"id": number, "text": "word " * 10, "scores": [0.1 * number] * 5} for number in range(1_000_000)]
+        json.dumps(records)
+        json.dumps(records)
+        pickle.dumps(records)
+
+
+@healthy
+def keeps_the_gil(rank: int) -> None:
+    """A regular expression that takes 12 s, and keeps the GIL."""
+    if rank == 0:
+        end = time.monotonic() + 1.0
+        length = 22
+        while time.monotonic() < end:
+            began = time.monotonic()
+            re.match(r"(a|aa)+$", "a" * length + "b")
+            took = time.monotonic() - began
+            length += 1
+        for _ in range(20):
+            if took > HEALTHY_S:
+                break
+            took, length = took * 1.618, length + 1
+        re.match(r"(a|aa)+$", "a" * (length - 1) + "b")
+
+
+@healthy
+def groups_a_table(rank: int) -> None:
+    """A pandas groupby on rank 0."""
+    if rank == 0:
+        table = pandas.DataFrame({"key": numpy.random.randint(0, 50_000, 2_000_000), "x": numpy.random.rand(2_000_000)})
+        for _ in for_a_while():
+            table.groupby("key").x.agg(["mean", "std", "median"])
+
+
+@healthy
+def packs_in_a_child(rank: int) -> None:
+    """tar and git in child processes."""
+    if rank == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(torch.__file__).parent
+            for _ in for_a_while():
+                subprocess.run(["tar", "czf", f"{folder}/t.tgz", "-C", str(source), "nn", "_dynamo"], check=True)
+                subprocess.run(["git", "init", "-q", folder], check=True)
+                subprocess.run(["git", "-C", folder, "add", "t.tgz"], check=True)
+
+
+@healthy
+def runs_many_short_processes(rank: int) -> None:
+    """A shell script that starts one short process after another."""
+    if rank == 0:
+        end = f"end=$(($(date +%s) + {HEALTHY_S:.0f})); while [ $(date +%s) -lt $end ]; do"
+        subprocess.run(["sh", "-c", f"{end} seq 20000 | gzip | wc -c > /dev/null; done"], check=True)
+
+
+@healthy
+def copies_in_a_child(rank: int) -> None:
+    """dd with synchronous writes: a disk's work, and little of the CPU's."""
+    if rank == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in for_a_while():
+                subprocess.run(
+                    ["dd", "if=/dev/zero", f"of={folder}/copy", "bs=4k", "count=500", "oflag=dsync"],
+                    check=True,
+                    stderr=subprocess.DEVNULL,
+                )
+
+
+@healthy
+def finds_a_learning_rate(rank: int) -> None:
+    """A search for the learning rate on rank 0."""
+    model = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in for_a_while() if rank == 0 else ():
+        model(torch.rand(32, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@healthy
+def spawns_data_loader_workers(rank: int) -> None:
+    """DataLoader workers that are spawned, and import PyTorch, three times."""
+    if rank == 0:
+        for _ in range(3):
+            for number, _ in enumerate(DataLoader(Images(compute), num_workers=2, multiprocessing_context="spawn")):
+                if number == 1:
+                    break
+
+
+@healthy
+def walks_a_tree(rank: int) -> None:
+    """os.walk() of many files."""
+    for _ in for_a_while() if rank == 0 else ():
+        for folder, _, files in os.walk(Path(torch.__file__).parent):
+            for file in files:
+                os.stat(os.path.join(folder, file))
+
+
 # -- the run ---------------------------------------------------------------------------------------------------------
 
 
@@ -618,7 +1122,7 @@ class Seen:
 
 
 _SAYS_HANG = re.compile(
-    r"^distrain: .*(been stuck|without any change|not answer|have been waiting|has finished|has stopped in)"
+    r"^distrain: .*(been stuck|without any change|not answered|have been waiting|has finished|has stopped in)"
 )
 
 

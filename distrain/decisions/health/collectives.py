@@ -29,16 +29,6 @@ class _Call:
     types: tuple[str, ...]
     is_over: bool
 
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> _Call:
-        return cls(
-            entry["collective_seq_id"],
-            entry["profiling_name"].partition(":")[2],
-            tuple(map(tuple, entry["input_sizes"])),
-            tuple(entry["input_dtypes"]),
-            bool(entry["retired"]),
-        )
-
     @property
     def kind(self) -> tuple[object, ...]:
         """Return the parts that must be the same on all ranks. Some operations allow each rank another size."""
@@ -71,7 +61,7 @@ class _Group:
         oldest = max((min(those) for those in self.calls.values() if those), default=0)
         return sorted({number for those in self.calls.values() for number in those if number >= oldest})
 
-    def mismatch(self) -> str | None:
+    def mismatch(self) -> list[str]:
         """Return a sentence about the first collective for which ranks have called different ones."""
         for number in self.numbers():
             kinds: dict[tuple[object, ...], list[int]] = {}
@@ -80,8 +70,8 @@ class _Group:
                     kinds.setdefault(those[number].kind, []).append(rank)
             if len(kinds) > 1:
                 parts = [f"{name_ranks(ranks)} called {self.calls[ranks[0]][number]}" for ranks in kinds.values()]
-                return f"collectives of {self} do not match: {', '.join(parts)}"
-        return None
+                return [f"collectives of {self} do not match: {', '.join(parts)}"]
+        return []
 
     def lacking(self, finished: Collection[int], *, have_failed: bool) -> Iterator[str]:
         """Yield sentences about the ranks that lack a collective in which others wait.
@@ -121,10 +111,7 @@ def compare(records: Mapping[int, Mapping[str, Any]], *, finished: Collection[in
     sentences: list[str] = []
     for key, ranks in sorted(members.items()):
         group = _Group(names.get(key, ""), ranks, {rank: calls[rank].get(key, {}) for rank in ranks if rank in calls})
-        if mismatch := group.mismatch():
-            sentences.append(mismatch)
-        else:
-            sentences += group.lacking(finished, have_failed=have_failed)
+        sentences += group.mismatch() or group.lacking(finished, have_failed=have_failed)
     return sentences[:_MOST_SENTENCES]
 
 
@@ -133,7 +120,12 @@ def _calls(record: Mapping[str, Any]) -> dict[str, dict[int, _Call]]:
     found: dict[str, dict[int, _Call]] = {}
     entries = [entry for entry in record["entries"] if not entry["is_p2p"]]
     for entry in entries:
-        has_failed = record["has_failed"] and entry is entries[-1]
-        call = _Call.of({**entry, "retired": False} if has_failed else entry)
+        call = _Call(
+            entry["collective_seq_id"],
+            entry["profiling_name"].partition(":")[2],
+            tuple(map(tuple, entry["input_sizes"])),
+            tuple(entry["input_dtypes"]),
+            is_over=entry["retired"] and not (record["has_failed"] and entry is entries[-1]),
+        )
         found.setdefault(entry["process_group"][0], {})[call.number] = call
     return found

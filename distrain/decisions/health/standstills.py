@@ -7,13 +7,13 @@ that do not match. Pure: no I/O, no clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distrain.system.stacks import WHY_SILENT
 from distrain.system.text import duration, name_ranks, ranks_have
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from distrain import wire
 
@@ -22,70 +22,44 @@ HANG_S = 5.0
 MUTE_S = 6.0
 """Seconds for which all others have waited before the ranks that say nothing are asked for their stacks."""
 _WAITS = ("waits", "blocked")
+_VERBS = {"stuck": "been stuck", "loops": "looped without any change"}
 
 
-@dataclass(frozen=True, slots=True)
-class Stand:
-    """The standstill of a rank.
-
-    state, place: as in :class:`~distrain.wire.Standstill`. since: time.monotonic.
-    """
+class Stand(NamedTuple):
+    """What a rank does that stands still: see :class:`~distrain.wire.Standstill`. ``mute``: it does not answer."""
 
     state: str
-    place: str
-    since: float
-
-    @property
-    def waits(self) -> bool:
-        return self.state in _WAITS
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
     """A hang.
 
-    stuck, waiting: ranks by what they do. If none is stuck, those that wait are in collectives that do not match. mute:
-    ranks that do not answer. finished: ranks that others may wait for in vain. since: when the last rank moved.
+    stuck, waiting: ranks by what they do. If none is stuck, those that wait are in collectives that do not match.
+    since: when the last rank moved (time.monotonic).
     """
 
     stuck: dict[int, Stand]
     waiting: dict[int, Stand]
-    mute: Sequence[int] = ()
-    finished: Sequence[int] = ()
-
-    @property
-    def since(self) -> float:
-        return max(stand.since for stand in [*self.stuck.values(), *self.waiting.values()])
+    since: float
 
     @property
     def culprits(self) -> list[int]:
         """The ranks that others wait for; all if they wait for each other."""
-        return sorted({*self.stuck, *self.mute} or self.waiting)
+        return sorted(self.stuck or self.waiting)
 
     def text(self, now: float | None = None) -> str:
         """Return a sentence that names the ranks and what they wait for, and for how long until ``now``."""
-        places = _by_place(self.waiting)
-        time = _until(now, self.since)
-        if self.stuck or self.mute:
-            them = "it" if len(self.culprits) == 1 else "them"
-            waits = [f"{name_ranks(ranks)} {_wait(ranks)} for {them} in {place}" for place, ranks in places.items()]
-            return "; ".join([*self._blamed(now), *waits])
-        if self.finished:
-            where = ", ".join(f"{name_ranks(ranks)} {_wait(ranks)} in {place}" for place, ranks in places.items())
-            return f"{ranks_have(self.finished)} finished train_func; {where}{time}"
-        if len(places) == 1:
-            return f"{ranks_have(list(self.waiting))} been waiting for each other in {next(iter(places))}{time}"
-        where = ", ".join(f"{name_ranks(ranks)} in {place}" for place, ranks in places.items())
-        return f"all ranks have been waiting for each other{time}: {where}"
-
-    def _blamed(self, now: float | None) -> Iterator[str]:
-        for state, verb in (("stuck", "been stuck"), ("loops", "looped without any change")):
-            found = {rank: stand for rank, stand in self.stuck.items() if stand.state == state}
-            for place, ranks in _by_place(found).items():
-                time = _until(now, min(found[rank].since for rank in ranks))
-                yield f"{ranks_have(ranks)} {verb} in {place}{time}"
-        if self.mute:
-            yield f"{name_ranks(self.mute)} {'does' if len(self.mute) == 1 else 'do'} not answer: {WHY_SILENT}"
+        time = "" if now is None else f" for {duration(now - self.since)}"
+        waiting = [(name_ranks(ranks), len(ranks), stand.place) for stand, ranks in _alike(self.waiting)]
+        if not self.stuck:
+            where = ", ".join(f"{ranks} in {place}" for ranks, _, place in waiting)
+            return f"all ranks have been waiting for each other{time}: {where}"
+        them = "it" if len(self.stuck) == 1 else "them"
+        blamed = [_blame(stand, ranks, time) for stand, ranks in _alike(self.stuck)]
+        waits = [f"{ranks} wait{'s' * (count == 1)} for {them} in {place}" for ranks, count, place in waiting]
+        return "; ".join([*blamed, *waits])
 
 
 @dataclass(slots=True)
@@ -97,67 +71,71 @@ class Standstills:
     expected: int = 0
     """The number of all ranks."""
     finished: set[int] = field(default_factory=set)
-    mute: set[int] = field(default_factory=set)
-    """Ranks that did not answer when they were asked for their stacks."""
     _stands: dict[int, Stand] = field(default_factory=dict)
-    _ended: float = 0.0
-    """When the last rank has ended."""
+    _moved_at: float = 0.0
+    """When the last rank moved, or ended."""
 
     def heard(self, message: wire.Standstill, now: float) -> None:
         """Note that a rank stands still, or moves again."""
-        self.mute.discard(message.rank)
         if message.state:
-            self._stands[message.rank] = Stand(message.state, message.place, now - message.seconds)
+            self._stands[message.rank] = Stand(message.state, message.place)
         else:
             self._stands.pop(message.rank, None)
+        self._moved_at = max(self._moved_at, now - message.seconds)
+
+    def note_mute(self, ranks: Collection[int]) -> None:
+        """Note that ranks did not answer when they were asked for their stacks."""
+        self._stands |= dict.fromkeys(ranks, Stand("mute"))
 
     def ended(self, rank: int, now: float, *, ok: bool) -> None:
         """Note that a rank has left train_func."""
-        self._ended = now
+        self._moved_at = now
         self.ranks.discard(rank)
-        self.mute.discard(rank)
         self._stands.pop(rank, None)
         if ok:
             self.finished.add(rank)
+
+    @property
+    def all_stand(self) -> bool:
+        return len(self._stands) >= len(self.ranks)
 
     def deadline(self) -> float | None:
         """Return when :meth:`hang` or :meth:`unheard` may find something new if no rank moves (time.monotonic)."""
         if len(self.ranks) + len(self.finished) < max(2, self.expected) or not self._stands:
             return None
-        newest = max(self._ended, *(stand.since for stand in self._stands.values()))
-        return newest + (HANG_S if len(self._stands) + len(self.mute) >= len(self.ranks) else MUTE_S)
+        return self._moved_at + (HANG_S if self.all_stand else MUTE_S)
 
     def unheard(self, now: float) -> set[int]:
         """Return the ranks that have said nothing while all others have waited for long."""
-        deadline = self.deadline()
-        quiet = self.ranks - self._stands.keys() - self.mute
-        all_wait = all(stand.waits for stand in self._stands.values())
-        is_due = deadline is not None and now >= deadline
-        return quiet if is_due and all_wait and len(quiet) <= len(self._stands) else set()
+        quiet = self.ranks - self._stands.keys()
+        all_wait = all(stand.state in _WAITS for stand in self._stands.values())
+        return quiet if self.is_due(now) and all_wait and len(quiet) <= len(self._stands) else set()
 
     def hang(self, now: float) -> Hang | None:
         """Return the hang, if there is one now."""
-        deadline = self.deadline()
-        if deadline is None or now < deadline or self.ranks - self._stands.keys() - self.mute:
+        if not self.is_due(now) or not self.all_stand:
             return None
-        stuck = {rank: stand for rank, stand in sorted(self._stands.items()) if not stand.waits}
-        waiting = {rank: stand for rank, stand in sorted(self._stands.items()) if stand.waits}
+        stands = sorted(self._stands.items())
+        stuck = {rank: stand for rank, stand in stands if stand.state not in _WAITS}
+        waiting = {rank: stand for rank, stand in stands if stand.state in _WAITS}
         is_deadlock = all(stand.state == "blocked" for stand in waiting.values())
-        if not waiting or not (stuck or self.mute or is_deadlock):
-            return None
-        return Hang(stuck, waiting, sorted(self.mute), () if stuck or self.mute else sorted(self.finished))
+        return Hang(stuck, waiting, self._moved_at) if waiting and (stuck or is_deadlock) else None
+
+    def is_due(self, now: float) -> bool:
+        """Return whether the deadline is over."""
+        deadline = self.deadline()
+        return deadline is not None and now >= deadline
 
 
-def _until(now: float | None, since: float) -> str:
-    return "" if now is None else f" for {duration(now - since)}"
+def _blame(stand: Stand, ranks: Collection[int], time: str) -> str:
+    if stand.state == "mute":
+        return f"{ranks_have(ranks)} not answered{time}: {WHY_SILENT}"
+    return f"{ranks_have(ranks)} {_VERBS[stand.state]} in {stand.place}{time}"
 
 
-def _by_place(stands: Mapping[int, Stand]) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
+def _alike(stands: Mapping[int, Stand]) -> list[tuple[Stand, list[int]]]:
+    """Return the ranks that do the same."""
+    found: dict[Stand, list[int]] = {}
     for rank, stand in stands.items():
-        places.setdefault(stand.place, []).append(rank)
-    return places
-
-
-def _wait(ranks: Collection[int]) -> str:
-    return "waits" if len(ranks) == 1 else "wait"
+        found.setdefault(stand, []).append(rank)
+    return list(found.items())

@@ -8,6 +8,8 @@ import json
 import math
 import os
 import pickle
+import re
+import signal
 import sys
 import threading
 import time
@@ -113,6 +115,40 @@ def test_what_cannot_be_measured_is_left_out(worker: Worker, monkeypatch: pytest
     worker.coordinator.send(wire.SniffTest(attempt=2, rank=1))
     distrain.report({})
     assert worker.said()[0].results.keys() == {"memory"}
+
+
+CALLS = {
+    "report()": lambda: distrain.report({}),
+    "should_stop()": distrain.should_stop,
+    "get_all_reported_checkpoints()": lambda: distrain.get_context() and distrain.get_all_reported_checkpoints(),
+    "barrier()": collective.barrier,
+}
+
+
+def test_a_child_that_was_forked_while_another_thread_reads_messages_gets_an_answer(worker: Worker) -> None:
+    """Every call looks for the worker's process before it takes the lock, which nobody frees in the child."""
+    distrain.get_checkpoint()
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with worker.session._lock:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    if not (child := os.fork()):
+        signal.alarm(10)
+        for name, call in CALLS.items():
+            with pytest.raises(RuntimeError, match=rf"^{re.escape(name)} was called in a child process"):
+                call()
+        distrain.get_checkpoint()
+        worker.session.poll()
+        os._exit(0)
+    over.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------------

@@ -1,12 +1,20 @@
-"""The standstill of a thread where it cannot be watched, and variables that raise exceptions."""
+"""The standstill of a thread: where it cannot be watched, in the kernel, and in endless loops."""
 
 from __future__ import annotations
 
+import dis
+import subprocess
 import sys
 import threading
+from typing import TYPE_CHECKING
+
+import pytest
 
 from distrain.worker import standstill
-from distrain.worker.standstill import LOOK_S, Standstill
+from distrain.worker.standstill import _IN_KERNEL_S, LOOK_S, STANDING_S, Standstill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_without_the_counters_of_the_kernel_nothing_stands_still() -> None:
@@ -16,28 +24,67 @@ def test_without_the_counters_of_the_kernel_nothing_stands_still() -> None:
     assert watched.state == ""
 
 
-class Hostile:
-    """Raises exceptions, like a proxy of something that is gone."""
+@pytest.mark.parametrize(("kernel_state", "limit_s"), [("S", STANDING_S), ("D", _IN_KERNEL_S)])
+def test_a_wait_in_the_kernel_may_last_longer(
+    monkeypatch: pytest.MonkeyPatch, kernel_state: str, limit_s: float
+) -> None:
+    """A slow disk or network file system looks like a frozen one, and other disks say nothing about it."""
+    counters = dict.fromkeys(("cpu_s", *standstill._PROGRESS), 0.0)
+    monkeypatch.setattr(standstill, "_count", lambda _: (kernel_state, counters))
+    watched, frame = Standstill(threading.get_native_id()), sys._getframe()
+    states = {}
+    for second in range(int(limit_s) + 1):
+        watched.sample(frame, watched.since + second)
+        states[second] = watched.state
+    assert states[int(limit_s) - 1] == ""
+    assert states[int(limit_s)] == "stuck"
+    counters = dict.fromkeys(counters, 1e9)
+    kernel_state = "S"
+    watched.sample(frame, moved_at := watched._looked + LOOK_S)
+    for second in range(1, int(STANDING_S) + 1):
+        watched.sample(frame, moved_at + second)
+    assert (watched.state, watched.since) == ("stuck", moved_at)
 
-    def __getattribute__(self, name: str) -> object:
-        raise RuntimeError(name)
+
+def test_processes_of_child_processes_count_after_they_have_ended() -> None:
+    before = standstill._seconds_of_children()
+    burn = f"{sys.executable} -c 'import time\nwhile time.process_time() < 0.3: pass'; echo; read line"
+    with subprocess.Popen(["sh", "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
+        assert shell.stdin
+        assert shell.stdout
+        shell.stdout.readline()
+        assert standstill._seconds_of_children() - before > 0.25
+        shell.stdin.close()
 
 
-def test_variables_that_raise_count_as_a_change() -> None:
-    hostile = Hostile()
-    watched = Standstill(threading.get_native_id())
-    watched._note_variables(sys._getframe())
-    watched._note_variables(sys._getframe())
-    assert not watched._is_same_again
-    assert hostile is not None
+class Flag:
+    is_set = False
 
 
-def test_variables_that_stay_the_same_are_the_same() -> None:
-    count, things = 1, [1, 2]
-    frame = sys._getframe()
-    before = standstill._hash_of_variables(frame)
-    assert standstill._hash_of_variables(frame) != 0
-    count += 1
-    assert standstill._hash_of_variables(frame) != before
-    things.append(3)
-    assert (count, len(things)) == (2, 3)
+def spins() -> None:
+    for _ in range(3):
+        while not Flag.is_set:
+            pass
+
+
+def counts() -> None:
+    number = 0
+    while number < 100:
+        number += 1
+
+
+def calls() -> None:
+    while not next(iter(())):
+        pass
+
+
+def spinning(function: Callable[[], None]) -> set[str]:
+    instructions = dis.get_instructions(function)
+    return {one.opname for one in instructions if standstill._spins(function.__code__, one.offset)}
+
+
+def test_a_loop_that_only_looks_at_variables_is_endless() -> None:
+    assert any("JUMP" in name for name in spinning(spins))
+    assert "FOR_ITER" not in spinning(spins)
+    assert spinning(counts) == set()
+    assert spinning(calls) == set()
