@@ -68,7 +68,7 @@ class DeepCheck:
         """Yield hosts and pairs that may be measured at the same time. The next ones follow when all have answered."""
         yield [(host,) for host in self._places]  # they import torch
         yield from self._in_turns([(host,) for host in self.found.hosts])
-        first = first_round([host for host, port in self._ports.items() if port])
+        first = first_round([host for host in self._places if self._ports.get(host)])
         yield from self._in_turns(first)
         yield from self._in_turns(second_round(first, self.found.suspects(first)))
         for finding in self.found.judge():

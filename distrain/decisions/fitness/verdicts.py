@@ -113,13 +113,15 @@ class Measurements:
 
 
 def first_round(hosts: Sequence[str]) -> list[Hosts]:
-    """Return pairs with all hosts. If their number is odd, the first host is in two pairs.
+    """Return pairs with all hosts. If their number is odd, the last host is measured with both hosts of the first pair.
+
+    So each host is left out of one pair, to which its own can be compared.
 
     >>> first_round(["a", "b", "c"])
-    [('a', 'b'), ('a', 'c')]
+    [('a', 'b'), ('a', 'c'), ('b', 'c')]
     """
     pairs: list[Hosts] = list(zip(hosts[::2], hosts[1::2], strict=False))
-    return [*pairs, (hosts[0], hosts[-1])] if len(hosts) % 2 and pairs else pairs
+    return [*pairs, *((host, hosts[-1]) for host in hosts[:2])] if len(hosts) % 2 and pairs else pairs
 
 
 def second_round(first: Sequence[Hosts], slow: Collection[Hosts]) -> list[Hosts]:

@@ -30,7 +30,7 @@ def judged(hosts: list[str], rate, rng: random.Random) -> list[str]:
     return [*slow, *(f"*{finding.host}" for finding in findings if "the connection between" in finding.text)]
 
 
-@pytest.mark.parametrize("count", [4, 5, 16])
+@pytest.mark.parametrize("count", [3, 4, 5, 16])
 def test_a_slow_host_is_named_in_50_of_50_trials(count: int) -> None:
     for seed in range(50):
         rng = random.Random(seed)
