@@ -28,10 +28,10 @@ ODD_NAME = 'it\'s a "dir"\nwith $HOME `odd` names\\'
 
 def look_around(config: dict[str, Any]) -> dict[str, Any]:
     context = distrain.get_context()
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
-        if context.get_world_rank() == 0:
+    if context.get_world_rank() == 0:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
             sock.listen()  # as rank 0's store does
     try:
         answer = input("> ")
