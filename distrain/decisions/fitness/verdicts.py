@@ -132,7 +132,7 @@ def second_round(first: Sequence[Hosts], slow: Collection[Hosts]) -> list[Hosts]
     """
     good = dict.fromkeys(host for pair in first if pair not in slow for host in pair)
     suspects = [host for host in dict.fromkeys(itertools.chain(*slow)) if host not in good]
-    # The first host may have met the last one, so it comes last.
+    # The first two hosts may have met the last one, so they come last.
     partners = itertools.cycle([*reversed(good)] or [*suspects[1:], *suspects[:1]])
     met = {frozenset(pair) for pair in first}
     return [pair for pair in zip(suspects, partners, strict=False) if frozenset(pair) not in met]

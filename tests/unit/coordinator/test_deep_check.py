@@ -36,6 +36,7 @@ class Check:
     """A deep check of some hosts.
 
     answer: gets an order, the usual results, and the host or the two; returns results, or None if the host hangs.
+    first: which of the open orders is answered first.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Check:
         busy: str = "",
         history: dict[str, Any] | None = None,
         made: list[DeepCheck] | None = None,
+        first: int = 0,
     ) -> None:
         self.findings: list[Finding] = []
         self.orders: list[tuple[str, wire.Measure]] = []
@@ -61,7 +63,7 @@ class Check:
         self.deep.begin({name: Place(machine=machine[name], address=name, interface="eth0") for name in hosts})
         while not self.deep.is_done:
             while self._unanswered:
-                host, order = self._unanswered.pop(0)
+                host, order = self._unanswered.pop(first)
                 awaited = self.deep._awaited
                 self.at_once.add((order.what, len(awaited)))
                 results = answer(order, dict(RESULTS.get(order.what, {})), *awaited.get(host, ()))
@@ -96,6 +98,12 @@ def test_both_hosts_of_a_pair_meet_where_the_first_one_waits() -> None:
     first, second = (order for host, order in Check("ab").orders if order.what == "pair")
     assert (first.rank, second.rank) == (0, 1)
     assert {(one.number, one.address, one.port) for one in (first, second)} == {(first.number, "a", 4000)}
+
+
+def test_the_order_of_answers_does_not_change_who_meets() -> None:
+    for first in (0, -1):
+        found = Check("abcd", first=first).deep.found
+        assert found.pairs.keys() == {("a", "b"), ("c", "d")}
 
 
 def test_a_second_measurement_decides() -> None:
