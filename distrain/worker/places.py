@@ -41,6 +41,7 @@ def _reset_in_child() -> None:
         gc.enable()
     if _switches_soon.locked():
         sys.setswitchinterval(_DEFAULT_SWITCH_S)
+        _switches_soon.release()  # the thread that holds it is not in the child
 
 
 os.register_at_fork(after_in_child=_reset_in_child)

@@ -1,4 +1,4 @@
-"""What a thread sees of the main thread."""
+"""Samples that a thread takes of the main thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_python_code_between_native_calls_is_seen() -> None:
     assert sum(seen) > 0.15 * len(seen)
 
 
-def test_a_forked_child_switches_threads_as_usual() -> None:
+def test_a_forked_child_switches_threads_as_usual_and_can_nap() -> None:
     usual = sys.getswitchinterval()
     thread = threading.Thread(target=places.nap, args=(0.5,))
     thread.start()
@@ -45,7 +45,7 @@ def test_a_forked_child_switches_threads_as_usual() -> None:
         time.sleep(0.001)
     pid = os.fork()
     if pid == 0:
-        os._exit(sys.getswitchinterval() != usual)
+        os._exit(sys.getswitchinterval() != usual or places._switches_soon.locked())
     assert os.waitpid(pid, 0)[1] == 0
     thread.join()
     assert sys.getswitchinterval() == usual
