@@ -27,7 +27,7 @@ LOOK_S = 1.0
 STANDING_S = 3.0
 """Seconds after which a standstill counts as one."""
 _IN_KERNEL_S = 60.0
-"""The same for uninterruptible waits in the kernel: a busy disk or network file system looks like a frozen one."""
+"""The limit for uninterruptible waits in the kernel: a busy disk or network file system looks like a frozen one."""
 _IDLE_SHARE = 0.05
 """A thread that waits in a loop, polling, uses less of a CPU than this; so do helpers that help with nothing."""
 _PROGRESS = {
@@ -157,12 +157,17 @@ def _seconds_of_children() -> float:
 
 
 def _tcp_bytes() -> int:
-    """Return the bytes that the open sockets of this process have sent and received."""
-    total = 0
+    """Return the bytes that the open sockets of this process have sent and received.
+
+    Those of torch's store don't count: rank 0 has it, and every rank looks into it again and again.
+    """
+    total, store = 0, os.environ.get("MASTER_PORT")
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 with socket.fromfd(int(name), socket.AF_INET, socket.SOCK_STREAM) as opened:  # closes a copy only
                     info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    if store in (str(opened.getsockname()[1]), str(opened.getpeername()[1])):
+                        continue
                 total += sum(int.from_bytes(info[at], sys.byteorder) for at in _TCP_BYTES_AT)
     return total

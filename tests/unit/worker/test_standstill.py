@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import socket
 import subprocess
 import sys
 import threading
@@ -55,6 +56,19 @@ def test_processes_of_child_processes_count_after_they_have_ended() -> None:
         shell.stdout.readline()
         assert standstill._seconds_of_children() - before > 0.25
         shell.stdin.close()
+
+
+@pytest.mark.parametrize("is_store", [False, True])
+def test_bytes_of_tcp_count_but_not_those_of_torchs_store(monkeypatch: pytest.MonkeyPatch, is_store: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port if is_store else port + 1))
+        with socket.create_connection(("127.0.0.1", port)) as sender, server.accept()[0] as receiver:
+            before = standstill._tcp_bytes()
+            sender.sendall(bytes(5000))
+            assert len(receiver.recv(5000, socket.MSG_WAITALL)) == 5000
+            grown = standstill._tcp_bytes() - before
+    assert grown == 0 if is_store else grown >= 5000
 
 
 class Flag:
