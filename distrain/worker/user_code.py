@@ -249,10 +249,10 @@ def _gpu_memory(context: TrainContext, error: BaseException, channel: WorkerChan
     allocation, and several kB for each entry (torch's docstring). A long history is left out; a snapshot that is large
     without it, too.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or type(error) is not torch.cuda.OutOfMemoryError:
-        return None
     with contextlib.suppress(Exception):  # the failure itself matters more
+        torch = sys.modules.get("torch")
+        if torch is None or type(error) is not torch.cuda.OutOfMemoryError:
+            return None
         snapshot = torch.cuda.memory._snapshot()
         body = pickle.dumps(snapshot)
         if len(body) > _LARGEST_SNAPSHOT:
