@@ -1,4 +1,4 @@
-"""What the user's runs and checks have found out about hosts, in one small file. Runs in: coordinator.
+"""Findings of the user's runs and checks about hosts, in one small file. Runs in: coordinator.
 
 ::
 
@@ -34,7 +34,7 @@ _MOST_TROUBLES, _MOST_CHECKS = 1000, 20
 
 @dataclass(slots=True)
 class HostRecords:
-    """What is known about hosts, the oldest first."""
+    """Troubles and deep checks of hosts, the oldest first."""
 
     troubles: list[dict[str, Any]] = field(default_factory=list)
     checks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)

@@ -142,7 +142,7 @@ class Session:
         self.on_dump: Callable[[], object] = lambda: None
         """Sends what torch's flight recorder has; set by the sampler."""
         self.on_profile: Callable[[float], object] = lambda seconds: None
-        """Begins a profile of this rank; set by what starts it."""
+        """Begins a profile of this rank; set by :mod:`distrain.worker.main`."""
         self._must_sniff = False
         self._debugger_input: deque[str] = deque()
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread

@@ -28,7 +28,7 @@ _MOST_TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a host is. address, interface: where others connect; an empty address is unknown."""
+    """The place of a host. address, interface: where others connect; an empty address is unknown."""
 
     machine: str
     address: str
@@ -51,7 +51,7 @@ class DeepCheck:
     _places: dict[str, Place] = field(default_factory=dict)
     """By host, without those that were lost or have not answered."""
     _ports: dict[str, int] = field(default_factory=dict)
-    """Where hosts wait for partners."""
+    """By host: the port at which it waits for partners."""
     _awaited: dict[str, Hosts] = field(default_factory=dict)
     """By host that owes an answer: itself, or its pair."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
+from distrain.system.text import count
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
@@ -20,7 +22,7 @@ Key = TypeVar("Key")
 _LEAST_HISTORY = 3
 """Earlier results that a host needs before its own median counts."""
 _SLACK_US = 300.0
-"""What is added to latencies before they are compared."""
+"""Added to latencies before they are compared: small differences say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def slow_results(
     found: dict[Key, list[Slow]] = {}
     for key, name, value, group in flat:
         rule = RULES[name]
-        references = {f"the median of {len(values[group]) - 1} others": medians[group]}
+        references = {f"the median of {count(len(values[group]) - 1, 'other')}": medians[group]}
         past = [one[name] for one in history.get(key, ()) if name in one]
         if len(past) >= _LEAST_HISTORY:
             references[f"its own median of {len(past)} checks"] = median(past)

@@ -27,7 +27,7 @@ MOST_BUSY = 0.15
 
 @dataclass(slots=True)
 class Fitness:
-    """What a deep check has found out about a host.
+    """The findings of a deep check about a host.
 
     kind: what must be equal for a comparison with others; empty if the host was not measured. results: in the end with
     the best of its links, which are by the names of its partners. error: why a link is broken; it has 0 GB/s. busy: the

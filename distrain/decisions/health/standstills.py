@@ -26,7 +26,10 @@ _VERBS = {"stuck": "been stuck", "loops": "looped without any change"}
 
 
 class Stand(NamedTuple):
-    """What a rank does that stands still: see :class:`~distrain.wire.Standstill`. ``mute``: it does not answer."""
+    """The state and the place of a rank that stands still, as in :class:`~distrain.wire.Standstill`.
+
+    The state ``mute`` is added here: the rank does not answer.
+    """
 
     state: str
     place: str = ""

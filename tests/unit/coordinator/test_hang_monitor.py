@@ -1,4 +1,4 @@
-"""What the monitor of hangs keeps when it looks at ranks that say nothing, and when it is asked for stacks."""
+"""The files that the monitor of hangs keeps: of a look at ranks that say nothing, and when it is asked for stacks."""
 
 from __future__ import annotations
 

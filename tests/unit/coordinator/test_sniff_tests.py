@@ -16,7 +16,7 @@ from distrain.decisions.run_status import RunStatus
 COMMITTED = Committed(0, "checkpoint_000003", 3, 40, 10, 0.1, [0], {}, Checkpoint("/c"), 2.0)
 GOOD = {"cpu": 2.0, "memory": 10.0}
 BAD = {"cpu": 0.8, "memory": 9.0}
-WHY = "CPU 0.8 TFLOP/s, 40% of the median of 1 others (2)"
+WHY = "CPU 0.8 TFLOP/s, 40% of the median of 1 other (2)"
 COSTLY = f"beta is slow: {WHY}; it costs the run 36 min per hour"
 
 

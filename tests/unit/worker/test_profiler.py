@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Frame:
-    """What json's decoder calls; it keeps its frame."""
+    """Called by json's decoder; it keeps its frame."""
 
     frame: FrameType
 
