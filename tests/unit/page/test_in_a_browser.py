@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distrain.page import write_page
 from tests.browser import CHROMIUM, Browser
+from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +84,12 @@ def test_the_evidence_of_an_attempt_opens_from_the_run_directory(browser: Browse
     links = "[...document.querySelectorAll('#attempts details a')]"
     assert browser.evaluate(f"{links}.map((one) => one.textContent)") == ["attempt_0/stacks/rank_3.txt"]
     browser.evaluate(f"{links}[0].click()")
-    browser.evaluate("new Promise((then) => setTimeout(then, 0))")
+    target = (restarted.root / "evidence/attempt_0/stacks/rank_3.txt").as_uri()
+
+    def is_open() -> bool:
+        with contextlib.suppress(AssertionError):  # the browser leaves the page at this moment
+            return bool(browser.evaluate("location.href") == target)
+        return False
+
+    wait_until(is_open)
     assert browser.complaints == []
-    target = browser.evaluate(f"{links}[0]?.href ?? location.href")
-    assert target == (restarted.root / "evidence/attempt_0/stacks/rank_3.txt").as_uri()
