@@ -369,6 +369,9 @@ class CheckpointConfig:
         checkpoint then waits for all of these, and for no other rank. None: distrain finds out, which may delay the
         first checkpoints by ``missing_rank_s``.
     missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never reported one.
+    memory_every: keep every n-th reported checkpoint in the memory of the hosts, as ``CheckpointUploadMode.MEMORY``
+        does, and ignore the others. None leaves the choice to ``report()``.
+    storage_every_s: seconds between two checkpoints in memory that are also written to storage.
 
     >>> CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min").num_to_keep
     2
@@ -381,15 +384,17 @@ class CheckpointConfig:
     checkpoint_score_order: Literal["max", "min"] = "max"
     checkpoint_ranks: Sequence[int] | Literal["all"] | None = None
     missing_rank_s: float = 60.0
+    memory_every: int | None = None
+    storage_every_s: float = 600.0
 
     def __post_init__(self) -> None:
-        check_fields(self, check_int, "num_to_keep", minimum=1, optional=True)
+        check_fields(self, check_int, "num_to_keep", "memory_every", minimum=1, optional=True)
         check_fields(self, check_type, "checkpoint_score_attribute", kind=str, optional=True)
         check_fields(self, check_choice, "checkpoint_score_order", choices=("max", "min"))
         if self.checkpoint_ranks not in (None, "all"):
             check_fields(self, check_ranks, "checkpoint_ranks")
             object.__setattr__(self, "checkpoint_ranks", tuple(sorted(set(self.checkpoint_ranks or ()))))
-        check_fields(self, check_seconds, "missing_rank_s")
+        check_fields(self, check_seconds, "missing_rank_s", "storage_every_s")
 
 
 class CheckpointUploadMode(enum.Enum):
@@ -398,6 +403,8 @@ class CheckpointUploadMode(enum.Enum):
     SYNC: ``report()`` returns when this rank's files are in the run directory.
     ASYNC: ``report()`` returns at once. A separate process stores the files and, by default, deletes the local ones.
     NO_UPLOAD: the files are already in a directory of the run directory, and stay there.
+    MEMORY: ``report()`` returns when this rank's files are in the memory of its host. From time to time, and at the end
+        of the run, the newest checkpoint is stored (``CheckpointConfig.storage_every_s``).
 
     >>> CheckpointUploadMode("ASYNC") is CheckpointUploadMode.ASYNC
     True
@@ -406,6 +413,7 @@ class CheckpointUploadMode(enum.Enum):
     SYNC = "SYNC"
     ASYNC = "ASYNC"
     NO_UPLOAD = "NO_UPLOAD"
+    MEMORY = "MEMORY"
 
 
 @without()

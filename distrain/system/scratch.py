@@ -45,6 +45,15 @@ def scratch_directory() -> str | None:
     return path if os.path.dirname(path) == tempfile.gettempdir() and os.path.isdir(path) else None
 
 
+def memory_directory(scratch: str | None = None) -> Path | None:
+    """Return the directory for checkpoints in the memory of this host; it may not exist yet.
+
+    scratch: the directory of :func:`claim`; by default, that of the agent of this process. None without an agent.
+    """
+    scratch = scratch or os.environ.get(_VARIABLE)
+    return Path(_SHARED_MEMORY, os.path.basename(scratch)) if scratch else None
+
+
 @contextlib.contextmanager
 def temporary_directory(prefix: str) -> Iterator[str]:
     """Provide a directory for the block. If this process is killed, the agent or the next run on this host removes it.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 20
+WIRE_VERSION = 21
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -566,6 +566,125 @@ class OrderDone(Message):
     failed: str | None = None
 
 
+# -- checkpoints in memory -------------------------------------------------------------------------------------------
+
+
+@message
+class HashFiles(Message):
+    """Compute size and crc32 of files that a rank has written into the memory of its host.
+
+    folder: their directory; ``files`` are relative to it.
+
+    Coordinator -> agent; answered by :class:`FilesCopied`.
+    """
+
+    attempt: int
+    rank: int
+    ordinal: int
+    folder: str
+    files: list[str]
+
+
+@message
+class KeepRound(Message):
+    """Keep these checkpoints in memory, and free what all others take.
+
+    host: the name by which the coordinator knows this host. round: the fields of the newest
+    :class:`~distrain.storage.memory_round.MemoryRound`, or None if there is no new one. keep: the names of all that
+    stay. run: the run directory, to which the agent stores ``round`` if the coordinator is lost; empty if it must not.
+
+    Coordinator -> agent.
+    """
+
+    host: str
+    round: dict[str, Any] | None
+    keep: list[str]
+    run: str = ""
+
+
+@message
+class CopyRound(Message):
+    """Copy the parts of a checkpoint in memory whose ``copy`` is this host, and verify them.
+
+    Coordinator -> agent; answered by :class:`RoundCopied`.
+    """
+
+    name: str
+
+
+@message
+class RoundCopied(Message):
+    """The parts are copied, or (``failed``) why they are not. folder: has a directory ``rank_3`` for each.
+
+    Agent -> coordinator.
+    """
+
+    name: str
+    folder: str = ""
+    failed: str | None = None
+
+
+@message
+class GatherRound(Message):
+    """Provide a checkpoint in memory as a complete directory, after every byte was compared with its manifest.
+
+    host, round: as in :class:`KeepRound`. What this host lacks, or has with other bytes, it reads from the other
+    copy.
+
+    Coordinator -> agent; answered by :class:`RoundGathered`.
+    """
+
+    host: str
+    round: dict[str, Any]
+
+
+@message
+class RoundGathered(Message):
+    """The checkpoint is in ``folder``, or (``failed``) why no intact copy of a part was found.
+
+    notes: a sentence for each copy that was damaged or missing, and what was used instead.
+
+    Agent -> coordinator.
+    """
+
+    name: str
+    folder: str = ""
+    notes: list[str] = field(default_factory=list)
+    failed: str | None = None
+
+
+@message
+class ReadPart(Message):
+    """Read ``size`` bytes of a file of a rank's part, which ``host`` keeps in memory, for the host ``reader``.
+
+    Agent -> coordinator -> another agent; answered by :class:`PartRead`.
+    """
+
+    name: str
+    rank: int
+    file: str
+    offset: int
+    size: int
+    host: str
+    reader: str
+
+
+@message
+class PartRead(Message):
+    """Bytes of a file of a part, fewer at its end; or (``failed``) why they cannot be read.
+
+    Agent -> coordinator -> the agent that has asked.
+    """
+
+    name: str
+    rank: int
+    file: str
+    offset: int
+    reader: str
+    body: bytes
+    failed: str | None = None
+
+
 # -- hosts that share no files ---------------------------------------------------------------------------------------
 
 
@@ -683,6 +802,7 @@ class WorkerSpec(ToWorker):
     sys_path: the module search path; None stands for the interpreter's own entries.
     vitals_s: seconds between two :class:`Vitals`, and between two looks at memory and GPUs; see :class:`Troubles`.
     debug_rank: the rank on which breakpoint() opens the debugger.
+    memory_every: see :class:`~distrain.api.config.CheckpointConfig`.
     """
 
     context: dict[str, Any]
@@ -694,6 +814,7 @@ class WorkerSpec(ToWorker):
     argv: list[str]
     vitals_s: float
     debug_rank: int | None = None
+    memory_every: int | None = None
 
 
 @message
@@ -858,7 +979,8 @@ class Reported(FromWorker):
 
     ordinal: counts the rank's checkpoints in the attempt from 1. folder: the directory with its files. files: the
     relative path of each. in_place: ``folder`` is in the run directory, and all ranks write into it; ``files``
-    is empty. waits: report() waits until the files are stored. name: the name to give to the checkpoint's directory.
+    is empty. in_memory: ``folder`` is in the memory of the host, see :func:`~distrain.system.scratch.memory_directory`;
+    without ``is_written``, it is still being written, and :class:`PartWritten` follows. waits: report() waits until the files are stored. name: the name to give to the checkpoint's directory.
     validation: None, or ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments in base64, and seconds or
     None. positions: the rank's positions in its data, by the name of a loader; None if there are none.
 
@@ -875,6 +997,8 @@ class Reported(FromWorker):
     body: bytes = b""
     folder: str = ""
     in_place: bool = False
+    in_memory: bool = False
+    is_written: bool = True
     waits: bool = True
     name: str | None = None
     validation: dict[str, Any] | None = None
@@ -882,6 +1006,25 @@ class Reported(FromWorker):
     progress: list[float] | None = None
     waited: dict[str, float] | None = None
     failed: str | None = None
+
+
+@message
+class PartWritten(FromWorker):
+    """All bytes of a part are in memory; or (``failed``) why they are not.
+
+    Worker -> coordinator.
+    """
+
+    ordinal: int
+    failed: str | None = None
+
+
+@message
+class StoreInstead(ToWorker):
+    """The memory of a host is short: store every further checkpoint as with ASYNC.
+
+    Coordinator -> worker.
+    """
 
 
 @message

@@ -57,7 +57,7 @@ MOST_UPLOADS = 2
 _COMMIT_WAIT_S = 5.0
 """Seconds to wait for commits after every rank has finished, before a worker exits and leaves its local files."""
 _DEFAULTS = StoreOptions()
-SYNC, ASYNC, NO_UPLOAD = CheckpointUploadMode
+SYNC, ASYNC, NO_UPLOAD, MEMORY = CheckpointUploadMode
 
 
 class WorkerChannel(Protocol):
