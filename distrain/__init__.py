@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.errors import LaunchError as LaunchError
     from distrain.errors import PreemptionError as PreemptionError
     from distrain.errors import ResourcesError as ResourcesError
+    from distrain.errors import Rollback as Rollback
     from distrain.errors import StorageError as StorageError
     from distrain.errors import TrainingFailedError as TrainingFailedError
     from distrain.errors import WorkerGroupError as WorkerGroupError
@@ -87,6 +88,7 @@ _HOMES = {
         "LaunchError",
         "PreemptionError",
         "ResourcesError",
+        "Rollback",
         "StorageError",
         "TrainingFailedError",
         "WorkerGroupError",

@@ -19,7 +19,7 @@
         │   └── LaunchError    the run could not begin: a host or its agent could not be started
         └── PreemptionError    a signal asked the run to stop (SIGTERM, SIGHUP or SIGQUIT)
 
-Every class survives pickling with its attributes.
+Every class survives pickling with its attributes. :class:`Rollback` is not an error: train_func raises it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ __all__ = [
     "LaunchError",
     "PreemptionError",
     "ResourcesError",
+    "Rollback",
     "StorageError",
     "TrainingFailedError",
     "WireError",
@@ -158,6 +159,26 @@ class CollectiveError(DistrainError):
         except CollectiveError as error:
             print(f"ranks do not call the same function: {error}")
     """
+
+
+class Rollback(Exception):
+    """Raise it in train_func, on any rank: all ranks go back to the newest committed checkpoint.
+
+    why: the reason, for people.
+    skip_batch: leave out the rows since that checkpoint from now on, including the batch that this rank has just got.
+
+    ::
+
+        if not math.isfinite(loss):
+            raise Rollback(f"loss is {loss}", skip_batch=True)
+    """
+
+    skip_to: dict[str, Any] | None = None
+    """The positions in the data up to which rows are left out; set by distrain."""
+
+    def __init__(self, why: str = "", *, skip_batch: bool = False) -> None:
+        super().__init__(why)
+        self.skip_batch = skip_batch
 
 
 class TrainingFailedError(DistrainError):

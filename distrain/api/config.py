@@ -327,6 +327,10 @@ class FailureConfig:
     on_slow: what to do when a rank is slow and a short test shows that its host is: ``"warn"`` says so, ``"replace"``
         has a spare host take its place at the next checkpoint. The workers restart from there, which does not count as
         a failure.
+    on_nan: ``"rollback"`` has ``report()`` raise :class:`Rollback` with ``skip_batch=True`` if ``nan_metric`` is not
+        finite. ``"ignore"`` does nothing.
+    nan_metric: the metric to look at; ``"train/loss"`` reads ``metrics["train"]["loss"]``.
+    max_rollbacks: the number of rollbacks after which the run fails instead; -1 sets no limit.
     peer_failure_grace_s: seconds between SIGTERM and SIGKILL for the other ranks after one has failed; None, the
         default, means 5 for a script and 0 for train_func, which gets SIGKILL at once. Only ranks that handle SIGTERM
         can use them, others end at once; train_func handles it, as SystemExit.
@@ -343,12 +347,17 @@ class FailureConfig:
     host_lease_s: float = 15.0
     host_wait_s: float = 60.0
     on_slow: Literal["warn", "replace"] = "warn"
+    on_nan: Literal["ignore", "rollback"] = "ignore"
+    nan_metric: str = "loss"
+    max_rollbacks: int = 3
     peer_failure_grace_s: float | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, check_int, "max_failures", minimum=-1)
+        check_fields(self, check_int, "max_failures", "max_rollbacks", minimum=-1)
         check_fields(self, check_type, "retry_same_failure", kind=bool)
+        check_fields(self, check_type, "nan_metric", kind=str)
         check_fields(self, check_choice, "on_slow", choices=("warn", "replace"))
+        check_fields(self, check_choice, "on_nan", choices=("ignore", "rollback"))
         check_fields(self, check_seconds, "backoff_s", "host_wait_s")
         optional = ("hang_report_s", "hang_timeout_s", "peer_failure_grace_s")
         check_fields(self, check_seconds, *optional, optional=True)

@@ -390,15 +390,15 @@ class Coordinator:
         self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
-        self._note_end(outcome.rank, ok=outcome.ok)
+        self._note_end(outcome.rank, ok=outcome.ok, rolls_back=outcome.rollback is not None)
         if outcome.traceback and self._request.keeps_logs:
             self._outputs.of(outcome.rank).note(outcome.traceback)
         self._report_handler.handle(outcome)
         self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
 
-    def _note_end(self, rank: int, *, ok: bool) -> None:
+    def _note_end(self, rank: int, *, ok: bool, rolls_back: bool = False) -> None:
         self._hang_monitor.rank_ended(rank, ok=ok)
-        is_stopping = self.machine.state is RunState.STOPPING
+        is_stopping = self.machine.state is RunState.STOPPING or rolls_back
         self._observers.tell(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
 
     # -- actions of the machine -----------------------------------------------------------------------------------
@@ -450,6 +450,8 @@ class Coordinator:
                     self._launch_checks.begin(plan)
                 case events.AttemptEnded():
                     self._end_attempt(action)
+                case events.RollBack():
+                    self._roll_back(action)
 
     def _prepare(self, host: str, message: wire.Prepare) -> None:
         """Send a host its job, once it has the files that its workers need."""
@@ -503,6 +505,20 @@ class Coordinator:
                 lambda: {one.rank: own.get(one.rank) or original(one) for one in failures},
             )
         )
+
+    def _roll_back(self, asked: events.RollBack) -> None:
+        """Choose the checkpoint to go back to, and note for later starts which rows are left out after it."""
+        skip_to = dict(asked.skip_to or {})
+        suspect, latest = self._store.roll_back(skip_to), self._store.latest
+        if latest is None:
+            self._manifest.skip_to |= skip_to
+        path = str(latest.path) if latest else self._foreign_checkpoint
+        fields = {"rank": asked.rank, "host": asked.host, "reports": asked.reports, "why": asked.why}
+        self._store.append_event(
+            "rollback", attempt=self._attempt, **fields, checkpoint=path, suspect=suspect or None, skip_to=skip_to
+        )
+        skips = self._manifest.skip_to if latest is None else latest.skip_to
+        self._happened(events.RolledBack(path, skips or {}, suspect))
 
     def _log(self, attempt: int, rank: int) -> Path:
         return self._store.paths.log(attempt, rank, self._log_dir)

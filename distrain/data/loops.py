@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,7 +105,7 @@ class Loops:
     def epoch(self) -> int:
         """The number of the epoch, from 0, that is being read, or that the next loop begins or continues."""
         if self.loop is None:
-            return self._start["epoch"] if self._start else 0
+            return self._start.get("since", self._start["epoch"]) if self._start else 0
         return self.loop.own.epoch + self.loop.is_over
 
     def position(self) -> dict[str, Any]:
@@ -126,6 +127,8 @@ class Loops:
             place |= loop.own.position()
         elif self.counts_epochs and any(other.is_open and other.began > loop.ended for other in self._others()):
             place = {"epoch": loop.own.epoch, "is_over": True}  # train_func is still in it, as in a validation
+        if self._is_left_out(loop.own.epoch):
+            return {**(self._start or {}), "since": place["epoch"]}
         return {
             **place,
             "order": loop.order.as_json(),
@@ -143,16 +146,23 @@ class Loops:
         shown: dict[str, Any] = {name: facts[name] for name in ("rows", "files") if name in facts}
         return {**shown, "hash": hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()}
 
+    def _is_left_out(self, epoch: int) -> bool:
+        """Return whether a rollback has left out what the checkpoint has left of an epoch."""
+        return self._start is not None and self._start.get("since", math.inf) <= epoch < self._start["epoch"]
+
     def _next_start(self, order: RowOrder) -> tuple[int, dict[str, Any] | None]:
         """Return the epoch of the next pass, and the position at which it begins; None for the first row."""
         if self.loop is None or self.loop.is_look:
-            return self.epoch, self._checked_start(order)
-        return self.loop.own.epoch + 1, None
+            return self.epoch, self._checked_start(order, self.epoch)
+        epoch, comes_after_rollback = self.loop.own.epoch + 1, self._is_left_out(self.loop.own.epoch)
+        return epoch, self._checked_start(order, epoch) if comes_after_rollback else None
 
-    def _checked_start(self, order: RowOrder) -> dict[str, Any] | None:
-        """Return the position of the checkpoint, if it is inside the next epoch. Refuse data that has changed."""
+    def _checked_start(self, order: RowOrder, epoch: int) -> dict[str, Any] | None:
+        """Return the position of the checkpoint, if it is inside this epoch. Refuse data that has changed."""
         start, self._refusal = self._start, None
-        if start is None or start["epoch"] != self.epoch or "data" not in start:
+        if self._is_left_out(epoch):
+            return {"is_over": True}
+        if start is None or start["epoch"] != epoch or "data" not in start:
             return None
         inside = start if start.get("divisions") or start.get("rows") or start.get("is_over") else None
         now = {"data": self._facts, "order": order.as_json() if inside else start["order"]}

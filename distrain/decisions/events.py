@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain.hosts.world import WorkerFacts
+from distrain.system.text import on_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,6 +63,7 @@ class RunRequest:
     plan: where the ranks are, if another launcher has placed them.
     keeps_logs: the run gets what the ranks print, and has a log of each.
     checks_hosts: the run ends before its ranks start, see :mod:`distrain.coordinator.host_check`.
+    skips: after earlier rollbacks, by path of the checkpoint ("" for none): up to where rows are left out.
     """
 
     run_id: str
@@ -89,6 +91,7 @@ class RunRequest:
     plan: WorldPlan | None = None
     keeps_logs: bool = True
     checks_hosts: bool = False
+    skips: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def worker_facts(self, plan: WorldPlan, rank: RankPlan, attempt: int) -> WorkerFacts:
         """Return the facts that the worker of this rank gets."""
@@ -238,6 +241,20 @@ class HostSlow:
 
 
 @dataclass(frozen=True, slots=True)
+class RolledBack:
+    """The answer to :class:`RollBack`.
+
+    path: the checkpoint from which the next attempt starts, None to start from scratch.
+    skip_to: by dataset or loader: the position up to which rows are left out.
+    suspect: the name of the checkpoint that was given up, or "".
+    """
+
+    path: str | None
+    skip_to: Mapping[str, Any]
+    suspect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The deadline of the run machine has passed."""
 
@@ -252,6 +269,7 @@ Event = (
     | Outstanding
     | HangDetected
     | HostSlow
+    | RolledBack
     | Tick
 )
 
@@ -314,4 +332,26 @@ class AttemptEnded:
     why: str | None = None
 
 
-Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | WorkersStart | AttemptEnded
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollBack:
+    """A rank has raised :class:`~distrain.Rollback`: choose the checkpoint for the next attempt.
+
+    reports: number of reports that the rank had made.
+    why: the text of the exception.
+    skip_to: by dataset or loader: the position up to which rows are left out; None if none should be.
+
+    Answered at once by :class:`RolledBack`.
+    """
+
+    rank: int
+    host: str
+    reports: int
+    why: str
+    skip_to: Mapping[str, Any] | None
+
+    def __str__(self) -> str:
+        why = f" ({self.why})" if self.why else ""
+        return f"rank {self.rank}{on_host(self.host)} asked to roll back after {self.reports} reports{why}"
+
+
+Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | WorkersStart | AttemptEnded | RollBack

@@ -198,6 +198,7 @@ def worker_spec(
     *,
     attempt: int,
     checkpoint: str | None,
+    skip_to: Mapping[str, Any],
     rendezvous: Rendezvous,
 ) -> wire.WorkerSpec:
     """Return what the worker of this rank needs to start. ``checkpoint``: path or URL to resume from."""
@@ -228,6 +229,8 @@ def worker_spec(
         argv=request.argv,
         vitals_s=pace.VITALS_S,
         debug_rank=request.debug_rank,
+        nan_metric=request.failure_config.nan_metric if request.failure_config.on_nan == "rollback" else None,
+        skip_to=dict(skip_to),
     )
 
 

@@ -60,7 +60,7 @@ class RetryPolicy:
         repeated = self._is_repeated(culprit, reports, checkpoint)
         self._without_progress = self._without_progress + 1 if checkpoint == self._started_from else 1
         self._started_from = checkpoint
-        if 0 <= self._config.max_failures <= self.used:
+        if self.refusal is not None or 0 <= self._config.max_failures <= self.used:
             return False
         if not self.ever_entered:
             self.refusal = "no restart: no rank has ever entered train_func"

@@ -29,6 +29,8 @@ from distrain.decisions.events import (
     HostSlow,
     MessageReceived,
     Outstanding,
+    RollBack,
+    RolledBack,
     RunRequest,
     SendMessage,
     ShowLine,
@@ -112,6 +114,9 @@ class RunStateMachine:
         """The ranks of the latest attempt whose hosts are lost."""
         self._replaced: dict[int, HostSlow] = {}
         """By attempt that was ended for it: the slow host whose place another one takes."""
+        self._rollbacks: dict[int, RollBack] = {}
+        """By attempt that was ended for it."""
+        self._skips = dict(request.skips)
         self.earlier_attempts: deque[str] = deque(maxlen=_EARLIER_KEPT)
         """One line for each earlier attempt, with its failure."""
         slots = {name: settings.slots for name, settings in request.hosts.items()}
@@ -162,8 +167,8 @@ class RunStateMachine:
 
     @property
     def failures(self) -> list[RankFailure]:
-        """The failures of the latest attempt, in order of arrival. One that was ended for a slow host has none."""
-        return [] if self.attempt in self._replaced else self._ranks.failures()
+        """The failures of the latest attempt, in order of arrival. One that was ended on purpose has none."""
+        return [] if self.attempt in self._replaced or self.attempt in self._rollbacks else self._ranks.failures()
 
     @property
     def outcomes(self) -> Mapping[int, wire.Outcome]:
@@ -237,6 +242,8 @@ class RunStateMachine:
                 return self._on_host_lost(event, now)
             case HostSlow():
                 return self._on_host_slow(event, now)
+            case RolledBack():
+                return self._on_rolled_back(event, now)
             case StopRequested(why):
                 return self._on_stop_requested(why, now)
             case StorageFailed(why):
@@ -471,7 +478,13 @@ class RunStateMachine:
     def _start_message(self, plan: WorldPlan, host: str, rendezvous: Rendezvous) -> wire.Start:
         specs = [
             worker_spec(
-                self.request, plan, rank, attempt=self.attempt, checkpoint=self.checkpoint, rendezvous=rendezvous
+                self.request,
+                plan,
+                rank,
+                attempt=self.attempt,
+                checkpoint=self.checkpoint,
+                skip_to=self._skips.get(self.checkpoint or "", {}),
+                rendezvous=rendezvous,
             )
             for rank in plan.on(host)
         ]
@@ -480,10 +493,9 @@ class RunStateMachine:
         return wire.Start(attempt=self.attempt, ranks=ranks, rendezvous=address)
 
     def _describe_restart(self) -> list[Action]:
-        if not self.retries.used or self.attempt - 1 in self._replaced:
+        if not self.retries.used or self.attempt - 1 in self._replaced or self.attempt - 1 in self._rollbacks:
             return []
-        fresh = start_without_checkpoint(is_script=self.request.is_script)
-        return [ShowLine(f"{self.retries}, from {self._name_checkpoint() or fresh}")]
+        return [ShowLine(f"{self.retries}, from {self._name_start()}")]
 
     @property
     def _run_directory(self) -> str:
@@ -492,6 +504,10 @@ class RunStateMachine:
     def _name_checkpoint(self) -> str:
         """Return the name of the checkpoint to start from; its path, if it is not one of this run."""
         return (self.checkpoint or "").removeprefix(f"{self._run_directory}/")
+
+    def _name_start(self) -> str:
+        """Return where ranks begin, in words that follow ``from``."""
+        return self._name_checkpoint() or start_without_checkpoint(is_script=self.request.is_script)
 
     # -- ranks train ----------------------------------------------------------------------------------------------
 
@@ -513,6 +529,8 @@ class RunStateMachine:
                 self._move_rank(rank, RankState.DONE if message.ok else RankState.RAISED)
                 orders = self._send_stop_orders(self._stop_consensus.mark_finished(message.rank))
                 orders += self._release_stopped(is_last=worked)
+                if message.rollback is not None:
+                    return [*orders, *self._on_rollback(rank, message.rollback, now)]
                 return [*orders, *(self._check_all_done(now) if message.ok else self._on_rank_failed(rank, now))]
             case wire.Exited():
                 # Before the attempt is stopped, even a signal that distrain sent is a failure: a run says why it ends.
@@ -602,6 +620,43 @@ class RunStateMachine:
             return []
         self.hung = hang
         return self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)
+
+    # -- a rank asks to roll back ---------------------------------------------------------------------------------
+
+    def _on_rollback(self, rank: Rank, asked: Mapping[str, Any], now: float) -> list[Action]:
+        """Stop the attempt, so that the next one starts at the newest checkpoint. That is not a failure.
+
+        It is one after another failure, unless that only follows from the end of this rank; and if the run may not roll
+        back.
+        """
+        if self.attempt in self._rollbacks:
+            return []
+        most, earlier = self.request.failure_config.max_rollbacks, culprit_first(self.failures)
+        if self.request.plan is not None:
+            self.retries.refusal = "no rollback: only ranks that distrain starts can go back"
+        elif 0 <= most <= len(self._rollbacks):
+            self.retries.refusal = f"no rollback: FailureConfig(max_rollbacks={most}) allows no more"
+        if self.retries.refusal or self.hung or (earlier and not earlier[0].consequence):
+            return self._on_rank_failed(rank, now)
+        self._rollbacks[self.attempt] = RollBack(
+            rank=rank.plan.rank, host=rank.plan.host, reports=rank.reports, why=asked["why"], skip_to=asked["skip_to"]
+        )
+        if self.state is RunState.STOPPING:
+            return []
+        return self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s)
+
+    def _on_rolled_back(self, back: RolledBack, now: float) -> list[Action]:
+        asked, most = self._rollbacks[self.attempt], self.request.failure_config.max_rollbacks
+        self.checkpoint, self._skips[back.path or ""] = back.path, back.skip_to
+        text = f"{asked}; back to {self._name_start()}"
+        if back.suspect:
+            text += f", as the newer {back.suspect} has led to two rollbacks"
+        self.earlier_attempts.append(f"attempt {self.attempt} before: {text}")
+        if asked.skip_to is not None:
+            left_out = "the rows since then are left out"
+            text += f"; {left_out if asked.skip_to else 'no rows are left out, as distrain knows no position in them'}"
+        count = f"rollback {len(self._rollbacks)}" + (f" of {most}" if most >= 0 else "")
+        return [ShowLine(f"{text} ({count})"), *self._begin_next_attempt(now)]
 
     # -- a host is lost, or cannot continue -----------------------------------------------------------------------
 
@@ -846,6 +901,8 @@ class RunStateMachine:
             self._host_pool.mark_lost(slow.host, f"it was slow: {slow.why}", now)
             self._prepared.pop(slow.host, None)
             return [*ended, *self._begin_next_attempt(now)]
+        elif (rollback := self._rollbacks.get(self.attempt)) and not self.problem:
+            return [*ended, rollback]
         elif self._may_restart():
             failure = self._describe_failure()
             self.earlier_attempts.append(f"attempt {self.attempt} before: {failure.splitlines()[0]}")
@@ -862,6 +919,8 @@ class RunStateMachine:
         if self.hung is not None and not self.failures:
             return self._describe_failure()
         slow = self._replaced.get(self.attempt)
+        if rollback := self._rollbacks.get(self.attempt):
+            return self.problem or str(rollback)
         return self.problem or (f"{slow.host} was slow: {slow.why}" if slow else None)
 
     def _lost_host_error(self) -> str | None:

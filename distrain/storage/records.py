@@ -51,6 +51,8 @@ class CommittedCheckpoint:
     """The size of its files."""
     time: float = field(default=0.0, compare=False)
     """The time of the commit, in seconds since 1970; 0 if that is unknown."""
+    skip_to: dict[str, Any] | None = field(default=None, compare=False)
+    """After a rollback to it: by dataset or loader, the position up to which rows are left out. Else None."""
 
     @property
     def is_pending(self) -> bool:
@@ -83,16 +85,18 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
         raise StorageError(
             f"{path} is damaged, its manifest cannot be read ({error}); move it away, then start again"
         ) from error
-    if lacks := _describe_lack(manifest):
-        raise StorageError(f"{path}: {lacks}")
-    return CommittedCheckpoint(path, metrics, validation, index, step, world_size, ranks, silent, size, time)
+    if reason := _why_disowned(manifest):
+        raise StorageError(f"{path}: {reason}")
+    return CommittedCheckpoint(
+        path, metrics, validation, index, step, world_size, ranks, silent, size, time, skip_to=manifest.get("skip_to")
+    )
 
 
-def _describe_lack(manifest: Mapping[str, Any]) -> str | None:
-    """Return whose files a checkpoint lacks, as it turned out later, or None."""
-    if "lacks" not in manifest:
-        return None
-    return f"it lacks the files of rank {manifest['lacks']}, which had not reported in time"
+def _why_disowned(manifest: Mapping[str, Any]) -> str | None:
+    """Return what turned out later to be wrong with a checkpoint, or None."""
+    if "lacks" in manifest:
+        return f"it lacks the files of rank {manifest['lacks']}, which had not reported in time"
+    return "two rollbacks in a row have come from it" if "suspect" in manifest else None
 
 
 def file_entry(size: int, crc32: int, rank: int) -> dict[str, Any]:
@@ -201,8 +205,8 @@ def _difference(
     try:
         fields = json.loads(manifest)
         fields["metrics"].items(), int(fields.get("index", -1))
-        if lacks := _describe_lack(fields):
-            return lacks
+        if reason := _why_disowned(fields):
+            return reason
         files = {name: fact for name, fact in fields["files"].items() if name != METADATA_FILE}
         sizes = {name: fact["size"] for name, fact in files.items()}
         hashes = {name: int(fact["crc32"], 16) for name, fact in files.items()}

@@ -39,7 +39,7 @@ class StoredRetention:
 
 def score(metrics: Mapping[str, Any], attribute: str, order: str) -> float:
     """Return the score by a metric: larger is better. Missing, non-numeric and NaN metrics score -inf."""
-    value = _look_up(metrics, attribute)
+    value = look_up(metrics, attribute)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return -math.inf
     try:
@@ -51,7 +51,7 @@ def score(metrics: Mapping[str, Any], attribute: str, order: str) -> float:
     return number if order == "max" else -number
 
 
-def _look_up(metrics: Any, attribute: str) -> Any:
+def look_up(metrics: Any, attribute: str) -> Any:
     """Return ``metrics["a/b"]``, or else ``metrics["a"]["b"]``, or None for the attribute ``"a/b"``."""
     if not isinstance(metrics, Mapping):
         return None
@@ -59,7 +59,7 @@ def _look_up(metrics: Any, attribute: str) -> Any:
         return metrics[attribute]
     parts = attribute.split("/")
     for end in range(1, len(parts)):
-        found = _look_up(metrics.get("/".join(parts[:end])), "/".join(parts[end:]))
+        found = look_up(metrics.get("/".join(parts[:end])), "/".join(parts[end:]))
         if found is not None:
             return found
     return None
@@ -67,7 +67,7 @@ def _look_up(metrics: Any, attribute: str) -> Any:
 
 def has_metric(metrics: Mapping[str, Any], attribute: str) -> bool:
     """Return whether the metric exists. It may be NaN."""
-    return _look_up(metrics, attribute) is not None
+    return look_up(metrics, attribute) is not None
 
 
 def best_first(metrics: Sequence[Mapping[str, Any]], rule: Retention) -> list[int]:

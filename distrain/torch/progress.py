@@ -139,11 +139,12 @@ class SamplerProgress(Progress):
                 f"prepare_data_loader: {self._name} is not the one of the checkpoint: it was {position['order']}, and "
                 f"is {self.order}; resume=False starts from its first row"
             )
-        self._epoch, self._first = position["epoch"], position["rows"]
-        self._sampler.resume(self._epoch, self._first)
-        if self._first and self._session.context.world_rank == 0:
+        epoch, row = position["epoch"], position["rows"]
+        self._sampler.resume(epoch, row, position.get("since", epoch))
+        self._epoch, self._first = self._sampler.epoch, self._sampler.first_row
+        if row and self._session.context.world_rank == 0:
             say(
-                f"prepare_data_loader: {self._name} continues in epoch {self._epoch} after {self._first:,} of "
+                f"prepare_data_loader: {self._name} continues in epoch {epoch} after {row:,} of "
                 f"{self._sampler.rows:,} rows; resume=False turns this off"
             )
 
@@ -172,9 +173,11 @@ class SamplerProgress(Progress):
         if self.loop:
             self.loop.report()
             if self.loop.is_over:
-                epoch, rows = epoch + 1, 0
+                epoch, rows = epoch + 1, self._sampler.first_row_of(epoch + 1)
             elif not self.loop.is_look:
                 rows += self.loop.batches * self._batch_size * self._sampler.num_replicas
+        if later := self._sampler.resumes_after(epoch):
+            return {"epoch": later[0], "rows": later[1], "since": epoch, "order": self.order}
         return {"epoch": epoch, "rows": min(rows, self._sampler.rows), "order": self.order}
 
 

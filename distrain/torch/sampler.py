@@ -95,6 +95,8 @@ class ResumableSampler(DistributedSampler[Any]):
 
     _resumed: tuple[int, int] = (0, 0)
     """An epoch, and the row at which its passes begin."""
+    _since = 0
+    """From this epoch on up to that one, passes have no rows: a rollback has left them out."""
     _drawn: int | None = None
     """The length of the last order. A sampler of the user's may have another length in each epoch."""
 
@@ -136,17 +138,30 @@ class ResumableSampler(DistributedSampler[Any]):
     @property
     def first_row(self) -> int:
         """The row at which a pass of this epoch begins."""
-        epoch, row = self._resumed
-        return row if self.epoch == epoch else 0
+        return self.first_row_of(self.epoch)
 
-    def resume(self, epoch: int, row: int) -> None:
-        """Go to an epoch, and begin its passes at this row until one is complete, or another epoch is drawn."""
-        self.set_epoch(epoch)
-        self._resumed = (epoch, row)
+    def first_row_of(self, epoch: int) -> int:
+        """Return the row at which a pass of an epoch begins."""
+        if self.resumes_after(epoch):
+            return self.rows
+        return self._resumed[1] if epoch == self._resumed[0] else 0
+
+    def resumes_after(self, epoch: int) -> tuple[int, int] | None:
+        """Return the later epoch and the row at which the rows begin again, if a rollback has left out this epoch."""
+        return self._resumed if self._since <= epoch < self._resumed[0] else None
+
+    def resume(self, epoch: int, row: int, since: int) -> None:
+        """Go to the epoch ``since``. Passes have no rows up to ``epoch``, and begin at this row there.
+
+        That holds until one of that epoch is complete, or another epoch is drawn.
+        """
+        self.set_epoch(since)
+        self._resumed, self._since = (epoch, row), since
 
     def complete(self, epoch: int) -> None:
         """Count a complete pass: go to the next epoch, unless ``set_epoch()`` has chosen another one already."""
-        self._resumed = (0, 0)
+        if not self.resumes_after(epoch):
+            self._resumed = (0, 0)
         if self.epoch == epoch:
             self.set_epoch(epoch + 1)
 

@@ -803,6 +803,8 @@ class WorkerSpec(ToWorker):
     vitals_s: seconds between two :class:`Vitals`, and between two looks at memory and GPUs; see :class:`Troubles`.
     debug_rank: the rank on which breakpoint() opens the debugger.
     memory_every: see :class:`~distrain.api.config.CheckpointConfig`.
+    nan_metric: the metric that must be finite, or else report() raises :class:`~distrain.Rollback`.
+    skip_to: by dataset or loader: the position up to which its rows are left out, whatever the checkpoint says.
     """
 
     context: dict[str, Any]
@@ -815,6 +817,8 @@ class WorkerSpec(ToWorker):
     vitals_s: float
     debug_rank: int | None = None
     memory_every: int | None = None
+    nan_metric: str | None = None
+    skip_to: dict[str, Any] = field(default_factory=dict)
 
 
 @message
@@ -942,7 +946,8 @@ class Outcome(FromWorker):
     stage: where it ended: import, setup or run. error, traceback: one line, and the whole text. exit_code: the argument
     of SystemExit, 1 for any other exception. body: the pickled return value, or the pickled exception if ``error`` is
     set. stopped: should_stop() was true, so that train_func may not have done all its work. exits: the exception only
-    ends the process, as SystemExit and KeyboardInterrupt do. blames_peer: it means that another rank is gone.
+    ends the process, as SystemExit and KeyboardInterrupt do. blames_peer: it means that another rank is gone. rollback:
+    the exception is a :class:`~distrain.Rollback`; its ``why`` and ``skip_to``.
 
     Worker -> coordinator; answered by :class:`Release` if ``ok``.
     """
@@ -956,6 +961,7 @@ class Outcome(FromWorker):
     stopped: bool = False
     blames_peer: bool = False
     exits: bool = False
+    rollback: dict[str, Any] | None = None
 
 
 @message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import math
 import os
 import tempfile
@@ -11,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.errors import CheckpointError
+from distrain.errors import CheckpointError, Rollback
 from distrain.storage.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.storage.files import list_files
 from distrain.storage.paths import RunPaths
+from distrain.storage.retention import look_up
 from distrain.system.pickling import pickled
 from distrain.system.remote_path import RemotePath, own_temporary_path
 from distrain.worker.job.unpicklable import describe_unpicklable
@@ -40,6 +42,13 @@ def check_progress(progress: Sequence[float] | None) -> list[float] | None:
     except TypeError as error:
         raise TypeError(problem) from error
     return [step, total]
+
+
+def check_finite(body: bytes, metric: str | None) -> None:
+    """Raise Rollback if a metric is not finite. ``body``: the metrics of a report as JSON."""
+    value = look_up(json.loads(body), metric) if metric else None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Rollback(f"{metric} is {value}", skip_batch=True)
 
 
 def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> None:

@@ -31,11 +31,13 @@ from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import POSITIONS, Checkpoint
 from distrain.storage.file_transfer import Files, LocalFiles, hash_files, store_files
 from distrain.storage.files import copy_folders, list_files
+from distrain.system.log import say
 from distrain.system.remote_path import RemotePath
 from distrain.worker.addresses import ReservedAddresses
 from distrain.worker.metrics import encode_metrics
 from distrain.worker.report_checks import (
     check_checkpoint,
+    check_finite,
     check_in_place,
     check_progress,
     check_sees_storage,
@@ -81,7 +83,9 @@ class Session:
     def of(cls, channel: WorkerChannel, spec: wire.WorkerSpec) -> Session:
         """Return the session of the rank that ``spec`` describes."""
         context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})  # JSON has made it a list
-        return cls(channel, context, context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None)
+        session = cls(channel, context, context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None)
+        session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
+        return session
 
     def __init__(self, channel: WorkerChannel, context: TrainContext, checkpoint: Checkpoint | None) -> None:
         self.context = context
@@ -90,6 +94,9 @@ class Session:
         """The checkpoint that this attempt has started from."""
         self.positions: dict[str, Callable[[], dict[str, Any]]] = {}
         """By the name of a dataset or loader: returns the rank's position in it, as JSON."""
+        self._skip_to: dict[str, dict[str, Any]] = {}
+        self._nan_metric: str | None = None
+        """See :class:`~distrain.wire.WorkerSpec`."""
         self.loaders: list[Any] = []
         """The progress of each prepared loader, or None. The place in the list names the loader."""
         self.stopped = False
@@ -165,6 +172,7 @@ class Session:
         with self._alone("report()"), self._counted(has_checkpoint=has_checkpoint), contextlib.ExitStack() as stack:
             self.at_report()
             body = encode_metrics(metrics)
+            check_finite(body, self._nan_metric)
             steps = check_progress(progress)
             check_checkpoint(checkpoint, self.context)
             validation = encoded_validation(options, checkpoint, self.context)
@@ -333,11 +341,16 @@ class Session:
         start, datasets = self.started_from, self.datasets
         stored = start.get_metadata().get(POSITIONS, {}) if start is not None else {}
         ignored = datasets.by_name if datasets and not datasets.resume and not self._goes_on else {}
-        return {
+        positions = {
             name: {int(rank): position for rank, position in of.items()}
             for name, of in stored.items()
             if name not in ignored
         }
+        for name, end in self._skip_to.items():
+            epochs = [before.get("since", before.get("epoch", 0)) for before in positions.get(name, {}).values()]
+            since = min(epochs, default=0)
+            positions[name] = {0: {**end, "since": since} if end.get("epoch", 0) > since else end}
+        return positions
 
     @property
     def _goes_on(self) -> bool:
@@ -351,8 +364,9 @@ class Session:
     def positions_at_start(self, name: str) -> dict[int, dict[str, Any]]:
         """Return the positions in a dataset or loader that the checkpoint has from which this attempt has started.
 
-        They are by rank. A rank without an entry has the position of the next lower rank that has one. Raises
-        CheckpointError if the checkpoint cannot be read.
+        They are by rank. A rank without an entry has the position of the next lower rank that has one. After a
+        rollback, all ranks have the position at which it happened. If that is in a later epoch, ``since`` is the epoch
+        of the checkpoint, from which on epochs have no rows. Raises CheckpointError if the checkpoint cannot be read.
         """
         return self._positions_at_start.get(name, {})
 
@@ -366,6 +380,14 @@ class Session:
             name: of[max(r for r in of if r <= rank or r == min(of))] for name, of in self._positions_at_start.items()
         }
         return before | {name: position() for name, position in self.positions.items()}
+
+    def positions_to_skip_to(self) -> dict[str, dict[str, Any]]:
+        """Return the positions that all ranks have when they have got as many batches as this one."""
+        positions = self._positions_now()
+        own = [name for name, position in positions.items() if "rank" in position and position["ranks"] > 1]
+        if own:
+            say(f"no rows of {', '.join(own)} are left out: only the loader of each rank knows where that rank is")
+        return {name: position for name, position in positions.items() if name not in own}
 
     # -- storing files --------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import wire
-from distrain.errors import DistrainError, Portable
+from distrain.errors import DistrainError, Portable, Rollback
 from distrain.hosts.host import MIRROR
 from distrain.hosts.shared_memory import shared_memory_problem
 from distrain.storage.names import evidence_file
@@ -137,6 +137,8 @@ class _Steps:
         except BaseException as error:
             if os.getpid() != pid:
                 _end_forked_child(error)
+            if isinstance(error, Rollback) and error.skip_batch:
+                error.skip_to = session.positions_to_skip_to()
             raise
         return value
 
@@ -231,7 +233,12 @@ def _failure(context: TrainContext, steps: _Steps, error: BaseException, channel
         body=_pickled_exception(error),
         blames_peer=any(map(_blames_peer, _chain(error))),
         exits=isinstance(error, (SystemExit, KeyboardInterrupt)),
+        rollback=_rollback(error) if isinstance(error, Rollback) else None,
     )
+
+
+def _rollback(error: Rollback) -> dict[str, Any]:
+    return {"why": _one_line(error).partition(": ")[2], "skip_to": error.skip_to}
 
 
 def keep_evidence(context: TrainContext, channel: WorkerChannel, what: str, body: bytes) -> str:

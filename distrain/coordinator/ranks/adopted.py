@@ -366,6 +366,7 @@ def request_for_adopted(request: RunRequest, plan: WorldPlan | None = None) -> R
             request.failure_config,
             hang_timeout_s=None,
             max_failures=0 if plan else request.failure_config.max_failures,
+            on_nan="ignore" if plan else request.failure_config.on_nan,
         ),
         hosts={host: replace(settings, slots=len(plan.on(host)) if plan else None) for host in hosts},
         debug_rank=None,

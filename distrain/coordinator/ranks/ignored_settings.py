@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from distrain.api.config import RunConfig, ScalingConfig
     from distrain.coordinator.ranks.outer_launcher import OuterLauncher
 
-_FOR_RESTARTS = ("max_failures", "retry_same_failure", "backoff_s")
+_FOR_RESTARTS = ("max_failures", "retry_same_failure", "backoff_s", "on_nan", "nan_metric", "max_rollbacks")
 """Settings of the FailureConfig that distrain honours without workers, but not for another launcher."""
 _FOR_WORKERS = ("hang_timeout_s", "host_lease_s", "host_wait_s", "on_slow", "peer_failure_grace_s")
 

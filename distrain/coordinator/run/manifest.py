@@ -32,6 +32,8 @@ class RunManifest:
         self.before = read_manifest(store.paths.root)
         self._store = store
         self._run_id = run_id
+        self.skip_to: dict[str, Any] = self.before.get("skip_to", {})
+        """After a rollback without a checkpoint: up to where rows are left out while the run has none."""
         self.agents: list[str] = []
         self.exit_code: int | None = None
         self._configs = configs
@@ -71,6 +73,7 @@ class RunManifest:
             "continued": self._started if self.before else None,
             "updated": time.time(),
             "attempts": [dict(attempt) for attempt in self._attempts],
+            **({"skip_to": self.skip_to} if self.skip_to else {}),
             **self._facts.known(),
             **self._configs,
         }

@@ -120,9 +120,12 @@ class Run:
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""
         latest = self._store.latest
+        checkpoint = str(latest.path) if latest else self._start_without_own()
+        skips = {str(saved.path): saved.skip_to for saved in self._store.committed if saved.skip_to}
         request = self._request = replace(
             self._in_directory(),
-            checkpoint=str(latest.path) if latest else self._start_without_own(),
+            checkpoint=checkpoint,
+            skips=skips if latest else {checkpoint or "": self._manifest.skip_to},
             first_attempt=self._manifest.first_attempt,
         )
         import_observers()  # now, as Ctrl-C is not handled well between the next line and the start of the loop

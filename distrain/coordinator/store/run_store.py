@@ -464,6 +464,22 @@ class RunStore(ABC):
             self._update_manifest(saved, {"lacks": rank})
         return lacking
 
+    def roll_back(self, skip_to: Mapping[str, Any]) -> str:
+        """Note up to where rows are left out when the run continues at the newest checkpoint.
+
+        If that was noted before, no newer one was committed since then. So it is suspect: it is forgotten, and marked
+        as damaged, if there is one before it. Return its name then, else "".
+        """
+        suspect = self.latest if self.latest and self.latest.skip_to is not None and len(self.committed) > 1 else None
+        if suspect:
+            self.committed.remove(suspect)
+            self._update_manifest(suspect, {"suspect": True})
+        if self.committed:
+            latest = self.committed[-1]
+            self.committed[-1] = replace(latest, skip_to={**(latest.skip_to or {}), **skip_to})
+            self._update_manifest(latest, {"skip_to": self.committed[-1].skip_to})
+        return suspect.path.name if suspect else ""
+
     def add_validation(self, saved: CommittedCheckpoint, status: str, metrics: Mapping[str, Any]) -> None:
         """Note the status of the validation of a checkpoint, and add its metrics to the checkpoint's own."""
         if saved not in self.committed:
