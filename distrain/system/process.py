@@ -663,28 +663,26 @@ def _reap_orphans(pids: set[int]) -> None:
 
 # -- threads ---------------------------------------------------------------------------------------------------------
 
-_JEMALLOC = "jemalloc_bg_thd"
-"""A child of a fork does without it (jemalloc's background_thread_postfork_child)."""
-
 
 def count_native_threads() -> int:
     """Count the threads of this process that a fork would lose.
 
-    The main thread does not count, and neither do threads that their libraries prepare for a fork: the idle pool of
-    OpenBLAS, and that of jemalloc, which pyarrow brings.
+    The main thread does not count, and neither does the idle pool of OpenBLAS, which re-creates itself after a fork.
     """
-    names = native_thread_names()
-    threads = len(names) if names is not None else threading.active_count() - 1
-    return threads - (names or []).count(_JEMALLOC) - _openblas_threads()
+    try:
+        threads = len(os.listdir("/proc/self/task"))
+    except OSError:
+        threads = threading.active_count()
+    return threads - 1 - _openblas_threads()
 
 
-def native_thread_names() -> list[str] | None:
-    """Return the kernel's names of all threads of this process except the main one; None if they are unknown."""
+def native_thread_names() -> list[str]:
+    """Return the kernel's names of all threads of this process except the main one."""
     try:
         others = [task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid())]
         return sorted((task / "comm").read_text().strip() for task in others)
     except OSError:
-        return None
+        return []
 
 
 def _openblas_threads() -> int:
