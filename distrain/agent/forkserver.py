@@ -296,7 +296,7 @@ def _why_not_fork(culprits: Sequence[str]) -> str | None:
     names = [thread.name for thread in threading.enumerate()[1:]]
     count = len(names) or process.count_native_threads()
     if count > 0:
-        which = f" ({', '.join(names or process.native_thread_names())})"
+        which = f" ({', '.join(dict.fromkeys(names or process.native_thread_names()))})"
         whose = f"importing {', '.join(culprits)}" if culprits else "the start of the interpreter (sitecustomize, .pth)"
         return f"{whose} started {count} thread{'s' if count > 1 else ''}{which}, which a fork would lose"
     if _cuda_is_initialised():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 from types import SimpleNamespace
@@ -43,11 +44,14 @@ def stand_on(machine: Machine, root: Path, allowed: set[int], monkeypatch: pytes
     monkeypatch.setattr(binding, "os", os_of_machine)
 
 
+_DEVICE = next(iter(inspect.signature(binding._get_logical_cpus_to_bind_to).parameters))  # its name differs among versions
+
+
 def torchrun_binds(mode: str, gpu: int) -> Any:
     """Return the CPUs of a rank; None if torchrun raises, or would bind the rank to no CPU."""
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
     try:
-        return binding._get_logical_cpus_to_bind_to(device_index=gpu, numa_options=options) or None
+        return binding._get_logical_cpus_to_bind_to(**{_DEVICE: gpu}, numa_options=options) or None
     except (RuntimeError, ValueError, ZeroDivisionError):
         return None
 

@@ -153,4 +153,4 @@ def test_a_test_of_a_gpu_takes_little_memory_and_draws_no_numbers() -> None:
     sniffed = sniff(lonely_rank(0))
     assert (sniffed.results["gpu"] > 0, sniffed.model) == (True, torch.cuda.get_device_name())
     assert torch.equal(torch.cuda.get_rng_state(), random)
-    assert torch.cuda.memory_reserved() - reserved <= 64 << 20
+    assert torch.cuda.memory_reserved() - reserved <= 96 << 20  # 32 MiB of them: cuBLAS on Hopper
