@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,102 +22,128 @@ from distrain import (
     Result,
     RunConfig,
     ScalingConfig,
+    WorkerGroupError,
     get_checkpoint,
     get_context,
     get_dataset_shard,
     report,
 )
 from distrain.storage.lines import read_events
+from distrain.storage.paths import RunPaths
 from distrain.torch import TorchTrainer, prepare_data_loader
 
-ROWS, GLOBAL_BATCH, EPOCHS = 96, 6, 2
-STEPS_IN_EPOCH = ROWS // GLOBAL_BATCH
+GLOBAL_BATCH, EVERY, EPOCHS = 6, 4, 2
+STEPS = 16
+"""In an epoch."""
+ROWS = GLOBAL_BATCH * STEPS
 
 
-def loader(config: dict[str, Any], world_size: int) -> Any:
-    """Return the batches of an epoch as tensors of row numbers, each loop another epoch."""
-    size = GLOBAL_BATCH // world_size
-    rows = [row for row in range(ROWS) if row not in config.get("without", ())]
+def batches_of(config: dict[str, Any], ranks: int) -> Any:
+    """Return what each loop over is an epoch of: batches of row numbers, GLOBAL_BATCH of them on all ranks."""
+    size = GLOBAL_BATCH // ranks
     if config["data"] == "loader":
-        batches = prepare_data_loader(torch.utils.data.DataLoader(rows, batch_size=size, num_workers=config["workers"]))
-        return batches
-    shard = get_dataset_shard("train")
-    return shard.iter_torch_batches(batch_size=size, prefetch_batches=3)
+        loader = torch.utils.data.DataLoader(config["rows"], batch_size=size, num_workers=config["readers"])
+        return prepare_data_loader(loader)
+    return get_dataset_shard("train").iter_torch_batches(batch_size=size, prefetch_batches=3)
 
 
 def train_func(config: dict[str, Any]) -> None:
-    """Train a weight on numbered rows, with a checkpoint every few steps. Each rank notes its rows and losses."""
+    """Train a weight on numbered rows. A checkpoint every few steps has the rows and losses of all steps before.
+
+    poison: pairs of an epoch and a row; the loss is NaN with it. ends: by attempt, the step after which rank 0 is
+    killed, or everything (negative).
+    """
     context = get_context()
-    rank, ranks = context.get_world_rank(), context.get_world_size()
-    weight, step, epoch, seen = torch.ones(1, dtype=torch.float64), 0, 0, []
+    ranks = context.get_world_size()
+    weight, first, seen = torch.ones(1, dtype=torch.float64), 0, []
     if checkpoint := get_checkpoint():
-        state = checkpoint.to_dict()
-        weight, step, epoch, seen = (state[name] for name in ("weight", "step", "epoch", "seen"))
-    batches = loader(config, ranks)
-    for number in range(epoch, EPOCHS):
+        weight, first, seen = (checkpoint.to_dict()[name] for name in ("weight", "epoch", "seen"))
+    batches = batches_of(config, ranks)
+    for epoch in range(first, config["epochs"]):
         for batch in batches:
             rows = batch if isinstance(batch, torch.Tensor) else batch["id"]
-            step += 1
-            poisoned = [row for row in rows.tolist() if (number, row) in config.get("poison", ())]
-            total = rows.to(torch.float64).sum() * (float("nan") if poisoned else 1.0)
+            is_bad = any((epoch, row) in config["poison"] for row in rows.tolist())
+            total = rows.sum().to(torch.float64) * (math.nan if is_bad else 1.0)
+            parts: list[list[int]] = [rows.tolist()]
             if ranks > 1:
                 torch.distributed.all_reduce(total)
+                parts = [[] for _ in range(ranks)]
+                torch.distributed.all_gather_object(parts, rows.tolist())
             loss = (total * weight).item()
             weight = weight * 0.99 + total * 1e-4
-            everybody = [None] * ranks
-            if ranks > 1:
-                torch.distributed.all_gather_object(everybody, rows.tolist())
-            else:
-                everybody = [rows.tolist()]
-            seen = [*seen, (number, sorted(row for part in everybody for row in part), loss)]
-            if not config.get("by_metric") and loss != loss:
+            seen = [*seen, (epoch, sorted(sum(parts, [])), loss)]
+            if config["raises"] and math.isnan(loss):
                 raise distrain.Rollback("the loss is NaN", skip_batch=True)
-            state = {"weight": weight, "step": step, "epoch": number, "seen": seen}
-            has_checkpoint = step % config["every"] == 0
-            report({"train": {"loss": loss}}, Checkpoint.from_dict(state) if has_checkpoint else None)
-            if config.get("die_at") == step and context.attempt == config["die_in"]:
+            state = {"weight": weight, "epoch": epoch, "seen": seen}
+            report({"train": {"loss": loss}}, Checkpoint.from_dict(state) if len(seen) % EVERY == 0 else None)
+            if config["ends"].get(context.attempt) == len(seen) and context.get_world_rank() == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-    report({"done": 1}, Checkpoint.from_dict({"weight": weight, "step": step, "epoch": EPOCHS, "seen": seen}))
+    report({"done": 1}, Checkpoint.from_dict({"weight": weight, "epoch": EPOCHS, "seen": seen}))
 
 
-def fit(storage: Path, workers: int, *, failures: FailureConfig | None = None, **config: Any) -> Result:
-    config = {"every": 4, "data": "loader", "workers": 0, **config}
-    rows = [row for row in range(ROWS) if row not in config.get("without", ())]
+def fit(storage: Path, workers: int, *, failures: FailureConfig | None = None, **changes: Any) -> Result:
+    config = {"data": "loader", "readers": 0, "epochs": EPOCHS, "rows": [*range(ROWS)], "poison": [], "raises": True, "ends": {}}
+    config |= changes
     return TorchTrainer(
         train_func,
         train_loop_config=config,
-        datasets={"train": {"id": rows}} if config["data"] == "dataset" else None,
+        datasets={"train": {"id": config["rows"]}} if config["data"] == "dataset" else None,
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(name="run", storage_path=storage, failure_config=failures or FailureConfig()),
     ).fit()
 
 
-def seen_in(result: Result) -> list[tuple[int, list[int], float]]:
-    assert result.checkpoint is not None
-    return list(result.checkpoint.to_dict()["seen"])
+def seen_by(run: Path) -> list[tuple[int, list[int], float]]:
+    checkpoint = Result.from_path(run).checkpoint
+    assert checkpoint is not None
+    return list(checkpoint.to_dict()["seen"])
 
 
-def rollbacks(storage: Path) -> list[dict[str, Any]]:
-    return [event for event in read_events(storage / "run") if event["event"] == "rollback"]
+def all_but(left_out: range) -> list[tuple[int, list[int]]]:
+    """Return the epoch and the rows of all steps but these."""
+    steps = [divmod(step, STEPS) for step in range(EPOCHS * STEPS) if step not in left_out]
+    return [(epoch, [*range(place * GLOBAL_BATCH, (place + 1) * GLOBAL_BATCH)]) for epoch, place in steps]
+
+
+def rollbacks(run: Path) -> list[dict[str, Any]]:
+    return [event for event in read_events(RunPaths(run).events) if event["event"] == "rollback"]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("seed", range(12))
+def test_exactly_the_steps_since_the_checkpoint_are_left_out(storage: Path, seed: int) -> None:
+    """Also across the end of an epoch, with loader workers that read ahead, and after a kill in the next attempt."""
+    dice = random.Random(seed)
+    bad = dice.randrange(EPOCHS * STEPS)
+    poison = [(bad // STEPS, bad % STEPS * GLOBAL_BATCH + dice.randrange(GLOBAL_BATCH))]
+    kill = dice.choice([{}, {1: bad + 1 - bad % EVERY}])
+    fit(storage, 1, poison=poison, readers=dice.choice([0, 2]), ends=kill, failures=FailureConfig(max_failures=1))
+    first = bad // EVERY * EVERY
+    assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(first, bad + 1))
+    [event] = rollbacks(storage / "run")
+    assert (event["rank"], event["reports"], event["why"]) == (0, bad, "the loss is NaN")
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("data", ["loader", "dataset"])
-def test_a_poisoned_batch_is_left_out(storage: Path, data: str, seed: int) -> None:
-    """One worker rolls back and dies later; three resume: only the batches since the checkpoint are missing."""
+def test_the_losses_are_those_of_data_without_the_bad_rows(storage: Path, data: str, seed: int) -> None:
+    """One worker rolls back, and is killed some steps later. Three continue, in another process."""
     dice = random.Random(seed)
-    step = dice.randrange(1, 2 * STEPS_IN_EPOCH - 1)  # from 0
-    epoch, place = divmod(step, STEPS_IN_EPOCH)
-    poison = [(epoch, place * GLOBAL_BATCH + dice.randrange(GLOBAL_BATCH))]
-    workers = dice.choice([0, 2]) if data == "loader" else 0
-    fit(storage, 1, poison=poison, data=data, workers=workers, die_at=None)
-    got = seen_in(Result.from_path(storage / "run"))
-    first = step // 4 * 4  # the step of the newest checkpoint
-    missing = set(range(first, step + 1))
-    expected = [divmod(number, STEPS_IN_EPOCH) for number in range(2 * STEPS_IN_EPOCH) if number not in missing]
-    assert [(number, rows) for number, rows, _ in got] == [
-        (number, list(range(start * GLOBAL_BATCH, (start + 1) * GLOBAL_BATCH))) for number, start in expected
-    ]
-    [event] = rollbacks(storage)
-    assert (event["rank"], event["reports"], event["why"]) == (0, step, "the loss is NaN")
+    bad = dice.randrange(STEPS - 2)
+    first = bad // EVERY * EVERY
+    gone = range(first * GLOBAL_BATCH, (bad + 1) * GLOBAL_BATCH)
+    left = STEPS - len(gone) // GLOBAL_BATCH
+    end = dice.randint(first + 1, left)  # before the next checkpoint, or after it
+    for name, rows, poison, ends in (
+        ("with", [*range(ROWS)], [(0, dice.choice(gone[-GLOBAL_BATCH:]))], {1: end}),
+        ("without", [row for row in range(ROWS) if row not in gone], [], {0: end}),
+    ):
+        settings = {"data": data, "rows": rows, "poison": poison, "epochs": 1}
+        with pytest.raises(WorkerGroupError, match="SIGKILL"):
+            fit(storage / name, 1, ends=ends, **settings)
+        fit(storage / name, 3, **settings)
+    seen = [seen_by(storage / name / "run") for name in ("with", "without")]
+    assert len(seen[0]) == left
+    assert seen[0] == seen[1], "the same rows in each step, and losses that are equal to the last bit"
+    assert sorted(row for _, rows, _ in seen[0] for row in rows) == [row for row in range(ROWS) if row not in gone]
