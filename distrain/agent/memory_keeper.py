@@ -1,4 +1,4 @@
-"""Checkpoints in the memory of this host: hashed, kept, copied from other hosts, and made ready to read. Runs in: agent.
+"""Checkpoints in the memory of this host: kept, copied from other hosts, and made ready to read. Runs in: agent.
 
 The directory is :func:`~distrain.system.scratch.memory_directory`. It holds::
 
@@ -36,6 +36,7 @@ from distrain.storage.records import complete_manifest
 from distrain.system import scratch
 from distrain.system.background import Background
 from distrain.system.log import warn
+from distrain.system.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -49,7 +50,6 @@ _MOST_FREE = 2
 _STORING_S = 60.0
 """Seconds for storing a checkpoint without a coordinator."""
 _BEAT_S = 0.5
-_NO_LONGER = "the checkpoint is no longer copied"
 _THREADS = 8
 
 
@@ -69,12 +69,8 @@ class MemoryKeeper:
         self._ranks: Collection[int] = ()
         self._rounds: dict[str, MemoryRound] = {}
         """Those that are kept, by name."""
-        self._newest = (-1, 0)
-        """Attempt and ordinal of the newest part that was committed."""
         self._hashing: list[Path] = []
-        self._copying = ""
-        """The name of the checkpoint that is copied."""
-        self._asked: list[tuple[wire.ReadPart, Background, SimpleQueue[wire.PartRead]]] = []
+        self._asked: list[tuple[wire.ReadPart, SimpleQueue[wire.PartRead]]] = []
         self._gathered: dict[str, tuple[Path, object]] = {}
         """By name: the directory for readers, and the state of its files when they were verified."""
         self._numbers = itertools.count()
@@ -125,22 +121,22 @@ class MemoryKeeper:
         if order.round is not None:
             new = MemoryRound.decoded(order.round)
             self._rounds[new.name] = new
-            self._newest = max([self._newest, *(_order(Path(part.folder)) for part in new.parts.values())])
+        parts = [Path(part.folder) for kept in self._rounds.values() for part in kept.parts.values()]
         self._rounds = {name: kept for name, kept in self._rounds.items() if name in order.keep}
-        if self._copying not in self._rounds:
-            self._stop_copying()
-        self._free(self._newest)
+        self._free(max(map(_order, parts), default=(0, 0)))
         unused = [folder for folder in self._root.glob("copies/*") if folder.name not in order.keep]
-        unread = [folder for folder in self._root.glob("gathered/*") if _name_of(folder) not in order.keep]
-        self._cleaner.do(partial(_delete, unused, unread))
+        unused += [
+            folder for folder in self._root.glob("gathered/*") if folder.name.rpartition("-")[0] not in order.keep
+        ]
+        self._cleaner.do(partial(_delete, unused))
 
-    def _free(self, before: tuple[int, int]) -> None:
+    def _free(self, last: tuple[int, int]) -> None:
         """Free the parts up to an attempt and ordinal that belong to no checkpoint that is kept."""
         used = {part.folder for kept in self._rounds.values() for part in kept.parts.values()}
         surplus = []
         for home in self._root.glob("rank_*"):
             for part in home.glob("*-*"):
-                if _order(part) <= before and str(part) not in used and part not in self._hashing:
+                if _order(part) <= last and str(part) not in used and part not in self._hashing:
                     _unlink_shared_files(part)
                     part.rename(home / f"free-{next(self._numbers)}")
             most = _MOST_FREE if int(home.name.removeprefix("rank_")) in self._ranks else 0
@@ -154,8 +150,7 @@ class MemoryKeeper:
 
     def clear(self) -> None:
         """Forget the run, and delete all that it had in memory."""
-        self._stop_copying()
-        self._rounds, self._gathered, self._run, self._newest = {}, {}, "", (-1, 0)
+        self._rounds, self._gathered = {}, {}
         scratch.clear(str(self._root))
 
     # -- the parts of other hosts ---------------------------------------------------------------------------------
@@ -182,11 +177,9 @@ class MemoryKeeper:
     def _take(self, answer: wire.PartRead) -> None:
         for entry in [entry for entry in self._asked if _key(entry[0]) == _key(answer)]:
             self._asked.remove(entry)
-            entry[2].put(answer)
+            entry[1].put(answer)
 
-    def _pull(
-        self, thread: Background, name: str, rank: int, file: str, expected: tuple[int, int], host: str, target: Path
-    ) -> None:
+    def _pull(self, name: str, rank: int, file: str, expected: tuple[int, int], host: str, target: Path) -> None:
         """Get a file of a part from another host, in a thread, and compare its bytes. Raise OSError."""
         crc, offset = 0, 0
         folder = self._root / "incoming"
@@ -195,10 +188,9 @@ class MemoryKeeper:
             while offset < expected[0]:
                 size = min(_CHUNK_BYTES, expected[0] - offset)
                 data = self._ask(
-                    thread,
                     wire.ReadPart(
                         name=name, rank=rank, file=file, offset=offset, size=size, host=host, reader=self._host
-                    ),
+                    )
                 )
                 incoming.write(data)
                 crc, offset = zlib.crc32(data, crc), offset + len(data)
@@ -208,25 +200,21 @@ class MemoryKeeper:
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(incoming.name, target)
 
-    def _ask(self, thread: Background, request: wire.ReadPart) -> bytes:
+    def _ask(self, request: wire.ReadPart) -> bytes:
+        """Return the bytes, in a thread. The coordinator answers for a host that is lost. Raise OSError."""
         answers: SimpleQueue[wire.PartRead] = SimpleQueue()
 
         def ask() -> None:
-            if thread is self._copier and request.name != self._copying:
-                answers.put(_answer(request, failed=_NO_LONGER))
-                return
-            self._asked.append((request, thread, answers))
+            self._asked.append((request, answers))
             self._send(request)
 
-        thread.report(ask)
+        self._copier.report(ask)
         answer = answers.get()
         if answer.failed is not None or not answer.body:
             raise OSError(f"{request.file} cannot be read on host {request.host} ({answer.failed or 'it is shorter'})")
         return answer.body
 
     def _copy(self, name: str) -> None:
-        self._stop_copying()
-        self._copying = name
         folder = self._root / "copies" / name
 
         def copy() -> None:
@@ -238,19 +226,13 @@ class MemoryKeeper:
                     home = folder / f"rank_{rank}"
                     home.mkdir(parents=True, exist_ok=True)
                     for file, expected in kept.files_of(rank).items():
-                        self._pull(self._copier, name, rank, file, expected, part.host, home / file)
+                        self._pull(name, rank, file, expected, part.host, home / file)
 
         self._copier.do(
             copy,
             lambda _: self._send(wire.RoundCopied(name=name, folder=str(folder))),
             lambda error: self._send(wire.RoundCopied(name=name, failed=str(error))),
         )
-
-    def _stop_copying(self) -> None:
-        self._copying = ""
-        for request, _, answers in [entry for entry in self._asked if entry[1] is self._copier]:
-            answers.put(_answer(request, failed=_NO_LONGER))
-        self._asked = [entry for entry in self._asked if entry[1] is not self._copier]
 
     # -- complete checkpoints for readers -------------------------------------------------------------------------
 
@@ -290,20 +272,21 @@ class MemoryKeeper:
         linked = [file for file in files if home is not None and _link(home / file, folder / file)]
         found = {file: (size, crc) for file, size, crc in hash_files(folder, linked, threads=_THREADS)}
         hosts = [host for host in (part.host, part.copy) if host not in ("", self._host)]
-        if files and not linked and part.host == self._host:
-            notes.append(f"rank {rank}: host {self._host} has lost its files; the copy on host {part.copy} is used")
+        missing = [file for file in files if file not in found]
+        if missing and part.host == self._host:
+            notes.append(
+                f"rank {rank}: host {self._host} lacks {missing[0]} and {count(len(missing) - 1, 'other file')}"
+            )
         for file in [file for file, expected in files.items() if found.get(file) != expected]:
             problems = []
             if file in found and home is not None:
                 problems.append(_difference(file, self._host, found[file], files[file]))
                 for damaged in (folder / file, home / file):
                     damaged.unlink(missing_ok=True)
-            elif linked:
-                problems.append(f"{file} is missing on host {self._host}")
             source = ""
             for host in list(hosts):
                 try:
-                    self._pull(self._gatherer, kept.name, rank, file, files[file], host, folder / file)
+                    self._pull(kept.name, rank, file, files[file], host, folder / file)
                     source = host
                     break
                 except OSError as error:
@@ -355,24 +338,13 @@ def _order(part: Path) -> tuple[int, int]:
     return (int(numbers[0]), int(numbers[1])) if numbers[0].isdecimal() else (1 << 62, 0)
 
 
-def _name_of(gathered: Path) -> str:
-    return gathered.name.rpartition("-")[0]
-
-
 def _key(request: wire.ReadPart | wire.PartRead) -> tuple[str, int, str, int]:
     return request.name, request.rank, request.file, request.offset
 
 
 def _answer(asked: wire.ReadPart, body: bytes = b"", failed: str | None = None) -> wire.PartRead:
-    return wire.PartRead(
-        name=asked.name,
-        rank=asked.rank,
-        file=asked.file,
-        offset=asked.offset,
-        reader=asked.reader,
-        body=body,
-        failed=failed,
-    )
+    name, rank, file, offset = _key(asked)
+    return wire.PartRead(name=name, rank=rank, file=file, offset=offset, reader=asked.reader, body=body, failed=failed)
 
 
 def _difference(file: str, host: str, found: tuple[int, int], expected: tuple[int, int]) -> str:
@@ -407,10 +379,8 @@ def _unlink_shared_files(folder: Path) -> None:
                 os.unlink(path)
 
 
-def _delete(unused: list[Path], unless_read: Collection[Path] = ()) -> None:
-    for folder in unused:
-        shutil.rmtree(folder, ignore_errors=True)
-    for folder in unless_read:
+def _delete(folders: list[Path]) -> None:
+    for folder in folders:
         with locked_for_deletion(folder) as is_unread:
             if is_unread:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,6 @@ import shutil
 import time
 import uuid
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.errors import StorageError
@@ -31,6 +30,7 @@ from distrain.system.log import warn
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from distrain.storage.memory_round import MemoryRound
 
