@@ -437,7 +437,8 @@ class Agent:
         self._kill_descendants()
         scratch.clear(self._scratch_path)
         if self._memory is not None:
-            self._memory.clear()
+            self._memory.end()
+            self._memory = None
         self._loop.cancel("stacks")
         _overwrite(self._job_fd, b"")
         self._attempt, self._stopping = -1, None

@@ -135,22 +135,24 @@ class MemoryKeeper:
         used = {part.folder for kept in self._rounds.values() for part in kept.parts.values()}
         surplus = []
         for home in self._root.glob("rank_*"):
-            for part in home.glob("*-*"):
-                if _order(part) <= last and str(part) not in used and part not in self._hashing:
-                    _unlink_shared_files(part)
-                    part.rename(home / f"free-{next(self._numbers)}")
             most = _MOST_FREE if int(home.name.removeprefix("rank_")) in self._ranks else 0
-            for part in list(home.glob("free-*"))[most:]:
-                with contextlib.suppress(FileNotFoundError):  # the rank has just taken it
+            with contextlib.suppress(OSError):  # the rank has just taken or deleted it
+                for part in home.glob("*-*"):
+                    if _order(part) <= last and str(part) not in used and part not in self._hashing:
+                        _unlink_shared_files(part)
+                        part.rename(home / f"free-{next(self._numbers)}")
+                for part in list(home.glob("free-*"))[most:]:
                     surplus.append(part.rename(self._root / f"deleted-{next(self._numbers)}"))
-            if not most:
-                with contextlib.suppress(OSError):  # it has a part that is kept
-                    home.rmdir()
+                if not most:
+                    home.rmdir()  # fails if it has a part that is kept
         self._cleaner.do(partial(_delete, surplus))
 
-    def clear(self) -> None:
-        """Forget the run, and delete all that it had in memory."""
-        self._rounds, self._gathered = {}, {}
+    def end(self) -> None:
+        """Delete all that the run had in memory, and answer nothing more."""
+        for thread in (self._hasher, self._cleaner, self._copier, self._gatherer):
+            thread.close()
+        for request, answers in self._asked:
+            answers.put(_answer(request, failed="the run has ended"))
         scratch.clear(str(self._root))
 
     # -- the parts of other hosts ---------------------------------------------------------------------------------
@@ -272,17 +274,15 @@ class MemoryKeeper:
         linked = [file for file in files if home is not None and _link(home / file, folder / file)]
         found = {file: (size, crc) for file, size, crc in hash_files(folder, linked, threads=_THREADS)}
         hosts = [host for host in (part.host, part.copy) if host not in ("", self._host)]
-        missing = [file for file in files if file not in found]
-        if missing and part.host == self._host:
-            notes.append(
-                f"rank {rank}: host {self._host} lacks {missing[0]} and {count(len(missing) - 1, 'other file')}"
-            )
+        missing = [file for file in files if file not in found and part.host == self._host]
         for file in [file for file, expected in files.items() if found.get(file) != expected]:
             problems = []
             if file in found and home is not None:
                 problems.append(_difference(file, self._host, found[file], files[file]))
                 for damaged in (folder / file, home / file):
                     damaged.unlink(missing_ok=True)
+            elif file in missing[:1]:
+                problems.append(f"host {self._host} lacks {file} and {count(len(missing) - 1, 'other file')}")
             source = ""
             for host in list(hosts):
                 try:
