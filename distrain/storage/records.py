@@ -143,6 +143,20 @@ def add_metadata(
     return None
 
 
+def complete_manifest(
+    checkpoint: Path,
+    name: str,
+    manifest: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    positions: Mapping[str, Any],
+    write: Callable[[bytes], None],
+) -> tuple[bytes, str | None]:
+    """Add metadata as :func:`add_metadata` does. Return the text of the manifest under this name, and its answer."""
+    files = dict(manifest["files"])
+    problem = add_metadata(checkpoint, metadata, positions, files, write)
+    return json.dumps({**manifest, "files": files, "name": name}, indent=1).encode(), problem
+
+
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 
