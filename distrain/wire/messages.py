@@ -498,7 +498,8 @@ class Upload(Message):
     """Store ``files`` of ``source`` in ``directory``, and hash the ``others``, while the rank trains on.
 
     source: empty if the ranks have written the files into ``directory`` themselves; then all its files are hashed.
-    others: files that a lower rank reports. directory: a path, or a name in a remote run directory.
+    others: files that a lower rank reports. directory: a path, or a name in a remote run directory. ordinal: below 0
+    for files in memory, whatever the attempt.
 
     Coordinator -> uploader; answered by :class:`FilesCopied`.
     """
