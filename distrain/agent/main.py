@@ -269,7 +269,7 @@ class Agent:
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
             case wire.OpenStorage() | wire.Measure():
                 self._order(message)
-            case wire.Upload() if message.attempt == self._attempt:
+            case wire.Upload() if message.attempt == self._attempt or message.ordinal < 0:
                 self._order(message)
             case wire.Close(rests_s=rests_s) if rests_s and self._can_rest():
                 self._rest(rests_s)

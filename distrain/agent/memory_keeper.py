@@ -141,8 +141,8 @@ class MemoryKeeper:
                     if _order(part) <= last and str(part) not in used and part not in self._hashing:
                         _unlink_shared_files(part)
                         part.rename(home / f"free-{next(self._numbers)}")
-                for part in list(home.glob("free-*"))[most:]:
-                    surplus.append(part.rename(self._root / f"deleted-{next(self._numbers)}"))
+                free = list(home.glob("free-*"))
+                surplus += [part.rename(self._root / f"deleted-{next(self._numbers)}") for part in free[most:]]
                 if not most:
                     home.rmdir()  # fails if it has a part that is kept
         self._cleaner.do(partial(_delete, surplus))

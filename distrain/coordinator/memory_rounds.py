@@ -16,7 +16,7 @@ from distrain.coordinator.store.run_store import Publication
 from distrain.decisions.memory import MOST_COPIED, MOST_KEPT, KeptRounds, copy_hosts
 from distrain.storage.memory_round import MemoryPart, MemoryRound
 from distrain.system.log import say, warn
-from distrain.system.text import gib
+from distrain.system.text import binary_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -195,7 +195,7 @@ class MemoryRounds:
             if part.copy:
                 own[part.copy] += MOST_COPIED * size
         host = max(own, key=lambda host: own[host])
-        say(f"checkpoints in memory take up to {gib(own[host])} on {host}")
+        say(f"checkpoints in memory take up to {binary_size(own[host])} on {host}")
 
     def skip_to(self, latest: CommittedCheckpoint) -> None:
         """Note after a rollback to a round up to where rows are left out."""
@@ -306,9 +306,7 @@ class MemoryRounds:
         name = path.rpartition("/")[2]
 
         def answered(answer: wire.RoundGathered) -> None:
-            then(
-                wire.CheckpointFetched(attempt=0, rank=0, path=path, folder=answer.folder, failed=answer.failed)
-            )
+            then(wire.CheckpointFetched(attempt=0, rank=0, path=path, folder=answer.folder, failed=answer.failed))
 
         self._gather(host, name, answered)
 
@@ -354,6 +352,12 @@ class MemoryRounds:
         self._store.prepare(
             newest.manifest["attempt"], self._storing.ordinal, name=newest.name, then=self._store_all_parts
         )
+
+    def close(self) -> None:
+        """Forget what is only in memory, as the hosts end."""
+        if (latest := self._store.latest) is not None and latest.is_in_memory:
+            warn(f"{latest.path.name} was only in memory, and is lost")
+        self._store.committed = [saved for saved in self._store.committed if not saved.is_in_memory]
 
     def _store_all_parts(self, directory: str) -> None:
         assert self._storing is not None

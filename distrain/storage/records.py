@@ -53,6 +53,8 @@ class CommittedCheckpoint:
     """The time of the commit, in seconds since 1970; 0 if that is unknown."""
     skip_to: dict[str, Any] | None = field(default=None, compare=False)
     """After a rollback to it: by dataset or loader, the position up to which rows are left out. Else None."""
+    is_in_memory: bool = field(default=False, compare=False)
+    """True if the hosts have it in memory, and ``path`` does not exist yet."""
 
     @property
     def is_pending(self) -> bool:

@@ -114,7 +114,7 @@ class LocalStore(RunStore):
     def _staging_path(self, attempt: int, ordinal: int) -> Path:
         return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
 
-    def _publish(self, new: Publication) -> None:
+    def publish(self, new: Publication) -> None:
         folder = new.folder
         work = partial(self._commit_in_place, Path(folder), new) if folder else partial(self._rename, new)
         self._background.do(work, new.done, new.failed)
