@@ -51,8 +51,8 @@ class MemoryRounds:
     """The rounds of one run.
 
     send: sends a message to a host. upload: has files that are on a host stored. plan: of the latest attempt.
-    racks: by host. storage_of: the run directory as a host sees it; empty if it does not. on_stored: called when a
-    round has become a checkpoint on storage.
+    racks: by host. storage_of: the run directory as a host sees it; empty if it does not. is_training: tells if the
+    hosts have all that they need for uploads. on_stored: called when a round has become a checkpoint on storage.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class MemoryRounds:
         plan: Callable[[], WorldPlan | None],
         racks: Mapping[str, str],
         storage_of: Callable[[str], str],
+        is_training: Callable[[], bool],
         on_stored: Callable[[], None],
     ) -> None:
         self.is_off = False
@@ -76,6 +77,7 @@ class MemoryRounds:
         self._plan = plan
         self._racks = racks
         self._storage_of = storage_of
+        self._is_training = is_training
         self._on_stored = on_stored
         self._attempt = -1
         self._hosts: list[str] = []
@@ -225,7 +227,7 @@ class MemoryRounds:
         newest = self._kept.newest
         if self._storing or self._copying or newest is None:
             return
-        if self._store_at is not None and time.monotonic() >= self._store_at:
+        if self._store_at is not None and time.monotonic() >= self._store_at and self._is_training():
             self.store_newest()
         elif newest.name not in self._copies:
             self._copied, self._copies[newest.name] = newest.name, {}
@@ -346,7 +348,7 @@ class MemoryRounds:
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` has something to do."""
-        return None if self._storing or self._copying else self._store_at
+        return None if self._storing or self._copying or not self._is_training() else self._store_at
 
     def tick(self) -> None:
         """Store the newest round if that is due."""

@@ -153,6 +153,8 @@ def encoded_validation(
         return None
     if checkpoint is None:
         raise ValueError("report(): validation needs a checkpoint: report(metrics, checkpoint=..., validation=...)")
+    if options.mode is CheckpointUploadMode.MEMORY:
+        raise ValueError("report(): validation needs a checkpoint on storage; leave out CheckpointUploadMode.MEMORY")
     if not context.validates:
         raise ValueError(
             "report(): validation needs a function: TorchTrainer(..., validation_config=ValidationConfig(fn))"
