@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.config import CheckpointUploadMode
 from distrain.errors import CheckpointError, Rollback
 from distrain.storage.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.storage.files import list_files
