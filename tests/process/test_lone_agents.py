@@ -32,9 +32,10 @@ for rank, name in enumerate("ab"):
     (tmp / name).mkdir()
     environment = {"TMPDIR": str(tmp / name), process.RUN_IDS: f"run-{name}"}
     agents[name] = process.spawn(process.bootstrap_argv("agent", f"run-{name}", "no-gpus"), environment=environment)
-    while not (found := list((tmp / name).glob("distrain-run-*"))) or not scratch.memory_directory(str(found[0])).exists():
+    while not (found := list((tmp / name).glob("distrain-run-*"))):
         time.sleep(0.01)
-    twin = scratch.memory_directory(str(found[0]))
+    while not (twin := scratch.memory_directory(str(found[0]))).exists():
+        time.sleep(0.01)
     data = bytes([rank]) * (8 << 20)
     files[f"part{rank}"] = file_entry(len(data), zlib.crc32(data), rank)
     parts[rank] = MemoryPart(name, str(twin / f"rank_{rank}" / "0-1"), "ba"[rank])
