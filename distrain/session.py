@@ -35,7 +35,7 @@ __all__ = [
     "should_stop",
 ]
 
-SYNC, ASYNC, NO_UPLOAD, _ = CheckpointUploadMode
+SYNC = CheckpointUploadMode.SYNC
 
 
 def report(

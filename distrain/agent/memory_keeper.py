@@ -133,7 +133,6 @@ class MemoryKeeper:
     def _free(self, last: tuple[int, int]) -> None:
         """Free the parts up to an attempt and ordinal that belong to no checkpoint that is kept."""
         used = {part.folder for kept in self._rounds.values() for part in kept.parts.values()}
-        surplus = []
         for home in self._root.glob("rank_*"):
             most = _MOST_FREE if int(home.name.removeprefix("rank_")) in self._ranks else 0
             with contextlib.suppress(OSError):  # the rank has just taken or deleted it
@@ -141,11 +140,11 @@ class MemoryKeeper:
                     if _order(part) <= last and str(part) not in used and part not in self._hashing:
                         _unlink_shared_files(part)
                         part.rename(home / f"free-{next(self._numbers)}")
-                free = list(home.glob("free-*"))
-                surplus += [part.rename(self._root / f"deleted-{next(self._numbers)}") for part in free[most:]]
+                for part in list(home.glob("free-*"))[most:]:
+                    deleted = part.rename(self._root / f"deleted-{next(self._numbers)}")
+                    self._cleaner.do(partial(_delete, [deleted]))
                 if not most:
                     home.rmdir()  # fails if it has a part that is kept
-        self._cleaner.do(partial(_delete, surplus))
 
     def end(self) -> None:
         """Delete all that the run had in memory, and answer nothing more."""

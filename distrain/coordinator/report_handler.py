@@ -78,8 +78,8 @@ class _Unsettled:
 
     @property
     def is_synced(self) -> bool:
-        """True unless a rank has reported files with ASYNC, so that report() has not waited for them."""
-        return all(report.waits or report.in_place for report in self.reports.values())
+        """True unless a rank has reported files with ASYNC, which can take long."""
+        return all(report.waits or report.in_place or report.in_memory for report in self.reports.values())
 
     @property
     def directory_name(self) -> str | None:

@@ -128,7 +128,7 @@ def _lock_alone(lock: int, deadline: float) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "other hosts still store the checkpoint") from None
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
             time.sleep(_POLL_S)
         except OSError:
             return

@@ -169,7 +169,8 @@ def make_cluster() -> Iterator[Any]:
     yield make
     for cluster in made:
         for host in cluster:
-            shutil.rmtree(host.root)
+            host.keeper.end()
+            shutil.rmtree(host.root, ignore_errors=True)
         cluster.loop.close()
 
 

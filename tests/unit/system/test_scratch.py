@@ -15,8 +15,9 @@ from distrain.system import scratch
 
 
 @pytest.fixture(autouse=True)
-def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "_SHARED_MEMORY", str(tmp_path_factory.mktemp("shm")))
     monkeypatch.delenv("DISTRAIN_SCRATCH", raising=False)
 
 
@@ -63,7 +64,8 @@ def test_the_next_start_kills_what_a_killed_host_has_left(tmp_path: Path, monkey
 
 
 def test_a_process_inside_a_killed_run_is_not_among_its_own_victims(tmp_path: Path) -> None:
-    code = "from distrain.system import scratch; scratch.claim(); scratch.remove_abandoned(); print('alive')"
+    code = "from distrain.system import scratch; path = scratch.claim(); scratch.remove_abandoned(); print('alive')"
+    code += "; scratch.remove(path)"
     environment = {**os.environ, "TMPDIR": str(tmp_path), "DISTRAIN_SCRATCH": claim_in_a_child()}
     code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {code!r}]))"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -172,7 +174,7 @@ def test_memory_is_not_shared_with_a_stranger(monkeypatch: pytest.MonkeyPatch) -
 
     def race(path: str) -> str:
         if not made:
-            made.append(Path("/dev/shm", os.path.basename(path)))
+            made.append(Path(scratch._SHARED_MEMORY, os.path.basename(path)))
             made[0].mkdir()
         return make(path)
 
