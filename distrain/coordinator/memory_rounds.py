@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.coordinator.store.run_store import Publication
 from distrain.decisions.memory import MOST_COPIED, MOST_KEPT, KeptRounds, copy_hosts
-from distrain.storage.memory_round import MemoryPart, MemoryRound
+from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.system.log import say, warn, warn_once
 from distrain.system.text import binary_size
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from distrain.storage.memory_round import MemoryRound
+    from distrain.storage.commit import MemoryRound
 
 MOST_KEPT = 4
 """Checkpoints that a host holds of its own ranks at most, with the one that they are writing."""

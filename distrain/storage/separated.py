@@ -6,7 +6,6 @@ As with torch.save, the whole storage of a tensor is copied. Tensors that share 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import io
 import mmap
 import os
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import torch
 
 _ALIGNMENT = 64
 _GPU_RESERVE = 256 << 20
@@ -56,7 +54,7 @@ class Separated(Pickler):
         storage = getattr(value, "_untyped_storage", value)
         if storage._cdata not in self._places:
             self._places[storage._cdata] = self._add(storage, storage.nbytes())
-        return self._places[storage._cdata], getattr(value, "dtype", "untyped")
+        return self._places[storage._cdata], getattr(value, "dtype", self._torch.UntypedStorage)
 
     def _add(self, source: Any, size: int) -> tuple[int, int, int]:
         offset = -(-self.size // _ALIGNMENT) * _ALIGNMENT
@@ -85,7 +83,7 @@ class Separated(Pickler):
                 target.copy_(source)
         return cloned
 
-    def _cloned(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None] | None:
+    def _cloned(self, pairs: list[tuple[Any, Any]]) -> Callable[[], None] | None:
         """Clone tensors on their GPUs. Returns a function that copies the clones, None if there is too little room."""
         cuda, needed = self._torch.cuda, dict.fromkeys((source.device for _, source in pairs), _GPU_RESERVE)
         for _, source in pairs:
@@ -140,12 +138,12 @@ class _Loader(pickle.Unpickler):
         (number, offset, size), dtype = place
         if dtype is None:
             return self._read(bytearray(size), offset, size)
-        torch: Any = importlib.import_module("torch")
+        torch: Any = sys.modules["torch"]  # imported, as ``dtype`` was just unpickled
         if number not in self._storages:
             storage = self._storages[number] = torch.UntypedStorage(size)
             self._read((ctypes.c_char * size).from_address(storage.data_ptr()), offset, size)
         storage = self._storages[number]
-        if dtype == "untyped":
+        if dtype is torch.UntypedStorage:
             return storage
         return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distrain.decisions.memory import MOST_KEPT, KeptRounds, copy_hosts
-from distrain.storage.memory_round import MemoryRound
+from distrain.storage.commit import MemoryRound
 
 
 def a_round(number: int) -> MemoryRound:
