@@ -15,7 +15,7 @@ from distrain import wire
 from distrain.coordinator.store.run_store import Publication
 from distrain.decisions.memory import MOST_COPIED, MOST_KEPT, KeptRounds, copy_hosts
 from distrain.storage.commit import MemoryPart, MemoryRound
-from distrain.system.log import say, warn, warn_once
+from distrain.system.log import say, warn
 from distrain.system.text import binary_size
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from distrain.system.remote_path import RemotePath
 
     Answer = Callable[[wire.RoundGathered], None]
+
+
+_MANY_FAILURES = 3
+"""Copies in a row that fail before the user is told: a single one fails if a host is lost meanwhile."""
 
 
 @dataclass(slots=True)
@@ -96,6 +100,10 @@ class MemoryRounds:
         """By host and round: the directory for readers."""
         self._asking: dict[tuple[str, str], list[Answer]] = {}
         """By host and round: who waits for that directory."""
+        self._notes: set[tuple[str, str]] = set()
+        """By round: what was said about damaged or lost files. All hosts say the same of a lost one."""
+        self._failed_copies = 0
+        """Copies in a row that have failed."""
         self._is_announced = False
 
     @property
@@ -241,7 +249,9 @@ class MemoryRounds:
         if host not in self._copying or message.name != self._copied:
             return
         if message.failed is not None:
-            warn_once(f"host {host} cannot copy checkpoints in memory of other hosts; events.jsonl says why")
+            self._failed_copies += 1
+            if self._failed_copies == _MANY_FAILURES:
+                warn(f"host {host} cannot copy checkpoints in memory of other hosts: {message.failed}")
             self._store.append_event("memory_damage", name=message.name, host=host, text=message.failed)
         elif message.name in self._copies:
             self._copies[message.name][host] = message.folder
@@ -253,8 +263,7 @@ class MemoryRounds:
             return
         kept, there = self._kept.rounds.get(self._copied), self._copies.get(self._copied, {})
         if kept is not None and {part.copy for part in kept.parts.values()} <= there.keys():
-            self._kept.safe = kept.name
-            self._store.append_event("memory_copied", name=kept.name)
+            self._kept.safe, self._failed_copies = kept.name, 0
         self._kept.busy.discard(self._copied)
         self._work()
 
@@ -336,7 +345,8 @@ class MemoryRounds:
             self._send(host, wire.GatherRound(host=host, round=self._kept.rounds[name].encoded()))
 
     def _on_gathered(self, host: str, answer: wire.RoundGathered) -> None:
-        for note in answer.notes:
+        for note in [note for note in answer.notes if (answer.name, note) not in self._notes]:
+            self._notes.add((answer.name, note))
             warn(f"{answer.name} in memory: {note}")
             self._store.append_event("memory_damage", name=answer.name, host=host, text=note)
         if answer.failed is None:
