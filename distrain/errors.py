@@ -12,6 +12,7 @@
     ├── CheckpointError        a checkpoint cannot be reported, read or committed
     ├── DataError              a dataset cannot be read, or it has changed since the checkpoint
     ├── CollectiveError        ranks cannot meet in barrier() or broadcast_from_rank_zero()
+    ├── Rollback               raised by train_func: all ranks go back to the newest checkpoint
     └── TrainingFailedError    fit() ended without a finished training; see its partial ``.result``
         ├── WorkerGroupError   at least one rank failed; see ``.worker_failures``
         │   └── HangError      no rank made progress for ``FailureConfig.hang_timeout_s``
@@ -19,7 +20,7 @@
         │   └── LaunchError    the run could not begin: a host or its agent could not be started
         └── PreemptionError    a signal asked the run to stop (SIGTERM, SIGHUP or SIGQUIT)
 
-Every class survives pickling with its attributes. :class:`Rollback` is not an error: train_func raises it.
+Every class survives pickling with its attributes.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class CollectiveError(DistrainError):
     """
 
 
-class Rollback(Exception):
+class Rollback(DistrainError):
     """Raise it in train_func, on any rank: all ranks go back to the newest committed checkpoint.
 
     why: the reason, for people.

@@ -338,7 +338,7 @@ class AttemptEnded:
 class RollBack:
     """A rank has raised :class:`~distrain.Rollback`: choose the checkpoint for the next attempt.
 
-    reports: number of reports that the rank had made.
+    reports: number of reports that the rank had made in the attempt.
     why: the text of the exception.
     skip_to: by dataset or loader: the position up to which rows are left out; None if none should be.
 
@@ -352,8 +352,9 @@ class RollBack:
     skip_to: Mapping[str, Any] | None
 
     def __str__(self) -> str:
+        when = f"after report {self.reports}" if self.reports else "before its first report"
         why = f" ({self.why})" if self.why else ""
-        return f"rank {self.rank}{on_host(self.host)} asked to roll back after {self.reports} reports{why}"
+        return f"rank {self.rank}{on_host(self.host)} asked to roll back {when}{why}"
 
 
 Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | WorkersStart | AttemptEnded | RollBack

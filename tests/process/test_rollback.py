@@ -6,8 +6,6 @@ import math
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 import torch
 
 import distrain
+import distrain.data
 from distrain import (
     Checkpoint,
     FailureConfig,
@@ -29,7 +28,7 @@ from distrain import (
     report,
 )
 from distrain.storage.lines import read_events
-from distrain.storage.paths import RunPaths
+from distrain.storage.paths import RunPaths, read_manifest
 from distrain.torch import TorchTrainer, prepare_data_loader
 
 GLOBAL_BATCH, EVERY, EPOCHS = 6, 4, 2
@@ -82,7 +81,15 @@ def train_func(config: dict[str, Any]) -> None:
 
 
 def fit(storage: Path, workers: int, *, failures: FailureConfig | None = None, **changes: Any) -> Result:
-    config = {"data": "loader", "readers": 0, "epochs": EPOCHS, "rows": [*range(ROWS)], "poison": [], "raises": True, "ends": {}}
+    config = {
+        "data": "loader",
+        "readers": 0,
+        "epochs": EPOCHS,
+        "rows": [*range(ROWS)],
+        "poison": [],
+        "raises": True,
+        "ends": {},
+    }
     config |= changes
     return TorchTrainer(
         train_func,
@@ -147,3 +154,126 @@ def test_the_losses_are_those_of_data_without_the_bad_rows(storage: Path, data: 
     assert len(seen[0]) == left
     assert seen[0] == seen[1], "the same rows in each step, and losses that are equal to the last bit"
     assert sorted(row for _, rows, _ in seen[0] for row in rows) == [row for row in range(ROWS) if row not in gone]
+
+
+def test_after_a_rollback_and_the_end_of_the_process_the_rows_stay_left_out(storage: Path) -> None:
+    """Rank 0 is killed before there is a newer checkpoint; the run then continues with three workers."""
+    poison = [(0, 5 * GLOBAL_BATCH)]
+    with pytest.raises(WorkerGroupError, match="SIGKILL"):
+        fit(storage, 1, poison=poison, ends={1: 5})
+    fit(storage, 3, poison=poison)
+    assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(4, 6))
+    assert len(rollbacks(storage / "run")) == 1
+
+
+@pytest.mark.parametrize("data", ["loader", "dataset"])
+def test_without_a_checkpoint_the_rows_are_left_out_from_the_beginning(storage: Path, data: str) -> None:
+    poison = [(0, 2 * GLOBAL_BATCH)]
+    with pytest.raises(WorkerGroupError, match="SIGKILL"):
+        fit(storage, 1, data=data, poison=poison, ends={1: 1})
+    fit(storage, 1, data=data, poison=poison)
+    assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(3))
+
+
+def test_two_rollbacks_in_a_row_go_to_the_checkpoint_before(storage: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fit(storage, 1, poison=[(0, 9 * GLOBAL_BATCH), (0, 11 * GLOBAL_BATCH)])
+    with pytest.warns(UserWarning, match="checkpoint_000001: two rollbacks in a row have come from it"):
+        assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(4, 12))
+    first, second = rollbacks(storage / "run")
+    assert (first["suspect"], second["suspect"]) == (None, "checkpoint_000001")
+    assert second["checkpoint"].endswith("checkpoint_000000")
+    assert (
+        "back to checkpoint_000000, as the newer checkpoint_000001 has led to two rollbacks" in capfd.readouterr().err
+    )
+
+
+def test_a_later_start_does_not_take_the_suspect_checkpoint(storage: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    poison = [(0, 9 * GLOBAL_BATCH), (0, 11 * GLOBAL_BATCH)]
+    with pytest.raises(WorkerGroupError, match="SIGKILL"):
+        fit(storage, 1, poison=poison, ends={2: 5})
+    fit(storage, 1, poison=poison)
+    assert "checkpoint_000001 is damaged: two rollbacks in a row have come from it" in capfd.readouterr().err
+    assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(4, 12))
+
+
+def test_too_many_rollbacks_fail_with_the_story(storage: Path) -> None:
+    poison = [(epoch, step * GLOBAL_BATCH) for epoch in range(EPOCHS) for step in (6, 12)]
+    with pytest.raises(WorkerGroupError) as caught:
+        fit(storage, 1, poison=poison, failures=FailureConfig(max_failures=-1, max_rollbacks=2))
+    text = str(caught.value)
+    assert "Rollback: the loss is NaN" in text
+    assert "no rollback: FailureConfig(max_rollbacks=2) allows no more" in text
+    for number, name in enumerate(["checkpoint_000000", "checkpoint_000001"]):
+        assert f"attempt {number} before: rank 0 asked to roll back after report " in text
+        assert f"(the loss is NaN); back to {name}" in text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_metric_that_is_not_finite_rolls_back(storage: Path, workers: int) -> None:
+    failures = FailureConfig(on_nan="rollback", nan_metric="train/loss")
+    fit(storage, workers, raises=False, poison=[(1, 3 * GLOBAL_BATCH + 2)], failures=failures)
+    assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(STEPS, STEPS + 4))
+    [event] = rollbacks(storage / "run")
+    assert (event["why"], event["reports"]) == ("train/loss is nan", STEPS + 4)
+
+
+def waiting(config: dict[str, Any]) -> float | None:
+    """Rank 1 rolls back while rank 0 waits for it in a collective. Return the seconds until the next step is done."""
+    context = get_context()
+    if context.attempt == 0:
+        report({"step": 1}, Checkpoint.from_dict({"step": 1}))
+        if context.get_world_rank() == 1:
+            time.sleep(0.3)
+            Path(config["file"]).write_text(str(time.time()))
+            raise distrain.Rollback("no data at all", skip_batch=True)
+    torch.distributed.all_reduce(torch.ones(1))
+    return time.time() - float(Path(config["file"]).read_text())
+
+
+def test_a_rank_that_waits_in_a_collective_is_not_blamed(
+    storage: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = TorchTrainer(
+        waiting,
+        train_loop_config={"file": str(tmp_path / "raised")},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="run", storage_path=storage),
+    ).fit()
+    print(f"from the rollback to the next step: {result.return_value:.2f} s")
+    assert result.return_value is not None
+    assert result.return_value < 10
+    error = capfd.readouterr().err
+    text = "rank 1 asked to roll back after report 1 (no data at all)"
+    assert f"{text}; back to checkpoint_000000; no rows are left out, as distrain knows no position in them" in error
+    assert "failed" not in error
+    manifest = read_manifest(storage / "run")
+    assert [attempt["failure"] for attempt in manifest["attempts"]] == [text, None]
+
+
+def shuffled(config: dict[str, Any]) -> list[int]:
+    """Two ranks; rank 1 decides alone. Return the rows of both from the checkpoint on."""
+    context = get_context()
+    seen: list[int] = []
+    for step, batch in enumerate(get_dataset_shard("train").iter_batches(batch_size=2)):
+        parts: list[list[int]] = [[], []]
+        torch.distributed.all_gather_object(parts, batch["id"].tolist())
+        seen += sum(parts, [])
+        if context.attempt == 0 and step == 3 and context.get_world_rank() == 1:
+            Path(config["file"]).write_text(repr(seen))
+            raise distrain.Rollback(skip_batch=True)
+        report({"step": step}, Checkpoint.from_dict({}) if step == 1 and context.attempt == 0 else None)
+    return seen
+
+
+def test_a_rank_decides_alone_for_shuffled_rows(storage: Path, tmp_path: Path) -> None:
+    result = TorchTrainer(
+        shuffled,
+        train_loop_config={"file": str(tmp_path / "seen")},
+        datasets={"train": distrain.data.from_items([{"id": row} for row in range(40)]).random_shuffle(seed=3)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="run", storage_path=storage),
+    ).fit()
+    before = eval((tmp_path / "seen").read_text())
+    assert len(before) == 16
+    assert result.return_value is not None
+    assert sorted([*before, *result.return_value]) == [*range(40)]

@@ -44,7 +44,9 @@ def stand_on(machine: Machine, root: Path, allowed: set[int], monkeypatch: pytes
     monkeypatch.setattr(binding, "os", os_of_machine)
 
 
-_DEVICE = next(iter(inspect.signature(binding._get_logical_cpus_to_bind_to).parameters))  # its name differs among versions
+_DEVICE = next(
+    iter(inspect.signature(binding._get_logical_cpus_to_bind_to).parameters)
+)  # its name differs among versions
 
 
 def torchrun_binds(mode: str, gpu: int) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 
 BAD_TYPES: list[tuple[type, str, Any]] = [
+    (FailureConfig, "nan_metric", 3),
     (ScalingConfig, "num_workers", "2"),
     (ScalingConfig, "num_workers", True),
     (ScalingConfig, "num_workers", (1, "2")),
@@ -86,6 +87,8 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "start_method", "fork"),
     (ScalingConfig, "checks", "shallow"),
     (FailureConfig, "on_slow", "ignore"),
+    (FailureConfig, "on_nan", "warn"),
+    (FailureConfig, "max_rollbacks", -2),
     (ScalingConfig, "numa_binding", "core"),
     (ScalingConfig, "interface", ""),
     (ScalingConfig, "interface", "ib0, eth1"),

@@ -35,6 +35,8 @@ from distrain.decisions.run_machine import (
     HostSlow,
     MessageReceived,
     Outstanding,
+    RollBack,
+    RolledBack,
     RunRequest,
     RunStateMachine,
     SendMessage,
@@ -771,6 +773,110 @@ def test_a_host_that_cannot_go_on_stops_the_run() -> None:
     assert stops(play.says("two", wire.HostFailed(text="no forkserver"))) == {"one": 0.0, "two": 0.0}
     play.gone()
     assert (play.state, play.machine.problem) == (RunState.FAILED, "two: no forkserver")
+
+
+# -- rollbacks ---------------------------------------------------------------------------------------------------------
+
+SKIP_TO = {"train": {"epoch": 1, "rows": 6}}
+
+
+def rolls_back(play: Play, rank: int = 0, **fields: Any) -> list[Action]:
+    return play.raises(rank, "Rollback: NaN", rollback={"why": "NaN", "skip_to": SKIP_TO}, **fields)
+
+
+def specs(actions: list[Action]) -> list[Any]:
+    return [spec for _, start in told(actions, wire.Start) for spec in start.ranks]
+
+
+def test_a_rollback_is_no_failure_and_nobody_is_blamed() -> None:
+    play = Play(hosts=2, workers=4).run()  # max_failures is 0
+    assert stops(rolls_back(play, 1)) == {"one": 0.0, "two": 0.0}
+    assert rolls_back(play, 2) == []
+    play.raises(3, CONSEQUENCE)
+    actions = play.gone()
+    text = "rank 1 on one asked to roll back before its first report (NaN)"
+    assert [(a.failures, a.why) for a in actions if isinstance(a, AttemptEnded)] == [((), text)]
+    [asked_for] = [a for a in actions if isinstance(a, RollBack)]
+    assert (asked_for.rank, asked_for.skip_to) == (1, SKIP_TO)
+    actions = play.happens(RolledBack("/runs/run/checkpoint_000003", SKIP_TO, "checkpoint_000004"))
+    assert said(actions) == (
+        f"{text}; back to checkpoint_000003, as the newer checkpoint_000004 has led to two rollbacks; the rows since "
+        "then are left out (rollback 1 of 3)"
+    )
+    actions = play.reserve()
+    assert said(actions) == ""
+    assert [(spec["checkpoint"], spec["skip_to"]) for spec in specs(actions)] == [
+        ("/runs/run/checkpoint_000003", SKIP_TO)
+    ] * 4
+    play.enter()
+    play.happens(CheckpointAvailable("/runs/run/checkpoint_000005"))
+    rolls_back(play)
+    play.gone()
+    play.happens(RolledBack("/runs/run/checkpoint_000005", {}))
+    assert {(spec["checkpoint"], *spec["skip_to"]) for spec in specs(play.reserve())} == {
+        ("/runs/run/checkpoint_000005",)
+    }, "a newer checkpoint has positions of its own"
+
+
+def test_a_failure_after_a_rollback_restarts_with_the_same_rows_left_out() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    rolls_back(play)
+    play.gone()
+    play.happens(RolledBack(None, SKIP_TO))
+    play.reserve()
+    play.enter()
+    play.raises(0)
+    play.gone()
+    actions = play.reserve()
+    assert said(actions) == "restart 1 of 1, from scratch (no checkpoint yet)"
+    assert [spec["skip_to"] for spec in specs(actions)] == [SKIP_TO] * 2
+
+
+def test_a_rollback_explains_the_failures_of_others_that_arrived_before_it() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.outstanding = Outstanding(saving=CheckpointsInProgress(frozenset({(0, 1)})))
+    play.raises(3, CONSEQUENCE)
+    assert play.state is RunState.SAVING
+    assert stops(rolls_back(play)) == {"one": 0.0, "two": 0.0}
+    play.outstanding = Outstanding()
+    assert [type(a) for a in play.gone()][-1] is RollBack
+
+
+def test_a_rollback_after_a_real_failure_is_a_failure() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.raises(3, "ValueError: real")
+    rolls_back(play)
+    play.gone()
+    assert play.state is RunState.FAILED
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_the_last_rollback_too_many_fails_with_the_story(most: int) -> None:
+    play = Play(failure_config=FailureConfig(max_failures=-1, max_rollbacks=most)).run()
+    for number in range(most):
+        rolls_back(play)
+        play.gone()
+        play.happens(RolledBack(f"/runs/run/checkpoint_{number}", {}))
+        play.reserve()
+        play.enter()
+    rolls_back(play)
+    play.gone()
+    summary = play.machine.summary()
+    assert play.state is RunState.FAILED
+    assert [failure.summary for failure in summary.failures] == ["Rollback: NaN"]
+    assert summary.no_retry == f"no rollback: FailureConfig(max_rollbacks={most}) allows no more"
+    assert summary.earlier_attempts == [
+        f"attempt {number} before: rank 0 on one asked to roll back before its first report (NaN); back to checkpoint_{number}"
+        for number in range(most)
+    ]
+
+
+def test_ctrl_c_ends_a_run_that_rolls_back() -> None:
+    play = Play().run()
+    rolls_back(play)
+    play.happens(StopRequested("SIGINT"))
+    play.gone()
+    assert play.state is RunState.ABORTED
 
 
 # -- restarts after the loss of a host -------------------------------------------------------------------------------
