@@ -41,8 +41,8 @@ class Separated(Pickler):
         self._torch: Any = sys.modules.get("torch")
         self._pieces: list[tuple[int, Any]] = []
         """Offset and source: a memoryview, or an untyped storage of torch."""
-        self._places: dict[int, tuple[int, int, int]] = {}
-        """By the address of a storage: number, offset and size."""
+        self._places: dict[int, tuple[Any, tuple[int, int, int]]] = {}
+        """By the address of a storage: the storage, which must not be freed meanwhile; number, offset and size."""
         self.dump(value)
         self.skeleton = file.getvalue()
 
@@ -55,8 +55,8 @@ class Separated(Pickler):
             return None
         storage = getattr(value, "_untyped_storage", value)
         if storage._cdata not in self._places:
-            self._places[storage._cdata] = self._add(storage, storage.nbytes())
-        return self._places[storage._cdata], getattr(value, "dtype", "untyped")
+            self._places[storage._cdata] = storage, self._add(storage, storage.nbytes())
+        return self._places[storage._cdata][1], getattr(value, "dtype", "untyped")
 
     def _add(self, source: Any, size: int) -> tuple[int, int, int]:
         offset = -(-self.size // _ALIGNMENT) * _ALIGNMENT

@@ -71,6 +71,9 @@ def restore(checkpoint: Checkpoint, *objects: Any) -> dict[str, Any]:
         )
     if len(states) != len(objects):
         raise CheckpointError(f"{checkpoint.path} has the states of {len(states)} objects, not of {len(objects)}")
+    for leaf in tree_leaves(states):
+        if hasattr(leaf, "device_mesh"):  # a DTensor, whose ``device`` is still that of its mesh
+            leaf._local_tensor = leaf._local_tensor.to(leaf.device_mesh.device_type)
     for each, state in zip(objects, states, strict=True):
         _plain(each).load_state_dict(state)
     return dict(data)
