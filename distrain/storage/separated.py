@@ -56,7 +56,7 @@ class Separated(Pickler):
         storage = getattr(value, "_untyped_storage", value)
         if storage._cdata not in self._places:
             self._places[storage._cdata] = storage, self._add(storage, storage.nbytes())
-        return self._places[storage._cdata][1], getattr(value, "dtype", "untyped")
+        return self._places[storage._cdata][1], getattr(value, "dtype", self._torch.uint8)
 
     def _add(self, source: Any, size: int) -> tuple[int, int, int]:
         offset = -(-self.size // _ALIGNMENT) * _ALIGNMENT
@@ -144,10 +144,8 @@ class _Loader(pickle.Unpickler):
         if number not in self._storages:
             storage = self._storages[number] = torch.UntypedStorage(size)
             self._read((ctypes.c_char * size).from_address(storage.data_ptr()), offset, size)
-        storage = self._storages[number]
-        if dtype == "untyped":
-            return storage
-        return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+        # As in torch.load, also for an untyped one: that of a tensor with a newer dtype, such as float8.
+        return torch.storage.TypedStorage(wrap_storage=self._storages[number], dtype=dtype, _internal=True)
 
     def _read(self, target: Any, offset: int, size: int) -> Any:
         if size:
