@@ -39,6 +39,7 @@ class Separated(Pickler):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.size = 0
         self._torch: Any = sys.modules.get("torch")
+        self._storages = (self._torch.UntypedStorage, self._torch.storage.TypedStorage) if self._torch else ()
         self._pieces: list[tuple[int, Any]] = []
         """Offset and source: a memoryview, or an untyped storage of torch."""
         self._places: dict[int, tuple[Any, tuple[int, int, int]]] = {}
@@ -51,7 +52,7 @@ class Separated(Pickler):
         if isinstance(value, pickle.PickleBuffer):
             raw = value.raw()
             return self._add(raw, raw.nbytes), None
-        if self._torch is None or not self._torch.is_storage(value):
+        if not isinstance(value, self._storages):
             return None
         storage = getattr(value, "_untyped_storage", value)
         if storage._cdata not in self._places:
