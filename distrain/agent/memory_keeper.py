@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
+from distrain.storage.commit import MemoryRound
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.files import write_atomically
 from distrain.storage.lone_store import is_newer, store_alone
-from distrain.storage.memory_round import MemoryRound
 from distrain.storage.records import complete_manifest
 from distrain.system import scratch
 from distrain.system.background import Background

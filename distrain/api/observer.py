@@ -1,4 +1,4 @@
-"""The facts that a run tells, and the interface of those who hear them. Runs in: coordinator, attach.
+"""The facts that a run tells, and the interface of those who hear them. Runs in: coordinator.
 
 The engine tells each fact once. The console, callbacks, trackers, the page and events.jsonl are observers.
 """

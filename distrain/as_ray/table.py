@@ -76,7 +76,6 @@ _DATA: dict[str, Home] = {
     "ray.data": {
         **_DATASET,
         "distrain.as_ray.data.readers": _READERS,
-        "distrain.as_ray.data.preprocessors": ("Preprocessor",),
         "distrain.as_ray.data.writing": ("SaveMode",),
         "distrain.data": ("DataIterator", "DatasetIterator=DataIterator", "Schema"),
     },
@@ -89,10 +88,6 @@ _DATA: dict[str, Home] = {
     "ray.data.dataset": {**_DATASET, "distrain.data": ("Schema",)},
     "ray.data.grouped_data": {"distrain.as_ray.data.groups": ("GroupedData",)},
     "ray.data.iterator": {"distrain.data": ("DataIterator",)},
-    "ray.data.preprocessor": {"distrain.as_ray.data.preprocessors": ("Preprocessor", "PreprocessorNotFittedException")},
-    "ray.data.preprocessors": {
-        "distrain.as_ray.data.preprocessors": ("Chain", "Concatenator", "MinMaxScaler", "StandardScaler")
-    },
 }
 _TRAIN: dict[str, Home] = {
     "ray.train": {

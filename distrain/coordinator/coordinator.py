@@ -127,6 +127,7 @@ class Coordinator:
             plan=lambda: self.machine.plan,
             racks={host: settings.rack for host, settings in request.hosts.items()},
             storage_of=lambda host: "" if store.is_remote or self._host_files.is_apart(host) else str(store.location),
+            is_training=lambda: self._is_training,
             on_stored=lambda: self._report_handler.after_change(),
         )
         self._report_handler = ReportHandler(
@@ -310,7 +311,9 @@ class Coordinator:
 
     def _on_gathered(self, latest: CommittedCheckpoint | None) -> None:
         """Start the workers from a checkpoint in memory that all hosts have, or from one before it."""
+        assert self.machine.plan is not None
         self._is_verifying = False
+        self._report_handler.begin(self._attempt, len(self.machine.plan.ranks))  # it looks at the latest checkpoint
         self._happened(events.CheckpointAvailable(str(latest.path) if latest else self._foreign_checkpoint))
 
     # -- messages of hosts ----------------------------------------------------------------------------------------
@@ -693,7 +696,7 @@ class Coordinator:
     def _store_memory(self) -> None:
         """Store the newest checkpoint in memory before the hosts end; Ctrl-C ends the waiting."""
         self._memory.store_newest()
-        self._wait_until(lambda: not self._memory.is_storing)
+        self._await_writing(lambda: not self._memory.is_storing)
         self._memory.close()
 
     def _close_hosts(self) -> None:
@@ -703,11 +706,14 @@ class Coordinator:
 
     def _await_storage(self) -> None:
         """Wait until everything is written; Ctrl-C ends the waiting."""
-        self._loop.call_in("storage", _NOTICE_AFTER_S, self._store.announce_wait)
-        self._wait_until(lambda: self._store.is_idle)
-        self._loop.cancel("storage")
+        self._await_writing(lambda: self._store.is_idle)
         if not self._store.is_idle:
             self._store.abandon_pending_work()
+
+    def _await_writing(self, done: Callable[[], bool]) -> None:
+        self._loop.call_in("storage", _NOTICE_AFTER_S, self._store.announce_wait)
+        self._wait_until(done)
+        self._loop.cancel("storage")
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         """Wait; if Ctrl-C ends the waiting, still wait for quick work, ``_LEAST_WAIT_S`` at most."""

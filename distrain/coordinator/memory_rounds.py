@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.coordinator.store.run_store import Publication
 from distrain.decisions.memory import MOST_COPIED, MOST_KEPT, KeptRounds, copy_hosts
-from distrain.storage.memory_round import MemoryPart, MemoryRound
+from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.system.log import say, warn
 from distrain.system.text import binary_size
 
@@ -30,29 +30,33 @@ if TYPE_CHECKING:
     Answer = Callable[[wire.RoundGathered], None]
 
 
+_MANY_FAILURES = 3
+"""Copies in a row that fail before the user is told: a single one fails if a host is lost meanwhile."""
+
+
 @dataclass(slots=True)
 class _Storing:
-    """A round on its way to storage. unstored: the ranks whose parts are missing."""
+    """A round on its way to storage. unstored: the ranks whose parts are missing.
+
+    ordinal: a number below 0 that names the files of this round among those of checkpoints that ranks report. Another
+    try has another one: an uploader may still be writing for the last one.
+    """
 
     kept: MemoryRound
     began: float
+    ordinal: int
     directory: str = ""
     unstored: set[int] = field(default_factory=set)
     from_copy: set[int] = field(default_factory=set)
     """The ranks whose own host has other bytes, or is lost."""
-
-    @property
-    def ordinal(self) -> int:
-        """A number below 0 that names the files of this round among those of checkpoints that ranks report."""
-        return -1 - int(self.kept.manifest["index"])
 
 
 class MemoryRounds:
     """The rounds of one run.
 
     send: sends a message to a host. upload: has files that are on a host stored. plan: of the latest attempt.
-    racks: by host. storage_of: the run directory as a host sees it; empty if it does not. on_stored: called when a
-    round has become a checkpoint on storage.
+    racks: by host. storage_of: the run directory as a host sees it; empty if it does not. is_training: tells if the
+    hosts have all that they need for uploads. on_stored: called when a round has become a checkpoint on storage.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class MemoryRounds:
         plan: Callable[[], WorldPlan | None],
         racks: Mapping[str, str],
         storage_of: Callable[[str], str],
+        is_training: Callable[[], bool],
         on_stored: Callable[[], None],
     ) -> None:
         self.is_off = False
@@ -76,21 +81,29 @@ class MemoryRounds:
         self._plan = plan
         self._racks = racks
         self._storage_of = storage_of
+        self._is_training = is_training
         self._on_stored = on_stored
         self._attempt = -1
         self._hosts: list[str] = []
         self._kept = KeptRounds()
+        self._copied = ""
+        """The round that is being copied to other hosts."""
         self._copying: set[str] = set()
-        """The hosts that copy parts of a round now."""
+        """The hosts that copy their parts of it now."""
         self._copies: dict[str, dict[str, str]] = {}
         """By round and host: the directory with the copies that it has."""
         self._storing: _Storing | None = None
+        self._tries = 0
         self._store_at: float | None = None
         """When the newest round has to be stored."""
         self._gathered: dict[tuple[str, str], str] = {}
         """By host and round: the directory for readers."""
         self._asking: dict[tuple[str, str], list[Answer]] = {}
         """By host and round: who waits for that directory."""
+        self._notes: set[tuple[str, str]] = set()
+        """By round: what was said about damaged or lost files. All hosts say the same of a lost one."""
+        self._failed_copies = 0
+        """Copies in a row that have failed."""
         self._is_announced = False
 
     @property
@@ -100,8 +113,8 @@ class MemoryRounds:
 
     @property
     def is_storing(self) -> bool:
-        """True while a round is being stored."""
-        return self._storing is not None
+        """True while a round is being stored, unless the storage has failed to take it."""
+        return self._storing is not None and (bool(self._storing.directory) or not self._store.is_idle)
 
     def has(self, path: str | None) -> bool:
         """Return whether the checkpoint ``path`` is one in memory."""
@@ -150,25 +163,30 @@ class MemoryRounds:
             ),
         )
 
-    def publish(self, reports: Mapping[int, wire.Reported], new: Publication) -> None:
-        """Commit a checkpoint whose files are all in memory."""
+    def publish(self, reports: Mapping[int, wire.Reported], new: Publication, *, keeps_start: bool) -> None:
+        """Commit a checkpoint whose files are all in memory.
+
+        keeps_start: ranks may still read the checkpoint that the attempt has started from.
+        """
         plan = self._plan()
         assert plan is not None
-        self._hosts = list(plan.hosts)
         copies = copy_hosts(plan.hosts, self._racks)
-        manifest = new.manifest
-        name = manifest["name"] = manifest["name"] or self._store.paths.checkpoint(manifest["index"]).name
+        manifest, known = new.manifest, {saved.path.name for saved in self._store.committed}
+        name = manifest["name"] or self._store.paths.checkpoint(manifest["index"]).name
+        name = manifest["name"] = f"{name}-{manifest['index']}" if name in known else name
         parts = {}
         for rank, report in reports.items():
             host = plan.ranks[rank].host
             parts[rank] = MemoryPart(host, report.folder, copies[host])
         kept = MemoryRound(name, manifest, dict(self._store.metadata), dict(new.positions), parts)
         self._announce(kept)
-        self._kept.add(kept)
+        if not keeps_start:
+            self._kept.start = ""
+        self._kept.add(kept, known)
         self._tell_hosts(kept)
         self._store_at = self._store_at or time.monotonic() + self._storage_every_s
         new.done(self._store.location / name)
-        self._copy_next()
+        self._work()
 
     def _tell_hosts(self, new: MemoryRound | None = None) -> None:
         """Tell the hosts what they keep, and forget what they no longer do."""
@@ -212,22 +230,30 @@ class MemoryRounds:
 
     # -- copies on other hosts ------------------------------------------------------------------------------------
 
-    def _copy_next(self) -> None:
-        """Have the parts of the newest round copied, unless another one is on its way."""
+    def _work(self) -> None:
+        """Store or copy the newest round if that is due: one thing at a time, so that few rounds are kept."""
         newest = self._kept.newest
-        if self._copying or newest is None or newest.name in (*self._copies, self._kept.safe):
+        if self._storing or self._copying or newest is None:
             return
-        self._copying = {part.copy for part in newest.parts.values() if part.copy in self._hosts}
-        if self._copying:
-            self._copies[newest.name] = {}
-            self._kept.busy.add(newest.name)
+        if self._store_at is not None and time.monotonic() >= self._store_at and self._is_training():
+            self.store_newest()
+        elif newest.name not in self._copies:
+            self._copied, self._copies[newest.name] = newest.name, {}
+            self._copying = {part.copy for part in newest.parts.values() if part.copy in self._hosts}
+            if self._copying:
+                self._kept.busy.add(newest.name)
             for host in self._copying:
                 self._send(host, wire.CopyRound(name=newest.name))
 
     def _on_copied(self, host: str, message: wire.RoundCopied) -> None:
-        if host not in self._copying or message.name not in self._copies:
+        if host not in self._copying or message.name != self._copied:
             return
-        if message.failed is None:
+        if message.failed is not None:
+            self._failed_copies += 1
+            if self._failed_copies == _MANY_FAILURES:
+                warn(f"host {host} cannot copy checkpoints in memory of other hosts: {message.failed}")
+            self._store.append_event("memory_damage", name=message.name, host=host, text=message.failed)
+        elif message.name in self._copies:
             self._copies[message.name][host] = message.folder
         self._end_copy(host)
 
@@ -235,15 +261,11 @@ class MemoryRounds:
         self._copying.discard(host)
         if self._copying:
             return
-        for name, folders in self._copies.items():
-            if name in self._kept.busy and not self._is_being_stored(name):
-                self._kept.busy.discard(name)
-                if {part.copy for part in self._kept.rounds[name].parts.values()} <= folders.keys():
-                    self._kept.safe = name
-        self._copy_next()
-
-    def _is_being_stored(self, name: str) -> bool:
-        return self._storing is not None and self._storing.kept.name == name
+        kept, there = self._kept.rounds.get(self._copied), self._copies.get(self._copied, {})
+        if kept is not None and {part.copy for part in kept.parts.values()} <= there.keys():
+            self._kept.safe, self._failed_copies = kept.name, 0
+        self._kept.busy.discard(self._copied)
+        self._work()
 
     def lost(self, host: str) -> None:
         """Note that a host is lost, and what it has in memory."""
@@ -265,8 +287,11 @@ class MemoryRounds:
         """
         self._attempt, self._hosts = attempt, list(hosts)
         self._kept.start = ""
-        if self._storing is not None:  # the answers to the orders of the attempt before are no longer heard
-            self._store_parts(self._storing.unstored)
+        self._asking.clear()
+        self._gathered.clear()  # every byte is compared again
+        if self._storing is not None and self._storing.unstored:  # nobody hears the answers to earlier orders
+            self._end_storing()
+            self._store_at = time.monotonic()
         latest = self._store.latest
         if latest is None or not latest.is_in_memory:
             return False
@@ -320,7 +345,8 @@ class MemoryRounds:
             self._send(host, wire.GatherRound(host=host, round=self._kept.rounds[name].encoded()))
 
     def _on_gathered(self, host: str, answer: wire.RoundGathered) -> None:
-        for note in answer.notes:
+        for note in [note for note in answer.notes if (answer.name, note) not in self._notes]:
+            self._notes.add((answer.name, note))
             warn(f"{answer.name} in memory: {note}")
             self._store.append_event("memory_damage", name=answer.name, host=host, text=note)
         if answer.failed is None:
@@ -332,12 +358,11 @@ class MemoryRounds:
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` has something to do."""
-        return None if self._storing else self._store_at
+        return None if self._storing or self._copying or not self._is_training() else self._store_at
 
     def tick(self) -> None:
         """Store the newest round if that is due."""
-        if self._store_at is not None and time.monotonic() >= self._store_at:
-            self.store_newest()
+        self._work()
 
     def store_newest(self) -> None:
         """Store the newest round, unless it is stored already, or one is being stored."""
@@ -347,10 +372,11 @@ class MemoryRounds:
         if latest is None or not latest.is_in_memory:
             return
         newest = self._kept.rounds[latest.path.name]
-        self._storing = _Storing(newest, time.monotonic())
+        self._tries += 1
+        storing = self._storing = _Storing(newest, time.monotonic(), -self._tries)
         self._kept.busy.add(newest.name)
         self._store.prepare(
-            newest.manifest["attempt"], self._storing.ordinal, name=newest.name, then=self._store_all_parts
+            newest.manifest["attempt"], storing.ordinal, name=newest.name, then=partial(self._store_all, storing)
         )
 
     def close(self) -> None:
@@ -359,11 +385,10 @@ class MemoryRounds:
             warn(f"{latest.path.name} was only in memory, and is lost")
         self._store.committed = [saved for saved in self._store.committed if not saved.is_in_memory]
 
-    def _store_all_parts(self, directory: str) -> None:
-        assert self._storing is not None
-        self._storing.directory = directory
-        self._storing.unstored = set(self._storing.kept.parts)
-        self._store_parts(self._storing.unstored)
+    def _store_all(self, storing: _Storing, directory: str) -> None:
+        storing.directory, storing.unstored = directory, set(storing.kept.parts)
+        if storing is self._storing:
+            self._store_parts(storing.unstored)
 
     def _store_parts(self, ranks: set[int]) -> None:
         """Have parts stored, from the copy if their host has them no longer."""
@@ -424,9 +449,9 @@ class MemoryRounds:
         self.store_newest()
 
     def _end_storing(self) -> None:
-        assert self._storing is not None
-        self._kept.busy.discard(self._storing.kept.name)
-        self._storing = None
+        if self._storing is not None:
+            self._kept.busy.discard(self._storing.kept.name)
+            self._storing = None
 
     def _publish(self, storing: _Storing) -> None:
         kept = storing.kept
@@ -438,13 +463,11 @@ class MemoryRounds:
             self._store.append_event("stored", name=path.name, index=kept.manifest["index"], seconds=took_s)
             self._store_at = time.monotonic() + self._storage_every_s
             self._on_stored()
+            self._work()
 
-        self._store.publish(
-            Publication(storing.ordinal, None, dict(kept.manifest), kept.positions, done, self._cannot_write)
-        )
+        def failed(why: object) -> None:
+            self._end_storing()
+            self._store.on_failure(f"cannot write {kept.name} to {self._store.location}: {why}")
 
-    def _cannot_write(self, why: object) -> None:
-        assert self._storing is not None
-        name = self._storing.kept.name
-        self._end_storing()
-        self._store.on_failure(f"cannot write {name} to {self._store.location}: {why}")
+        manifest = {**kept.manifest, "files": dict(kept.manifest["files"])}  # the store adds the metadata to them
+        self._store.publish(Publication(storing.ordinal, None, manifest, kept.positions, done, failed))

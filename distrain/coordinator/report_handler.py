@@ -435,13 +435,13 @@ class ReportHandler:
         rank, ordinal = action.rank, action.ordinal
         unsettled = self._unsettled[ordinal]
         report = unsettled.reports[rank]
+        if report.in_memory and not report.is_written:
+            self._unwritten[rank, ordinal] = action
+            return
         if self._needs_uploader(report):
             self._uploads.add((rank, ordinal))
         if report.in_memory:
-            if report.is_written:
-                self._memory.hash(report, action.files)
-            else:
-                self._unwritten[rank, ordinal] = action
+            self._memory.hash(report, action.files)
             return
         order = partial(self._order_copy, self._attempt, action)
         if report.in_place:
@@ -499,6 +499,8 @@ class ReportHandler:
         positions = {report.rank: report.positions or {} for report in reports}
         if warning := other_data(positions):
             warn_once(warning)
+        by_rank = {report.rank: report for report in reports}
+        to_memory = partial(self._memory.publish, by_rank, keeps_start=self._is_start_read())
         self._store.commit(
             self._attempt,
             commit,
@@ -507,7 +509,7 @@ class ReportHandler:
             step=self._first_step + reports[0].index,
             validation=validation,
             positions=merged_positions(positions),
-            to_memory=partial(self._memory.publish, {report.rank: report for report in reports}) if in_memory else None,
+            to_memory=to_memory if in_memory else None,
             then=then,
         )
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from distrain.storage.memory_round import MemoryRound
+    from distrain.storage.commit import MemoryRound
 
 MOST_KEPT = 4
 """Checkpoints that a host holds of its own ranks at most, with the one that they are writing."""
@@ -47,9 +47,9 @@ class KeptRounds:
         """The last one to be committed."""
         return next(reversed(self.rounds.values()), None)
 
-    def add(self, new: MemoryRound) -> None:
-        """Add a round that was committed, and drop those that nobody needs."""
-        self.rounds[new.name] = new
+    def add(self, new: MemoryRound, known: Collection[str]) -> None:
+        """Add a round that was committed, and drop those that nobody needs, or that are not among the ``known``."""
+        self.rounds = {name: kept for name, kept in self.rounds.items() if name in known} | {new.name: new}
         names = list(self.rounds)
         spare = self.safe if self.safe in self.rounds else names[-2] if len(names) > 1 else ""
         self._keep({new.name, spare, self.start, *self.busy})

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from distrain.storage.memory_round import MemoryRound
+    from distrain.storage.commit import MemoryRound
 
 _PREFIX = ".memory-"
 _QUIET_S = 5.0

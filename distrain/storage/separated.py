@@ -6,7 +6,6 @@ As with torch.save, the whole storage of a tensor is copied. Tensors that share 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import io
 import mmap
 import os
@@ -20,8 +19,6 @@ from distrain.system.pickling import Pickler
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import torch
 
 _ALIGNMENT = 64
 _GPU_RESERVE = 256 << 20
@@ -86,7 +83,7 @@ class Separated(Pickler):
                 target.copy_(source)
         return cloned
 
-    def _cloned(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None] | None:
+    def _cloned(self, pairs: list[tuple[Any, Any]]) -> Callable[[], None] | None:
         """Clone tensors on their GPUs. Returns a function that copies the clones, None if there is too little room."""
         cuda, needed = self._torch.cuda, dict.fromkeys((source.device for _, source in pairs), _GPU_RESERVE)
         for _, source in pairs:
@@ -141,7 +138,7 @@ class _Loader(pickle.Unpickler):
         (number, offset, size), dtype = place
         if dtype is None:
             return self._read(bytearray(size), offset, size)
-        torch: Any = importlib.import_module("torch")
+        torch: Any = sys.modules["torch"]  # imported, as ``dtype`` was just unpickled
         if number not in self._storages:
             storage = self._storages[number] = torch.UntypedStorage(size)
             self._read((ctypes.c_char * size).from_address(storage.data_ptr()), offset, size)

@@ -591,7 +591,7 @@ class KeepRound(Message):
     """Keep these checkpoints in memory, and free what all others take.
 
     host: the name by which the coordinator knows this host. round: the fields of the newest
-    :class:`~distrain.storage.memory_round.MemoryRound`, or None if there is no new one. keep: the names of all that
+    :class:`~distrain.storage.commit.MemoryRound`, or None if there is no new one. keep: the names of all that
     stay. run: the run directory, to which the agent stores ``round`` if the coordinator is lost; empty if it must not.
 
     Coordinator -> agent.

@@ -21,7 +21,7 @@ import os, sys, time, zlib
 from pathlib import Path
 from distrain import wire
 from distrain.coordinator.store.local_store import LocalStore
-from distrain.storage.memory_round import MemoryPart, MemoryRound
+from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.storage.records import file_entry
 from distrain.system import process, scratch
 

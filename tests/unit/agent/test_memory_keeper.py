@@ -21,7 +21,7 @@ from distrain.agent.memory_keeper import MemoryKeeper
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.storage import lone_store
 from distrain.storage.checkpoint import Checkpoint
-from distrain.storage.memory_round import MemoryPart, MemoryRound
+from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.storage.records import damage_of, file_entry
 from distrain.system.loop import Loop
 

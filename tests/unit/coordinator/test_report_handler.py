@@ -48,6 +48,7 @@ def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_r
             plan=lambda: None,
             racks={},
             storage_of=lambda host: "",
+            is_training=lambda: True,
             on_stored=lambda: None,
         ),
     )

@@ -401,10 +401,9 @@ def test_a_mode_of_its_own_wins_and_a_call_that_fails_counts(worker: Worker) -> 
     ]  # fmt: skip
 
 
-def test_options_that_need_storage_are_refused() -> None:
-    for options in ({"checkpoint_upload_fn": lambda checkpoint, name: checkpoint}, {"validation": True}):
-        with pytest.raises(ValueError, match="need a checkpoint on storage"):
-            report(**options)
+def test_a_function_that_stores_it_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"leave out CheckpointUploadMode\.MEMORY"):
+        report(checkpoint_upload_fn=lambda checkpoint, name: checkpoint)
 
 
 def test_an_interrupted_report_counts_and_leaves_a_free_directory(
