@@ -142,8 +142,8 @@ class MemoryParts:
                 path.touch()
             else:
                 with content.open("rb") as source:
-                    if source.readinto(map_file(path, size)) < size:  # type: ignore[attr-defined]
-                        raise OSError(errno.EIO, f"{content} became shorter while it was read")
+                    if source.readinto(map_file(path, size)) < size:
+                        raise OSError(errno.EIO, "the file became shorter while it was read", str(content))
         return Part(folder, files, later)
 
     def _fill(self, path: Path, tensors: Separated) -> Callable[[], None] | None:

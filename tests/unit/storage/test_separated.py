@@ -43,7 +43,10 @@ def same(one: Any, other: Any) -> bool:
     """True for tensors with the same bytes, which also NaN has."""
     if one.dtype != other.dtype or one.shape != other.shape or one.requires_grad != other.requires_grad:
         return False
-    pair = [each.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) for each in (one, other)]
+    pair = [
+        each.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+        for each in (one, other)
+    ]
     return torch.equal(*pair)
 
 
