@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-
 _ALIGNMENT = 64
 _GPU_RESERVE = 256 << 20
 """Bytes of a GPU that stay free when tensors are cloned on it."""
@@ -37,10 +36,11 @@ class Separated(Pickler):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.size = 0
         self._torch: Any = sys.modules.get("torch")
+        self._storages = (self._torch.UntypedStorage, self._torch.storage.TypedStorage) if self._torch else ()
         self._pieces: list[tuple[int, Any]] = []
         """Offset and source: a memoryview, or an untyped storage of torch."""
-        self._places: dict[int, tuple[int, int, int]] = {}
-        """By the address of a storage: number, offset and size."""
+        self._places: dict[int, tuple[Any, tuple[int, int, int]]] = {}
+        """By the address of a storage: the storage, which must not be freed meanwhile; number, offset and size."""
         self.dump(value)
         self.skeleton = file.getvalue()
 
@@ -49,12 +49,12 @@ class Separated(Pickler):
         if isinstance(value, pickle.PickleBuffer):
             raw = value.raw()
             return self._add(raw, raw.nbytes), None
-        if self._torch is None or not self._torch.is_storage(value):
+        if not isinstance(value, self._storages):
             return None
         storage = getattr(value, "_untyped_storage", value)
         if storage._cdata not in self._places:
-            self._places[storage._cdata] = self._add(storage, storage.nbytes())
-        return self._places[storage._cdata], getattr(value, "dtype", self._torch.UntypedStorage)
+            self._places[storage._cdata] = storage, self._add(storage, storage.nbytes())
+        return self._places[storage._cdata][1], getattr(value, "dtype", self._torch.uint8)
 
     def _add(self, source: Any, size: int) -> tuple[int, int, int]:
         offset = -(-self.size // _ALIGNMENT) * _ALIGNMENT
@@ -142,10 +142,8 @@ class _Loader(pickle.Unpickler):
         if number not in self._storages:
             storage = self._storages[number] = torch.UntypedStorage(size)
             self._read((ctypes.c_char * size).from_address(storage.data_ptr()), offset, size)
-        storage = self._storages[number]
-        if dtype is torch.UntypedStorage:
-            return storage
-        return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+        # As in torch.load, also for an untyped one: that of a tensor with a newer dtype, such as float8.
+        return torch.storage.TypedStorage(wrap_storage=self._storages[number], dtype=dtype, _internal=True)
 
     def _read(self, target: Any, offset: int, size: int) -> Any:
         if size:

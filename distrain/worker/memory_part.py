@@ -6,6 +6,7 @@ The agent frees old parts by renaming their directories. Their files are used ag
 from __future__ import annotations
 
 import _thread
+import contextlib
 import errno
 import os
 import signal
@@ -38,14 +39,20 @@ class _Buffer:
         self._fd = os.open(path, os.O_RDONLY)
         self._pinned_at = 0
 
-    def is_of(self, path: Path, size: int) -> bool:
-        """Return whether this is the file, and no other link to it exists."""
-        mine = os.fstat(self._fd)
-        return path.exists() and os.path.samestat(mine, path.stat()) and mine.st_nlink == 1 and mine.st_size == size
+    def fits(self, path: Path, size: int) -> bool:
+        """Return whether this is the file at ``path``, with that size and no other link."""
+        return self.is_at(path) and self._status.st_nlink == 1 and self._status.st_size == size
+
+    def is_at(self, path: Path) -> bool:
+        return path.exists() and os.path.samestat(self._status, path.stat())
 
     @property
     def is_deleted(self) -> bool:
-        return os.fstat(self._fd).st_nlink == 0
+        return self._status.st_nlink == 0
+
+    @property
+    def _status(self) -> os.stat_result:
+        return os.fstat(self._fd)
 
     def pin(self) -> None:
         """Let a GPU write directly into the memory; best effort."""
@@ -114,10 +121,11 @@ class MemoryParts:
         sizes = {file: _size(content) for file, content in contents.items()}
         files = [file for file, size in sizes.items() if size or not isinstance(contents[file], Separated)]
         needed = sum(sizes.values())
-        for path in list(folder.rglob("*")):
+        for path in sorted(folder.rglob("*"), reverse=True):  # what is in a directory comes before it
             if path.is_dir():
-                continue
-            if path.stat().st_nlink > 1 or str(path.relative_to(folder)) not in files:
+                with contextlib.suppress(OSError):  # files of this part stay in it
+                    path.rmdir()
+            elif path.stat().st_nlink > 1 or str(path.relative_to(folder)) not in files:
                 path.unlink()
             else:
                 needed -= path.stat().st_size
@@ -134,28 +142,33 @@ class MemoryParts:
                 path.touch()
             else:
                 with content.open("rb") as source:
-                    source.readinto(map_file(path, size))
+                    if source.readinto(map_file(path, size)) < size:
+                        raise OSError(errno.EIO, "the file became shorter while it was read", str(content))
         return Part(folder, files, later)
 
     def _fill(self, path: Path, tensors: Separated) -> Callable[[], None] | None:
-        for buffer in [buffer for buffer in self._buffers if buffer.is_deleted]:
-            self._buffers.remove(buffer)
-            buffer.close()
         buffer = self._buffer_of(path, tensors.size)
         copy = tensors.fill(buffer.memory)
         if copy is None:
             return None
+        cuda: Any = sys.modules["torch"].cuda
+        device = cuda.current_device()
 
         def finish() -> None:
+            cuda.set_device(device)  # else this thread would use the first GPU, and memory of it
             buffer.pin()
             copy()
 
         return finish
 
     def _buffer_of(self, path: Path, size: int) -> _Buffer:
-        for buffer in self._buffers:
-            if buffer.is_of(path, size):
+        """Return the mapped file, and close those that are deleted, or that have another size or a reader now."""
+        for buffer in list(self._buffers):
+            if buffer.fits(path, size):
                 return buffer
+            if buffer.is_deleted or buffer.is_at(path):
+                self._buffers.remove(buffer)
+                buffer.close()
         self._buffers.append(_Buffer(path, size))
         return self._buffers[-1]
 
@@ -174,7 +187,8 @@ class MemoryParts:
                 failed = repr(error)
             finally:
                 self._is_written.set()
-            then(failed)
+            with contextlib.suppress(OSError):  # the agent is gone
+                then(failed)
 
         _thread.start_new_thread(run, ())  # unlike a threading.Thread, train_func does not count it as its own
 

@@ -181,9 +181,9 @@ class Session:
     ) -> None:
         """Do what :func:`distrain.report` does."""
         began = time.monotonic()
-        checkpoint, options = self._choose_memory(checkpoint, options)
-        has_checkpoint = checkpoint is not None
-        with self._alone("report()"), self._counted(has_checkpoint=has_checkpoint), contextlib.ExitStack() as stack:
+        with self._alone("report()"), contextlib.ExitStack() as stack:
+            checkpoint, options = self._choose_memory(checkpoint, options)
+            stack.enter_context(self._counted(has_checkpoint=checkpoint is not None))
             self.at_report()
             body = encode_metrics(metrics)
             check_finite(body, self._nan_metric)
@@ -298,6 +298,10 @@ class Session:
         checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
         is_local = bool(checkpoint.path) and checkpoint.remote_path is None
         local_files = None
+        copies_first = False
+        if options.mode is MEMORY and self._memory_is_short:  # files that the user may change after the call
+            copies_first = not options.deletes
+            options = replace(options, mode=ASYNC, delete=options.deletes)
         if is_local:
             folder = Path(checkpoint.path)
             self._local_files = {n: files for n, files in self._local_files.items() if not files.overlaps(folder)}
@@ -310,7 +314,7 @@ class Session:
             options = replace(options, mode=NO_UPLOAD, function=None)
         if options.mode is NO_UPLOAD:
             check_in_place(checkpoint, self.context)
-        elif options.mode is ASYNC and not is_local:
+        elif options.mode is ASYNC and (copies_first or not is_local):
             checkpoint = Checkpoint(checkpoint.to_directory())
             local_files = LocalFiles(Path(checkpoint.path))
         return checkpoint, options, local_files
@@ -349,15 +353,10 @@ class Session:
             options = replace(options, mode=MEMORY)
         if options.mode is not MEMORY:
             return checkpoint, options
-        if options.function is not None or options.validation is not None:
-            raise ValueError(
-                "report(): checkpoint_upload_fn and validation need a checkpoint on storage; leave them out, or use "
-                "another checkpoint_upload_mode"
-            )
         if self._memory is None:
             warn_once("no agent keeps checkpoints in memory here, so they are stored with CheckpointUploadMode.SYNC")
             return checkpoint, replace(options, mode=SYNC)
-        return checkpoint, replace(options, mode=ASYNC) if self._memory_is_short else options
+        return checkpoint, options
 
     def _report_to_memory(
         self,

@@ -38,7 +38,7 @@ def snapshot(*objects: Any, per_rank: bool = False, **values: Any) -> Checkpoint
             checkpoint_upload_mode=distrain.CheckpointUploadMode.MEMORY,
         )
     """
-    context = session_of("snapshot()").context
+    context = session_of("torch.snapshot").context
     states = [_plain(each).state_dict() for each in objects]
     if not per_rank and any(hasattr(leaf, "device_mesh") for leaf in tree_leaves(states)):  # a DTensor
         raise ValueError("snapshot(): each rank has a part of this state (FSDP); use per_rank=True")
@@ -59,7 +59,7 @@ def restore(checkpoint: Checkpoint, *objects: Any) -> dict[str, Any]:
         checkpoint = distrain.get_checkpoint()
         start = restore(checkpoint, model, optimizer)["step"] if checkpoint else 0
     """
-    context = session_of("restore()").context
+    context = session_of("torch.restore").context
     data = checkpoint.read(_name(context.world_rank)) or checkpoint.read(_name(0))
     if data is None:
         raise CheckpointError(f"{checkpoint.path} was not made by distrain.torch.snapshot()")
@@ -71,6 +71,9 @@ def restore(checkpoint: Checkpoint, *objects: Any) -> dict[str, Any]:
         )
     if len(states) != len(objects):
         raise CheckpointError(f"{checkpoint.path} has the states of {len(states)} objects, not of {len(objects)}")
+    for leaf in tree_leaves(states):
+        if hasattr(leaf, "device_mesh"):  # a DTensor, whose ``device`` is still that of its mesh
+            leaf._local_tensor = leaf._local_tensor.to(leaf.device_mesh.device_type)
     for each, state in zip(objects, states, strict=True):
         _plain(each).load_state_dict(state)
     return dict(data)
