@@ -16,7 +16,7 @@ from distrain.coordinator.store.run_store import Publication
 from distrain.decisions.memory import MOST_COPIED, MOST_KEPT, KeptRounds, copy_hosts
 from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.system.log import say, warn
-from distrain.system.text import binary_size
+from distrain.system.text import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -208,12 +208,12 @@ class MemoryRounds:
         self._is_announced = True
         own = dict.fromkeys(self._hosts, 0)
         for rank, part in kept.parts.items():
-            size = sum(size for size, _ in kept.files_of(rank).values())
-            own[part.host] += MOST_KEPT * size
+            length = sum(length for length, _ in kept.files_of(rank).values())
+            own[part.host] += MOST_KEPT * length
             if part.copy:
-                own[part.copy] += MOST_COPIED * size
+                own[part.copy] += MOST_COPIED * length
         host = max(own, key=lambda host: own[host])
-        say(f"checkpoints in memory take up to {binary_size(own[host])} on {host}")
+        say(f"checkpoints in memory take up to {size(own[host])} on {host}")
 
     def skip_to(self, latest: CommittedCheckpoint) -> None:
         """Note after a rollback to a round up to where rows are left out."""
@@ -425,8 +425,8 @@ class MemoryRounds:
             return True
         rank, why = message.rank, message.failed
         expected = storing.kept.files_of(rank)
-        for name, size, crc in message.files:
-            if expected[name] != (size, crc):
+        for name, length, crc in message.files:
+            if expected[name] != (length, crc):
                 why = f"{name} has the checksum {crc:08x} instead of {expected[name][1]:08x}"
         if why is None:
             storing.unstored.discard(rank)

@@ -35,9 +35,9 @@ class _Buffer:
     """A mapped file, which stays mapped and, for a GPU, pinned."""
 
     def __init__(self, path: Path, size: int) -> None:
+        self._pinned_at, self._fd = 0, -1
         self.memory = map_file(path, size)
         self._fd = os.open(path, os.O_RDONLY)
-        self._pinned_at = 0
 
     def fits(self, path: Path, size: int) -> bool:
         """Return whether this is the file at ``path``, with that size and no other link."""
@@ -63,9 +63,16 @@ class _Buffer:
                 self._pinned_at = address
 
     def close(self) -> None:
+        """Unpin the memory before it is unmapped: another mapping at this address would count as pinned, too."""
         if self._pinned_at:
             sys.modules["torch"].cuda.cudart().cudaHostUnregister(self._pinned_at)
-        os.close(self._fd)
+            self._pinned_at = 0
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
 
 
 @dataclass

@@ -116,7 +116,11 @@ def test_a_full_gpu_is_copied_without_a_clone(home: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.gpu
 def test_memory_that_cannot_be_pinned_is_copied_all_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cudart = torch.cuda.cudart()
+
     class Cudart:
+        cudaMemGetInfo = staticmethod(cudart.cudaMemGetInfo)
+
         def cudaHostRegister(self, *_: int) -> int:
             return 1
 
