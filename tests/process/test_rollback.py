@@ -70,7 +70,7 @@ def train_func(config: dict[str, Any]) -> None:
                 torch.distributed.all_gather_object(parts, rows.tolist())
             loss = (total * weight).item()
             weight = weight * 0.99 + total * 1e-4
-            seen = [*seen, (epoch, sorted(sum(parts, [])), loss)]
+            seen = [*seen, (epoch, sorted(row for part in parts for row in part), loss)]
             if config["raises"] and math.isnan(loss):
                 raise distrain.Rollback("the loss is NaN", skip_batch=True)
             state = {"weight": weight, "epoch": epoch, "seen": seen}
@@ -257,7 +257,7 @@ def shuffled(config: dict[str, Any]) -> list[int]:
     for step, batch in enumerate(get_dataset_shard("train").iter_batches(batch_size=2)):
         parts: list[list[int]] = [[], []]
         torch.distributed.all_gather_object(parts, batch["id"].tolist())
-        seen += sum(parts, [])
+        seen += [row for part in parts for row in part]
         if context.attempt == 0 and step == 3 and context.get_world_rank() == 1:
             Path(config["file"]).write_text(repr(seen))
             raise distrain.Rollback(skip_batch=True)

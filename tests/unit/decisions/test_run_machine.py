@@ -866,7 +866,8 @@ def test_the_last_rollback_too_many_fails_with_the_story(most: int) -> None:
     assert [failure.summary for failure in summary.failures] == ["Rollback: NaN"]
     assert summary.no_retry == f"no rollback: FailureConfig(max_rollbacks={most}) allows no more"
     assert summary.earlier_attempts == [
-        f"attempt {number} before: rank 0 on one asked to roll back before its first report (NaN); back to checkpoint_{number}"
+        f"attempt {number} before: rank 0 on one asked to roll back before its first report (NaN); "
+        f"back to checkpoint_{number}"
         for number in range(most)
     ]
 

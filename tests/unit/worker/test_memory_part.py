@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -45,11 +46,12 @@ def inodes(folder: Path) -> dict[str, int]:
 @pytest.fixture
 def home() -> Iterator[Path]:
     """A directory in memory."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scratch, "scratch_directory", lambda: None)
-        patch.setattr("tempfile.tempdir", "/dev/shm")
-        with scratch.temporary_directory("") as path:
-            yield Path(path) / "rank_1"
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scratch, "scratch_directory", lambda: None)
+            patch.setattr("tempfile.tempdir", "/dev/shm")
+            path = stack.enter_context(scratch.temporary_directory(""))
+        yield Path(path) / "rank_1"
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------
