@@ -121,6 +121,12 @@ def test_ddp_starts_again_from_each_mode(storage: Path) -> None:
     assert result.checkpoint is not None
 
 
+def locals_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Copies of this rank's part of the weights and of the moments."""
+    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    return [tensor.detach().to_local().clone() for tensor in (*model.parameters(), *moments)]
+
+
 def fsdp(config: dict[str, Any]) -> None:
     context = distrain.get_context()
     torch.manual_seed(3)
@@ -131,7 +137,8 @@ def fsdp(config: dict[str, Any]) -> None:
     if checkpoint is not None:
         values = restore(checkpoint, model, optimizer)
         start = values["step"]
-        torch.testing.assert_close([p.to_local() for p in model.parameters()], values["local"], rtol=0, atol=0)
+        torch.testing.assert_close(locals_of(model, optimizer), values["local"], rtol=0, atol=0)
+        assert start >= 2, "the checkpoint of step 2 was committed before the failure"
     else:
         with pytest.raises(ValueError, match="use per_rank=True"):
             snapshot(model)
@@ -140,7 +147,7 @@ def fsdp(config: dict[str, Any]) -> None:
         model(data).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        local = [parameter.to_local().clone() for parameter in model.parameters()]
+        local = locals_of(model, optimizer)
         kept = snapshot(model, optimizer, per_rank=True, step=step, local=local)
         sums = [float(each.double().sum()) for each in local]
         distrain.report({"step": step, "sums": sums}, checkpoint=kept, checkpoint_upload_mode=config["mode"])
