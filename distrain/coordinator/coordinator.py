@@ -553,9 +553,16 @@ class Coordinator:
         else:
             self._memory.skip_to(latest)
         path = str(latest.path) if latest else self._foreign_checkpoint
-        fields = {"rank": asked.rank, "host": asked.host, "reports": asked.reports, "why": asked.why}
         self._store.append_event(
-            "rollback", attempt=self._attempt, **fields, checkpoint=path, suspect=suspect or None, skip_to=skip_to
+            "rollback",
+            attempt=self._attempt,
+            rank=asked.rank,
+            host=asked.host,
+            reports=asked.reports,
+            why=asked.why,
+            checkpoint=path,
+            suspect=suspect or None,
+            left_out=list(skip_to),
         )
         skips = self._manifest.skip_to if latest is None else latest.skip_to
         self._happened(events.RolledBack(path, skips or {}, suspect))

@@ -239,7 +239,6 @@ def test_a_rank_that_waits_in_a_collective_is_not_blamed(
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(name="run", storage_path=storage),
     ).fit()
-    print(f"from the rollback to the next step: {result.return_value:.2f} s")
     assert result.return_value is not None
     assert result.return_value < 10
     error = capfd.readouterr().err
