@@ -20,7 +20,8 @@ from distrain.system.loop import Loop
 _MARGIN_S = 2.0
 """Seconds that the guard waits longer than the lease, so that the coordinator can notice the silence first."""
 _LEAVING_S = 2.5
-"""Seconds that the agent has to empty its host after the end of the coordinator, or of the ssh connection."""
+"""Seconds that the agent may be silent after the end of the coordinator, or of the ssh connection, as it empties its
+host."""
 
 
 def scheduler_signals() -> tuple[signal.Signals, ...]:
@@ -81,6 +82,7 @@ class _Guard:
         self._parent_fd = parent_fd
         self._scratch_path = scratch_path
         self._loop = Loop()
+        self._has_parent = True
         self._heard_at = 0.0
         self._lease_s = 0.0
 
@@ -109,6 +111,8 @@ class _Guard:
             return
         self._heard_at, self._lease_s = self._loop.now, float(data.split()[-1])
         self._check()
+        if not self._has_parent:  # it stores a checkpoint, for a limited time
+            self._await_end()
 
     def _check(self) -> None:
         if self._loop.silence_s(self._heard_at) > self._lease_s + _MARGIN_S:
@@ -117,6 +121,10 @@ class _Guard:
 
     def _on_parents_end(self) -> None:
         self._loop.forget(self._parent_fd)
+        self._has_parent = False
+        self._await_end()
+
+    def _await_end(self) -> None:
         self._loop.call_in("leave", _LEAVING_S, self._loop.stop)
 
     def _leave(self) -> NoReturn:

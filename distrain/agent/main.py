@@ -37,6 +37,7 @@ from distrain.wire.channel import Channel
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from distrain.agent.memory_keeper import MemoryKeeper
     from distrain.hosts.host import Gpu
 
 STACKS_TIMEOUT_S = 1.0
@@ -114,6 +115,10 @@ class Agent:
         """True while a forkserver of an earlier run gets ready for this one."""
         self._queries = HostQueries(self._loop, self._up.queue)
         self._setup = HostSetup(self._loop, self._up.queue)
+        self._memory: MemoryKeeper | None = None
+        """Once there are checkpoints in memory."""
+        self._is_closed = False
+        """True once the coordinator has ended the run."""
         self._watch = HealthWatch(self._loop, self._up.queue)
         self._relay = WorkerRelay(self._loop, self._up, self._on_broken_pipe)
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -196,6 +201,8 @@ class Agent:
         self._loop.call_in("beat", min(lease_s / 2, lease_s - silence_s + _LEASE_MARGIN_S), self._beat)
 
     def _leave(self) -> None:
+        if self._memory is not None and not self._is_closed:
+            self._memory.begin_to_store()
         is_tidy = all(worker.exited for worker in self._workers.values() if worker.spawned)
         if self._forkserver is not None and is_tidy:
             self._forkserver.kill()
@@ -206,6 +213,8 @@ class Agent:
             # On the coordinator's machine, those of the whole run. Another host may be the same machine as a third one,
             # whose processes must live: there, only those with the id of this host.
             process.sweep(self._run_id if self._is_local else process.own_run_id())
+        if self._memory is not None:
+            self._memory.finish_storing(partial(beat, self._beats_fd, _FIRST_LEASE_S))
         scratch.remove(self._scratch_path)
         self._setup.end()
         self._queries.release_ports()
@@ -236,6 +245,15 @@ class Agent:
                 self._setup.begin(message)
             case wire.DeleteCheckpoints(directories=folders):
                 self._setup.delete_checkpoints(folders)
+            case (
+                wire.HashFiles()
+                | wire.KeepRound()
+                | wire.CopyRound()
+                | wire.GatherRound()
+                | wire.ReadPart()
+                | wire.PartRead()
+            ):
+                self._keep(message)
             case wire.Prepare():
                 self._prepare(self._setup.prepare(message))
             case wire.ProbeHost():
@@ -251,11 +269,12 @@ class Agent:
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
             case wire.OpenStorage() | wire.Measure():
                 self._order(message)
-            case wire.Upload() if message.attempt == self._attempt:
+            case wire.Upload() if message.attempt == self._attempt or message.ordinal < 0:
                 self._order(message)
             case wire.Close(rests_s=rests_s) if rests_s and self._can_rest():
                 self._rest(rests_s)
             case wire.Close():
+                self._is_closed = True
                 self._loop.stop()
 
     def _prepare(self, message: wire.Prepare) -> None:
@@ -296,6 +315,14 @@ class Agent:
                 python=self._prepared.python if program == "measurer" else "",
             )
         self._helpers[program].order(message)
+
+    def _keep(self, message: wire.Message) -> None:
+        if self._memory is None:
+            from distrain.agent.memory_keeper import MemoryKeeper
+
+            self._memory = MemoryKeeper(self._loop, self._up.queue, scratch.memory_directory(self._scratch_path))
+            self._memory.start(self._attempt, self._workers)
+        self._memory.handle(message)
 
     def _pass_down(self, frame: wire.Frame) -> None:
         worker = self._workers.get(frame.header["rank"])
@@ -409,6 +436,9 @@ class Agent:
         self._helpers.clear()
         self._kill_descendants()
         scratch.clear(self._scratch_path)
+        if self._memory is not None:
+            self._memory.end()
+            self._memory = None
         self._loop.cancel("stacks")
         _overwrite(self._job_fd, b"")
         self._attempt, self._stopping = -1, None
@@ -441,6 +471,8 @@ class Agent:
         if all(helper.is_idle for helper in self._helpers.values()):
             scratch.clear(self._scratch_path)  # of files that workers of the last attempt have left
         self._attempt = message.attempt
+        if self._memory is not None:
+            self._memory.start(message.attempt, [fields["rank"] for fields in message.ranks])
         self._started, self._stopping, self._takes_last_stacks = True, None, False
         for fields in message.ranks:
             spec = self._setup.worker(wire.WorkerSpec(**fields))

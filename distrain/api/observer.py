@@ -1,4 +1,4 @@
-"""The facts that a run tells, and the interface of those who hear them. Runs in: coordinator, attach.
+"""The facts that a run tells, and the interface of those who hear them. Runs in: coordinator.
 
 The engine tells each fact once. The console, callbacks, trackers, the page and events.jsonl are observers.
 """
@@ -101,7 +101,7 @@ class Committed(Fact):
     """A checkpoint was committed.
 
     step: the reports of a rank over the whole run up to it. ranks: those that have saved files. seconds: since the
-    first of them reported it.
+    first of them reported it. is_in_memory: ``checkpoint`` is in the memory of the hosts, and not on storage yet.
     """
 
     attempt: int
@@ -114,6 +114,7 @@ class Committed(Fact):
     metrics: Mapping[str, Any]
     checkpoint: Checkpoint
     now: float
+    is_in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

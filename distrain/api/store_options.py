@@ -39,6 +39,10 @@ class StoreOptions:
             raise TypeError(f"report(): checkpoint_upload_fn must be a function, got {self.function!r}")
         if self.validation is not None and not isinstance(self.validation, ValidationTaskConfig):
             raise TypeError(f"report(): validation must be a bool or a ValidationTaskConfig, got {self.validation!r}")
+        if self.mode is CheckpointUploadMode.MEMORY and self.function is not None:
+            raise ValueError(
+                "report(): checkpoint_upload_fn stores the checkpoint itself; leave out CheckpointUploadMode.MEMORY"
+            )
         if self.name is None:
             return
         if not isinstance(self.name, str):

@@ -11,6 +11,7 @@ _CHECKPOINT = "use Checkpoint, whose files are those that you report; load them 
 _CLUSTER = "there is no cluster: the hosts are those of --hosts, --hostfile or the Slurm job"
 _EXAMPLES = "it comes with Ray: copy the file next to your script, and import it from there"
 _INFERENCE = MISSING["Predictor"]
+_PREPROCESSORS = "transform the rows in map_batches(), with mean() and std() of the dataset, or with scikit-learn"
 _PRIVATE = "it is internal to Ray, and there is nothing like it here"
 _SEARCH = (
     "schedulers and searchers are left to Optuna, whose objective calls fit() and returns a metric: see "
@@ -31,10 +32,8 @@ BELOW = {
     "ray.data.datasource": "add the columns in map_batches(); read_images(include_paths=True) has the path of each row",
     "ray.data.aggregate": "use groupby() and mean(), sum() and the like, or to_pandas() and pandas' groupby()",
     "ray.data.expressions": "write filter(lambda row: row['x'] > 0), and map_batches() for new columns",
-    "ray.data.preprocessors": (
-        "use the transformations of scikit-learn or torchvision in map_batches(), or derive from ray.data.preprocessor."
-        "Preprocessor"
-    ),
+    "ray.data.preprocessor": _PREPROCESSORS,
+    "ray.data.preprocessors": _PREPROCESSORS,
     "ray.rllib": MISSING["rllib"],
     "ray.serve": f"{MISSING['serve']}: load the files of result.checkpoint.as_directory()",
     "ray.train.callbacks": f"reports are kept in metrics.jsonl; {_TRACKERS}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TypeAlias
 
 Home: TypeAlias = "str | dict[str, tuple[str, ...]]"
-Names: TypeAlias = "dict[str, tuple[str, ...]]"
 
 _CONFIGS = (
     *("CheckpointConfig", "CheckpointUploadMode", "DataConfig", "FailureConfig", "LoggingConfig", "RunConfig"),
@@ -20,23 +19,6 @@ _READERS = (
     *("from_arrow", "from_huggingface", "from_items", "from_numpy", "from_pandas", "from_torch", "range"),
     *("read_csv", "read_images", "read_json", "read_parquet", "read_text"),
 )
-
-_AIR_CONFIG: Names = {
-    "distrain.as_ray.constants": ("SyncConfig",),
-    "distrain.api.config": ("CheckpointConfig", "DataConfig", "FailureConfig", "RunConfig", "ScalingConfig"),
-}
-_BACKEND: Names = {"distrain.api.backend": ("BackendConfig",)}
-_CHECKPOINT: Names = {"distrain.storage.checkpoint": ("Checkpoint",)}
-_DATA_PARALLEL_TRAINER: Names = {"distrain.coordinator.trainer": ("DataParallelTrainer",)}
-_DATASET: Names = {"distrain.as_ray.data.dataset": ("Dataset", "MaterializedDataset=Dataset")}
-_KERAS: Names = {
-    "distrain.tensorflow.keras": ("ReportCheckpointCallback", "RayReportCallback=ReportCheckpointCallback")
-}
-_MLFLOW: Names = {"distrain.as_ray.integrations": ("MLflowLoggerCallback=mlflow_callback", "setup_mlflow")}
-_RESULT: Names = {"distrain.api.result": ("Result",)}
-_TENSORFLOW_TRAINER: Names = {"distrain.tensorflow": ("TensorflowTrainer",)}
-_TORCH_TRAINER: Names = {"distrain.torch": ("TorchTrainer",)}
-_WANDB: Names = {"distrain.as_ray.integrations": ("WandbLoggerCallback=wandb_callback", "setup_wandb")}
 
 _NEVER_RAISED = (
     *("ActorUnavailableError", "GetTimeoutError", "LocalRayletDiedError", "NodeDiedError", "ObjectFetchTimedOutError"),
@@ -74,9 +56,8 @@ _CORE: dict[str, Home] = {
 }
 _DATA: dict[str, Home] = {
     "ray.data": {
-        **_DATASET,
+        "distrain.as_ray.data.dataset": ("Dataset", "MaterializedDataset=Dataset"),
         "distrain.as_ray.data.readers": _READERS,
-        "distrain.as_ray.data.preprocessors": ("Preprocessor",),
         "distrain.as_ray.data.writing": ("SaveMode",),
         "distrain.data": ("DataIterator", "DatasetIterator=DataIterator", "Schema"),
     },
@@ -85,108 +66,38 @@ _DATA: dict[str, Home] = {
             *("ArrowBatchCollateFn", "CollateFn", "DefaultCollateFn", "NumpyBatchCollateFn", "PandasBatchCollateFn"),
         )
     },
-    "ray.data.context": {"distrain.as_ray.data.readers": ("DataContext",)},
-    "ray.data.dataset": {**_DATASET, "distrain.data": ("Schema",)},
     "ray.data.grouped_data": {"distrain.as_ray.data.groups": ("GroupedData",)},
-    "ray.data.iterator": {"distrain.data": ("DataIterator",)},
-    "ray.data.preprocessor": {"distrain.as_ray.data.preprocessors": ("Preprocessor", "PreprocessorNotFittedException")},
-    "ray.data.preprocessors": {
-        "distrain.as_ray.data.preprocessors": ("Chain", "Concatenator", "MinMaxScaler", "StandardScaler")
-    },
 }
 _TRAIN: dict[str, Home] = {
     "ray.train": {
-        **_BACKEND,
-        **_CHECKPOINT,
-        **_RESULT,
-        "distrain.as_ray.constants": ("SyncConfig", "TRAIN_DATASET_KEY", "ValidationFn"),
-        "distrain.as_ray.preemption": ("PreemptionInfo", "get_preemption_info"),
+        "distrain.api.backend": ("BackendConfig",),
         "distrain.api.config": _CONFIGS,
         "distrain.api.context": _CONTEXT,
+        "distrain.api.result": ("Result",),
+        "distrain.as_ray.constants": ("SyncConfig", "TRAIN_DATASET_KEY", "ValidationFn"),
+        "distrain.as_ray.preemption": ("PreemptionInfo", "get_preemption_info"),
+        "distrain.coordinator.trainer": ("DataParallelTrainer",),
         "distrain.errors": _ERRORS,
         "distrain.session": _IN_WORKER,
+        "distrain.storage.checkpoint": ("Checkpoint",),
     },
-    "ray.train._checkpoint": _CHECKPOINT,
-    "ray.train._internal.data_config": {"distrain.api.config": ("DataConfig",)},
-    "ray.train._internal.session": "distrain.session",
-    "ray.train._internal.syncer": {"distrain.as_ray.constants": ("SyncConfig",)},
-    "ray.train.backend": _BACKEND,
-    "ray.train.base_trainer": {"distrain.errors": ("TrainingFailedError",)},
-    "ray.train.checkpoint": _CHECKPOINT,
     "ray.train.collective": "distrain.collective",
-    "ray.train.constants": {"distrain.as_ray.constants": ("TRAIN_DATASET_KEY",)},
-    "ray.train.context": {"distrain.api.context": ("TrainContext",), "distrain.session": ("get_context",)},
-    "ray.train.data_parallel_trainer": _DATA_PARALLEL_TRAINER,
     "ray.train.huggingface": {},
     "ray.train.huggingface.transformers": "distrain.huggingface.transformers",
-    "ray.train.huggingface.transformers._transformers_utils": "distrain.huggingface.transformers",
     "ray.train.lightning": "distrain.lightning",
-    "ray.train.lightning._lightning_utils": "distrain.lightning",
     "ray.train.session": "distrain.session",
     "ray.train.tensorflow": "distrain.tensorflow",
-    "ray.train.tensorflow.config": {"distrain.tensorflow": ("TensorflowConfig",)},
-    "ray.train.tensorflow.keras": _KERAS,
-    "ray.train.tensorflow.tensorflow_checkpoint": {"distrain.tensorflow": ("TensorflowCheckpoint",)},
-    "ray.train.tensorflow.tensorflow_trainer": _TENSORFLOW_TRAINER,
-    "ray.train.tensorflow.train_loop_utils": {"distrain.tensorflow": ("prepare_dataset_shard",)},
+    "ray.train.tensorflow.keras": {
+        "distrain.tensorflow.keras": ("ReportCheckpointCallback", "RayReportCallback=ReportCheckpointCallback")
+    },
     "ray.train.torch": "distrain.torch",
-    "ray.train.torch.config": {"distrain.torch": ("TorchConfig",)},
-    "ray.train.torch.torch_checkpoint": {"distrain.torch": ("TorchCheckpoint",)},
-    "ray.train.torch.torch_trainer": _TORCH_TRAINER,
-    "ray.train.torch.train_loop_utils": "distrain.torch",
-    "ray.train.trainer": {"distrain.errors": ("TrainingFailedError",)},
-}
-_TRAIN_V2: dict[str, Home] = {
-    "ray.train.v2.api.callback": {"distrain.api.config": ("UserCallback",)},
-    "ray.train.v2.api.config": {"distrain.api.config": _CONFIGS},
-    "ray.train.v2.api.context": {"distrain.api.context": ("TrainContext",)},
-    "ray.train.v2.api.data_parallel_trainer": _DATA_PARALLEL_TRAINER,
-    "ray.train.v2.api.exceptions": {"distrain.errors": _ERRORS},
-    "ray.train.v2.api.report_config": {
-        "distrain.api.config": ("CheckpointUploadMode",),
-        "distrain.api.context": ("CheckpointConsistencyMode",),
-    },
-    "ray.train.v2.api.preemption": {"distrain.as_ray.preemption": ("PreemptionInfo",)},
-    "ray.train.v2.api.reported_checkpoint": {
-        "distrain.api.context": ("ReportedCheckpoint", "ReportedCheckpointStatus")
-    },
-    "ray.train.v2.api.result": _RESULT,
-    "ray.train.v2.api.train_fn_utils": {
-        "distrain.as_ray.preemption": ("get_preemption_info",),
-        "distrain.session": _IN_WORKER,
-    },
-    "ray.train.v2.api.validation_config": {
-        "distrain.as_ray.constants": ("ValidationFn",),
-        "distrain.api.config": ("ValidationConfig", "ValidationTaskConfig"),
-    },
     "ray.train.v2.jax": "distrain.jax",
-    "ray.train.v2.jax.config": {"distrain.jax": ("JaxConfig",)},
-    "ray.train.v2.jax.jax_trainer": {"distrain.jax": ("JaxTrainer",)},
-    "ray.train.v2.tensorflow.tensorflow_trainer": _TENSORFLOW_TRAINER,
-    "ray.train.v2.torch.torch_trainer": _TORCH_TRAINER,
-    "ray.train.v2.torch.train_loop_utils": "distrain.torch",
 }
-_AIR: dict[str, Home] = {
-    "ray.air": {**_AIR_CONFIG, **_CHECKPOINT, **_RESULT},
-    "ray.air.checkpoint": _CHECKPOINT,
-    "ray.air.config": _AIR_CONFIG,
-    "ray.air.integrations.keras": _KERAS,
-    "ray.air.integrations.mlflow": _MLFLOW,
-    "ray.air.integrations.wandb": _WANDB,
-    "ray.air.result": _RESULT,
-    "ray.air.session": "distrain.session",
-    "ray.tune.logger": {
-        "distrain.as_ray.integrations": ("TBXLoggerCallback=tensorboard_callback",),
-        "distrain.api.config": ("CSVLoggerCallback=UserCallback", "JsonLoggerCallback=UserCallback"),
-    },
-    "ray.tune.logger.mlflow": _MLFLOW,
-    "ray.tune.logger.wandb": _WANDB,
-}
-
 _TUNE: dict[str, Home] = {
     "ray.tune": {
-        **_CHECKPOINT,
-        **_RESULT,
+        "distrain.api.config": ("CheckpointConfig", "FailureConfig"),
+        "distrain.api.context": ("TuneContext=TrainContext",),
+        "distrain.api.result": ("Result",),
         "distrain.as_ray.constants": ("SyncConfig",),
         "distrain.as_ray.tune.context": ("get_context",),
         "distrain.as_ray.tune.search_space": _SPACE,
@@ -198,23 +109,61 @@ _TUNE: dict[str, Home] = {
         "distrain.as_ray.tune.trainables": (
             *("RunConfig=TuneRunConfig", "report", "with_parameters", "with_resources"),
         ),
-        "distrain.api.config": ("CheckpointConfig", "FailureConfig"),
-        "distrain.api.context": ("TuneContext=TrainContext",),
         "distrain.errors": ("TuneError=TrainingFailedError",),
         "distrain.session": ("get_checkpoint",),
+        "distrain.storage.checkpoint": ("Checkpoint",),
     },
     "ray.tune.integration.ray_train": {"distrain.as_ray.tune.trainables": ("TuneReportCallback",)},
-    "ray.tune.result_grid": {"distrain.as_ray.tune.sweep": ("ResultGrid",)},
+    "ray.tune.logger": {
+        "distrain.api.config": ("CSVLoggerCallback=UserCallback", "JsonLoggerCallback=UserCallback"),
+        "distrain.as_ray.integrations": (
+            *("MLflowLoggerCallback=mlflow_callback", "TBXLoggerCallback=tensorboard_callback"),
+            *("WandbLoggerCallback=wandb_callback", "setup_mlflow", "setup_wandb"),
+        ),
+    },
     "ray.tune.schedulers": {"distrain.as_ray.tune.tuner": ("FIFOScheduler",)},
     "ray.tune.search": {"distrain.as_ray.tune.tuner": ("BasicVariantGenerator",)},
-    "ray.tune.search.basic_variant": {"distrain.as_ray.tune.tuner": ("BasicVariantGenerator",)},
     "ray.tune.search.sample": {"distrain.as_ray.tune.search_space": ("Domain", *_SPACE)},
-    "ray.tune.trainable": {"distrain.as_ray.tune.trainables": ("with_parameters", "with_resources")},
-    "ray.tune.tune_config": {"distrain.as_ray.tune.tuner": ("TuneConfig",)},
-    "ray.tune.tuner": {"distrain.as_ray.tune.tuner": ("TuneConfig", "Tuner")},
 }
+_NAMED: dict[str, Home] = {**_CORE, **_DATA, **_TRAIN, **_TUNE}
 
-MODULES: dict[str, Home] = {**_CORE, **_DATA, **_TRAIN, **_TRAIN_V2, **_AIR, **_TUNE}
+_ALIKE = {
+    "ray.data": ("ray.data.context", "ray.data.dataset", "ray.data.iterator"),
+    "ray.train": (
+        *("ray.air", "ray.air.checkpoint", "ray.air.config", "ray.air.result"),
+        *("ray.train._checkpoint", "ray.train._internal.data_config", "ray.train._internal.syncer"),
+        *("ray.train.backend", "ray.train.base_trainer", "ray.train.checkpoint", "ray.train.constants"),
+        *("ray.train.context", "ray.train.data_parallel_trainer", "ray.train.trainer"),
+        *("ray.train.v2.api.callback", "ray.train.v2.api.config", "ray.train.v2.api.context"),
+        *("ray.train.v2.api.data_parallel_trainer", "ray.train.v2.api.exceptions", "ray.train.v2.api.preemption"),
+        *("ray.train.v2.api.report_config", "ray.train.v2.api.reported_checkpoint", "ray.train.v2.api.result"),
+        *("ray.train.v2.api.train_fn_utils", "ray.train.v2.api.validation_config"),
+    ),
+    "ray.train.huggingface.transformers": ("ray.train.huggingface.transformers._transformers_utils",),
+    "ray.train.lightning": ("ray.train.lightning._lightning_utils",),
+    "ray.train.session": ("ray.air.session", "ray.train._internal.session"),
+    "ray.train.tensorflow": (
+        *("ray.train.tensorflow.config", "ray.train.tensorflow.tensorflow_checkpoint"),
+        *("ray.train.tensorflow.tensorflow_trainer", "ray.train.tensorflow.train_loop_utils"),
+        "ray.train.v2.tensorflow.tensorflow_trainer",
+    ),
+    "ray.train.tensorflow.keras": ("ray.air.integrations.keras",),
+    "ray.train.torch": (
+        *("ray.train.torch.config", "ray.train.torch.torch_checkpoint", "ray.train.torch.torch_trainer"),
+        *("ray.train.torch.train_loop_utils", "ray.train.v2.torch.torch_trainer"),
+        "ray.train.v2.torch.train_loop_utils",
+    ),
+    "ray.train.v2.jax": ("ray.train.v2.jax.config", "ray.train.v2.jax.jax_trainer"),
+    "ray.tune": ("ray.tune.result_grid", "ray.tune.trainable", "ray.tune.tune_config", "ray.tune.tuner"),
+    "ray.tune.logger": (
+        *("ray.air.integrations.mlflow", "ray.air.integrations.wandb"),
+        *("ray.tune.logger.mlflow", "ray.tune.logger.wandb"),
+    ),
+    "ray.tune.search": ("ray.tune.search.basic_variant",),
+}
+"""By module: others whose names are among those of it, and which have all of them here."""
+
+MODULES: dict[str, Home] = _NAMED | {other: _NAMED[module] for module, others in _ALIKE.items() for other in others}
 """Each module of Ray, with its names by the module that they come from; ``Name=other`` renames one.
 
 A module's name instead stands for all names of that module.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.cli import parsers
 from distrain.cli.text import age, coloured, echo, metrics_line, paint, screen, table
 from distrain.storage.runs.listing import ABORTED, ENDED, FAILED, FINISHED, KILLED, Run, list_runs, storage_at
+from distrain.system import scratch
 from distrain.system.text import count, size
 
 if TYPE_CHECKING:
@@ -143,9 +144,11 @@ def _seconds(text: str) -> float:
 
 
 def run_clean(options: argparse.Namespace) -> int:
-    """Delete runs."""
+    """Delete runs, and what killed ones have left in the memory of this host."""
     from distrain.errors import StorageError
 
+    if not options.dry_run:
+        scratch.remove_abandoned()
     if options.older_than is None and not options.states:
         raise StorageError("name what to delete: --older-than 30d, --failed, --finished, --aborted or --killed")
     storage, now = storage_at(options.path), time.time()

@@ -21,7 +21,6 @@ COMMANDS = {
     "ls": ("listing", "list the runs of a storage path"),
     "show": ("showing", "show one run: its state, attempts, metrics, checkpoints and error"),
     "logs": ("following", "show what the ranks have printed; -f follows"),
-    "attach": ("attaching", "return to a running run: its output and progress, until it ends"),
     "hosts": ("hosts", "list the hosts that were slow or have failed lately"),
     "stacks": ("following", "show where all ranks of a running run are"),
     "stop": ("following", "ask a running run to stop, and wait for its end"),
@@ -45,7 +44,6 @@ look at runs
   ls         {ls}
   show       {show}
   logs       {logs}
-  attach     {attach}
   page       {page}
   report     {report}
 

@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from typing import TYPE_CHECKING, NoReturn
 
-from distrain.storage.runs.listing import LAST, find_run, storage_at
+from distrain.storage.runs.listing import find_run, storage_at
 
 if TYPE_CHECKING:
     from distrain.storage.runs.listing import Run
@@ -54,11 +54,3 @@ def add_storage(parser: argparse.ArgumentParser, help_text: str = "the storage p
 def run_of(options: argparse.Namespace) -> Run:
     """Return the run that the options name. Raises NoSuchRun or OSError."""
     return find_run(options.run, storage_at(options.storage_path))
-
-
-def named_again(options: argparse.Namespace, run: Run) -> str:
-    """Return the arguments that name the same run in another command."""
-    import shlex
-
-    place = [] if options.storage_path is None else ["--storage-path", options.storage_path]
-    return shlex.join([run.name if options.run == LAST else options.run, *place])

@@ -20,11 +20,12 @@ def request(run: Run, word: str, argument: str = "") -> str:
         raise NoSuchRun(f"{run.name} is not running: its state is {run.state}")
     paths = paths_of(run)
     if not paths.requests.exists():
-        raise NoSuchRun(unreachable(run))
+        raise NoSuchRun(_unreachable(run))
     try:
         return ask(paths, word, argument)
     except StorageError as error:
-        raise NoSuchRun(unreachable(run) if host_of(run) not in (None, platform.node()) else str(error)) from None
+        is_elsewhere = run.manifest.get("host") not in (None, platform.node())
+        raise NoSuchRun(_unreachable(run) if is_elsewhere else str(error)) from None
 
 
 def paths_of(run: Run) -> RunPaths:
@@ -35,15 +36,9 @@ def paths_of(run: Run) -> RunPaths:
     return RunPaths(local_directory_of(run.path))
 
 
-def host_of(run: Run) -> str | None:
-    """Return the host of fit(), or None if run.json does not say."""
-    host = run.manifest.get("host")
-    return host if isinstance(host, str) else None
-
-
-def unreachable(run: Run) -> str:
+def _unreachable(run: Run) -> str:
     """Return why a run cannot be asked here, and what to do instead."""
-    host, pid = host_of(run), run.manifest.get("pid")
+    host, pid = run.manifest.get("host"), run.manifest.get("pid")
     if host is None:
         return f"{run.name} takes no requests on this machine; ask on the machine of fit()"
     if host != platform.node():

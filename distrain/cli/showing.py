@@ -13,7 +13,7 @@ from distrain.cli import parsers
 from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, value
 from distrain.storage import names
 from distrain.storage.lines import read_events
-from distrain.storage.runs.details import checkpoints_of, error_of, extremes_of, reports_of, verdict
+from distrain.storage.runs.details import checkpoints_of, error_of, extremes_of, newest_in_memory, reports_of, verdict
 from distrain.storage.runs.listing import FAILED, RUNNING, Run
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
 from distrain.system.text import count, duration, flatten, name_ranks, printable, size
@@ -21,6 +21,8 @@ from distrain.system.text import count, duration, flatten, name_ranks, printable
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
+
+    from distrain.storage.records import CommittedCheckpoint
 
 _PROGRAMS = {
     "/distrain/launch.py": ("python", "-m", "distrain.launch"),
@@ -134,6 +136,14 @@ def _metrics(reports: Sequence[dict[str, Any]], columns: int) -> list[str]:
 
 def _checkpoints(run: Run, columns: int) -> list[str]:
     found = checkpoints_of(run.location)
+    if newest := newest_in_memory(run, list(read_events(run.location / names.EVENTS))):
+        stored = found[-1].path.name if found else "none"
+        line = f"{newest.get('name')} in memory, at step {newest.get('step')}; newest on storage: {stored}"
+        return [printable(line), *_stored(found, columns)]
+    return _stored(found, columns)
+
+
+def _stored(found: Sequence[CommittedCheckpoint], columns: int) -> list[str]:
     if not found:
         return []
     rows = [[c.path.name, f"step {c.step}", size(c.bytes), metrics_line(c.metrics)] for c in found[::-1]]

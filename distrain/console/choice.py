@@ -1,4 +1,4 @@
-"""Choose the console of a run: a terminal with a footer, a notebook, or lines. Runs in: coordinator, attach."""
+"""Choose the console of a run: a terminal with a footer, a notebook, or lines. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -23,25 +23,16 @@ def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[Run
     if run.in_process and progress != "off":  # then train_func prints to this terminal itself
         progress = "plain"
     logs = f"{run.location}/logs" if config.log_dir is None else str(Path(config.log_dir, run.name))
-    ranks = config.logging_config.ranks
-    return [open_console(progress, status, logs, ranks=ranks, retention=config.checkpoint_config)]
-
-
-def open_console(progress: str, status: RunStatus, logs: str, **options: Any) -> RunConsole:
-    """Return the console of a run. Every line that the run prints comes before it is closed.
-
-    progress: the value of ``RunConfig.progress``. logs: the directory of the logs, as users know it.
-    options: those of every :class:`RunConsole`.
-    """
+    options: dict[str, Any] = {"ranks": config.logging_config.ranks, "retention": config.checkpoint_config}
     if progress in ("auto", "live"):
         if is_kernel():
             from distrain.console.notebook_console import NotebookConsole  # few runs need it
 
-            return NotebookConsole(status, logs, **options)
+            return [NotebookConsole(status, logs, **options)]
         if (pinned := Footer.pin()) is not None:
             from distrain.console.live_console import TerminalConsole
 
-            return TerminalConsole(status, pinned, **options)
+            return [TerminalConsole(status, pinned, **options)]
         if progress == "live":
             warn("progress='live' has no effect: stdout and stderr are not one terminal that is free and large enough")
-    return RunConsole(status, shows_progress=progress != "off", **options)
+    return [RunConsole(status, shows_progress=progress != "off", **options)]

@@ -186,8 +186,6 @@ def _detail(status: RunStatus, state: str, ranks: list[int], now: float) -> str:
 
 def _advice(status: RunStatus, interrupt: str | None) -> Text | None:
     """Return the effect of the next interrupt."""
-    if status.advice:
-        return Text(status.advice, style="dim")
     if interrupt is None:
         return None
     if status.is_stopping:

@@ -1,4 +1,4 @@
-"""Consoles that are drawn anew every second: a terminal, and the base of notebooks. Runs in: coordinator, attach."""
+"""Consoles that are drawn anew every second: a terminal, and the base of notebooks. Runs in: coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console of a run that is neither a terminal nor a notebook: only lines. Runs in: coordinator, attach."""
+"""The console of a run that is neither a terminal nor a notebook: only lines. Runs in: coordinator."""
 
 from __future__ import annotations
 

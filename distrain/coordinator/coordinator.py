@@ -28,6 +28,7 @@ from distrain.coordinator.fitness.sniff_tests import SniffTests
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
+from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests, rank_in
 from distrain.coordinator.stop_signals import note_stop, stop_signals
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from distrain.decisions.blame import RunSummary
     from distrain.decisions.events import RunRequest
     from distrain.decisions.host_checks import Finding
+    from distrain.storage.records import CommittedCheckpoint
 
 _NOTICE_AFTER_S = 5.0
 """Seconds to wait for the storage before a line on the console says so."""
@@ -117,6 +119,17 @@ class Coordinator:
         self._copies = CheckpointCopies(self._host_files, self._verification)
         self._validations = Validations(request, store, log_dir=log_dir)
         self._clock = PausableClock()
+        self._memory = MemoryRounds(
+            store,
+            checkpoint_config.storage_every_s,
+            send=self._hosts.send,
+            upload=self._upload_from,
+            plan=lambda: self.machine.plan,
+            racks={host: settings.rack for host, settings in request.hosts.items()},
+            storage_of=lambda host: "" if store.is_remote or self._host_files.is_apart(host) else str(store.location),
+            is_training=lambda: self._is_training,
+            on_stored=lambda: self._report_handler.after_change(),
+        )
         self._report_handler = ReportHandler(
             store,
             checkpoint_config,
@@ -126,6 +139,7 @@ class Coordinator:
             is_apart=lambda rank: self._host_files.is_apart(self._host_of(rank)),
             on_commit=lambda path: self._happened(events.CheckpointAvailable(path or self._foreign_checkpoint)),
             validations=self._validations,
+            memory=self._memory,
             clock=self._clock,
         )
         self._outputs = RankLogs(self._log, self._files)
@@ -247,6 +261,7 @@ class Coordinator:
             ("report_handler", self._report_handler.deadline(), self._report_handler.tick),
             ("validations", self._validations.deadline(), self._validations.tick),
             ("hang_monitor", self._hang_deadline(), self._hang_monitor.tick),
+            ("memory", self._memory.deadline(), self._memory.tick),
         ):
             if moment is None:
                 self._loop.cancel(name)
@@ -257,7 +272,9 @@ class Coordinator:
         """Return None while ranks may wait for files of a checkpoint, which isn't a hang, or for a person."""
         if self._report_handler.is_list_awaited:
             self._hang_monitor.progress()  # the rank trains when it has its answer
-        waits = self._copies.is_busy or self._report_handler.is_uploading or self._clock.is_paused
+        waits = (
+            self._copies.is_busy or self._memory.is_busy or self._report_handler.is_uploading or self._clock.is_paused
+        )
         return self._hang_monitor.deadline() if self._is_training and not waits else None
 
     def _flush(self) -> None:
@@ -292,13 +309,26 @@ class Coordinator:
             say(f"continuing {f'at {PurePath(path).name}' if path else 'from scratch'} instead")
             self._happened(events.CheckpointReplaced(path))
 
+    def _on_gathered(self, latest: CommittedCheckpoint | None) -> None:
+        """Start the workers from a checkpoint in memory that all hosts have, or from one before it."""
+        assert self.machine.plan is not None
+        self._is_verifying = False
+        self._report_handler.begin(self._attempt, len(self.machine.plan.ranks))  # it looks at the latest checkpoint
+        self._happened(events.CheckpointAvailable(str(latest.path) if latest else self._foreign_checkpoint))
+
     # -- messages of hosts ----------------------------------------------------------------------------------------
 
     def _on_message(self, host: str, message: wire.Message) -> None:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
-            case wire.Reported() | wire.FilesCopied() | wire.CollectiveEntered() | wire.AskCheckpointList():
+            case (
+                wire.Reported()
+                | wire.FilesCopied()
+                | wire.PartWritten()
+                | wire.CollectiveEntered()
+                | wire.AskCheckpointList()
+            ):
                 self._hang_monitor.progress()
                 self._report_handler.handle(message)
             case wire.Output():
@@ -326,6 +356,8 @@ class Coordinator:
                 self._host_files.on_set_up(host, message)
             case wire.FetchCheckpoint():
                 self._fetch(host, message)
+            case wire.RoundCopied() | wire.RoundGathered() | wire.ReadPart() | wire.PartRead():
+                self._memory.handle(host, message)
             case wire.StorageStatus(failed=failed):
                 if failed is not None:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
@@ -364,7 +396,9 @@ class Coordinator:
         self._hang_monitor.progress()
         self._report_handler.handle(asked)
         own = {str(saved.path) for saved in self._store.committed}
-        if asked.path in {*own, self.machine.checkpoint, self._request.checkpoint}:
+        if self._memory.has(asked.path):
+            self._memory.fetch(host, asked.path, partial(self._on_fetched, asked))
+        elif asked.path in {*own, self.machine.checkpoint, self._request.checkpoint}:
             self._copies.fetch(host, asked.path, partial(self._on_fetched, asked))
         else:
             text = (
@@ -383,6 +417,7 @@ class Coordinator:
         self._launch_checks.lost(lost.host)
         self._host_files.lost(lost.host)
         self._copies.lost(lost.host)
+        self._memory.lost(lost.host)
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
         for rank in ranks:
             self._report_handler.rank_ended(rank)
@@ -468,8 +503,9 @@ class Coordinator:
 
     def _send_checkpoint(self, host: str) -> None:
         """Bring the checkpoint from which the attempt starts to a host that does not see it, before a rank asks."""
-        if self.machine.checkpoint and self._host_files.is_apart(host):
-            self._copies.fetch(host, self.machine.checkpoint, lambda answer: None)
+        path = self.machine.checkpoint
+        if path and not self._memory.has(path) and self._host_files.is_apart(host):
+            self._copies.fetch(host, path, lambda answer: None)
 
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:
         attempt, plan = starts.attempt, starts.plan
@@ -481,6 +517,8 @@ class Coordinator:
         if self._request.keeps_logs:
             self._store.make_parent(self._log(attempt, 0))
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
+        if self._memory.begin(attempt, plan.hosts, self._on_gathered):
+            self._is_verifying = True
         self._report_handler.begin(attempt, len(plan.ranks))
         self._evidence.begin(attempt)
         self._hang_monitor.begin(len(plan.ranks))
@@ -512,6 +550,8 @@ class Coordinator:
         suspect, latest = self._store.roll_back(skip_to), self._store.latest
         if latest is None:
             self._manifest.skip_to |= skip_to
+        else:
+            self._memory.skip_to(latest)
         path = str(latest.path) if latest else self._foreign_checkpoint
         self._store.append_event(
             "rollback",
@@ -587,8 +627,10 @@ class Coordinator:
         self._hosts.send(self._host_of(message.rank), message)
 
     def _upload(self, order: wire.Upload) -> None:
-        """Have files of a rank stored: by the uploader of its host, or from here if that does not see the storage."""
-        host = self._host_of(order.rank)
+        self._upload_from(self._host_of(order.rank), order)
+
+    def _upload_from(self, host: str, order: wire.Upload) -> None:
+        """Have files of a rank stored: by the uploader of the host, or from here if that does not see the storage."""
         if self._host_files.is_apart(host):
             self._host_files.upload(host, order)
         else:
@@ -645,6 +687,7 @@ class Coordinator:
         self._is_over = True
         self._verification.close()
         steps = (
+            self._store_memory,
             self._close_hosts,
             self._debuggers.close,
             self._outputs.close,
@@ -657,6 +700,12 @@ class Coordinator:
             for step in reversed(steps):
                 stack.callback(step)
 
+    def _store_memory(self) -> None:
+        """Store the newest checkpoint in memory before the hosts end; Ctrl-C ends the waiting."""
+        self._memory.store_newest()
+        self._await_writing(lambda: not self._memory.is_storing)
+        self._memory.close()
+
     def _close_hosts(self) -> None:
         self._host_files.close()
         self._copies.close()
@@ -664,11 +713,14 @@ class Coordinator:
 
     def _await_storage(self) -> None:
         """Wait until everything is written; Ctrl-C ends the waiting."""
-        self._loop.call_in("storage", _NOTICE_AFTER_S, self._store.announce_wait)
-        self._wait_until(lambda: self._store.is_idle)
-        self._loop.cancel("storage")
+        self._await_writing(lambda: self._store.is_idle)
         if not self._store.is_idle:
             self._store.abandon_pending_work()
+
+    def _await_writing(self, done: Callable[[], bool]) -> None:
+        self._loop.call_in("storage", _NOTICE_AFTER_S, self._store.announce_wait)
+        self._wait_until(done)
+        self._loop.cancel("storage")
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         """Wait; if Ctrl-C ends the waiting, still wait for quick work, ``_LEAST_WAIT_S`` at most."""

@@ -194,6 +194,7 @@ def _request(
             interface=scaling.interface or "",
         ),
         failure_config=run.failure_config,
+        memory_every=run.checkpoint_config.memory_every,
         stop_grace_s=grace_s if grace_s is not None else 30.0 if is_script else 10.0,  # for scripts, as of torchrun
         peer_failure_grace_s=peer_grace_s if peer_grace_s is not None else 5.0 if is_script else 0.0,
         argv=sys.argv,

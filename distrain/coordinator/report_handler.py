@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from distrain.api.config import CheckpointConfig
     from distrain.api.observer import BecameSlow
+    from distrain.coordinator.memory_rounds import MemoryRounds
     from distrain.coordinator.observers import Observers
     from distrain.coordinator.store.run_store import RunStore
     from distrain.coordinator.validations import Validations
@@ -77,8 +78,8 @@ class _Unsettled:
 
     @property
     def is_synced(self) -> bool:
-        """True unless a rank has reported files with ASYNC, so that report() has not waited for them."""
-        return all(report.waits or report.in_place for report in self.reports.values())
+        """True unless a rank has reported files with ASYNC, which can take long."""
+        return all(report.waits or report.in_place or report.in_memory for report in self.reports.values())
 
     @property
     def directory_name(self) -> str | None:
@@ -105,6 +106,7 @@ class ReportHandler:
         is_apart: Callable[[int], bool] = lambda rank: False,
         on_commit: Callable[[str | None], None],
         validations: Validations,
+        memory: MemoryRounds,
         clock: PausableClock | None = None,
     ) -> None:
         self.metrics: dict[str, Any] | None = None
@@ -116,8 +118,9 @@ class ReportHandler:
         self._is_apart = is_apart
         self._on_commit = on_commit
         self._validations = validations
+        self._memory = memory
         self._clock = clock or PausableClock()
-        validations.changed = self._after_change
+        validations.changed = self.after_change
         self._observers = observers
         self._warned_of_score = False
         self._reset(-1, 0)
@@ -142,6 +145,8 @@ class ReportHandler:
         """See :meth:`_find_settled`."""
         self._uploads: set[tuple[int, int]] = set()
         """Rank and ordinal of the files that uploaders are storing."""
+        self._unwritten: dict[tuple[int, int], RequestFiles] = {}
+        """By rank and ordinal: orders for files in memory that are still being written."""
         similar = [saved for saved in self._store.committed if saved.world_size == world_size]
         self._assembly = CheckpointAssembly(
             world_size,
@@ -182,13 +187,18 @@ class ReportHandler:
                     self._do(self._rows.skipped(rank, index, now))
                 self._do(self._assembly.failed(rank, index, ordinal, why, now))
             case wire.FilesCopied():
-                self._on_copied(message, now)
+                if not self._memory.stored(message):
+                    self._on_copied(message, now)
+            case wire.PartWritten(rank=rank, ordinal=ordinal):
+                self._on_written(message, now)
             case wire.CollectiveEntered(rank=rank, index=index, operation=operation, body=body, timeout_s=timeout_s):
                 gathers = message.gathers
                 self._do(self._barriers.entered(rank, index, operation, body, now, timeout_s, gathers=gathers))
             case wire.AskCheckpointList():
                 self._answer([(message, now + self._config.missing_rank_s)])
             case wire.Running(rank=rank):
+                if self._memory.is_off:
+                    self._send(wire.StoreInstead(attempt=message.attempt, rank=rank))
                 self._observers.tell(RankTrains(rank, time.monotonic()))
                 self._start_until = now + self._config.missing_rank_s
                 self._do(self._assembly.running(rank, now))
@@ -369,6 +379,27 @@ class ReportHandler:
             self._send(wire.FilesStored(attempt=message.attempt, rank=rank, ordinal=ordinal, failed=failed))
         self._do(self._assembly.stored(rank, ordinal, message.files, message.skipped, now, failed))
 
+    def _on_written(self, message: wire.PartWritten, now: float) -> None:
+        """Continue with a part that was still being written to memory when it was reported."""
+        report = self._report(message.rank, message.ordinal)
+        if message.failed is None and report is not None:
+            self._unsettled[message.ordinal].reports[message.rank] = replace(report, is_written=True)
+            if (order := self._unwritten.pop((message.rank, message.ordinal), None)) is not None:
+                self._store_files(order)
+        elif message.failed is not None:
+            self._memory.short_of_memory(message.rank, message.failed)
+            for rank in range(self._world_size):
+                self._send(wire.StoreInstead(attempt=message.attempt, rank=rank))
+            failed = wire.FilesCopied(
+                attempt=message.attempt,
+                rank=message.rank,
+                ordinal=message.ordinal,
+                files=[],
+                skipped=[],
+                failed="the memory of its host is short",
+            )
+            self._on_copied(failed, now)
+
     # -- actions --------------------------------------------------------------------------------------------------
 
     def _do(self, actions: Sequence[checkpoint_assembly.Action | barriers.Action | ReportsJoined]) -> None:
@@ -404,8 +435,14 @@ class ReportHandler:
         rank, ordinal = action.rank, action.ordinal
         unsettled = self._unsettled[ordinal]
         report = unsettled.reports[rank]
+        if report.in_memory and not report.is_written:
+            self._unwritten[rank, ordinal] = action
+            return
         if self._needs_uploader(report):
             self._uploads.add((rank, ordinal))
+        if report.in_memory:
+            self._memory.hash(report, action.files)
+            return
         order = partial(self._order_copy, self._attempt, action)
         if report.in_place:
             order(report.folder)
@@ -448,12 +485,22 @@ class ReportHandler:
         """Make the files of all ranks a checkpoint."""
         unsettled = self._unsettled[commit.ordinal]
         reports = [unsettled.reports[rank] for rank in commit.ranks]
+        in_memory = {report.rank for report in reports if report.in_memory}
+        if in_memory and len(in_memory) < len(reports):
+            warn(
+                f"checkpoint {commit.ordinal} is dropped: {name_ranks(sorted(in_memory))} wrote it to memory, and the "
+                "others did not"
+            )
+            self._do([Drop(commit.ordinal)])
+            return
         validation = next((report.validation for report in reports if report.validation), None)
         folder = reports[0].folder if reports[0].in_place else None
         then = partial(self._on_committed, self._attempt, commit)
         positions = {report.rank: report.positions or {} for report in reports}
         if warning := other_data(positions):
             warn_once(warning)
+        by_rank = {report.rank: report for report in reports}
+        to_memory = partial(self._memory.publish, by_rank, keeps_start=self._is_start_read())
         self._store.commit(
             self._attempt,
             commit,
@@ -462,6 +509,7 @@ class ReportHandler:
             step=self._first_step + reports[0].index,
             validation=validation,
             positions=merged_positions(positions),
+            to_memory=to_memory if in_memory else None,
             then=then,
         )
 
@@ -482,6 +530,7 @@ class ReportHandler:
                 ranks=commit.ranks,
                 metrics=saved.metrics,
                 checkpoint=saved.checkpoint,
+                is_in_memory=saved.is_in_memory,
                 now=time.monotonic(),
             )
         )
@@ -494,7 +543,7 @@ class ReportHandler:
             self._validations.add(saved)
         for rank in self._bringing.intersection(saved.silent):  # it came while this was committed
             self._disown(rank)
-        self._after_change()
+        self.after_change()
 
     def _send_done(self, rank: int, ordinal: int, path: str = "", *, has_files: bool = False) -> None:
         self._send(wire.CommitDone(attempt=self._attempt, rank=rank, ordinal=ordinal, path=path, has_files=has_files))
@@ -507,21 +556,23 @@ class ReportHandler:
 
     # -- which checkpoints are kept -------------------------------------------------------------------------------
 
-    def _after_change(self) -> None:
-        """Act on a checkpoint that was committed, or whose validation has ended."""
+    def after_change(self) -> None:
+        """Act on a checkpoint that was committed or stored, or whose validation has ended."""
         self._warn_of_missing_scores()
         self._delete_surplus()
         self._answer_list_requests()
 
     def _delete_surplus(self) -> None:
-        kept = [committed.metrics for committed in self._store.committed]
-        doubtful = {n for n, saved in enumerate(self._store.committed) if saved.silent}
+        stored = [n for n, saved in enumerate(self._store.committed) if not saved.is_in_memory]
+        kept = [self._store.committed[n] for n in stored]
+        doubtful = {n for n, saved in enumerate(kept) if saved.silent}
         needed = {
             n
-            for n, saved in enumerate(self._store.committed)
+            for n, saved in enumerate(kept)
             if self._validations.awaits(saved) or (saved.index == self._start and self._is_start_read())
         }
-        self._store.delete([n for n in retention.surplus(kept, self._config, doubtful) if n not in needed])
+        surplus = retention.surplus([saved.metrics for saved in kept], self._config, doubtful)
+        self._store.delete([stored[n] for n in surplus if n not in needed])
 
     def _is_start_read(self) -> bool:
         """Return whether a rank that has not reported yet may read the checkpoint that the attempt has started from."""

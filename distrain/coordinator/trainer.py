@@ -45,9 +45,9 @@ class DataParallelTrainer:
         objects out of it.
     backend_config: the framework's settings and hooks.
     datasets: by name, the data that :func:`distrain.get_dataset_shard` divides among the workers: a Dataset of
-        :mod:`distrain.data`; a dataset of torch, Hugging Face or pyarrow; a pandas DataFrame, a dict of arrays, a list
-        of dicts; a path, glob pattern or URL of Parquet, CSV or JSON files, or a list of these; or a function that
-        makes one of these on the worker.
+        :mod:`distrain.data`; a dataset of torch or Hugging Face; a pyarrow Table, a pandas DataFrame, a dict of arrays,
+        a list of dicts; a path, glob pattern or URL of Parquet, CSV or JSON files, or a list of these; or a function
+        that makes one of these on the worker.
     dataset_config: how they are read.
     resume_from_checkpoint: the checkpoint, or its path, that a *new* run starts from. A run that is continued starts
         from its own latest checkpoint.

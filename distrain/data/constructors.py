@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.data.blocks import ITEM, as_block, is_instance, joined
 from distrain.data.dataset import Dataset, OpenDataset, check_count
-from distrain.data.files import ArrowDatasetSource, FileSource
+from distrain.data.files import FileSource
 from distrain.data.sources import HuggingFaceSource, ItemSource, MemorySource, RangeSource
 from distrain.data.streams import Stream
 from distrain.system.arguments import check_type
@@ -188,8 +188,6 @@ def as_dataset(value: Any, name: str) -> Dataset:
         return Dataset(partial(Stream, _Same(value)))
     if is_instance(value, "pyarrow", "Table"):
         return Dataset(partial(MemorySource, value))
-    if is_instance(value, "pyarrow.dataset", "FileSystemDataset"):
-        return Dataset(partial(ArrowDatasetSource, value))
     if is_instance(value, "pandas", "DataFrame"):
         return from_pandas(value)
     if isinstance(value, dict):
@@ -208,8 +206,8 @@ def as_dataset(value: Any, name: str) -> Dataset:
         return Dataset(partial(Stream, _Same(value)))
     raise TypeError(
         f"datasets[{name!r}] is a {type(value).__module__}.{type(value).__qualname__}; pass a dataset of "
-        "distrain.data, torch, Hugging Face or pyarrow, a pandas DataFrame, a dict of arrays, a list of dicts, a path "
-        "or URL of Parquet, CSV or JSON files, or a function that makes one of these on the worker"
+        "distrain.data, torch or Hugging Face, a pyarrow Table, a pandas DataFrame, a dict of arrays, a list of dicts, "
+        "a path or URL of Parquet, CSV or JSON files, or a function that makes one of these on the worker"
     )
 
 

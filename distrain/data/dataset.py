@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain.data import transforms
 from distrain.data.blocks import joined, rows_between, to_rows
-from distrain.data.files import ArrowDatasetSource, FileSource
+from distrain.data.files import FileSource
 from distrain.data.order import RowOrder
 from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, TableSource, in_order, schema_of
 from distrain.data.streams import OpenStream, Stream
@@ -223,7 +223,7 @@ class Dataset:
     @property
     def reads_files(self) -> bool:
         """Whether it needs pyarrow to read files."""
-        return getattr(self._make, "func", None) in (FileSource, ArrowDatasetSource)
+        return getattr(self._make, "func", None) is FileSource
 
     # -- looking at the rows --------------------------------------------------------------------------------------
 

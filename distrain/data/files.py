@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
-from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
 from distrain.data.sources import Schema, TableSource
@@ -70,7 +69,6 @@ class FileSource(TableSource):
         self._format = file_format
         self._columns = None if columns is None else list(columns)
         self._options = {name: value for name, value in (options or {}).items() if value is not None}
-        self._has_options = bool(self._options)
         self._fills_columns = getattr(self._options.get("convert_options"), "include_missing_columns", False)
         """True if a column that a CSV file lacks is null there."""
 
@@ -123,13 +121,7 @@ class FileSource(TableSource):
     @cached_property
     def _blocks(self) -> tuple[list[Any], Indices, float]:
         """The blocks, the number of rows of each, and the bytes of all of them."""
-        dataset = self._dataset
-        try:
-            fragments = list(dataset.get_fragments())
-        except ValueError as error:  # pyarrow refuses it for datasets with a filter
-            raise DataError(
-                f"{error} Use distrain's filter() instead, or pass the table that you have read."
-            ) from error
+        fragments = self._dataset.get_fragments()
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
             parts = [part for found in threads.map(self._split, fragments) for part in found]
         rows = np.array([count for _, count, _ in parts], dtype=np.int64)
@@ -148,7 +140,7 @@ class FileSource(TableSource):
 
     def _count(self, fragment: Any) -> int:
         """Return the number of rows of a text file. pyarrow is quick to count them, but ignores some of its options."""
-        if not self._has_options:
+        if not self._options:
             return int(fragment.count_rows())
         return sum(batch.num_rows for batch in fragment.to_batches(columns=[]))
 
@@ -280,23 +272,6 @@ class FileSource(TableSource):
         schema = self._dataset.schema
         names = self._columns or schema.names
         return Schema(list(names), [schema.field(name).type for name in names])
-
-
-class ArrowDatasetSource(FileSource):
-    """A ``pyarrow.dataset.Dataset`` of files that the user has made."""
-
-    def __init__(self, dataset: Any) -> None:
-        super().__init__(dataset.files, dataset.format.default_extname)
-        self._given = dataset
-        self._has_options = self._fills_columns = True
-
-    @cached_property
-    def _dataset(self) -> Any:
-        return self._given
-
-    @cached_property
-    def _files(self) -> tuple[Any, list[str]]:
-        return ArrowFSWrapper(self._given.filesystem), self._given.files
 
 
 def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: str) -> tuple[Any, list[str]]:

@@ -63,6 +63,7 @@ class RunRequest:
     plan: where the ranks are, if another launcher has placed them.
     keeps_logs: the run gets what the ranks print, and has a log of each.
     checks_hosts: the run ends before its ranks start, see :mod:`distrain.coordinator.host_check`.
+    memory_every: see :class:`~distrain.CheckpointConfig`.
     skips: after earlier rollbacks, by path of the checkpoint ("" for none): up to where rows are left out.
     """
 
@@ -89,6 +90,7 @@ class RunRequest:
     resume_from: Checkpoint | None = None
     sys_path: list[str] = field(default_factory=list)
     plan: WorldPlan | None = None
+    memory_every: int | None = None
     keeps_logs: bool = True
     checks_hosts: bool = False
     skips: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -229,6 +229,7 @@ def worker_spec(
         argv=request.argv,
         vitals_s=pace.VITALS_S,
         debug_rank=request.debug_rank,
+        memory_every=request.memory_every,
         nan_metric=request.failure_config.nan_metric if request.failure_config.on_nan == "rollback" else None,
         skip_to=dict(skip_to),
     )

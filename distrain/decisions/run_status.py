@@ -1,4 +1,4 @@
-"""The live state of a run. The engine keeps it up to date, and observers read it. Runs in: coordinator, attach.
+"""The live state of a run. The engine keeps it up to date, and observers read it. Runs in: coordinator.
 
 Pure: no I/O, no clock. Times are those of ``time.monotonic``.
 """
@@ -72,13 +72,11 @@ class RunStatus:
 
     location: the run directory, as users know it.
     grace_s: the seconds that workers have to stop.
-    advice: the effect of Ctrl-C, if it does not stop the run.
     """
 
     location: str
     started: float
     grace_s: float = 0.0
-    advice: str = ""
     phase: str = "connecting"
     is_stopping: bool = False
     is_debugged: bool = False

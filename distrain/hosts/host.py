@@ -111,6 +111,7 @@ class HostSettings:
     directory, environment: of its workers.
     sys_path: of its workers; None stands for the entries of the host's own interpreter.
     interface: names of interfaces, such as ``ib0,eth1``; the ranks connect over the first one that the host has.
+    rack: what fails with other hosts of the same name; empty if unknown.
     """
 
     lease_s: float
@@ -120,6 +121,7 @@ class HostSettings:
     sys_path: Sequence[str | None]
     environment: Mapping[str, str] = field(default_factory=dict)
     interface: str = ""
+    rack: str = ""
 
 
 def hidden_gpus_problem(settings: HostSettings) -> str | None:

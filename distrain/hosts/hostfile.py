@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 LOCALHOST = "localhost"
-_KEYS = ("slots", "gpus", "python", "cwd", "transport")
+_KEYS = ("slots", "gpus", "python", "cwd", "transport", "rack")
 TRANSPORTS = ("auto", "local", "ssh", "slurm")
 """Names of transports. Any other value is the command line of a program, with ``{host}`` in it."""
 ALWAYS_SET = frozenset(
@@ -58,6 +58,7 @@ class HostSpec:
     python: its interpreter, whose distrain runs there.
     cwd: the working directory of its workers.
     transport: how it is reached, see :func:`check_transport`; None as the other hosts.
+    rack: name of what it can fail together with; copies of its checkpoints in memory go to a host of another rack.
     """
 
     name: str = LOCALHOST
@@ -69,6 +70,7 @@ class HostSpec:
     python: str | None = None
     cwd: str | None = None
     transport: str | None = None
+    rack: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -210,6 +212,7 @@ def _parse_line(words: list[str]) -> HostSpec | None:
         python=_path("python", options.get("python")),
         cwd=_path("cwd", options.get("cwd")),
         transport=_transport(host, options.get("transport")),
+        rack=options.get("rack", ""),
         environment={key.removeprefix("env."): value for key, value in options.items() if key.startswith("env.")},
     )
 

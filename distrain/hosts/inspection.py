@@ -13,11 +13,11 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distrain.hosts.memory import memory_of_host
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from importlib.metadata import Distribution
-
-_MEMINFO = Path("/proc/meminfo")
 
 
 def package_versions(packages: Iterable[str], sys_path: Sequence[str | None]) -> dict[str, str | None]:
@@ -95,8 +95,4 @@ def disk_free_bytes(directory: str) -> int:
 
 def memory_free_bytes() -> int:
     """Return the free memory in bytes; 0 if unknown."""
-    with contextlib.suppress(OSError):
-        for line in _MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 0
+    return sum(total - used for used, total in memory_of_host())

@@ -21,7 +21,15 @@ from distrain.page.reports import read_reports
 from distrain.page.time_use import AttemptTimes, where_time_went
 from distrain.storage import names
 from distrain.storage.lines import read_events
-from distrain.storage.runs.details import checkpoints_of, error_of, evidence_of, failed_at, failures_in, verdict
+from distrain.storage.runs.details import (
+    checkpoints_of,
+    error_of,
+    evidence_of,
+    failed_at,
+    failures_in,
+    newest_in_memory,
+    verdict,
+)
 from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
 from distrain.system import __version__
@@ -309,10 +317,17 @@ def _after(run: Run, moment: object) -> str:
 # -- checkpoints and settings ----------------------------------------------------------------------------------------
 
 
-def _checkpoints(run: Run, kept: Sequence[CommittedCheckpoint], events: Iterable[Mapping[str, Any]]) -> Table | None:
+def _checkpoints(run: Run, kept: Sequence[CommittedCheckpoint], events: Sequence[Mapping[str, Any]]) -> Table | None:
     """Return the table of the checkpoints in the directory, and of those in events.jsonl that were deleted since."""
     there = {saved.path.name: saved for saved in kept}
-    made = {str(event.get("name")): event for event in events if event["event"] == "checkpoint"}
+    newest = newest_in_memory(run, events)
+    stored = {event.get("name") for event in events if event["event"] == "stored"}
+    made = {
+        str(event.get("name")): event
+        for event in events
+        if event["event"] == "checkpoint"
+        and (event.get("tier") != "memory" or event.get("name") in stored or event is newest)
+    }
     used: dict[str, list[int]] = {}
     for attempt in run.attempts:
         used.setdefault(str(attempt.get("checkpoint")), []).append(attempt["attempt"])
@@ -331,7 +346,7 @@ def _checkpoints(run: Run, kept: Sequence[CommittedCheckpoint], events: Iterable
                 _after(run, saved.time if saved and saved.time else event.get("time")),
                 size(held or 0),
                 "?" if seconds is None else duration(seconds),
-                ("kept" if saved else "deleted")
+                ("kept" if saved else "in memory" if newest and name == newest.get("name") else "deleted")
                 + (f"; attempts from it: {rank_list(used[name])}" if name in used else ""),
                 " ".join(metrics[:6]),
             )

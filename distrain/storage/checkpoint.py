@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
 import hashlib
 import json
 import os
-import pickle
 import random
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distrain.errors import CheckpointError
+from distrain.storage.separated import Separated, load
 from distrain.system.pickling import pickled
 from distrain.system.remote_path import RemotePath, locate, own_temporary_directory
 from distrain.system.scratch import scratch_directory, temporary_directory
@@ -34,7 +35,8 @@ MANIFEST_FILE = ".manifest.json"
 PENDING_FILE = ".pending.json"
 """In a remote checkpoint that is incomplete. Its content is DELETED if the checkpoint is being deleted."""
 DELETED = b"{}"
-DICT_FILE = "dict_checkpoint.pkl"
+_DICT = "dict_checkpoint"
+DICT_FILE = f"{_DICT}.pkl"
 _PREFIX = "distrain-checkpoint-"
 _COMPLETE = ".complete"
 _RETRY_S = 0.02
@@ -62,6 +64,8 @@ class Checkpoint:
         self.path: str = str(self._location)
         self._data: dict[str, Any] | None = None
         self._metadata: dict[str, Any] = {}  # of one made from a dict
+        self._name = _DICT
+        """Of the files of one made from a dict; another one if the tensors are in a file of their own in every mode."""
 
     # -- directories ----------------------------------------------------------------------------------------------
 
@@ -195,17 +199,26 @@ class Checkpoint:
             return place.is_dir() if isinstance(place, Path) else place is not None and place.exists()
         except OSError as error:
             raise self._unreadable(error) from error
+        except CheckpointError:  # the coordinator does not have it either
+            return False
 
     @property
     def _place(self) -> Path | RemotePath | None:
-        """The place of the files for this process: a copy, if its host does not see them. Raises CheckpointError."""
+        """The place of the files for this process: a copy, if they are in memory, or its host does not see them.
+
+        Raises CheckpointError.
+        """
         place = self._location
-        if _fetch is not None and isinstance(place, Path) and (place.parent == _elsewhere or not place.is_dir()):
+        if _fetch is None or place is None:
+            return place
+        is_of_run = str(place.parent) == _run
+        if (_is_apart and is_of_run) or ((_is_apart or is_of_run) and not _is_there(place)):
             return Path(_fetch(self.path))
         return place
 
     def _check_exists(self) -> None:
         if not self.exists():
+            _ = self._place  # raises what the coordinator says
             raise CheckpointError(
                 f"the checkpoint directory {self.path} does not exist (was it deleted by num_to_keep?)"
             )
@@ -243,11 +256,34 @@ class Checkpoint:
         """
         if self._data is not None:
             return dict(self._data)
-        body = self._read_file(DICT_FILE)
-        if body is None:
+        data = self.read(_DICT)
+        if data is None:
             raise CheckpointError(f"{self.path} was not made by Checkpoint.from_dict(); use as_directory()")
-        data: dict[str, Any] = pickle.loads(body)  # noqa: S301 - documented
         return data
+
+    @classmethod
+    def separated_from(cls, data: Mapping[str, Any] | None, name: str) -> Checkpoint:
+        """Make a checkpoint of a dict, with the tensors in a file of their own. It has no files for None.
+
+        name: of its files, without a suffix.
+        """
+        checkpoint = cls.from_dict(data or {})
+        checkpoint._name = name if data is not None else ""
+        return checkpoint
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Return a dict that is stored under a name, None if there is none. Unpickles."""
+        body = self._read_file(f"{name}.pkl")
+        if body is None:
+            return None
+        with contextlib.ExitStack() as stack:
+
+            def open_tensors() -> BinaryIO:
+                folder = stack.enter_context(self.as_directory())
+                return stack.enter_context(Path(folder, f"{name}.bin").open("rb"))
+
+            data: dict[str, Any] = load(body, open_tensors)
+            return data
 
     def _read_file(self, name: str) -> bytes | None:
         """Return the content of one of the files, or None if it does not exist."""
@@ -261,7 +297,21 @@ class Checkpoint:
         except OSError as error:
             raise self._unreadable(error) from error
 
+    def separated(self) -> dict[str, bytes | Separated]:
+        """Return the files of a checkpoint made from a dict, with the tensors in one of their own."""
+        files: dict[str, bytes | Separated] = {}
+        if self._metadata:
+            files[METADATA_FILE] = json.dumps(self._metadata).encode()
+        if self._name:
+            tensors = Separated(self._data)
+            files |= {f"{self._name}.pkl": tensors.skeleton, f"{self._name}.bin": tensors}
+        return files
+
     def _write_dict(self, folder: Path) -> None:
+        if self._name != _DICT:
+            for name, content in self.separated().items():
+                (folder / name).write_bytes(content) if isinstance(content, bytes) else content.write(folder / name)
+            return
         (folder / DICT_FILE).write_bytes(pickled(self._data))
         if self._metadata:
             (folder / METADATA_FILE).write_text(json.dumps(self._metadata))
@@ -274,8 +324,9 @@ class Checkpoint:
         if self._data is None:
             return self
         extra = {"_timestamp": int(time.time()), "_preprocessor": None, "_current_checkpoint_id": number}
-        checkpoint = type(self).from_dict(portable(self._data) | extra)
-        checkpoint._metadata = self._metadata
+        checkpoint = copy.copy(self)
+        if self._name == _DICT:
+            checkpoint._data = portable(self._data) | extra
         return checkpoint
 
     @classmethod
@@ -369,16 +420,23 @@ class Checkpoint:
 # -- checkpoints on another machine ----------------------------------------------------------------------------------
 
 _fetch: Callable[[str], str] | None = None
-_elsewhere: Path | None = None
+_run = ""
+_is_apart = False
 
 
-def fetch_with(function: Callable[[str], str], elsewhere: Path) -> None:
+def fetch_with(function: Callable[[str], str], run: str, *, is_apart: bool) -> None:
     """Read checkpoints that this host does not have through a function that fetches one and returns where it is.
 
-    elsewhere: the run directory, on another machine. What this host has at that path is something else.
+    run: the run directory. A checkpoint of it that does not exist may be in the memory of the hosts. is_apart: the
+    directory is on another machine. What this host has at that path is something else.
     """
-    global _fetch, _elsewhere
-    _fetch, _elsewhere = function, elsewhere
+    global _fetch, _run, _is_apart
+    _fetch, _run, _is_apart = function, run, is_apart
+
+
+def _is_there(place: Path | RemotePath) -> bool:
+    """Return whether a checkpoint is stored. One that is still being stored in remote storage has no manifest."""
+    return place.is_dir() if isinstance(place, Path) else (place / MANIFEST_FILE).exists()
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

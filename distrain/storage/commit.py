@@ -1,8 +1,8 @@
-"""The files, metrics and positions that a checkpoint is committed with. Runs in: anywhere."""
+"""The files, metrics and positions that a checkpoint is committed with, in memory or on storage. Runs in: anywhere."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +32,45 @@ class Commit:
     metrics: dict[str, Any]
     world_size: int = 0
     silent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """The files of one rank. folder: their directory on ``host``. copy: the host that has, or gets, a copy, or ""."""
+
+    host: str
+    folder: str
+    copy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRound:
+    """A checkpoint that is committed, in memory.
+
+    manifest: as on storage; a file belongs to the part of its ``rank``. metadata: the run's, which is added to the
+    checkpoint's own. positions: those in the data.
+    """
+
+    name: str
+    manifest: dict[str, Any]
+    metadata: dict[str, Any]
+    positions: dict[str, Any]
+    parts: dict[int, MemoryPart]
+
+    def files_of(self, rank: int) -> dict[str, tuple[int, int]]:
+        """Return size and crc32 of each file of a part."""
+        files = self.manifest["files"].items()
+        return {name: (fact["size"], int(fact["crc32"], 16)) for name, fact in files if fact["rank"] == rank}
+
+    def encoded(self) -> dict[str, Any]:
+        """Return the fields as JSON has them."""
+        return asdict(self)
+
+    @classmethod
+    def decoded(cls, fields: dict[str, Any]) -> MemoryRound:
+        """Return the round that :meth:`encoded` was called for."""
+        parts = {int(rank): MemoryPart(**part) for rank, part in fields["parts"].items()}
+        return cls(**{**fields, "parts": parts})
 
 
 def merged_positions(by_rank: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -7,13 +7,16 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.storage.flushing import naming
 from distrain.storage.ownership import open_without_links
 from distrain.system.text import is_full_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
@@ -124,6 +127,12 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_directories(root: Path, files: Iterable[str]) -> None:
+    """Flush the directories of files, whose paths are relative to ``root``, and ``root`` itself. Raise OSError."""
+    for folder in {Path(), *(parent for file in files for parent in Path(file).parents)}:
+        sync_directory(root / folder)
 
 
 def full_disk_hint(text: str) -> str:

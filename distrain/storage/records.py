@@ -53,6 +53,8 @@ class CommittedCheckpoint:
     """The time of the commit, in seconds since 1970; 0 if that is unknown."""
     skip_to: dict[str, Any] | None = field(default=None, compare=False)
     """After a rollback to it: by dataset or loader, the position up to which rows are left out. Else None."""
+    is_in_memory: bool = field(default=False, compare=False)
+    """True if the hosts have it in memory, and ``path`` does not exist yet."""
 
     @property
     def is_pending(self) -> bool:
@@ -141,6 +143,20 @@ def add_metadata(
     write(data)
     files[METADATA_FILE] = file_entry(len(data), zlib.crc32(data), rank=0)
     return None
+
+
+def complete_manifest(
+    checkpoint: Path,
+    name: str,
+    manifest: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    positions: Mapping[str, Any],
+    write: Callable[[bytes], None],
+) -> tuple[bytes, str | None]:
+    """Add metadata as :func:`add_metadata` does. Return the text of the manifest under this name, and its answer."""
+    files = dict(manifest["files"])
+    problem = add_metadata(checkpoint, metadata, positions, files, write)
+    return json.dumps({**manifest, "files": files, "name": name}, indent=1).encode(), problem
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------

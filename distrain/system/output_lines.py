@@ -1,4 +1,4 @@
-"""Bytes that a process prints, cut into lines that a console may show. Runs in: coordinator, attach.
+"""Bytes that a process prints, cut into lines that a console may show. Runs in: coordinator.
 
 Pure: no I/O, no clock.
 """

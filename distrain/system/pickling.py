@@ -7,7 +7,7 @@ import io
 import sys
 import types
 from collections import ChainMap
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 
@@ -39,6 +39,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         {types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
     )
 
+    def __init__(self, file: IO[bytes], **options: Any) -> None:
+        super().__init__(file, **options)
+        main = sys.modules.get("__mp_main__")
+        if (
+            main is not None and main.__name__ == "__mp_main__"
+        ):  # this is a child, and workers cannot import its main module
+            cloudpickle.register_pickle_by_value(main)
+
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, types.ModuleType):
             name = value.__name__
@@ -50,11 +58,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def pickled(value: object) -> bytes:
     """Pickle the value; functions and classes that workers cannot import are included."""
-    main = sys.modules.get("__mp_main__")
-    if (
-        main is not None and main.__name__ == "__mp_main__"
-    ):  # this is a child, and workers cannot import its main module
-        cloudpickle.register_pickle_by_value(main)
     file = io.BytesIO()
     Pickler(file).dump(value)
     return file.getvalue()

@@ -2,7 +2,8 @@
 
 A killed process cannot delete its temporary files, such as a dict checkpoint that it is storing. So all of them are in
 one directory. The agent and its guard hold a lock on it, and remove it when the host has no processes of the run left.
-If both were killed, the guard of the next run on this host removes it, after the processes that are left.
+If both were killed, the guard of the next run on this host removes it, after the processes that are left. The same
+holds for its twin in /dev/shm, which has the checkpoints in memory.
 
 Resource trackers remove shared memory. :func:`remove_shared_memory` is for what they have missed.
 """
@@ -112,13 +113,25 @@ def claim() -> str | None:
     except OSError:
         return None
     os.environ[_VARIABLE] = path
+    try:
+        _make(lambda: _make_twin(path))
+    except FileExistsError:  # a stranger's, who has seen the name
+        remove(path)
+        return claim()
+    except OSError:  # a host without /dev/shm keeps nothing in memory
+        pass
     return path
 
 
-def _make() -> tuple[str, int]:
+def _make_twin(path: str) -> str:
+    os.mkdir(twin := str(memory_directory(path)), 0o700)
+    return twin
+
+
+def _make(make: Callable[[], str] = lambda: tempfile.mkdtemp(prefix=_PREFIX)) -> tuple[str, int]:
     """Make a directory, and lock it as long as the descriptor is open."""
     while True:
-        path = tempfile.mkdtemp(prefix=_PREFIX)
+        path = make()
         with contextlib.suppress(FileNotFoundError):
             lock = os.open(path, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process removes it as abandoned
@@ -134,29 +147,31 @@ def clear(path: str | None) -> None:
 
 
 def remove(path: str | None) -> None:
-    """Remove a directory of :func:`claim`; harmless when done twice."""
+    """Remove a directory of :func:`claim`, and that in memory; harmless when done twice."""
     if path is not None:
         shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(str(memory_directory(path)), ignore_errors=True)
 
 
 def remove_abandoned() -> None:
     """Remove the directories of this user that no process has locked, and kill the processes that were to use them."""
-    try:
-        found = list(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
-    except OSError:
-        return
-    for path in found:
-        _remove_if_abandoned(str(path))
+    for folder in (tempfile.gettempdir(), _SHARED_MEMORY):
+        with contextlib.suppress(OSError):
+            for path in list(Path(folder).glob(f"{_PREFIX}*")):
+                _remove_if_abandoned(str(path))
 
 
 def _remove_if_abandoned(path: str) -> None:
+    def uses(scratch: str) -> bool:
+        return os.path.basename(scratch) == os.path.basename(path)
+
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             if os.fstat(fd).st_uid == os.getuid():
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if environment_of(os.getpid(), _VARIABLE) != path:  # else this process is one of those to be killed
-                    sweep_environment(_VARIABLE, path.__eq__)
+                if not uses(environment_of(os.getpid(), _VARIABLE) or ""):  # else it would kill itself
+                    sweep_environment(_VARIABLE, uses)
                 shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(fd)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from distrain.torch.device import get_devices as get_devices
     from distrain.torch.model import prepare_model as prepare_model
     from distrain.torch.reproducibility import enable_reproducibility as enable_reproducibility
+    from distrain.torch.state import restore as restore
+    from distrain.torch.state import snapshot as snapshot
     from distrain.torch.trainer import TorchTrainer as TorchTrainer
 
 _HOMES = {
@@ -32,6 +34,7 @@ _HOMES = {
     "device": ("get_device", "get_devices"),
     "model": ("prepare_model",),
     "reproducibility": ("enable_reproducibility",),
+    "state": ("restore", "snapshot"),
     "trainer": ("TorchTrainer",),
 }
 

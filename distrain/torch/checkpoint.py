@@ -65,7 +65,7 @@ class TorchCheckpoint(Checkpoint):
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"TorchCheckpoint.from_model takes a torch.nn.Module, got {type(model).__name__}")
-        model = _unwrapped(model)
+        model = unwrapped(model)
         return cls._saved(model, model.parameters())
 
     def get_model(self, model: nn.Module | None = None) -> nn.Module:
@@ -97,7 +97,7 @@ class TorchCheckpoint(Checkpoint):
                 f"{self.path} has the weights of a model, and not the model itself: call get_model(MyModel()), which "
                 "loads the weights into your model"
             )
-        _unwrapped(model).load_state_dict(_without_prefix(saved))
+        unwrapped(model).load_state_dict(_without_prefix(saved))
         return model
 
     @classmethod
@@ -127,7 +127,7 @@ def portable(data: dict[str, Any]) -> dict[str, Any]:
 def _portable_value(value: Any) -> Any:
     _check_whole(_tensors(value))
     if isinstance(value, nn.Module):
-        return _unwrapped(value)
+        return unwrapped(value)
     if isinstance(value, Mapping):
         return _without_prefix(value)
     return value
@@ -157,10 +157,10 @@ def _check_whole(tensors: Iterable[Any]) -> None:
         )
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside DistributedDataParallel and torch.compile."""
     inner: Any = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
-    return model if inner is None else _unwrapped(inner)
+    return model if inner is None else unwrapped(inner)
 
 
 def _without_prefix(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -498,7 +498,8 @@ class Upload(Message):
     """Store ``files`` of ``source`` in ``directory``, and hash the ``others``, while the rank trains on.
 
     source: empty if the ranks have written the files into ``directory`` themselves; then all its files are hashed.
-    others: files that a lower rank reports. directory: a path, or a name in a remote run directory.
+    others: files that a lower rank reports. directory: a path, or a name in a remote run directory. ordinal: below 0
+    for files in memory, whatever the attempt.
 
     Coordinator -> uploader; answered by :class:`FilesCopied`.
     """
@@ -590,7 +591,7 @@ class KeepRound(Message):
     """Keep these checkpoints in memory, and free what all others take.
 
     host: the name by which the coordinator knows this host. round: the fields of the newest
-    :class:`~distrain.storage.memory_round.MemoryRound`, or None if there is no new one. keep: the names of all that
+    :class:`~distrain.storage.commit.MemoryRound`, or None if there is no new one. keep: the names of all that
     stay. run: the run directory, to which the agent stores ``round`` if the coordinator is lost; empty if it must not.
 
     Coordinator -> agent.
@@ -986,9 +987,10 @@ class Reported(FromWorker):
     ordinal: counts the rank's checkpoints in the attempt from 1. folder: the directory with its files. files: the
     relative path of each. in_place: ``folder`` is in the run directory, and all ranks write into it; ``files``
     is empty. in_memory: ``folder`` is in the memory of the host, see :func:`~distrain.system.scratch.memory_directory`;
-    without ``is_written``, it is still being written, and :class:`PartWritten` follows. waits: report() waits until the files are stored. name: the name to give to the checkpoint's directory.
-    validation: None, or ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments in base64, and seconds or
-    None. positions: the rank's positions in its data, by the name of a loader; None if there are none.
+    without ``is_written``, it is still being written, and :class:`PartWritten` follows. waits: report() waits until the
+    files are stored. name: the name to give to the checkpoint's directory. validation: None, or
+    ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments in base64, and seconds or None. positions: the
+    rank's positions in its data, by the name of a loader; None if there are none.
 
     failed: the exception that report() has raised, so that nothing is reported. The call counts all the same.
 

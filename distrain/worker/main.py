@@ -17,7 +17,6 @@ import sys
 import traceback
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 from distrain import wire
@@ -87,8 +86,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     debugger = Debugger(session, channel, spec.debug_rank)
     debugger.install()
     session.on_profile = partial(begin_profile, context, channel)
-    if not context.sees_storage:
-        fetch_with(session.fetch_checkpoint, Path(context.get_trial_dir()))
+    fetch_with(session.fetch_checkpoint, context.get_trial_dir(), is_apart=not context.sees_storage)
     sampler = VitalsSampler(channel, context, spec.vitals_s)
     sampler.poll, session.on_dump = session.poll, sampler.dump_recorder
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.config import CheckpointUploadMode
 from distrain.errors import CheckpointError, Rollback
 from distrain.storage.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.storage.files import list_files
@@ -153,6 +154,8 @@ def encoded_validation(
         return None
     if checkpoint is None:
         raise ValueError("report(): validation needs a checkpoint: report(metrics, checkpoint=..., validation=...)")
+    if options.mode is CheckpointUploadMode.MEMORY:
+        raise ValueError("report(): validation needs a checkpoint on storage; leave out CheckpointUploadMode.MEMORY")
     if not context.validates:
         raise ValueError(
             "report(): validation needs a function: TorchTrainer(..., validation_config=ValidationConfig(fn))"

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,9 +31,11 @@ from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import POSITIONS, Checkpoint
 from distrain.storage.file_transfer import Files, LocalFiles, hash_files, store_files
 from distrain.storage.files import copy_folders, list_files
-from distrain.system.log import say
+from distrain.system.log import say, warn_once
 from distrain.system.remote_path import RemotePath
+from distrain.system.scratch import memory_directory
 from distrain.worker.addresses import ReservedAddresses
+from distrain.worker.memory_part import NO_ROOM, MemoryParts, Part
 from distrain.worker.metrics import encode_metrics
 from distrain.worker.report_checks import (
     check_checkpoint,
@@ -85,6 +87,9 @@ class Session:
         context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})  # JSON has made it a list
         session = cls(channel, context, context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None)
         session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
+        session._memory_every = spec.memory_every
+        if channel.has_uploader and (home := memory_directory()) is not None:
+            session._memory = MemoryParts(home / f"rank_{context.world_rank}")
         return session
 
     def __init__(self, channel: WorkerChannel, context: TrainContext, checkpoint: Checkpoint | None) -> None:
@@ -129,6 +134,14 @@ class Session:
         self._uploading: dict[int, Checkpoint] = {}
         """By ordinal: checkpoints whose files are not stored yet."""
         self._copy_orders: dict[int, wire.CopyFiles] = {}
+        self._memory: MemoryParts | None = None
+        """Writes checkpoints into the memory of this host; None if no agent keeps them."""
+        self._memory_every: int | None = None
+        self._offered = 0
+        """The checkpoints of which every ``_memory_every``-th is written to memory."""
+        self._in_memory: int | None = None
+        """The ordinal of a checkpoint in memory that is neither committed nor dropped yet."""
+        self._memory_is_short = False
         self._storing_errors: list[str] = []
         self._local_files: dict[int, LocalFiles] = {}
         """By ordinal: files to delete once the checkpoint is committed."""
@@ -168,8 +181,9 @@ class Session:
     ) -> None:
         """Do what :func:`distrain.report` does."""
         began = time.monotonic()
-        has_checkpoint = checkpoint is not None
-        with self._alone("report()"), self._counted(has_checkpoint=has_checkpoint), contextlib.ExitStack() as stack:
+        with self._alone("report()"), contextlib.ExitStack() as stack:
+            checkpoint, options = self._choose_memory(checkpoint, options)
+            stack.enter_context(self._counted(has_checkpoint=checkpoint is not None))
             self.at_report()
             body = encode_metrics(metrics)
             check_finite(body, self._nan_metric)
@@ -191,6 +205,11 @@ class Session:
             stack.callback(self._note_blocked, began)
             checkpoint, options, local_files = self._prepare(checkpoint, options)
             self._delete_committed()
+            if options.mode is MEMORY:
+                self._report_to_memory(
+                    checkpoint, body, steps, local_files, name=options.name, positions=positions or None
+                )
+                return
             folder, files = self._folder_and_files(checkpoint, options, stack)
             waits = options.mode is SYNC or not self._channel.has_uploader
             ordinal = self._send_report(
@@ -279,6 +298,10 @@ class Session:
         checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
         is_local = bool(checkpoint.path) and checkpoint.remote_path is None
         local_files = None
+        copies_first = False
+        if options.mode is MEMORY and self._memory_is_short:  # files that the user may change after the call
+            copies_first = not options.deletes
+            options = replace(options, mode=ASYNC, delete=options.deletes)
         if is_local:
             folder = Path(checkpoint.path)
             self._local_files = {n: files for n, files in self._local_files.items() if not files.overlaps(folder)}
@@ -291,7 +314,7 @@ class Session:
             options = replace(options, mode=NO_UPLOAD, function=None)
         if options.mode is NO_UPLOAD:
             check_in_place(checkpoint, self.context)
-        elif options.mode is ASYNC and not is_local:
+        elif options.mode is ASYNC and (copies_first or not is_local):
             checkpoint = Checkpoint(checkpoint.to_directory())
             local_files = LocalFiles(Path(checkpoint.path))
         return checkpoint, options, local_files
@@ -317,6 +340,65 @@ class Session:
         folder = Path(stack.enter_context(checkpoint.as_directory()))
         return folder, list_files(folder)
 
+    def _choose_memory(
+        self, checkpoint: Checkpoint | None, options: StoreOptions
+    ) -> tuple[Checkpoint | None, StoreOptions]:
+        """Return what to store, and how, by what the user wants, and where memory can keep it."""
+        if checkpoint is None:
+            return None, options
+        if self._memory_every and options == replace(_DEFAULTS, name=options.name, delete=options.delete):
+            self._offered += 1
+            if self._offered % self._memory_every:
+                return None, options
+            options = replace(options, mode=MEMORY)
+        if options.mode is not MEMORY:
+            return checkpoint, options
+        if self._memory is None:
+            warn_once("no agent keeps checkpoints in memory here, so they are stored with CheckpointUploadMode.SYNC")
+            return checkpoint, replace(options, mode=SYNC)
+        return checkpoint, options
+
+    def _report_to_memory(
+        self,
+        checkpoint: Checkpoint,
+        body: bytes,
+        steps: list[float] | None,
+        local_files: LocalFiles | None,
+        **fields: Any,
+    ) -> None:
+        """Write a checkpoint into the memory of this host, and report it."""
+        assert self._memory is not None
+        while self._in_memory is not None:
+            self._listen(wait=True)
+        failed = None
+        try:
+            part = self._memory.write(f"{self.context.attempt}-{self._checkpoints + 1}", checkpoint)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            part, failed = Part(Path(), [], None), str(error)
+        is_written = part.finish is None and failed is None
+        ordinal = self._in_memory = self._send_report(
+            body,
+            steps,
+            local_files,
+            folder=str(part.folder),
+            files=part.files,
+            in_memory=True,
+            is_written=is_written,
+            waits=False,
+            **fields,
+        )
+        if failed is not None:
+            self._send_written(ordinal, failed)
+        elif part.finish is not None:
+            self._memory.finish(part, partial(self._send_written, ordinal))
+
+    def _send_written(self, ordinal: int, failed: str | None) -> None:
+        self._channel.send(
+            wire.PartWritten(attempt=self.context.attempt, rank=self.context.world_rank, ordinal=ordinal, failed=failed)
+        )
+
     def _await_uploads(self, most: int) -> None:
         """Wait until at most so many checkpoints are not stored yet."""
         while len(self._uploading) > most:
@@ -330,6 +412,8 @@ class Session:
         """Wait until all checkpoints are stored. Raises CheckpointError if one cannot be."""
         with self._alone("finish_uploads()"):
             self._await_uploads(0)
+            if self._memory is not None:
+                self._memory.wait()
             self._listen()
             self._delete_committed()
             self._raise_storing_error()
@@ -687,13 +771,19 @@ class Session:
                 self._copy_orders[ordinal] = message
             case wire.FilesStored(ordinal=ordinal, failed=failed):
                 self._uploading.pop(ordinal, None)
-                if failed is not None:
+                if failed is not None and ordinal == self._in_memory:
+                    self._in_memory = None
+                elif failed is not None:
                     self._local_files.pop(ordinal, None)
                     self._storing_errors.append(f"checkpoint {ordinal} of this rank could not be stored: {failed}")
             case wire.CommitDone(ordinal=ordinal, path=path, has_files=has_files):
+                if self._in_memory is not None and self._in_memory <= ordinal:
+                    self._in_memory = None
                 if path:
                     self.checkpoint = self.context.get_storage().checkpoint(path)
                 self._note_deletable(ordinal, has_files=has_files)
+            case wire.StoreInstead():
+                self._memory_is_short = True
             case wire.Acknowledged(index=index):
                 self._acknowledged = index
             case wire.CheckpointFetched(path=path):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.coordinator.connection.transport import Transport
 from distrain.hosts.hostfile import HostSpec
 from distrain.system.loop import Loop
 from distrain.wire.channel import Channel
@@ -64,16 +65,11 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedTransport:
+class SimulatedTransport(Transport):
     """A way to one simulated host."""
 
-    host: HostSpec
     pipe: str
-    lease_s: float = 15.0
     ships: bool = False
-    makes_environment: bool = False
-    program: str = "sh"
-    failed_code: int | None = None
 
     def argv(self, command: Sequence[str]) -> list[str]:
         """Return the command of the shell. The sweep of a simulated host has nothing to do."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.train
 import torch
-from ray.data.preprocessors import StandardScaler
 from ray.train import Checkpoint, DataConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
@@ -55,7 +54,7 @@ def main(folder: str) -> None:
     rows = ray.data.read_parquet(folder, override_num_blocks=4).drop_columns(["s"]).filter(lambda row: row["id"] < 30)
     rows = rows.map_batches(Scale, fn_constructor_kwargs={"factor": 4.0}, concurrency=2)
     train, valid = rows.train_test_split(6)
-    train = StandardScaler(columns=["x"]).fit_transform(train).random_shuffle(seed=5)
+    train = train.random_shuffle(seed=5)
     result = TorchTrainer(
         train_func,
         datasets={"train": train, "valid": valid},

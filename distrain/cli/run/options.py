@@ -25,7 +25,7 @@ _WITHOUT_EFFECT = (
 """Options of torchrun for things that distrain always does, or never needs."""
 _SHORT = {"redirects": "-r", "tee": "-t"}
 _INSTEAD = {
-    "detach": "start it with nohup or in tmux; `distrain attach RUN` returns to it",
+    "detach": "start it with nohup or in tmux; `distrain logs RUN -f` shows its output",
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
     "print-completion": "`distrain run --help` lists the options",
     "stacks": "`distrain stacks RUN` shows them",

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import os
 import shlex
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from distrain.hosts.hostfile import HostSpec
 
@@ -25,44 +26,37 @@ ALIVE_COUNT = 3
 _SSH_FAILED = 255
 
 
-class Transport(Protocol):
-    """A way to start programs on one host, connected by stdin and stdout."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transport(ABC):
+    """A way to start programs on one host, connected by stdin and stdout.
 
-    @property
-    def host(self) -> HostSpec: ...
+    lease_s: seconds without a sign of life after which the coordinator and the agent each take the other for dead.
+    ships: the host may lack distrain and the user's code, so that they are copied there.
+    makes_environment: an environment is made on the host, so that the Python that it has does not matter.
+    """
 
-    @property
-    def lease_s(self) -> float:
-        """Seconds without a sign of life after which the coordinator and the agent each take the other for dead."""
-        ...
-
-    @property
-    def ships(self) -> bool:
-        """True if the host may lack distrain and the user's code, so that they are copied there."""
-        ...
-
-    @property
-    def makes_environment(self) -> bool:
-        """True if an environment is made on the host, so that the Python that it has does not matter."""
-        ...
+    host: HostSpec
+    lease_s: float = REMOTE_LEASE_S
+    ships: bool = True
+    makes_environment: bool = False
 
     @property
     def program(self) -> str:
         """The program on this machine that connects to the host, for messages; empty if there is none."""
-        ...
+        return ""
 
     @property
     def failed_code(self) -> int | None:
         """The exit code of a program that has not connected; None if other failures have the same code."""
-        ...
+        return _SSH_FAILED if os.path.basename(self.program) == "ssh" else None
 
+    @abstractmethod
     def argv(self, command: Sequence[str]) -> list[str]:
         """Return the command line for this machine that runs ``command`` on the host."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalTransport:
+class LocalTransport(Transport):
     """The machine of this process.
 
     The lease is for the agent only. The coordinator may be silent for longer: the agent notices its death by its
@@ -72,29 +66,24 @@ class LocalTransport:
     host: HostSpec = field(default_factory=HostSpec)
     lease_s: float = LOCAL_LEASE_S
     ships: bool = False
-    makes_environment: bool = False
-    program: str = ""
-    failed_code: int | None = None
 
     def argv(self, command: Sequence[str]) -> list[str]:
         return list(command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SshTransport:
+class SshTransport(Transport):
     """A host that is reached with the OpenSSH client and the user's configuration of it.
 
     arguments: the user's arguments for ssh, for all hosts. They come after those of the hostfile and before the options
     below, as ssh takes the first of two values for an option.
     """
 
-    host: HostSpec
     arguments: tuple[str, ...] = ()
-    lease_s: float = REMOTE_LEASE_S
-    ships: bool = True
-    makes_environment: bool = False
-    program: str = "ssh"
-    failed_code: int | None = _SSH_FAILED
+
+    @property
+    def program(self) -> str:
+        return "ssh"
 
     def argv(self, command: Sequence[str]) -> list[str]:
         host = self.host
@@ -116,26 +105,18 @@ class SshTransport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandTransport:
+class CommandTransport(Transport):
     """A host, often a container, in which a program of the user's choice runs commands: ``docker exec -i {host}``.
 
     template: the words of its command line. ``{host}`` stands for the address of the host. ``{command}`` stands for the
     command, quoted for a shell; without it, the words of the command are appended.
     """
 
-    host: HostSpec
     template: tuple[str, ...]
-    lease_s: float = REMOTE_LEASE_S
-    ships: bool = True
-    makes_environment: bool = False
 
     @property
     def program(self) -> str:
         return self.template[0]
-
-    @property
-    def failed_code(self) -> int | None:
-        return _SSH_FAILED if os.path.basename(self.program) == "ssh" else None
 
     def argv(self, command: Sequence[str]) -> list[str]:
         line = shlex.join(command)
@@ -144,7 +125,7 @@ class CommandTransport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmTransport:
+class SlurmTransport(Transport):
     """A node of the Slurm job of this process. Each agent is a step of the job, which Slurm signals and ends.
 
     One step for all nodes would have one stdin and one stdout for all of them, and would end with the first node that
@@ -153,14 +134,12 @@ class SlurmTransport:
     job: its id. cleared: variables of this process that srun would take for options of the step.
     """
 
-    host: HostSpec
     job: str
     cleared: tuple[str, ...] = ()
-    lease_s: float = REMOTE_LEASE_S
-    ships: bool = True
-    makes_environment: bool = False
-    program: str = "srun"
-    failed_code: int | None = None
+
+    @property
+    def program(self) -> str:
+        return "srun"
 
     def argv(self, command: Sequence[str]) -> list[str]:
         options = {

@@ -71,6 +71,7 @@ def _settings(
         directory=host.cwd or directory,
         sys_path=list(sys_path) if host.python is None else for_another_interpreter(sys_path),
         environment=variables,
+        rack=host.rack,
     )
 
 

@@ -36,6 +36,7 @@ class EventLog:
                     bytes=fact.bytes,
                     seconds=fact.seconds,
                     ranks=list(fact.ranks),
+                    **({"tier": "memory"} if fact.is_in_memory else {}),
                 )
             case BecameSlow():
                 add("slow", attempt=attempt, **asdict(fact))

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from distrain.coordinator.store.run_store import Publication, RunStore
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
-from distrain.storage.files import sync_directory, write_and_sync, write_atomically
+from distrain.storage.files import sync_directories, sync_directory, write_and_sync, write_atomically
+from distrain.storage.lone_store import take_over
 from distrain.storage.paths import DAMAGED
-from distrain.storage.records import CommittedCheckpoint, add_metadata, committed_at, damage_of
+from distrain.storage.records import CommittedCheckpoint, committed_at, complete_manifest, damage_of
 from distrain.system.background import Background
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class LocalStore(RunStore):
         """Directories of deleted checkpoints whose space is not free yet."""
         self._deleting: threading.Thread | None = None
         with self._opening():
+            take_over(root)
             self._directory.open()
             self.committed = self._find_intact()
             self._next_index = self.paths.next_index()
@@ -112,7 +114,7 @@ class LocalStore(RunStore):
     def _staging_path(self, attempt: int, ordinal: int) -> Path:
         return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
 
-    def _publish(self, new: Publication) -> None:
+    def publish(self, new: Publication) -> None:
         folder = new.folder
         work = partial(self._commit_in_place, Path(folder), new) if folder else partial(self._rename, new)
         self._background.do(work, new.done, new.failed)
@@ -129,7 +131,7 @@ class LocalStore(RunStore):
         if final.name != name:
             self._warn_from_background(f"{self.paths.root / name} exists, so this checkpoint is called {final.name}")
         write_and_sync(staged / MANIFEST_FILE, self._manifest_text(staged, final, new))
-        _sync_directories(staged, files)
+        sync_directories(staged, files)
         staged.rename(final)
         sync_directory(self.paths.root)
         return final
@@ -137,7 +139,7 @@ class LocalStore(RunStore):
     def _commit_in_place(self, folder: Path, new: Publication) -> Path:
         """Write the manifest into a directory that the ranks have filled themselves. Return its path."""
         self._directory.check_same()
-        _sync_directories(folder, list(new.manifest["files"]))
+        sync_directories(folder, list(new.manifest["files"]))
         write_atomically(folder / MANIFEST_FILE, self._manifest_text(folder, folder, new))
         sync_directory(folder)
         sync_directory(self.paths.root)
@@ -146,10 +148,10 @@ class LocalStore(RunStore):
     def _manifest_text(self, folder: Path, final: Path, new: Publication) -> bytes:
         """Return the manifest of the checkpoint in ``folder``, after adding the run's metadata and the positions."""
         write = partial(write_and_sync, folder / METADATA_FILE)
-        problem = add_metadata(folder, self.metadata, new.positions, new.manifest["files"], write)
+        text, problem = complete_manifest(folder, final.name, new.manifest, self.metadata, new.positions, write)
         if problem is not None:
             self._warn_from_background(f"{METADATA_FILE} of {final} {problem}")
-        return json.dumps({**new.manifest, "name": final.name}, indent=1).encode()
+        return text
 
     def _free_path(self, name: str) -> Path:
         """Return a path in the run directory that does not exist: ``name``, or ``name`` with a number."""
@@ -231,8 +233,3 @@ def _check_sizes(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     for name, entry in files.items():
         if (folder / name).stat().st_size != entry["size"]:
             raise OSError(errno.EIO, "the file has changed since it was stored", str(folder / name))
-
-
-def _sync_directories(root: Path, files: Sequence[str]) -> None:
-    for folder in {Path(), *(parent for file in files for parent in Path(file).parents)}:
-        sync_directory(root / folder)

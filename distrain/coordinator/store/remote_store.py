@@ -233,7 +233,7 @@ class RemoteStore(RunStore):
         number = max(self._next_index, *(number_of(name) + 1 for name in self._used), 0)
         return self.paths.checkpoint(number).name
 
-    def _publish(self, new: Publication) -> None:
+    def publish(self, new: Publication) -> None:
         manifest = new.manifest
         directory = new.folder or self._directory_for(manifest["attempt"], new.ordinal, manifest["name"])
         self._used.add(directory)

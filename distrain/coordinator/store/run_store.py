@@ -406,6 +406,7 @@ class RunStore(ABC):
         step: int = 0,
         validation: Mapping[str, Any] | None = None,
         positions: Mapping[str, Any] | None = None,
+        to_memory: Callable[[Publication], None] | None = None,
         then: Callable[[CommittedCheckpoint], None],
     ) -> None:
         """Make the ranks' files the next checkpoint of the run, then call ``then`` with it.
@@ -415,6 +416,7 @@ class RunStore(ABC):
         step: the number of reports, over the whole run, that a rank has made when it reports this checkpoint.
         validation: the arguments of its validation, or None.
         positions: those in the data (:func:`merged_positions`), or None.
+        to_memory: publishes one whose files stay in the memory of the hosts.
         """
         index, self._next_index = self._next_index, self._next_index + 1
         finite, nonfinite = without_nonfinite(commit.metrics)
@@ -437,7 +439,15 @@ class RunStore(ABC):
         def done(path: Path | RemotePath) -> None:
             self._open_commits -= 1
             saved = CommittedCheckpoint(
-                path, dict(commit.metrics), validation, index, step, commit.world_size, commit.ranks, commit.silent
+                path,
+                dict(commit.metrics),
+                validation,
+                index,
+                step,
+                commit.world_size,
+                commit.ranks,
+                commit.silent,
+                is_in_memory=to_memory is not None,
             )
             self.committed.append(saved)
             then(saved)
@@ -447,10 +457,17 @@ class RunStore(ABC):
             self._cannot_write(f"checkpoint {commit.ordinal}", why)
 
         self._open_commits += 1
-        self._publish(Publication(commit.ordinal, folder, manifest, positions or {}, done, failed))
+        (to_memory or self.publish)(Publication(commit.ordinal, folder, manifest, positions or {}, done, failed))
+
+    def note_stored(self, name: str, path: Path | RemotePath) -> None:
+        """Note that a checkpoint that was only in memory is at ``path`` now."""
+        self.committed = [
+            replace(saved, path=path, is_in_memory=False) if saved.path.name == name else saved
+            for saved in self.committed
+        ]
 
     @abstractmethod
-    def _publish(self, new: Publication) -> None:
+    def publish(self, new: Publication) -> None:
         """Write the metadata, then the manifest. Call ``new.done`` with the checkpoint's path, or ``new.failed``."""
 
     def disown(self, rank: int, *, after: int) -> list[CommittedCheckpoint]:
@@ -461,7 +478,7 @@ class RunStore(ABC):
         lacking = [saved for saved in self.committed if saved.index > after and rank in saved.silent]
         for saved in lacking:
             self.committed.remove(saved)
-            self._update_manifest(saved, {"lacks": rank})
+            self._note_in_manifest(saved, {"lacks": rank})
         return lacking
 
     def roll_back(self, skip_to: Mapping[str, Any]) -> str:
@@ -473,11 +490,11 @@ class RunStore(ABC):
         suspect = self.latest if self.latest and self.latest.skip_to is not None and len(self.committed) > 1 else None
         if suspect:
             self.committed.remove(suspect)
-            self._update_manifest(suspect, {"suspect": True})
+            self._note_in_manifest(suspect, {"suspect": True})
         if self.committed:
             latest = self.committed[-1]
             self.committed[-1] = replace(latest, skip_to={**(latest.skip_to or {}), **skip_to})
-            self._update_manifest(latest, {"skip_to": self.committed[-1].skip_to})
+            self._note_in_manifest(latest, {"skip_to": self.committed[-1].skip_to})
         return suspect.path.name if suspect else ""
 
     def add_validation(self, saved: CommittedCheckpoint, status: str, metrics: Mapping[str, Any]) -> None:
@@ -489,7 +506,11 @@ class RunStore(ABC):
         validation = {**(saved.validation or {}), "status": status}
         self.committed[position] = replace(saved, metrics=metrics, validation=validation)
         finite, nonfinite = without_nonfinite(metrics)
-        self._update_manifest(saved, {"metrics": finite, "nonfinite": nonfinite, "validation": validation})
+        self._note_in_manifest(saved, {"metrics": finite, "nonfinite": nonfinite, "validation": validation})
+
+    def _note_in_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
+        if not saved.is_in_memory:
+            self._update_manifest(saved, fields)
 
     @abstractmethod
     def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:

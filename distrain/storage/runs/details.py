@@ -23,7 +23,7 @@ from distrain.system.remote_path import RemotePath
 from distrain.system.text import LIBRARY_FILE, count, duration, flatten, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _MOST_READS = 10
@@ -58,6 +58,14 @@ def checkpoints_of(run: Path | RemotePath) -> list[CommittedCheckpoint]:
         if not some_deleted:  # otherwise the run is still training, and has replaced them by others
             break
     return sorted(found, key=lambda saved: saved.index if saved.index >= 0 else number_of(saved.path.name))
+
+
+def newest_in_memory(run: Run, events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the event of the newest checkpoint of a running run if its files are in the memory of the hosts only."""
+    made = [event for event in events if event["event"] == "checkpoint"]
+    stored = {event.get("name") for event in events if event["event"] == "stored"}
+    is_lost = run.state != RUNNING or not made or made[-1].get("tier") != "memory" or made[-1].get("name") in stored
+    return None if is_lost else made[-1]
 
 
 def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint], bool]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _ATTEMPT = re.compile(r"attempt_(\d+)")
 _RANK = re.compile(r"rank_(\d+)\.log")
-POLL_S = 0.2
+_POLL_S = 0.2
 """Seconds between two looks at the logs that are followed."""
 _TAIL, _LONG_LINE = 1 << 20, 1000
 """Bytes in which the last lines of a log are searched: at least, and for each line."""
@@ -109,7 +109,7 @@ class Follower:
                 is_over = current(self._run).state not in (RUNNING, STARTING)
                 continue
             if not is_new:
-                time.sleep(POLL_S)
+                time.sleep(_POLL_S)
 
     def new_lines(self, *, is_over: bool = False) -> Iterator[tuple[int, int, str]]:
         """Yield attempt, rank and line of what is new now."""

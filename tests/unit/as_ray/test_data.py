@@ -206,31 +206,6 @@ def test_collate_functions(rd: Any) -> None:
     assert plain(list(found)) == [{"id": ["torch.float32", [0, 1, 2]]}]
 
 
-def test_preprocessors(rd: Any) -> None:
-    from ray.data import preprocessors
-    from ray.data.preprocessor import Preprocessor, PreprocessorNotFittedException
-
-    rows = rd.from_items([{"a": 1.0, "b": 2, "s": "v"}, {"a": 3.0, "b": 2, "s": "u"}])
-    scaled = preprocessors.Chain(
-        preprocessors.StandardScaler(columns=["a", "b"]),
-        preprocessors.Concatenator(columns=["a", "b"], dtype=np.float32),
-    ).fit_transform(rows)
-    assert plain(scaled.take(1)) == [{"s": "v", "concat_out": ["float32", [-1.0, 0.0]]}]
-    least = preprocessors.MinMaxScaler(columns=["a"]).fit(rows)
-    assert least.stats_ == {"min(a)": 1.0, "max(a)": 3.0}
-    assert least.transform_batch(pd.DataFrame({"a": [1.5]}))["a"].tolist() == [0.25]
-
-    class Tripled(Preprocessor):  # type: ignore[misc, unused-ignore]
-        _is_fittable = False
-
-        def _transform_pandas(self, frame: Any) -> Any:
-            return frame.assign(b=frame["b"] * 3)
-
-    assert Tripled().transform(rows).max("b") == 6
-    with pytest.raises(PreprocessorNotFittedException, match=r"call fit\(\) before transform\(\)"):
-        preprocessors.MinMaxScaler(columns=["a"]).transform(rows)
-
-
 def test_settings_have_no_effect(rd: Any) -> None:
     context = rd.DataContext.get_current()
     context.execution_options.preserve_order = True
@@ -244,7 +219,7 @@ def test_settings_have_no_effect(rd: Any) -> None:
     ("idiom", "text"),
     [
         (lambda rd: rd.read_sql, "ray.data has no 'read_sql' here: read or compute the data with pandas"),
-        (lambda rd: rd.preprocessors.Tokenizer, "use the transformations of scikit-learn or torchvision"),
+        (lambda rd: rd.preprocessors.StandardScaler, r"transform the rows in map_batches\(\)"),
         (
             lambda rd: rd.range(2).join(rd.range(2)),
             r"has no join\(\) in distrain: use pandas, Polars, DuckDB or pyarrow",
@@ -289,34 +264,6 @@ def test_no_rows_are_nothing_to_loop_over_or_to_add_up(rd: Any, tmp_path: Path) 
 def test_aggregates_name_the_column(rd: Any, use: Callable[[Any], Any], error: str) -> None:
     with pytest.raises(DataError, match=error):
         use(rd.from_items([{"a": 1, "s": "x", "n": None}]))
-
-
-GAPS = [{"a": 1, "s": "x", "n": None}, {"a": None, "s": None, "n": None}, {"a": 3, "s": "y", "n": None}]
-
-
-@pytest.mark.parametrize(("name", "arguments", "column", "expected"), [
-    ("StandardScaler", (["a"],), "a", [-1.0, None, 1.0]),
-    ("MinMaxScaler", (["a"],), "a", [0.0, None, 1.0]),
-    ("Concatenator", (["a"],), "concat_out", [[1.0], [None], [3.0]]),
-    ("StandardScaler", (["s"],), "s", "column 's' has values of type NoneType, str, where numbers are needed"),
-    ("Concatenator", (["a", "s"],), "s", "column 's' has values of type NoneType, str, where numbers are needed"),
-    ("Concatenator", (["a", "q"],), "q", r"there is no column 'q'; there are \['a', 'n', 's'\]"),
-    ("MinMaxScaler", (["n"],), "n", "column 'n' has no values to fit to: all are missing"),
-])  # fmt: skip
-def test_preprocessors_over_gaps(rd: Any, name: str, arguments: Any, column: str, expected: Any) -> None:
-    changed = getattr(rd.preprocessors, name)(*arguments)
-    if isinstance(expected, str):
-        with pytest.raises(DataError, match=expected):
-            changed.fit_transform(rd.from_items(GAPS)).take()
-        return
-    rows = [row[column] for row in changed.fit_transform(rd.from_items(GAPS)).take()]
-    assert [gaps_as_none(value) for value in rows] == expected
-
-
-def gaps_as_none(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return [gaps_as_none(item) for item in value]
-    return None if value is None or value != value else value
 
 
 def test_files_that_are_broken_are_named(rd: Any, tmp_path: Path) -> None:

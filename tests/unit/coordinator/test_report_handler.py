@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from distrain import wire
 from distrain.api.config import CheckpointConfig
 from distrain.api.observer import AttemptBegan
+from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.observers import Observers
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.store.local_store import LocalStore
@@ -38,6 +40,17 @@ def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_r
         upload=lambda order: None,
         on_commit=lambda path: None,
         validations=NoValidations(),  # type: ignore[arg-type]
+        memory=MemoryRounds(
+            store,
+            math.inf,
+            send=lambda host, message: sent.append(message),
+            upload=lambda host, order: None,
+            plan=lambda: None,
+            racks={},
+            storage_of=lambda host: "",
+            is_training=lambda: True,
+            on_stored=lambda: None,
+        ),
     )
     observers.tell(AttemptBegan(0, ["localhost"] * world_size, 0.0))
     handler.begin(0, world_size)

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -61,7 +60,6 @@ def write_all_kinds(folder: Path) -> dict[str, Any]:
         pq.write_table(table, file)
     return {
         "table": table,
-        "arrow dataset": pyarrow.dataset.dataset(folder, format="parquet", exclude_invalid_files=True),
         "frame": frame,
         "arrays": {"x": np.arange(5), "y": np.arange(5) / 2},
         "tensors": {"x": torch.arange(5), "y": torch.arange(5) / 2},
@@ -301,9 +299,6 @@ def test_files_among_others(tmp_path: Path) -> None:
         DataError, match=r"column 'part' comes from the names of directories, as in .*1\].parquet, but "
     ):
         data.read_parquet(folder).count()
-    filtered = pyarrow.dataset.dataset(folder / "part=1", format="parquet").filter(pyarrow.dataset.field("x") > 0)
-    with pytest.raises(DataError, match=r"Use distrain's filter\(\) instead"):
-        as_dataset(filtered, "x").count()
 
 
 @pytest.mark.timeout(60)
@@ -340,11 +335,7 @@ def test_columns_that_a_csv_file_lacks(tmp_path: Path, header: str) -> None:
             rows.count()
     assert data.read_csv(tmp_path, columns=["a"]).take() == [{"a": 1}, {"a": 3}]
     fills = pyarrow.csv.ConvertOptions(include_missing_columns=True)
-    for rows in (
-        data.read_csv(tmp_path, convert_options=fills),
-        as_dataset(pyarrow.dataset.dataset(tmp_path, format="csv"), "x"),
-    ):
-        assert rows.take() == [{"a": 1, "b": 2}, {"a": 3, "b": None}]
+    assert data.read_csv(tmp_path, convert_options=fills).take() == [{"a": 1, "b": 2}, {"a": 3, "b": None}]
 
 
 def test_columns_of_csv_files_are_found_by_name(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_what_is_to_know_about_a_host() -> None:
         """a slots=2 python=/opt/py/bin/python cwd="/data/my project" env.A=1 env.B='it is # "x"' env.C=x=y env.D="""
     )
     assert (host.python, host.cwd) == ("/opt/py/bin/python", "/data/my project")
+    assert (host.rack, only("a rack=r12").rack) == ("", "r12")
     assert host.environment == {"A": "1", "B": 'it is # "x"', "C": "x=y", "D": ""}
 
 
@@ -115,7 +116,7 @@ def test_hosts_may_be_a_list_with_users_and_ipv6() -> None:
         ("a slots=four", "slots=four: must be"),
         ("a slots=", "slots=: must be"),
         ("a slots=1 slots=2", "a key is given twice"),
-        ("a slot=4", "unknown key 'slot'; known are slots=, gpus=, python=, cwd=, transport= and env.NAME="),
+        ("a slot=4", "unknown key 'slot'; known are slots=, gpus=, python=, cwd=, transport=, rack= and env.NAME="),
         ("a 4", "'4' is not of the form key=value"),
         ("slots=4", "'slots=4' is not a host"),
         ("-oProxyCommand=x", "is not a host"),

@@ -15,8 +15,9 @@ from distrain.system import scratch
 
 
 @pytest.fixture(autouse=True)
-def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "_SHARED_MEMORY", str(tmp_path_factory.mktemp("shm")))
     monkeypatch.delenv("DISTRAIN_SCRATCH", raising=False)
 
 
@@ -63,7 +64,8 @@ def test_the_next_start_kills_what_a_killed_host_has_left(tmp_path: Path, monkey
 
 
 def test_a_process_inside_a_killed_run_is_not_among_its_own_victims(tmp_path: Path) -> None:
-    code = "from distrain.system import scratch; scratch.claim(); scratch.remove_abandoned(); print('alive')"
+    code = "from distrain.system import scratch; path = scratch.claim(); scratch.remove_abandoned(); print('alive')"
+    code += "; scratch.remove(path)"
     environment = {**os.environ, "TMPDIR": str(tmp_path), "DISTRAIN_SCRATCH": claim_in_a_child()}
     code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {code!r}]))"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -146,3 +148,39 @@ def test_a_container_leaves_the_shared_memory_of_its_host_alone() -> None:
         assert os.listdir(folder)
         subprocess.run([*UNSHARE, "--ipc", sys.executable, "-c", SWEEPS, dead, folder], check=True)
         assert not os.listdir(folder)
+
+
+def test_memory_goes_with_the_directory_of_its_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTRAIN_SCRATCH", "")
+    held, abandoned, elsewhere = scratch.claim(), claim_in_a_child(), claim_in_a_child()
+    twins = [scratch.memory_directory(path) for path in (held, abandoned, elsewhere)]
+    for twin in twins:
+        assert twin is not None
+        assert twin.stat().st_mode & 0o777 == 0o700
+        (twin / "rank_0").mkdir()
+    os.rmdir(elsewhere)  # such as after a restart of the machine, or with another TMPDIR
+    scratch.remove_abandoned()
+    assert [twin is not None and twin.exists() for twin in twins] == [True, False, False]
+    scratch.remove(held)
+    assert twins[0] is not None
+    assert not twins[0].exists()
+
+
+def test_memory_is_not_shared_with_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who lists the temporary directory may make the twin first."""
+    monkeypatch.setenv("DISTRAIN_SCRATCH", "")
+    made: list[Path] = []
+    make = scratch._make_twin
+
+    def race(path: str) -> str:
+        if not made:
+            made.append(Path(scratch._SHARED_MEMORY, os.path.basename(path)))
+            made[0].mkdir()
+        return make(path)
+
+    monkeypatch.setattr(scratch, "_make_twin", race)
+    held = scratch.claim()
+    assert held is not None
+    assert scratch.memory_directory() not in made
+    scratch.remove(held)
+    assert not made[0].exists()

@@ -1,0 +1,385 @@
+"""Checkpoints in the memory of this host: kept, copied from other hosts, and made ready to read. Runs in: agent.
+
+The directory is :func:`~distrain.system.scratch.memory_directory`. It holds::
+
+    rank_3/2-17/                     a part: what rank 3 has written for its checkpoint 17 in attempt 2
+    rank_3/free-4/                   a part that nobody needs: the rank overwrites it, so that no memory is given back
+    copies/checkpoint_000123/rank_5/ a copy of a part of another host
+    gathered/checkpoint_000123-1/    a complete checkpoint, for readers
+
+The files in ``gathered`` are hard links to those of the parts, and a rank never overwrites a file with two links: a
+reader sees no byte change. A damaged file is deleted as soon as it is found, and replaced by the other copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+import time
+import zlib
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from distrain import wire
+from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
+from distrain.storage.commit import MemoryRound
+from distrain.storage.file_transfer import hash_files
+from distrain.storage.files import write_atomically
+from distrain.storage.lone_store import is_newer, store_alone
+from distrain.storage.records import complete_manifest
+from distrain.system import scratch
+from distrain.system.background import Background
+from distrain.system.log import warn
+from distrain.system.text import count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from distrain.system.loop import Loop
+
+_CHUNK_BYTES = 1 << 20
+"""Bytes that are asked of another host at once: control messages wait for no more."""
+_MOST_FREE = 2
+"""Free directories of a rank: one for its next part, one for when a checkpoint was copied or stored."""
+_STORING_S = 60.0
+"""Seconds for storing a checkpoint without a coordinator."""
+_BEAT_S = 0.5
+_THREADS = 8
+
+
+class MemoryKeeper:
+    """The answers to messages about checkpoints in memory. Threads do what takes long.
+
+    root: the directory of this host; None without one.
+    """
+
+    def __init__(self, loop: Loop, send: Callable[[wire.Message], None], root: Path | None) -> None:
+        self._send = send
+        self._root = root or Path(os.devnull)
+        self._hasher, self._cleaner = Background(loop, "hasher"), Background(loop, "cleaner")
+        self._copier, self._gatherer = Background(loop, "copier"), Background(loop, "gatherer")
+        self._host = ""
+        self._run = ""
+        self._ranks: Collection[int] = ()
+        self._rounds: dict[str, MemoryRound] = {}
+        """Those that are kept, by name."""
+        self._hashing: list[Path] = []
+        self._asked: list[tuple[wire.ReadPart, SimpleQueue[wire.PartRead]]] = []
+        self._gathered: dict[str, tuple[Path, object]] = {}
+        """By name: the directory for readers, and the state of its files when they were verified."""
+        self._numbers = itertools.count()
+        self._storing: threading.Thread | None = None
+        self._may_store = threading.Event()
+
+    def handle(self, message: wire.Message) -> None:
+        """Carry out an order of the coordinator."""
+        match message:
+            case wire.HashFiles():
+                self._hash(message)
+            case wire.KeepRound():
+                self._keep(message)
+            case wire.CopyRound(name=name):
+                self._copy(name)
+            case wire.GatherRound():
+                self._host = message.host
+                self._gather(MemoryRound.decoded(message.round))
+            case wire.ReadPart():
+                self._send(self._read(message))
+            case wire.PartRead():
+                self._take(message)
+
+    # -- the parts of this host -----------------------------------------------------------------------------------
+
+    def start(self, attempt: int, ranks: Collection[int]) -> None:
+        """Free what ranks of earlier attempts have left, before these ranks start."""
+        self._ranks = ranks
+        self._free((attempt, 0))
+
+    def _hash(self, asked: wire.HashFiles) -> None:
+        folder = Path(asked.folder)
+        self._hashing.append(folder)
+        answer = partial(wire.FilesCopied, attempt=asked.attempt, rank=asked.rank, ordinal=asked.ordinal, skipped=[])
+
+        def end(message: wire.FilesCopied) -> None:
+            self._hashing.remove(folder)
+            self._send(message)
+
+        self._hasher.do(
+            lambda: hash_files(folder, asked.files),
+            lambda files: end(answer(files=files)),
+            lambda error: end(answer(files=[], failed=str(error))),
+        )
+
+    def _keep(self, order: wire.KeepRound) -> None:
+        self._host, self._run = order.host, order.run
+        if order.round is not None:
+            new = MemoryRound.decoded(order.round)
+            self._rounds[new.name] = new
+        parts = [Path(part.folder) for kept in self._rounds.values() for part in kept.parts.values()]
+        self._rounds = {name: kept for name, kept in self._rounds.items() if name in order.keep}
+        self._free(max(map(_order, parts), default=(0, 0)))
+        unused = [folder for folder in self._root.glob("copies/*") if folder.name not in order.keep]
+        unused += [
+            folder for folder in self._root.glob("gathered/*") if folder.name.rpartition("-")[0] not in order.keep
+        ]
+        self._cleaner.do(partial(_delete, unused))
+
+    def _free(self, last: tuple[int, int]) -> None:
+        """Free the parts up to an attempt and ordinal that belong to no checkpoint that is kept."""
+        used = {part.folder for kept in self._rounds.values() for part in kept.parts.values()}
+        for home in self._root.glob("rank_*"):
+            most = _MOST_FREE if int(home.name.removeprefix("rank_")) in self._ranks else 0
+            with contextlib.suppress(OSError):  # the rank has just taken or deleted it
+                for part in home.glob("*-*"):
+                    if _order(part) <= last and str(part) not in used and part not in self._hashing:
+                        _unlink_shared_files(part)
+                        part.rename(home / f"free-{next(self._numbers)}")
+                for part in list(home.glob("free-*"))[most:]:
+                    deleted = part.rename(self._root / f"deleted-{next(self._numbers)}")
+                    self._cleaner.do(partial(_delete, [deleted]))
+                if not most:
+                    home.rmdir()  # fails if it has a part that is kept
+
+    def end(self) -> None:
+        """Delete all that the run had in memory, and answer nothing more."""
+        for thread in (self._hasher, self._cleaner, self._copier, self._gatherer):
+            thread.close()
+        for request, answers in self._asked:
+            answers.put(_answer(request, failed="the run has ended"))
+        scratch.clear(str(self._root))
+
+    # -- the parts of other hosts ---------------------------------------------------------------------------------
+
+    def _home(self, kept: MemoryRound, rank: int) -> Path | None:
+        """Return the directory for the files of a rank on this host, None if they belong on other hosts."""
+        part = kept.parts[rank]
+        if part.host == self._host:
+            return Path(part.folder)
+        return self._root / "copies" / kept.name / f"rank_{rank}" if part.copy == self._host else None
+
+    def _read(self, asked: wire.ReadPart) -> wire.PartRead:
+        """Read for another host. That is memory, so no thread is needed."""
+        kept = self._rounds.get(asked.name)
+        home = None if kept is None else self._home(kept, asked.rank)
+        if home is None:
+            return _answer(asked, failed="it is not kept there")
+        try:
+            with open(home / asked.file, "rb", buffering=0) as file:
+                return _answer(asked, os.pread(file.fileno(), asked.size, asked.offset))
+        except OSError as error:
+            return _answer(asked, failed=error.strerror)
+
+    def _take(self, answer: wire.PartRead) -> None:
+        for entry in [entry for entry in self._asked if _key(entry[0]) == _key(answer)]:
+            self._asked.remove(entry)
+            entry[1].put(answer)
+
+    def _pull(self, name: str, rank: int, file: str, expected: tuple[int, int], host: str, target: Path) -> None:
+        """Get a file of a part from another host, in a thread, and compare its bytes. Raise OSError."""
+        crc, offset = 0, 0
+        folder = self._root / "incoming"
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as place, open(os.path.join(place, "file"), "wb") as incoming:
+            while offset < expected[0]:
+                size = min(_CHUNK_BYTES, expected[0] - offset)
+                data = self._ask(
+                    wire.ReadPart(
+                        name=name, rank=rank, file=file, offset=offset, size=size, host=host, reader=self._host
+                    )
+                )
+                incoming.write(data)
+                crc, offset = zlib.crc32(data, crc), offset + len(data)
+            incoming.flush()
+            if crc != expected[1]:
+                raise OSError(_difference(file, host, (offset, crc), expected))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(incoming.name, target)
+
+    def _ask(self, request: wire.ReadPart) -> bytes:
+        """Return the bytes, in a thread. The coordinator answers for a host that is lost. Raise OSError."""
+        answers: SimpleQueue[wire.PartRead] = SimpleQueue()
+
+        def ask() -> None:
+            self._asked.append((request, answers))
+            self._send(request)
+
+        self._copier.report(ask)
+        answer = answers.get()
+        if answer.failed is not None or not answer.body:
+            raise OSError(f"{request.file} cannot be read on host {request.host} ({answer.failed or 'it is shorter'})")
+        return answer.body
+
+    def _copy(self, name: str) -> None:
+        folder = self._root / "copies" / name
+
+        def copy() -> None:
+            kept = self._rounds.get(name)
+            if kept is None:
+                raise OSError(f"host {self._host} does not know it")
+            for rank, part in kept.parts.items():
+                if part.copy == self._host:
+                    home = folder / f"rank_{rank}"
+                    home.mkdir(parents=True, exist_ok=True)
+                    for file, expected in kept.files_of(rank).items():
+                        self._pull(name, rank, file, expected, part.host, home / file)
+
+        self._copier.do(
+            copy,
+            lambda _: self._send(wire.RoundCopied(name=name, folder=str(folder))),
+            lambda error: self._send(wire.RoundCopied(name=name, failed=str(error))),
+        )
+
+    # -- complete checkpoints for readers -------------------------------------------------------------------------
+
+    def _gather(self, kept: MemoryRound) -> None:
+        notes: list[str] = []
+        self._rounds[kept.name] = kept
+
+        def gather() -> Path:
+            folder, state = self._gathered.get(kept.name, (Path(), None))
+            if state is None or _state(folder) != state:
+                folder = self._root / "gathered" / f"{kept.name}-{next(self._numbers)}"
+                self._fill(folder, kept, notes)
+                self._gathered[kept.name] = folder, _state(folder)
+            return folder
+
+        self._gatherer.do(
+            gather,
+            lambda folder: self._send(wire.RoundGathered(name=kept.name, folder=str(folder), notes=notes)),
+            lambda error: self._send(wire.RoundGathered(name=kept.name, notes=notes, failed=str(error))),
+        )
+
+    def _fill(self, folder: Path, kept: MemoryRound, notes: list[str]) -> None:
+        folder.mkdir(parents=True)
+        try:
+            for rank in kept.parts:
+                self._fill_part(folder, kept, rank, notes)
+            write = partial(write_atomically, folder / METADATA_FILE, sync=False)
+            manifest, _ = complete_manifest(folder, kept.name, kept.manifest, kept.metadata, kept.positions, write)
+            (folder / MANIFEST_FILE).write_bytes(manifest)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _fill_part(self, folder: Path, kept: MemoryRound, rank: int, notes: list[str]) -> None:
+        """Link the files of a part, verify them, and replace those that are damaged. Raise OSError without a copy."""
+        part, home, files = kept.parts[rank], self._home(kept, rank), kept.files_of(rank)
+        linked = [file for file in files if home is not None and _link(home / file, folder / file)]
+        found = {file: (size, crc) for file, size, crc in hash_files(folder, linked, threads=_THREADS)}
+        hosts = [host for host in (part.host, part.copy) if host not in ("", self._host)]
+        missing = [file for file in files if file not in found and part.host == self._host]
+        for file in [file for file, expected in files.items() if found.get(file) != expected]:
+            problems = []
+            if file in found and home is not None:
+                problems.append(_difference(file, self._host, found[file], files[file]))
+                for damaged in (folder / file, home / file):
+                    damaged.unlink(missing_ok=True)
+            elif file in missing[:1]:
+                problems.append(f"host {self._host} lacks {file} and {count(len(missing) - 1, 'other file')}")
+            source = ""
+            for host in list(hosts):
+                try:
+                    self._pull(kept.name, rank, file, files[file], host, folder / file)
+                    source = host
+                    break
+                except OSError as error:
+                    problems.append(str(error))
+                    hosts.append(hosts.pop(0))  # for the next file, the other one is asked first
+            if not source:
+                reasons = " and ".join(problems) or f"{file} is on no host that is left"
+                raise OSError(f"no intact copy of the files of rank {rank} is left: {reasons}")
+            if problems:
+                notes.append(f"rank {rank}: {' and '.join(problems)}; the copy on host {source} is used instead")
+            if home is not None:
+                _link(folder / file, home / file)
+
+    # -- without a coordinator ------------------------------------------------------------------------------------
+
+    def begin_to_store(self) -> None:
+        """Claim the place for the newest checkpoint in the run directory, as the coordinator is lost.
+
+        A new coordinator waits from now on. The bytes are written by :meth:`finish_storing`.
+        """
+        if self._run and self._rounds:
+            self._storing = threading.Thread(target=self._store, name="distrain-storing", daemon=True)
+            self._storing.start()
+
+    def finish_storing(self, beat: Callable[[], None]) -> None:
+        """Store the newest checkpoint that can be complete, in limited time. ``beat``: called again and again."""
+        self._may_store.set()
+        deadline = time.monotonic() + _STORING_S
+        while self._storing is not None and self._storing.is_alive() and time.monotonic() < deadline:
+            beat()
+            self._storing.join(_BEAT_S)
+
+    def _store(self) -> None:
+        deadline, run = time.monotonic() + _STORING_S, Path(self._run)
+        for kept in sorted(self._rounds.values(), key=lambda kept: -int(kept.manifest["index"])):
+            if not run.is_dir() or not is_newer(run, kept.manifest["index"]):
+                return
+            homes = {rank: home for rank in kept.parts if (home := self._home(kept, rank)) is not None}
+            try:
+                if store_alone(run, kept, self._host, homes, self._may_store, deadline):
+                    return
+            except OSError as error:
+                warn(f"{kept.name} could not be stored from memory, after the coordinator was lost: {error}")
+
+
+def _order(part: Path) -> tuple[int, int]:
+    """Return attempt and ordinal of the directory of a part, very high numbers for any other."""
+    numbers = part.name.split("-")
+    return (int(numbers[0]), int(numbers[1])) if numbers[0].isdecimal() else (1 << 62, 0)
+
+
+def _key(request: wire.ReadPart | wire.PartRead) -> tuple[str, int, str, int]:
+    return request.name, request.rank, request.file, request.offset
+
+
+def _answer(asked: wire.ReadPart, body: bytes = b"", failed: str | None = None) -> wire.PartRead:
+    name, rank, file, offset = _key(asked)
+    return wire.PartRead(name=name, rank=rank, file=file, offset=offset, reader=asked.reader, body=body, failed=failed)
+
+
+def _difference(file: str, host: str, found: tuple[int, int], expected: tuple[int, int]) -> str:
+    (size, crc), (right_size, right_crc) = found, expected
+    if size != right_size:
+        return f"{file} on host {host} has {size} bytes instead of {right_size}"
+    return f"{file} on host {host} has the checksum {crc:08x} instead of {right_crc:08x}"
+
+
+def _link(source: Path, target: Path) -> bool:
+    """Make a hard link, and its directory. Return False if there is no such file."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source, target)
+    except OSError:
+        return False
+    return True
+
+
+def _state(folder: Path) -> object:
+    """Return what changes when a file below a directory is written, replaced or deleted."""
+    states = ((path, path.lstat()) for path in sorted(folder.rglob("*")))
+    return [(path, status.st_ino, status.st_size, status.st_mtime_ns) for path, status in states]
+
+
+def _unlink_shared_files(folder: Path) -> None:
+    """Leave the files that also have a place in ``gathered`` to their readers, also once they are deleted there."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            if os.lstat(path).st_nlink > 1:
+                os.unlink(path)
+
+
+def _delete(folders: list[Path]) -> None:
+    for folder in folders:
+        with locked_for_deletion(folder) as is_unread:
+            if is_unread:
+                shutil.rmtree(folder, ignore_errors=True)

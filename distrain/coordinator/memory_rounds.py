@@ -1,0 +1,473 @@
+"""Checkpoints in the memory of the hosts: committed, copied, gathered for a restart, and stored. Runs in: coordinator.
+
+:class:`~distrain.coordinator.report_handler.ReportHandler` assembles them as all others. Their files are kept by the
+agents (:mod:`distrain.agent.memory_keeper`), which carry out the orders that are given here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from distrain import wire
+from distrain.coordinator.store.run_store import Publication
+from distrain.decisions.memory import MOST_COPIED, MOST_KEPT, KeptRounds, copy_hosts
+from distrain.storage.commit import MemoryPart, MemoryRound
+from distrain.system.log import say, warn
+from distrain.system.text import size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from distrain.coordinator.store.run_store import RunStore
+    from distrain.hosts.world import WorldPlan
+    from distrain.storage.records import CommittedCheckpoint
+    from distrain.system.remote_path import RemotePath
+
+    Answer = Callable[[wire.RoundGathered], None]
+
+
+_MANY_FAILURES = 3
+"""Copies in a row that fail before the user is told: a single one fails if a host is lost meanwhile."""
+
+
+@dataclass(slots=True)
+class _Storing:
+    """A round on its way to storage. unstored: the ranks whose parts are missing.
+
+    ordinal: a number below 0 that names the files of this round among those of checkpoints that ranks report. Another
+    try has another one: an uploader may still be writing for the last one.
+    """
+
+    kept: MemoryRound
+    began: float
+    ordinal: int
+    directory: str = ""
+    unstored: set[int] = field(default_factory=set)
+    from_copy: set[int] = field(default_factory=set)
+    """The ranks whose own host has other bytes, or is lost."""
+
+
+class MemoryRounds:
+    """The rounds of one run.
+
+    send: sends a message to a host. upload: has files that are on a host stored. plan: of the latest attempt.
+    racks: by host. storage_of: the run directory as a host sees it; empty if it does not. is_training: tells if the
+    hosts have all that they need for uploads. on_stored: called when a round has become a checkpoint on storage.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        storage_every_s: float,
+        *,
+        send: Callable[[str, wire.Message], None],
+        upload: Callable[[str, wire.Upload], None],
+        plan: Callable[[], WorldPlan | None],
+        racks: Mapping[str, str],
+        storage_of: Callable[[str], str],
+        is_training: Callable[[], bool],
+        on_stored: Callable[[], None],
+    ) -> None:
+        self.is_off = False
+        """True once a host was short of memory."""
+        self._store = store
+        self._storage_every_s = storage_every_s
+        self._send = send
+        self._upload = upload
+        self._plan = plan
+        self._racks = racks
+        self._storage_of = storage_of
+        self._is_training = is_training
+        self._on_stored = on_stored
+        self._attempt = -1
+        self._hosts: list[str] = []
+        self._kept = KeptRounds()
+        self._copied = ""
+        """The round that is being copied to other hosts."""
+        self._copying: set[str] = set()
+        """The hosts that copy their parts of it now."""
+        self._copies: dict[str, dict[str, str]] = {}
+        """By round and host: the directory with the copies that it has."""
+        self._storing: _Storing | None = None
+        self._tries = 0
+        self._store_at: float | None = None
+        """When the newest round has to be stored."""
+        self._gathered: dict[tuple[str, str], str] = {}
+        """By host and round: the directory for readers."""
+        self._asking: dict[tuple[str, str], list[Answer]] = {}
+        """By host and round: who waits for that directory."""
+        self._notes: set[tuple[str, str]] = set()
+        """By round: what was said about damaged or lost files. All hosts say the same of a lost one."""
+        self._failed_copies = 0
+        """Copies in a row that have failed."""
+        self._is_announced = False
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a rank may wait for files."""
+        return bool(self._asking)
+
+    @property
+    def is_storing(self) -> bool:
+        """True while a round is being stored, unless the storage has failed to take it."""
+        return self._storing is not None and (bool(self._storing.directory) or not self._store.is_idle)
+
+    def has(self, path: str | None) -> bool:
+        """Return whether the checkpoint ``path`` is one in memory."""
+        return any(str(saved.path) == path for saved in self._store.committed if saved.is_in_memory)
+
+    def handle(self, host: str, message: wire.Message) -> None:
+        """Handle an answer of an agent."""
+        match message:
+            case wire.RoundCopied():
+                self._on_copied(host, message)
+            case wire.RoundGathered():
+                self._on_gathered(host, message)
+            case wire.ReadPart(host=owner):
+                if owner in self._hosts:
+                    self._send(owner, message)
+                else:
+                    self._refuse(message)
+            case wire.PartRead(reader=reader):
+                self._send(reader, message)
+
+    def _refuse(self, asked: wire.ReadPart) -> None:
+        name, rank, file, offset, reader = asked.name, asked.rank, asked.file, asked.offset, asked.reader
+        why = f"host {asked.host} is lost"
+        self._send(
+            reader,
+            wire.PartRead(name=name, rank=rank, file=file, offset=offset, reader=reader, body=b"", failed=why),
+        )
+
+    def _host_of(self, rank: int) -> str:
+        plan = self._plan()
+        assert plan is not None
+        return plan.ranks[rank].host
+
+    # -- commits --------------------------------------------------------------------------------------------------
+
+    def hash(self, report: wire.Reported, files: Sequence[str]) -> None:
+        """Have the files of a part hashed, which is all that there is to do with them."""
+        self._send(
+            self._host_of(report.rank),
+            wire.HashFiles(
+                attempt=report.attempt,
+                rank=report.rank,
+                ordinal=report.ordinal or 0,
+                folder=report.folder,
+                files=list(files),
+            ),
+        )
+
+    def publish(self, reports: Mapping[int, wire.Reported], new: Publication, *, keeps_start: bool) -> None:
+        """Commit a checkpoint whose files are all in memory.
+
+        keeps_start: ranks may still read the checkpoint that the attempt has started from.
+        """
+        plan = self._plan()
+        assert plan is not None
+        copies = copy_hosts(plan.hosts, self._racks)
+        manifest, known = new.manifest, {saved.path.name for saved in self._store.committed}
+        name = manifest["name"] or self._store.paths.checkpoint(manifest["index"]).name
+        name = manifest["name"] = f"{name}-{manifest['index']}" if name in known else name
+        parts = {}
+        for rank, report in reports.items():
+            host = plan.ranks[rank].host
+            parts[rank] = MemoryPart(host, report.folder, copies[host])
+        kept = MemoryRound(name, manifest, dict(self._store.metadata), dict(new.positions), parts)
+        self._announce(kept)
+        if not keeps_start:
+            self._kept.start = ""
+        self._kept.add(kept, known)
+        self._tell_hosts(kept)
+        self._store_at = self._store_at or time.monotonic() + self._storage_every_s
+        new.done(self._store.location / name)
+        self._work()
+
+    def _tell_hosts(self, new: MemoryRound | None = None) -> None:
+        """Tell the hosts what they keep, and forget what they no longer do."""
+        names = list(self._kept.rounds)
+        for host in self._hosts:
+            run, fields = self._storage_of(host), new.encoded() if new else None
+            self._send(host, wire.KeepRound(host=host, round=fields, keep=names, run=run))
+        known = set(names)
+        self._store.committed = [
+            saved for saved in self._store.committed if not saved.is_in_memory or saved.path.name in known
+        ]
+        self._copies = {name: of for name, of in self._copies.items() if name in known}
+        self._gathered = {key: folder for key, folder in self._gathered.items() if key[1] in known}
+
+    def _announce(self, kept: MemoryRound) -> None:
+        """Say once how much memory the checkpoints take."""
+        if self._is_announced:
+            return
+        self._is_announced = True
+        own = dict.fromkeys(self._hosts, 0)
+        for rank, part in kept.parts.items():
+            length = sum(length for length, _ in kept.files_of(rank).values())
+            own[part.host] += MOST_KEPT * length
+            if part.copy:
+                own[part.copy] += MOST_COPIED * length
+        host = max(own, key=lambda host: own[host])
+        say(f"checkpoints in memory take up to {size(own[host])} on {host}")
+
+    def skip_to(self, latest: CommittedCheckpoint) -> None:
+        """Note after a rollback to a round up to where rows are left out."""
+        if latest.is_in_memory:
+            kept = self._kept.rounds[latest.path.name]
+            kept.manifest["skip_to"] = latest.skip_to
+            self._tell_hosts(kept)
+
+    def short_of_memory(self, rank: int, why: str) -> None:
+        """Note that the host of a rank has no room for a part: further checkpoints of the run go to storage."""
+        if not self.is_off:
+            self.is_off = True
+            warn(f"{self._host_of(rank)} is short of memory for checkpoints: {why}; from now on, they go to storage")
+
+    # -- copies on other hosts ------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Store or copy the newest round if that is due: one thing at a time, so that few rounds are kept."""
+        newest = self._kept.newest
+        if self._storing or self._copying or newest is None:
+            return
+        if self._store_at is not None and time.monotonic() >= self._store_at and self._is_training():
+            self.store_newest()
+        elif newest.name not in self._copies:
+            self._copied, self._copies[newest.name] = newest.name, {}
+            self._copying = {part.copy for part in newest.parts.values() if part.copy in self._hosts}
+            if self._copying:
+                self._kept.busy.add(newest.name)
+            for host in self._copying:
+                self._send(host, wire.CopyRound(name=newest.name))
+
+    def _on_copied(self, host: str, message: wire.RoundCopied) -> None:
+        if host not in self._copying or message.name != self._copied:
+            return
+        if message.failed is not None:
+            self._failed_copies += 1
+            if self._failed_copies == _MANY_FAILURES:
+                warn(f"host {host} cannot copy checkpoints in memory of other hosts: {message.failed}")
+            self._store.append_event("memory_damage", name=message.name, host=host, text=message.failed)
+        elif message.name in self._copies:
+            self._copies[message.name][host] = message.folder
+        self._end_copy(host)
+
+    def _end_copy(self, host: str) -> None:
+        self._copying.discard(host)
+        if self._copying:
+            return
+        kept, there = self._kept.rounds.get(self._copied), self._copies.get(self._copied, {})
+        if kept is not None and {part.copy for part in kept.parts.values()} <= there.keys():
+            self._kept.safe, self._failed_copies = kept.name, 0
+        self._kept.busy.discard(self._copied)
+        self._work()
+
+    def lost(self, host: str) -> None:
+        """Note that a host is lost, and what it has in memory."""
+        if host in self._hosts:
+            self._hosts.remove(host)
+        if host in self._copying:
+            self._end_copy(host)
+        for key in [key for key in self._asking if key[0] == host]:
+            self._on_gathered(host, wire.RoundGathered(name=key[1], failed=f"host {host} is lost"))
+        if self._storing is not None:
+            self._store_parts({rank for rank, part in self._storing.kept.parts.items() if part.host == host})
+
+    # -- the start of an attempt ----------------------------------------------------------------------------------
+
+    def begin(self, attempt: int, hosts: Sequence[str], then: Callable[[CommittedCheckpoint | None], None]) -> bool:
+        """Have every host gather the newest checkpoint, if that is in memory; else return False.
+
+        ``then`` is called with the newest one that could be gathered, or is on storage; None if there is none.
+        """
+        self._attempt, self._hosts = attempt, list(hosts)
+        self._kept.start = ""
+        self._asking.clear()
+        self._gathered.clear()  # every byte is compared again
+        if self._storing is not None and self._storing.unstored:  # nobody hears the answers to earlier orders
+            self._end_storing()
+            self._store_at = time.monotonic()
+        latest = self._store.latest
+        if latest is None or not latest.is_in_memory:
+            return False
+        name = self._kept.start = latest.path.name
+        failures: dict[str, str] = {}
+        waiting = set(hosts)
+
+        def answered(host: str, answer: wire.RoundGathered) -> None:
+            waiting.discard(host)
+            if answer.failed is not None:
+                failures[host] = answer.failed
+            if waiting or self._attempt != attempt:
+                return
+            if failures:
+                self._give_up(name, next(iter(failures.values())))
+                if self.begin(attempt, hosts, then):
+                    return
+            then(self._store.latest)
+
+        for host in hosts:
+            self._gather(host, name, partial(answered, host))
+        return True
+
+    def _give_up(self, name: str, why: str) -> None:
+        """Drop a round that cannot be used, and say what is used instead."""
+        self._kept.drop(name)
+        self._tell_hosts()
+        latest = self._store.latest
+        instead = "there is none before it"
+        if latest is not None:
+            instead = f"{latest.path.name} {'in memory' if latest.is_in_memory else 'on storage'} is used instead"
+        warn(f"{name} in memory cannot be used: {why}; {instead}")
+        self._store.append_event("memory_checkpoint_lost", name=name, why=why)
+
+    def fetch(self, host: str, path: str, then: Callable[[wire.CheckpointFetched], None]) -> None:
+        """Call ``then`` with where a host has a round for readers, or why it has not."""
+        name = path.rpartition("/")[2]
+
+        def answered(answer: wire.RoundGathered) -> None:
+            then(wire.CheckpointFetched(attempt=0, rank=0, path=path, folder=answer.folder, failed=answer.failed))
+
+        self._gather(host, name, answered)
+
+    def _gather(self, host: str, name: str, then: Answer) -> None:
+        if folder := self._gathered.get((host, name)):
+            then(wire.RoundGathered(name=name, folder=folder))
+            return
+        waiting = self._asking.setdefault((host, name), [])
+        waiting.append(then)
+        if len(waiting) == 1:
+            self._send(host, wire.GatherRound(host=host, round=self._kept.rounds[name].encoded()))
+
+    def _on_gathered(self, host: str, answer: wire.RoundGathered) -> None:
+        for note in [note for note in answer.notes if (answer.name, note) not in self._notes]:
+            self._notes.add((answer.name, note))
+            warn(f"{answer.name} in memory: {note}")
+            self._store.append_event("memory_damage", name=answer.name, host=host, text=note)
+        if answer.failed is None:
+            self._gathered[host, answer.name] = answer.folder
+        for then in self._asking.pop((host, answer.name), ()):
+            then(answer)
+
+    # -- storage --------------------------------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        """Return when :meth:`tick` has something to do."""
+        return None if self._storing or self._copying or not self._is_training() else self._store_at
+
+    def tick(self) -> None:
+        """Store the newest round if that is due."""
+        self._work()
+
+    def store_newest(self) -> None:
+        """Store the newest round, unless it is stored already, or one is being stored."""
+        if self._storing is not None:
+            return
+        self._store_at, latest = None, self._store.latest
+        if latest is None or not latest.is_in_memory:
+            return
+        newest = self._kept.rounds[latest.path.name]
+        self._tries += 1
+        storing = self._storing = _Storing(newest, time.monotonic(), -self._tries)
+        self._kept.busy.add(newest.name)
+        self._store.prepare(
+            newest.manifest["attempt"], storing.ordinal, name=newest.name, then=partial(self._store_all, storing)
+        )
+
+    def close(self) -> None:
+        """Forget what is only in memory, as the hosts end."""
+        if (latest := self._store.latest) is not None and latest.is_in_memory:
+            warn(f"{latest.path.name} was only in memory, and is lost")
+        self._store.committed = [saved for saved in self._store.committed if not saved.is_in_memory]
+
+    def _store_all(self, storing: _Storing, directory: str) -> None:
+        storing.directory, storing.unstored = directory, set(storing.kept.parts)
+        if storing is self._storing:
+            self._store_parts(storing.unstored)
+
+    def _store_parts(self, ranks: set[int]) -> None:
+        """Have parts stored, from the copy if their host has them no longer."""
+        storing = self._storing
+        if storing is None or not storing.directory:
+            return
+        kept = storing.kept
+        for rank in sorted(ranks & storing.unstored):
+            part = kept.parts[rank]
+            host, source = part.host, part.folder
+            if host not in self._hosts or rank in storing.from_copy:
+                host = part.copy
+                source = f"{self._copies.get(kept.name, {}).get(host, '')}/rank_{rank}"
+            if host not in self._hosts or source.startswith("/rank_"):
+                self._cannot_store(f"no host has the files of rank {rank}")
+                return
+            order = wire.Upload(
+                attempt=self._attempt,
+                rank=rank,
+                ordinal=storing.ordinal,
+                source=source,
+                files=list(kept.files_of(rank)),
+                others=[],
+                directory=storing.directory,
+            )
+            self._upload(host, order)
+
+    def stored(self, message: wire.FilesCopied) -> bool:
+        """Handle an answer about files. Return False if they are not those of a round that is being stored."""
+        storing = self._storing
+        if message.ordinal >= 0:
+            return False
+        if storing is None or message.ordinal != storing.ordinal or message.rank not in storing.unstored:
+            return True
+        rank, why = message.rank, message.failed
+        expected = storing.kept.files_of(rank)
+        for name, length, crc in message.files:
+            if expected[name] != (length, crc):
+                why = f"{name} has the checksum {crc:08x} instead of {expected[name][1]:08x}"
+        if why is None:
+            storing.unstored.discard(rank)
+            if not storing.unstored:
+                self._publish(storing)
+        elif rank not in storing.from_copy and storing.kept.parts[rank].copy:
+            storing.from_copy.add(rank)
+            warn(f"{storing.kept.name} in memory, files of rank {rank}: {why}; its copy is stored instead")
+            self._store_parts({rank})
+        else:
+            self._cannot_store(f"files of rank {rank}: {why}")
+        return True
+
+    def _cannot_store(self, why: str) -> None:
+        """Store the round before instead."""
+        assert self._storing is not None
+        name = self._storing.kept.name
+        self._end_storing()
+        self._give_up(name, why)
+        self.store_newest()
+
+    def _end_storing(self) -> None:
+        if self._storing is not None:
+            self._kept.busy.discard(self._storing.kept.name)
+            self._storing = None
+
+    def _publish(self, storing: _Storing) -> None:
+        kept = storing.kept
+
+        def done(path: Path | RemotePath) -> None:
+            self._end_storing()
+            self._store.note_stored(kept.name, path)
+            took_s = round(time.monotonic() - storing.began, 3)
+            self._store.append_event("stored", name=path.name, index=kept.manifest["index"], seconds=took_s)
+            self._store_at = time.monotonic() + self._storage_every_s
+            self._on_stored()
+            self._work()
+
+        def failed(why: object) -> None:
+            self._end_storing()
+            self._store.on_failure(f"cannot write {kept.name} to {self._store.location}: {why}")
+
+        manifest = {**kept.manifest, "files": dict(kept.manifest["files"])}  # the store adds the metadata to them
+        self._store.publish(Publication(storing.ordinal, None, manifest, kept.positions, done, failed))

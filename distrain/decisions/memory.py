@@ -1,0 +1,63 @@
+"""Which checkpoints stay in the memory of the hosts, and which host copies which part. Runs in: coordinator.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from distrain.storage.commit import MemoryRound
+
+MOST_KEPT = 4
+"""Checkpoints that a host holds of its own ranks at most, with the one that they are writing."""
+MOST_COPIED = 2
+"""Checkpoints of which a host holds copies of other hosts' parts at most."""
+
+
+def copy_hosts(hosts: Sequence[str], racks: Mapping[str, str]) -> dict[str, str]:
+    """Return for each host the one that copies its parts: the next in the ring, of another rack if there is one."""
+    found = {}
+    for number, host in enumerate(hosts):
+        others = [*hosts[number + 1 :], *hosts[:number]]
+        elsewhere = [other for other in others if racks.get(other, "") != racks.get(host, "")]
+        found[host] = next(iter(elsewhere or others), "")
+    return found
+
+
+@dataclass(slots=True)
+class KeptRounds:
+    """The rounds that are kept, by name, in the order of their commits.
+
+    safe: the newest one of which every host's parts are on another host, too. busy: those that are being copied or
+    stored. start: the one that ranks may still read as the start of the attempt.
+    """
+
+    rounds: dict[str, MemoryRound] = field(default_factory=dict)
+    safe: str = ""
+    busy: set[str] = field(default_factory=set)
+    start: str = ""
+
+    @property
+    def newest(self) -> MemoryRound | None:
+        """The last one to be committed."""
+        return next(reversed(self.rounds.values()), None)
+
+    def add(self, new: MemoryRound, known: Collection[str]) -> None:
+        """Add a round that was committed, and drop those that nobody needs, or that are not among the ``known``."""
+        self.rounds = {name: kept for name, kept in self.rounds.items() if name in known} | {new.name: new}
+        names = list(self.rounds)
+        spare = self.safe if self.safe in self.rounds else names[-2] if len(names) > 1 else ""
+        self._keep({new.name, spare, self.start, *self.busy})
+
+    def drop(self, name: str) -> None:
+        """Drop a round that is damaged."""
+        self._keep(self.rounds.keys() - {name})
+
+    def _keep(self, names: Iterable[str]) -> None:
+        kept = set(names)
+        self.rounds = {name: each for name, each in self.rounds.items() if name in kept}

@@ -1,0 +1,199 @@
+"""A checkpoint that the agents store from memory, as their coordinator is lost. Runs in: agent, coordinator.
+
+They write into one hidden directory, ``.memory-checkpoint_000123`` in the run directory, without talking to each other.
+Each holds a shared lock on it as long as it writes or waits. The manifest is written once all files are there. Whoever
+gets the lock alone ends it: with a manifest, the directory is renamed and is a checkpoint; else it is deleted. That is
+an agent, or the next coordinator of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING
+
+from distrain.errors import StorageError
+from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE
+from distrain.storage.file_transfer import store_files
+from distrain.storage.files import sync_directories, sync_directory, write_and_sync
+from distrain.storage.lock_probe import is_locked
+from distrain.storage.paths import RunPaths
+from distrain.storage.records import committed_at, complete_manifest
+from distrain.system.log import warn
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from distrain.storage.commit import MemoryRound
+
+_PREFIX = ".memory-"
+_QUIET_S = 5.0
+"""Seconds without a new byte of other hosts after which their files are taken from copies."""
+_PATIENCE_S = 60.0
+"""Seconds that the next coordinator waits for agents."""
+_POLL_S = 0.1
+
+
+def is_newer(run: Path, index: int) -> bool:
+    """Return whether the run directory has no checkpoint with this number or a higher one."""
+    for path in RunPaths(run).checkpoints():
+        with contextlib.suppress(StorageError):  # a damaged one does not count
+            if committed_at(path).index >= index:
+                return False
+    return True
+
+
+def store_alone(
+    run: Path,
+    kept: MemoryRound,
+    host: str,
+    homes: Mapping[int, Path],
+    may_write: threading.Event,
+    deadline: float,
+) -> bool:
+    """Store a checkpoint together with the agents of other hosts. Return False if files are missing. Raise OSError.
+
+    host: this one. homes: by rank, the directories of its parts and of the copies. may_write: set when writing may
+    begin.
+    """
+    own = {rank: folder for rank, folder in homes.items() if kept.parts[rank].host == host}
+    hidden = run / f"{_PREFIX}{kept.name}"
+    with _lock_of(hidden) as lock:
+        may_write.wait()
+        staging = hidden / f".new-{uuid.uuid4().hex}"
+        try:
+            _write(kept, own, staging)
+            quiet_at, seen = time.monotonic(), -1
+            while _lacks_files(kept, hidden) and time.monotonic() < min(quiet_at + _QUIET_S, deadline):
+                if (size := _size(hidden)) != seen:
+                    quiet_at, seen = time.monotonic(), size
+                time.sleep(_POLL_S)
+            _write(kept, homes, staging)
+            if not _lacks_files(kept, hidden):
+                _describe(kept, hidden, staging)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        _lock_alone(lock, deadline)
+        if not hidden.exists():
+            return (run / kept.name).exists()
+        if is_locked(run) and (hidden / MANIFEST_FILE).exists():
+            return True  # perhaps the coordinator was only out of reach: it decides when it opens the run again
+        return _end(hidden)
+
+
+def take_over(run: Path) -> None:
+    """End what agents have begun to store, before the run continues. Raise OSError."""
+    deadline = time.monotonic() + _PATIENCE_S
+    for hidden in run.glob(f"{_PREFIX}*"):
+        with _lock_of(hidden) as lock:
+            try:
+                _lock_alone(lock, 0.0)
+            except TimeoutError:
+                name = hidden.name.removeprefix(_PREFIX)
+                warn(f"waiting up to {_PATIENCE_S:g} s for the hosts that still store {name} from their memory")
+                with contextlib.suppress(TimeoutError):
+                    _lock_alone(lock, deadline)
+            if hidden.exists():
+                _end(hidden)
+
+
+@contextlib.contextmanager
+def _lock_of(hidden: Path) -> Iterator[int]:
+    """Make the directory, and hold a shared lock on it. A file system without locks has none."""
+    while True:
+        hidden.mkdir(exist_ok=True)
+        lock = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            if hidden.exists() and os.path.samestat(os.fstat(lock), hidden.stat()):
+                yield lock
+                return
+        finally:
+            os.close(lock)
+
+
+def _lock_alone(lock: int, deadline: float) -> None:
+    """Wait until nobody else has the lock. Raise TimeoutError."""
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
+            time.sleep(_POLL_S)
+        except OSError:
+            return
+        else:
+            return
+
+
+def _end(hidden: Path) -> bool:
+    """Rename a directory that is complete to the checkpoint's name, and delete any other. Return whether it was."""
+    run, final = hidden.parent, hidden.parent / hidden.name.removeprefix(_PREFIX)
+    try:
+        index = committed_at(hidden).index
+        if is_newer(run, index) and not final.exists():
+            for staging in hidden.glob(".new-*"):
+                shutil.rmtree(staging)
+            sync_directories(hidden, [str(path.relative_to(hidden)) for path in hidden.rglob("*")])
+            hidden.rename(final)
+            sync_directory(run)
+        return True
+    except StorageError:
+        return False
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _write(kept: MemoryRound, parts: Mapping[int, Path], staging: Path) -> None:
+    """Write the files that are not there yet, flushed to disk, and leave out those that differ from their checksum."""
+    for rank, folder in parts.items():
+        files = kept.files_of(rank)
+        sizes = {name: size for name, (size, _) in files.items() if not (staging.parent / name).exists()}
+        names = [name for name, size in sizes.items() if _size_of(folder / name) == size]
+        for name, size, crc in store_files(folder, staging, names):
+            if files[name] == (size, crc):
+                (staging.parent / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(staging / name, staging.parent / name)
+
+
+def _describe(kept: MemoryRound, hidden: Path, staging: Path) -> None:
+    """Write the metadata and the manifest. Another agent may do the same now."""
+
+    def write(name: str, data: bytes) -> None:
+        write_and_sync(staging / name, data)
+        os.replace(staging / name, hidden / name)
+
+    staging.mkdir(exist_ok=True)
+    text, _ = complete_manifest(
+        hidden, kept.name, kept.manifest, kept.metadata, kept.positions, partial(write, METADATA_FILE)
+    )
+    write(MANIFEST_FILE, text)
+
+
+def _lacks_files(kept: MemoryRound, hidden: Path) -> bool:
+    """Return whether a file is missing. The metadata may have been changed by another agent already."""
+    return any(
+        (found := _size_of(hidden / name)) is None or (found != fact["size"] and name != METADATA_FILE)
+        for name, fact in kept.manifest["files"].items()
+    )
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _size(folder: Path) -> int:
+    return sum(_size_of(path) or 0 for path in folder.rglob("*"))

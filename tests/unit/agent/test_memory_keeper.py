@@ -1,0 +1,458 @@
+"""Checkpoints in the memory of hosts: kept, copied, verified, and stored without a coordinator."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import tempfile
+import threading
+import time
+import zlib
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from distrain import wire
+from distrain.agent.memory_keeper import MemoryKeeper
+from distrain.coordinator.store.local_store import LocalStore
+from distrain.storage import lone_store
+from distrain.storage.checkpoint import Checkpoint
+from distrain.storage.commit import MemoryPart, MemoryRound
+from distrain.storage.records import damage_of, file_entry
+from distrain.system.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_T = TypeVar("_T", bound=wire.Message)
+
+
+class Host:
+    """A host with rank ``rank``, whose part is in real shared memory."""
+
+    def __init__(self, cluster: Cluster, name: str, rank: int) -> None:
+        self.cluster, self.name, self.rank = cluster, name, rank
+        self.root = Path(tempfile.mkdtemp(prefix="distrain-test-", dir="/dev/shm"))
+        self.answers: deque[wire.Message] = deque()
+        self.keeper = MemoryKeeper(cluster.loop, self._send, self.root)
+        self.keeper.start(0, [rank])
+
+    def _send(self, message: wire.Message) -> None:
+        if isinstance(message, (wire.ReadPart, wire.PartRead)):
+            self.cluster.relay(message)
+        else:
+            self.answers.append(message)
+
+    def write(self, ordinal: int, files: dict[str, bytes], attempt: int = 0) -> Path:
+        """Do as a worker does."""
+        home = self.root / f"rank_{self.rank}"
+        folder = home / f"{attempt}-{ordinal}"
+        free = next(home.glob("free-*"), None)
+        if free is not None:
+            free.rename(folder)
+        for name, data in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            if (folder / name).exists() and (folder / name).stat().st_nlink > 1:
+                (folder / name).unlink()
+            (folder / name).write_bytes(data)
+        return folder
+
+    def ask(self, message: wire.Message, answer: type[_T]) -> _T:
+        self.keeper.handle(message)
+        return self.wait(answer)
+
+    def wait(self, answer: type[_T]) -> _T:
+        deadline = time.monotonic() + 20.0
+        while not self.answers:
+            assert time.monotonic() < deadline, "no answer"
+            self.cluster.step()
+        got = self.answers.popleft()
+        assert isinstance(got, answer), got
+        return got
+
+    def names(self, pattern: str = "rank_*/*") -> list[str]:
+        return sorted(str(path.relative_to(self.root)) for path in self.root.glob(pattern))
+
+
+class Cluster:
+    """Hosts ``a``, ``b``, ...: rank 0 runs on the first, and each has the copy of the one before."""
+
+    def __init__(self, count: int) -> None:
+        self.loop = Loop()
+        self.lost: set[str] = set()
+        self.relayed: list[wire.ReadPart] = []
+        self.hosts = {name: Host(self, name, rank) for rank, name in enumerate("abc"[:count])}
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self.hosts.values())
+
+    def step(self) -> None:
+        self.loop.call_in("wake", 0.05, lambda: None)
+        self.loop.step()
+
+    def settle(self) -> None:
+        for host in self:
+            while host.keeper._cleaner.pending:
+                self.step()
+
+    def relay(self, message: wire.ReadPart | wire.PartRead) -> None:
+        """Do as the coordinator does."""
+        if isinstance(message, wire.PartRead):
+            self.hosts[message.reader].keeper.handle(message)
+            return
+        self.relayed.append(message)
+        if message.host in self.lost:
+            fields = {name: getattr(message, name) for name in ("name", "rank", "file", "offset", "reader")}
+            self.relay(wire.PartRead(**fields, body=b"", failed="the host is lost"))
+        else:
+            self.hosts[message.host].keeper.handle(message)
+
+    def commit(self, index: int, keep: list[int], run: Path | None = None, size: int = 1000) -> MemoryRound:
+        """Write and keep the checkpoint with this number."""
+        names, files, parts = list(self.hosts), {}, {}
+        for place, host in enumerate(self):
+            contents = {f"rank{host.rank}/model.pt": random.Random(index).randbytes(size), f"r{host.rank}": b"x"}
+            folder = host.write(index + 1, contents)
+            hashed = host.ask(hash_files(host, index + 1, folder, contents), wire.FilesCopied)
+            assert hashed.failed is None
+            assert hashed.files == [(name, len(data), zlib.crc32(data)) for name, data in contents.items()]
+            files |= {name: file_entry(size, crc, host.rank) for name, size, crc in hashed.files}
+            copy = names[(place + 1) % len(names)]
+            parts[host.rank] = MemoryPart(host.name, str(folder), copy if copy != host.name else "")
+        name = f"checkpoint_{index:06d}"
+        manifest = {"name": name, "index": index, "metrics": {"loss": 1.0}, "files": files}
+        made = MemoryRound(name, manifest, {"by": "test"}, {"train": {"0": 5}}, parts)
+        for host in self:
+            host.keeper.handle(keep_round(host, made, keep, run))
+        self.settle()
+        return made
+
+    def copy(self, made: MemoryRound) -> None:
+        for host in self:
+            copied = host.ask(wire.CopyRound(name=made.name), wire.RoundCopied)
+            assert copied.failed is None, copied
+
+
+def keep_round(host: Host, made: MemoryRound | None, keep: list[int], run: Path | None = None) -> wire.KeepRound:
+    fields = None if made is None else json.loads(json.dumps(made.encoded()))
+    names = [f"checkpoint_{index:06d}" for index in keep]
+    return wire.KeepRound(host=host.name, round=fields, keep=names, run=str(run or ""))
+
+
+def hash_files(host: Host, ordinal: int, folder: Path, files: Any) -> wire.HashFiles:
+    return wire.HashFiles(attempt=0, rank=host.rank, ordinal=ordinal, folder=str(folder), files=list(files))
+
+
+def gather(host: Host, made: MemoryRound) -> wire.RoundGathered:
+    fields = json.loads(json.dumps(made.encoded()))
+    return host.ask(wire.GatherRound(host=host.name, round=fields), wire.RoundGathered)
+
+
+def flip(path: Path, random: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def make_cluster() -> Iterator[Any]:
+    made: list[Cluster] = []
+
+    def make(count: int) -> Cluster:
+        made.append(Cluster(count))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        for host in cluster:
+            host.keeper.end()
+            shutil.rmtree(host.root, ignore_errors=True)
+        cluster.loop.close()
+
+
+# -- keeping ---------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_reused_and_does_not_grow(make_cluster: Any) -> None:
+    cluster = make_cluster(1)
+    (host,) = cluster
+    for index in range(20):
+        cluster.commit(index, keep=[index - 1, index])
+        assert len(host.names()) <= 3
+    parts = [name for name in host.names() if "free" not in name]
+    assert parts == ["rank_0/0-19", "rank_0/0-20"]
+    assert len(host.names()) == 3
+
+
+def test_a_part_that_is_being_written_is_not_freed(make_cluster: Any) -> None:
+    cluster = make_cluster(1)
+    (host,) = cluster
+    cluster.commit(0, keep=[0])
+    host.write(2, {"new": b"half"})
+    host.keeper.handle(keep_round(host, None, [0]))
+    assert "rank_0/0-2" in host.names()
+
+
+def test_a_new_attempt_frees_what_is_not_kept(make_cluster: Any) -> None:
+    cluster = make_cluster(1)
+    (host,) = cluster
+    cluster.commit(0, keep=[0])
+    host.write(2, {"lost": b"x"})
+    host.keeper.start(1, [0])
+    assert [name.partition("-")[0] for name in host.names()] == ["rank_0/0", "rank_0/free"]
+    host.keeper.start(2, [5])  # rank 0 is on another host now
+    assert host.names() == ["rank_0/0-1"]
+    host.keeper.handle(keep_round(host, None, []))
+    assert host.names("rank_*") == []
+
+
+def test_a_file_that_cannot_be_hashed_is_an_answer(make_cluster: Any) -> None:
+    (host,) = make_cluster(1)
+    answer = host.ask(hash_files(host, 1, host.root / "gone", ["x"]), wire.FilesCopied)
+    assert "No such file" in (answer.failed or "")
+
+
+def test_bytes_that_are_read_do_not_change(make_cluster: Any) -> None:
+    cluster = make_cluster(1)
+    (host,) = cluster
+    made = cluster.commit(0, keep=[0])
+    gathered = Path(gather(host, made).folder)
+    before = (gathered / "rank0/model.pt").read_bytes()
+    with Checkpoint(gathered).as_directory(), open(gathered / "rank0/model.pt", "rb") as reader:
+        for index in range(1, 5):
+            cluster.commit(index, keep=[index])
+        assert gathered.is_dir()
+        assert reader.read() == before
+    cluster.commit(5, keep=[5])
+    assert host.names("gathered/*") == []
+
+
+# -- copies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_each_part_has_a_copy_on_another_host(make_cluster: Any, count: int) -> None:
+    cluster = make_cluster(count)
+    made = cluster.commit(0, keep=[0], size=(2 << 20) + 5)
+    cluster.copy(made)
+    for rank, part in made.parts.items():
+        copy = cluster.hosts[part.copy].root / "copies" / made.name / f"rank_{rank}"
+        for name in made.files_of(rank):
+            assert (copy / name).read_bytes() == Path(part.folder, name).read_bytes()
+    assert max(request.size for request in cluster.relayed) == 1 << 20
+    cluster.commit(1, keep=[1])
+    assert [host.names("copies/*") for host in cluster] == [[]] * count
+
+
+def test_a_part_that_was_damaged_is_not_copied(make_cluster: Any) -> None:
+    cluster = make_cluster(2)
+    made = cluster.commit(0, keep=[0])
+    flip(Path(made.parts[0].folder, "rank0/model.pt"), random.Random(1))
+    copied = cluster.hosts["b"].ask(wire.CopyRound(name=made.name), wire.RoundCopied)
+    assert "rank0/model.pt on host a has the checksum" in (copied.failed or "")
+
+
+def test_a_newer_checkpoint_is_copied_after_one_whose_host_was_lost(make_cluster: Any) -> None:
+    cluster = make_cluster(2)
+    cluster.commit(0, keep=[0])
+    newer = cluster.commit(1, keep=[0, 1])
+    host = cluster.hosts["b"]
+    cluster.lost.add("a")
+    failed = host.ask(wire.CopyRound(name="checkpoint_000000"), wire.RoundCopied)
+    assert failed.failed == "rank0/model.pt cannot be read on host a (the host is lost)"
+    cluster.lost.clear()
+    assert host.ask(wire.CopyRound(name=newer.name), wire.RoundCopied).failed is None
+
+
+# -- gathering -------------------------------------------------------------------------------------------------------
+
+
+def test_every_host_gets_the_complete_checkpoint(make_cluster: Any) -> None:
+    cluster = make_cluster(3)
+    made = cluster.commit(0, keep=[0])
+    cluster.copy(made)
+    for host in cluster:
+        answer = gather(host, made)
+        assert (answer.failed, answer.notes) == (None, [])
+        assert damage_of(Path(answer.folder)) is None
+        assert Checkpoint(answer.folder).get_metadata()["by"] == "test"
+        assert os.stat(Path(answer.folder, f"r{host.rank}")).st_nlink == 2
+        relayed = len(cluster.relayed)
+        assert gather(host, made).folder == answer.folder
+        assert len(cluster.relayed) == relayed
+
+
+@pytest.mark.parametrize("lost", ["a", "b", "c"])
+def test_a_lost_host_loses_nothing(make_cluster: Any, lost: str) -> None:
+    cluster = make_cluster(3)
+    made = cluster.commit(0, keep=[0])
+    cluster.copy(made)
+    cluster.lost.add(lost)
+    for host in cluster:
+        if host.name != lost:
+            answer = gather(host, made)
+            assert answer.failed is None
+            assert damage_of(Path(answer.folder)) is None
+
+
+def test_without_a_copy_the_checkpoint_is_lost_with_its_host(make_cluster: Any) -> None:
+    cluster = make_cluster(2)
+    made = cluster.commit(0, keep=[0])
+    cluster.lost.add("a")
+    answer = gather(cluster.hosts["b"], made)
+    assert "no intact copy of the files of rank 0 is left" in (answer.failed or "")
+    assert "host a (the host is lost)" in (answer.failed or "")
+    assert cluster.hosts["b"].names("gathered/*") == []
+
+
+def test_flipped_bytes_are_never_used_and_always_named(make_cluster: Any) -> None:
+    cluster, chance = make_cluster(2), random.Random(40)
+    for index in range(100):
+        made = cluster.commit(index, keep=[index], size=5000)
+        cluster.copy(made)
+        rank, where = chance.randrange(2), chance.choice(["own", "copy", "both"])
+        part = made.parts[rank]
+        name = f"rank{rank}/model.pt"
+        right = Path(part.folder, name).read_bytes()
+        if where != "copy":
+            flip(Path(part.folder, name), chance)
+        if where != "own":
+            flip(cluster.hosts[part.copy].root / "copies" / made.name / f"rank_{rank}" / name, chance)
+        reader = cluster.hosts[part.host if where == "own" else part.copy]
+        answer = gather(reader, made)
+        if where == "both":
+            assert f"{name} on host a has the checksum" in (answer.failed or "")
+            assert f"{name} on host b has the checksum" in (answer.failed or "")
+            continue
+        assert answer.failed is None
+        assert Path(answer.folder, name).read_bytes() == right
+        (note,) = answer.notes
+        assert note.startswith(f"rank {rank}: {name} on host {reader.name} has the checksum ")
+        assert f"instead of {zlib.crc32(right):08x}" in note
+        assert "is used instead" in note
+        home = Path(part.folder) if where == "own" else reader.root / "copies" / made.name / f"rank_{rank}"
+        assert (home / name).read_bytes() == right  # repaired
+
+
+def test_a_checkpoint_that_a_user_has_changed_is_gathered_anew(make_cluster: Any) -> None:
+    cluster = make_cluster(2)
+    made = cluster.commit(0, keep=[0])
+    cluster.copy(made)
+    host = cluster.hosts["a"]
+    first = gather(host, made)
+    flip(Path(first.folder, "rank0/model.pt"), random.Random(1))
+    second = gather(host, made)
+    assert second.folder != first.folder
+    assert damage_of(Path(second.folder)) is None
+
+
+# -- without a coordinator -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(lone_store, "_QUIET_S", 0.3)
+    path = tmp_path / "run"
+    LocalStore(path).close()
+    return path
+
+
+def store(*hosts: Host) -> None:
+    for host in hosts:
+        host.keeper.begin_to_store()
+    threads = [threading.Thread(target=host.keeper.finish_storing, args=[lambda: None]) for host in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+
+
+def checkpoints(run: Path) -> list[str]:
+    assert not list(run.glob(".memory-*"))
+    store = LocalStore(run)
+    found = [saved.path.name for saved in store.committed]
+    store.verify()
+    assert [saved.path.name for saved in store.committed] == found
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_agents_store_the_newest_checkpoint_together(make_cluster: Any, run: Path, order: str) -> None:
+    cluster = make_cluster(2)
+    cluster.commit(0, keep=[0], run=run)
+    made = cluster.commit(1, keep=[0, 1], run=run)
+    store(*(cluster.hosts[name] for name in order))
+    assert checkpoints(run) == [made.name]
+    assert Checkpoint(run / made.name).get_metadata()["by"] == "test"
+
+
+def test_the_copies_are_stored_for_a_host_that_is_lost(make_cluster: Any, run: Path) -> None:
+    cluster = make_cluster(2)
+    made = cluster.commit(0, keep=[0], run=run)
+    cluster.copy(made)
+    store(cluster.hosts["b"])
+    assert checkpoints(run) == [made.name]
+
+
+def test_the_checkpoint_before_is_stored_if_the_newest_cannot_be_complete(make_cluster: Any, run: Path) -> None:
+    cluster = make_cluster(2)
+    older = cluster.commit(0, keep=[0], run=run)
+    cluster.copy(older)
+    cluster.commit(1, keep=[0, 1], run=run)
+    store(cluster.hosts["b"])
+    assert checkpoints(run) == [older.name]
+
+
+def test_damaged_bytes_are_not_stored(make_cluster: Any, run: Path) -> None:
+    cluster = make_cluster(2)
+    made = cluster.commit(0, keep=[0], run=run)
+    cluster.copy(made)
+    flip(Path(made.parts[0].folder, "rank0/model.pt"), random.Random(1))
+    store(*cluster)
+    assert checkpoints(run) == [made.name]
+
+
+def test_what_storage_has_already_is_not_stored_again(make_cluster: Any, run: Path) -> None:
+    cluster = make_cluster(1)
+    (host,) = cluster
+    cluster.commit(0, keep=[0], run=run)
+    newer = cluster.commit(1, keep=[0, 1], run=run)
+    store(host)
+    store(host)
+    assert checkpoints(run) == [newer.name]
+    shutil.rmtree(run)
+    store(host)
+    assert not run.exists()
+
+
+def test_the_next_run_waits_for_agents_that_still_store(
+    make_cluster: Any, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = make_cluster(1)
+    (host,) = cluster
+    made = cluster.commit(0, keep=[0], run=run)
+    host.keeper.begin_to_store()
+    while not list(run.glob(".memory-*")):
+        time.sleep(0.01)
+    storing = threading.Thread(target=host.keeper.finish_storing, args=[lambda: None])
+    threading.Timer(0.5, storing.start).start()
+    assert checkpoints_while_stored(run) == [made.name]
+    storing.join()
+    assert f"hosts that still store {made.name}" in capsys.readouterr().err
+
+
+def checkpoints_while_stored(run: Path) -> list[str]:
+    store = LocalStore(run)
+    store.close()
+    return [saved.path.name for saved in store.committed]
+
+
+def test_what_a_killed_agent_has_left_is_deleted(run: Path) -> None:
+    (run / ".memory-checkpoint_000003" / ".new-x").mkdir(parents=True)
+    assert checkpoints_while_stored(run) == []
+    assert checkpoints(run) == []

@@ -1,0 +1,283 @@
+"""Checkpoints in the memory of hosts, with a real run directory and agents that a test plays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain import wire
+from distrain.coordinator.memory_rounds import MemoryRounds
+from distrain.coordinator.store.local_store import LocalStore
+from distrain.hosts.world import RankPlan, WorldPlan
+from distrain.storage.commit import Commit, CommittedFile
+from distrain.storage.file_transfer import hash_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distrain.storage.records import CommittedCheckpoint
+
+
+def plan_of(*hosts: str) -> WorldPlan:
+    ranks = (
+        RankPlan(rank=rank, host=host, local_rank=0, local_world_size=1, node_rank=rank)
+        for rank, host in enumerate(hosts)
+    )
+    return WorldPlan(ranks=tuple(ranks))
+
+
+class Run:
+    """A run with one rank on each host."""
+
+    def __init__(self, folder: Path, *hosts: str, every_s: float = 1000.0) -> None:
+        self.folder, self.hosts = folder, hosts
+        self.sent: list[tuple[str, Any]] = []
+        self.orders: list[tuple[str, wire.Upload]] = []
+        self.chosen: list[CommittedCheckpoint | None] = []
+        self.store = LocalStore(folder / "run")
+        self.store.metadata = {"experiment": 1}
+        plan = plan_of(*hosts)
+        self.memory = MemoryRounds(
+            self.store,
+            every_s,
+            send=lambda host, message: self.sent.append((host, message)),
+            upload=lambda host, order: self.orders.append((host, order)),
+            plan=lambda: plan,
+            racks={},
+            storage_of=lambda host: str(self.store.location),
+            is_training=lambda: True,
+            on_stored=lambda: None,
+        )
+        self.memory.begin(0, hosts, self.chosen.append)
+
+    def commit(self, number: int, name: str | None = None, *, keeps_start: bool = False) -> str:
+        reports, files = {}, []
+        for rank in range(len(self.hosts)):
+            part = self.folder / f"part_{rank}_{number}"
+            part.mkdir()
+            (part / f"file_{rank}").write_text(f"{number}")
+            reports[rank] = wire.Reported(attempt=0, rank=rank, index=number, ordinal=number, folder=str(part))
+            files += [CommittedFile(path, rank, size, crc) for path, size, crc in hash_files(part, [f"file_{rank}"])]
+        saved: list[CommittedCheckpoint] = []
+        self.store.commit(
+            0,
+            Commit(number, tuple(files), tuple(reports), {}, world_size=len(self.hosts)),
+            name=name,
+            to_memory=lambda new: self.memory.publish(reports, new, keeps_start=keeps_start),
+            then=lambda new: (self.sent.append(("rank", new)), saved.append(new)),  # type: ignore[arg-type]
+        )
+        assert saved[0].is_in_memory
+        return saved[0].path.name
+
+    def only(self, kind: type[Any]) -> list[tuple[str, Any]]:
+        return [(host, message) for host, message in self.sent if isinstance(message, kind)]
+
+    @property
+    def kept(self) -> list[str]:
+        return list(self.only(wire.KeepRound)[-1][1].keep)
+
+    def copied(self, name: str) -> None:
+        for host in self.hosts:
+            copies = self.folder / f"copies_{host}"
+            self.memory.handle(host, wire.RoundCopied(name=name, folder=str(copies)))
+
+    def upload_all(self, *, damaged: str = "") -> None:
+        """Do what the uploaders do; one of them reads other bytes from a directory."""
+        while self.orders:
+            _, order = self.orders.pop(0)
+            source, is_damaged = Path(order.source), order.source == damaged
+            for file in order.files:
+                Path(order.directory, file).write_bytes((source / file).read_bytes())
+            files = [(name, size, crc + is_damaged) for name, size, crc in hash_files(source, order.files)]
+            answer = wire.FilesCopied(attempt=0, rank=order.rank, ordinal=order.ordinal, files=files, skipped=[])
+            assert self.memory.stored(answer)
+
+    def gathered(self, failed: str | None = None, *, on: str = "") -> None:
+        for host, order in self.only(wire.GatherRound)[-len(self.hosts) :]:
+            why = failed if host == on else None
+            self.memory.handle(host, wire.RoundGathered(name=order.round["name"], folder="/gathered", failed=why))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path, "a", "b")
+    yield run
+    run.store.close()
+
+
+def test_the_hosts_free_old_parts_before_the_ranks_go_on(two: Run) -> None:
+    name = two.commit(1)
+    kinds = [type(message).__name__ for _, message in two.sent]
+    assert kinds == ["KeepRound", "KeepRound", "CommittedCheckpoint", "CopyRound", "CopyRound"]
+    assert name == "checkpoint_000000"
+    assert two.only(wire.KeepRound)[0][1].run == str(two.store.location)
+    assert not (two.store.paths.root / name).exists()
+
+
+def test_one_round_is_copied_at_a_time_and_then_the_newest(two: Run) -> None:
+    first, second, third = (two.commit(number) for number in (1, 2, 3))
+    assert {message.name for _, message in two.only(wire.CopyRound)} == {first}
+    assert two.kept == [first, second, third]
+    two.copied(first)
+    assert two.only(wire.CopyRound)[-1][1].name == third
+    fourth = two.commit(4)
+    assert two.kept == [first, third, fourth]  # the safe one, the one under way, the newest
+    two.copied(third)
+    two.commit(5)
+    assert first not in two.kept
+
+
+def test_copies_go_on_after_the_copied_round_was_given_up(two: Run) -> None:
+    first = two.commit(1)
+    two.memory.begin(1, two.hosts, two.chosen.append)
+    two.gathered("it is damaged", on="b")
+    assert two.chosen == [None]
+    second = two.commit(2)
+    two.copied(first)
+    assert two.only(wire.CopyRound)[-1][1].name == second
+
+
+def test_many_rounds_leave_few_records(two: Run) -> None:
+    for number in range(1, 1001):
+        two.copied(two.commit(number))
+        two.sent = two.sent[-10:]
+    assert len(two.store.committed) <= 4
+    assert two.store.committed[-1].path.name == "checkpoint_000999"
+
+
+def test_rounds_of_one_name_are_told_apart(two: Run) -> None:
+    assert [two.commit(1, "last"), two.commit(2, "last")] == ["last", "last-1"]
+
+
+def test_the_start_of_an_attempt_is_kept_while_ranks_may_read_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a")
+    start = run.commit(1)
+    run.memory.begin(1, run.hosts, run.chosen.append)
+    run.gathered()
+    assert [saved.path.name for saved in run.chosen if saved] == [start]
+    for number in (2, 3, 4):
+        run.commit(number, keeps_start=True)
+    assert start in run.kept
+    run.commit(5)
+    assert start not in run.kept
+    run.store.close()
+
+
+def test_a_restart_falls_back_to_the_round_before_and_then_to_storage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, "a", "b")
+    stored = run.commit(1)
+    run.copied(stored)
+    run.memory.store_newest()
+    run.upload_all()
+    run.commit(2)
+    run.copied("checkpoint_000001")
+    run.commit(3)
+    run.memory.begin(1, run.hosts, run.chosen.append)
+    run.gathered("no intact copy", on="b")
+    assert run.only(wire.GatherRound)[-1][1].round["name"] == "checkpoint_000001"
+    assert not run.chosen
+    run.gathered("no intact copy", on="a")
+    assert [saved.path.name for saved in run.chosen if saved] == [stored]
+    run.store.close()
+    said = capsys.readouterr().err
+    assert "checkpoint_000002 in memory cannot be used: no intact copy; checkpoint_000001 in memory is used" in said
+    assert "checkpoint_000001 in memory cannot be used: no intact copy; checkpoint_000000 on storage is used" in said
+
+
+def test_every_restart_compares_the_bytes_again(two: Run) -> None:
+    two.commit(1)
+    for attempt in (1, 2):
+        two.memory.begin(attempt, two.hosts, two.chosen.append)
+        assert len(two.only(wire.GatherRound)) == 2 * attempt
+        two.gathered()
+    assert len(two.chosen) == 2
+
+
+def test_a_lost_host_ends_the_waiting_for_it(two: Run) -> None:
+    two.commit(1)
+    two.memory.begin(1, two.hosts, two.chosen.append)
+    two.memory.handle("a", wire.RoundGathered(name="checkpoint_000000", folder="/gathered"))
+    two.memory.lost("b")
+    assert two.chosen == [None]
+
+
+def test_reads_are_passed_on_and_refused_for_a_lost_host(two: Run) -> None:
+    ask = wire.ReadPart(name="x", rank=1, file="f", offset=0, size=1, host="b", reader="a")
+    two.memory.handle("a", ask)
+    assert two.sent[-1] == ("b", ask)
+    answer = wire.PartRead(name="x", rank=1, file="f", offset=0, reader="a", body=b"1")
+    two.memory.handle("b", answer)
+    assert two.sent[-1] == ("a", answer)
+    two.memory.lost("b")
+    two.memory.handle("a", ask)
+    host, refused = two.sent[-1]
+    assert (host, refused.failed) == ("a", "host b is lost")
+
+
+def test_a_stored_round_is_a_checkpoint_like_any_other(two: Run) -> None:
+    name = two.commit(1)
+    two.copied(name)
+    two.memory.store_newest()
+    assert two.memory.is_storing
+    two.upload_all()
+    assert not two.memory.is_storing
+    saved = two.store.committed[0]
+    assert not saved.is_in_memory
+    manifest = json.loads((two.store.paths.root / name / ".manifest.json").read_text())
+    assert (manifest["index"], manifest["name"]) == (0, name)
+    two.memory.close()
+    assert two.store.committed == [saved]
+    kept = two.only(wire.KeepRound)[0][1].round
+    assert ".metadata.json" not in kept["manifest"]["files"]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_part_that_is_damaged_or_lost_is_stored_from_its_copy(two: Run, *, lost: bool) -> None:
+    name = two.commit(1)
+    two.copied(name)
+    copy = two.folder / "copies_a" / "rank_1"
+    copy.mkdir(parents=True)
+    (copy / "file_1").write_text("1")
+    if lost:
+        two.memory.lost("b")
+    two.memory.store_newest()
+    two.upload_all(damaged="" if lost else str(two.folder / "part_1_1"))
+    assert not two.store.committed[0].is_in_memory
+
+
+def test_without_an_intact_copy_the_round_before_is_stored(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a")
+    first, second = run.commit(1), run.commit(2)
+    run.memory.store_newest()
+    run.upload_all(damaged=str(tmp_path / "part_0_2"))
+    run.memory.close()
+    assert [saved.path.name for saved in run.store.committed] == [first]
+    assert not (run.store.paths.root / second).exists()
+    run.store.close()
+
+
+def test_a_new_attempt_stores_into_another_directory(two: Run) -> None:
+    two.copied(two.commit(1))
+    two.memory.store_newest()
+    before = {order.directory for _, order in two.orders}
+    two.orders.clear()
+    two.memory.begin(1, two.hosts, two.chosen.append)
+    two.gathered()
+    two.memory.tick()
+    assert two.orders
+    assert before.isdisjoint({order.directory for _, order in two.orders})
+
+
+def test_a_round_is_stored_from_time_to_time(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", every_s=0.0)
+    assert run.memory.deadline() is None
+    run.commit(1)
+    assert run.orders
+    run.upload_all()
+    assert not run.store.committed[0].is_in_memory
+    run.store.close()

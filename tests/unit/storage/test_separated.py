@@ -1,0 +1,232 @@
+"""Values whose tensors and arrays are bytes in a second file."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distrain import Checkpoint, CheckpointError
+from distrain.storage.separated import Separated, load, map_file
+from distrain.system.pickling import pickled
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.int8, torch.uint8,
+    torch.bool, torch.float8_e4m3fn,
+]  # fmt: skip
+
+
+def stored(value: Any, folder: Path) -> Any:
+    """The value after it was written to two files and read again."""
+    separated = Separated(value)
+    path = folder / "bytes.bin"
+    path.unlink(missing_ok=True)
+    separated.write(path)
+    return read(separated, path)
+
+
+def read(separated: Separated, path: Path) -> Any:
+    with contextlib.ExitStack() as stack:
+        return load(separated.skeleton, lambda: stack.enter_context(path.open("rb")))
+
+
+def same(one: Any, other: Any) -> bool:
+    """True for tensors with the same bytes, which also NaN has."""
+    if one.dtype != other.dtype or one.shape != other.shape or one.requires_grad != other.requires_grad:
+        return False
+    pair = [
+        each.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+        for each in (one, other)
+    ]
+    return torch.equal(*pair)
+
+
+@given(
+    dtype=st.sampled_from(DTYPES),
+    shape=st.lists(st.integers(0, 5), max_size=4),
+    transposed=st.booleans(),
+    step=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_plain_tensor_comes_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    dtype: torch.dtype,
+    shape: list[int],
+    transposed: bool,
+    step: int,
+    seed: int,
+) -> None:
+    count = torch.Size(shape).numel() * dtype.itemsize
+    body = torch.randint(0, 2 if dtype is torch.bool else 256, (count,), dtype=torch.uint8,
+                         generator=torch.Generator().manual_seed(seed))  # fmt: skip
+    tensor = body.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+    if shape:
+        tensor = tensor[::step]
+    if transposed:
+        tensor = tensor.permute(tuple(reversed(range(tensor.dim()))))
+    [again] = stored([tensor], tmp_path_factory.getbasetemp())
+    assert same(again, tensor)
+    assert again.stride() == tensor.stride()
+
+
+def test_tensors_in_all_places_come_back(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    value = {"model": model, "optimizer": optimizer.state_dict(), "nested": [({"x": torch.arange(3)},)], "text": "é"}
+    again = stored(value, tmp_path)
+    for one, other in zip(model.state_dict().values(), again["model"].state_dict().values(), strict=True):
+        assert same(one, other)
+    assert all(parameter.requires_grad for parameter in again["model"].parameters())
+    moments = [state["exp_avg"] for state in (value["optimizer"]["state"][0], again["optimizer"]["state"][0])]
+    assert same(*moments)
+    assert again["nested"][0][0]["x"].tolist() == [0, 1, 2]
+    assert again["text"] == "é"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:torch.quantize", "ignore:TypedStorage")
+def test_other_kinds_of_tensors_come_back(tmp_path: Path) -> None:
+    dense = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    value = {
+        "coo": dense.to_sparse(),
+        "csr": dense.to_sparse_csr(),
+        "quantized": torch.quantize_per_tensor(dense, 0.1, 3, torch.quint8),
+        "meta": torch.empty(1000, device="meta"),
+        "conjugate": torch.tensor([1 + 2j]).conj(),
+        "scalar": torch.tensor(7),
+        "empty": torch.empty(0, 3),
+        "parameter": torch.nn.Parameter(torch.ones(2), requires_grad=False),
+    }
+    again = stored(value, tmp_path)
+    assert torch.equal(again["coo"].to_dense(), dense)
+    assert torch.equal(again["csr"].to_dense(), dense)
+    assert torch.equal(again["quantized"].dequantize(), value["quantized"].dequantize())
+    assert (again["meta"].device.type, again["meta"].shape) == ("meta", (1000,))
+    assert again["conjugate"].tolist() == [1 - 2j]
+    assert again["scalar"].item() == 7
+    assert again["empty"].shape == (0, 3)
+    assert type(again["parameter"]) is torch.nn.Parameter
+    assert not again["parameter"].requires_grad
+
+
+def test_views_still_share_their_memory_and_the_bytes_are_there_once(tmp_path: Path) -> None:
+    base = torch.arange(1000.0)
+    value = {"base": base, "view": base[10:20], "tied": [base, base], "typed": base.view(torch.int32)}
+    separated = Separated(value)
+    assert separated.size == 4000
+    again = stored(value, tmp_path)
+    again["base"][10] = -1
+    assert again["view"][0] == -1
+    assert again["tied"][0] is again["tied"][1] is again["base"]
+    assert again["typed"].data_ptr() == again["base"].data_ptr()
+
+
+def test_what_is_read_is_private_memory(tmp_path: Path) -> None:
+    separated, path = Separated({"x": torch.ones(1000), "y": np.ones(1000)}), tmp_path / "bytes.bin"
+    buffer = map_file(path, separated.size)
+    separated.fill(buffer)
+    again = read(separated, path)
+    buffer[:] = bytes(len(buffer))
+    path.unlink()
+    assert again["x"].sum() == again["y"].sum() == 1000
+    again["x"].add_(1)
+    again["y"] += 1
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12).reshape(3, 4),
+        np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        np.arange(12)[::2],
+        np.array(["a", "bc"]),
+        np.array([{"x": 1}], dtype=object),
+        np.zeros((0, 3)),
+        np.float32(3),
+    ],
+)
+def test_arrays_come_back(tmp_path: Path, array: Any) -> None:
+    again = stored({"array": array, "tensor": torch.ones(3), "again": array}, tmp_path)
+    assert np.array_equal(again["array"], array)
+    assert again["array"].dtype == array.dtype
+    assert again["again"] is again["array"]
+    assert again["tensor"].tolist() == [1, 1, 1]
+
+
+def test_the_skeleton_is_small_and_offsets_are_aligned() -> None:
+    separated = Separated({"a": torch.ones(1001, dtype=torch.uint8), "b": torch.ones(1 << 20), "c": np.ones(1 << 20)})
+    assert len(separated.skeleton) < 2000
+    assert all(offset % 64 == 0 for offset, _ in separated._pieces)
+
+
+def test_plain_pickles_can_be_read_too() -> None:
+    def fail() -> Any:
+        raise AssertionError
+
+    assert torch.equal(load(pickled({"x": torch.ones(3)}), fail)["x"], torch.ones(3))
+    assert load(pickle.dumps([1]), fail) == [1]
+
+
+def test_a_default_device_changes_nothing(tmp_path: Path) -> None:
+    value = {"x": torch.arange(5)}
+    with torch.device("meta"):
+        again = stored(value, tmp_path)
+    assert again["x"].tolist() == [0, 1, 2, 3, 4]
+    with torch.inference_mode():
+        assert stored(value, tmp_path)["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_short_file_is_damaged(tmp_path: Path) -> None:
+    separated, path = Separated([torch.ones(1000)]), tmp_path / "bytes.bin"
+    separated.write(path)
+    os.truncate(path, 100)
+    with pytest.raises(CheckpointError, match=r"bytes\.bin is damaged"):
+        read(separated, path)
+
+
+def test_a_file_that_others_read_is_made_anew(tmp_path: Path) -> None:
+    path, link = tmp_path / "a", tmp_path / "b"
+    map_file(path, 3)[:] = b"old"
+    os.link(path, link)
+    map_file(path, 4)[:] = b"newer"[:4]
+    assert (path.read_bytes(), link.read_bytes()) == (b"newe", b"old")
+    inode = path.stat().st_ino
+    link.unlink()
+    map_file(path, 2)[:] = b"no"
+    assert (path.read_bytes(), path.stat().st_ino) == (b"no", inode)
+
+
+# -- as checkpoints --------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_with_separated_tensors_is_read_like_any_other(tmp_path: Path) -> None:
+    made = Checkpoint.separated_from({"x": torch.ones(3), "step": 7}, "part")
+    made.set_metadata({"a": 1})
+    again = Checkpoint(made.to_directory(tmp_path / "copy"))
+    assert sorted(path.name for path in Path(again.path).iterdir()) == [".metadata.json", "part.bin", "part.pkl"]
+    data = copy.deepcopy(again).read("part")
+    assert data is not None
+    assert (data["x"].tolist(), data["step"], again.get_metadata()) == ([1, 1, 1], 7, {"a": 1})
+    assert again.read("other") is None
+    with made.as_directory() as folder:
+        assert (Path(folder) / "part.bin").stat().st_size == 12
+    with Checkpoint.separated_from(None, "part").as_directory() as folder:
+        assert not list(Path(folder).iterdir())
+
+
+def test_a_checkpoint_made_from_a_dict_can_be_pickled() -> None:
+    for made in (Checkpoint.from_dict({"x": torch.ones(3)}), Checkpoint.separated_from({"x": torch.ones(3)}, "part")):
+        again = pickle.loads(pickled(made))
+        assert again.to_dict()["x"].tolist() == [1, 1, 1]
+        assert again.separated().keys() == made.separated().keys()

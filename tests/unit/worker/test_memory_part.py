@@ -1,0 +1,431 @@
+"""Parts of checkpoints in the memory of a host, and report() that writes them. The test plays agent and coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import distrain
+from distrain import Checkpoint, CheckpointUploadMode, wire
+from distrain.api import current
+from distrain.api.context import TrainContext
+from distrain.system import scratch
+from distrain.wire.channel import Channel
+from distrain.worker import memory_part
+from distrain.worker.memory_part import MemoryParts, Part
+from distrain.worker.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MEMORY = CheckpointUploadMode.MEMORY
+
+
+def free(part: Path, number: int) -> None:
+    """Free a part as the agent does."""
+    part.rename(part.with_name(f"free-{number}"))
+
+
+def tensors(value: float, count: int = 1000) -> Checkpoint:
+    return Checkpoint.from_dict({"x": torch.full((count,), float(value))})
+
+
+def inodes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A directory in memory."""
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scratch, "scratch_directory", lambda: None)
+            patch.setattr("tempfile.tempdir", "/dev/shm")
+            path = stack.enter_context(scratch.temporary_directory(""))
+        yield Path(path) / "rank_1"
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+def test_pages_are_used_again_and_nothing_grows(home: Path) -> None:
+    parts, seen, used = MemoryParts(home), set(), []
+    for ordinal in range(1, 51):
+        part = parts.write(f"0-{ordinal}", tensors(ordinal, 100_000))
+        assert (part.folder, part.finish) == (home / f"0-{ordinal}", None)
+        assert sorted(part.files) == ["dict_checkpoint.bin", "dict_checkpoint.pkl"]
+        assert Checkpoint(part.folder).to_dict()["x"].unique().tolist() == [ordinal]
+        seen.add((part.folder / "dict_checkpoint.bin").stat().st_ino)
+        used.append(sum(path.stat().st_blocks for path in home.rglob("*")))
+        if ordinal > 1:
+            free(home / f"0-{ordinal - 1}", ordinal)
+    assert len(seen) == 2
+    assert len(parts._buffers) == 2
+    assert set(used[2:]) == {used[1]}
+
+
+def test_files_of_a_directory_use_the_pages_of_the_part_before(home: Path, tmp_path: Path) -> None:
+    source, parts = tmp_path / "source", MemoryParts(home)
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "a.bin").write_bytes(b"a" * 10_000)
+    (source / "empty").touch()
+    first = parts.write("0-1", Checkpoint(source))
+    before = inodes(first.folder)
+    free(first.folder, 1)
+    (source / "deep" / "a.bin").write_bytes(b"b" * 9_000)
+    second = parts.write("0-2", Checkpoint(source))
+    assert sorted(second.files) == ["deep/a.bin", "empty"]
+    assert inodes(second.folder) == before
+    assert (second.folder / "deep" / "a.bin").read_bytes() == b"b" * 9_000
+    assert (source / "deep" / "a.bin").exists()
+
+
+def test_a_file_that_is_read_through_another_link_keeps_its_bytes(home: Path) -> None:
+    parts = MemoryParts(home)
+    part = parts.write("0-1", tensors(1))
+    gathered = home / "gathered"
+    gathered.mkdir()
+    for file in part.files:
+        os.link(part.folder / file, gathered / file)
+    free(part.folder, 1)
+    again = parts.write("0-2", tensors(2))
+    assert Checkpoint(gathered).to_dict()["x"][0] == 1
+    assert Checkpoint(again.folder).to_dict()["x"][0] == 2
+    for file in part.files:
+        (gathered / file).unlink()
+    free(again.folder, 2)
+    parts.write("0-3", tensors(3, 2000))
+    assert len(parts._buffers) == 1
+
+
+@pytest.mark.parametrize("count", [1, 999, 1001, 100_000])
+def test_sizes_may_change(home: Path, count: int) -> None:
+    parts = MemoryParts(home)
+    for ordinal, size in enumerate((1000, count, 1000), start=1):
+        part = parts.write(f"0-{ordinal}", tensors(ordinal, size))
+        assert (part.folder / "dict_checkpoint.bin").stat().st_size == 4 * size
+        assert Checkpoint(part.folder).to_dict()["x"].tolist() == [ordinal] * size
+        assert len(parts._buffers) == 1
+        free(part.folder, ordinal)
+
+
+def test_files_that_do_not_belong_to_the_new_part_are_removed(home: Path, tmp_path: Path) -> None:
+    parts = MemoryParts(home)
+    for name in ("one/two/three", "one/four", "five/six"):
+        (tmp_path / "first" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "first" / name).write_text(name)
+    (tmp_path / "second" / "five").mkdir(parents=True)
+    for name in ("one", "five/seven"):  # a file where there was a directory
+        (tmp_path / "second" / name).write_text(name)
+    free(parts.write("0-1", Checkpoint(tmp_path / "first")).folder, 1)
+    part = parts.write("0-2", Checkpoint(tmp_path / "second"))
+    assert sorted(inodes(part.folder)) == sorted(part.files) == ["five/seven", "one"]
+    assert (part.folder / "one").read_text() == "one"
+    free(part.folder, 2)
+    assert sorted(inodes(parts.write("0-3", tensors(1)).folder)) == ["dict_checkpoint.bin", "dict_checkpoint.pkl"]
+
+
+def test_a_dict_without_tensors_has_no_second_file(home: Path) -> None:
+    parts = MemoryParts(home)
+    free(parts.write("0-1", tensors(1)).folder, 1)
+    part = parts.write("0-2", Checkpoint.from_dict({"step": 3}))
+    assert part.files == ["dict_checkpoint.pkl"] == sorted(inodes(part.folder))
+    assert Checkpoint(part.folder).to_dict()["step"] == 3
+
+
+def test_a_deleted_buffer_is_unmapped(home: Path) -> None:
+    parts = MemoryParts(home)
+    part = parts.write("0-1", tensors(1))
+    for file in part.files:
+        (part.folder / file).unlink()
+    parts.write("0-2", tensors(1))
+    assert len(parts._buffers) == 1
+
+
+def test_a_part_that_cannot_be_written_is_free_again(home: Path, tmp_path: Path) -> None:
+    parts = MemoryParts(home)
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(distrain.CheckpointError, match="link to nowhere"):
+        parts.write("0-1", Checkpoint(tmp_path))
+    assert [path.name for path in home.iterdir()] == ["free-0-1"]
+    assert parts.write("0-2", tensors(1)).folder.exists()
+    assert [path.name for path in home.iterdir()] == ["0-2"]
+
+
+def test_a_file_that_becomes_shorter_meanwhile_is_an_error(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the end of the file would have the bytes of the part before."""
+    (tmp_path / "a").write_bytes(b"x" * 100)
+    monkeypatch.setattr(memory_part, "_check_room", lambda needed: os.truncate(tmp_path / "a", 50))
+    with pytest.raises(OSError, match="became shorter"):
+        MemoryParts(home).write("0-1", Checkpoint(tmp_path))
+
+
+def test_too_little_memory_is_noticed_before_it_is_taken(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = MemoryParts(home)
+    free(parts.write("0-1", tensors(1)).folder, 1)
+    monkeypatch.setattr(memory_part, "memory_free_bytes", lambda: memory_part._RESERVE + 1000)
+    part = parts.write("0-2", tensors(2))  # in the pages that it has
+    free(part.folder, 1)
+    with pytest.raises(OSError, match="bytes of memory are needed") as caught:
+        parts.write("0-3", tensors(3, 2000))
+    assert caught.value.errno in memory_part.NO_ROOM
+    monkeypatch.setattr(memory_part, "memory_free_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(memory_part, "memory_use", lambda: (1000, 2000))
+    with pytest.raises(OSError, match="bytes of memory are needed"):
+        parts.write("0-3", tensors(3, 2000))
+
+
+FULL = """
+import sys
+from pathlib import Path
+import torch
+from distrain import Checkpoint
+from distrain.worker.memory_part import NO_ROOM, MemoryParts
+parts = MemoryParts(Path(sys.argv[1], "rank_0"))
+parts.write("0-1", Checkpoint.from_dict({"x": torch.ones(1 << 20)}))  # 4 MiB of 8
+for value in ({"x": torch.ones(2 << 20)}, {"text": "x" * (8 << 20)}):
+    try:
+        parts.write("0-2", Checkpoint.from_dict(value))
+    except OSError as error:
+        assert error.errno in NO_ROOM, error
+        print("no room")
+"""
+
+
+def test_a_full_file_system_does_not_kill_the_process(tmp_path: Path) -> None:
+    """A write to a page of mapped memory that cannot be had would."""
+    inside = f'mount -t tmpfs -o size=8m tmpfs "{tmp_path}" && exec "{sys.executable}" -c "$0" "{tmp_path}"'
+    mount = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user cannot mount")
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", inside, FULL], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("no room\n" * 2, 0), done.stderr
+
+
+def test_the_copies_of_a_thread_end_before_the_next_part(home: Path) -> None:
+    parts, may_copy, told = MemoryParts(home), threading.Event(), []
+
+    def copy() -> None:
+        assert may_copy.wait(10)
+        raise RuntimeError("the GPU is lost")
+
+    parts.finish(Part(home, [], copy), told.append)
+    threading.Timer(0.2, may_copy.set).start()
+    began = time.monotonic()
+    parts.write("0-1", tensors(1))
+    assert time.monotonic() - began >= 0.1
+    while not told:
+        time.sleep(0.01)
+    assert told == ["RuntimeError('the GPU is lost')"]
+
+
+def test_a_child_that_was_forked_changes_no_bytes(home: Path) -> None:
+    parts = MemoryParts(home)
+    part = parts.write("0-1", tensors(1))
+    if not (child := os.fork()):
+        del parts
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert Checkpoint(part.folder).to_dict()["x"].sum() == 1000
+
+
+# -- report() --------------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A session with memory, and the other end of its channel."""
+
+    def __init__(self, root: Path, home: Path, memory_every: int | None) -> None:
+        (read_down, write_down), (read_up, write_up) = os.pipe(), os.pipe()
+        context = TrainContext(
+            world_rank=1, world_size=4, local_rank=1, local_world_size=2, node_rank=0, run_name="run",
+            storage_path=str(root / "runs"), attempt=2, devices=(),
+        )  # fmt: skip
+        self.channel = Channel(read_down, write_up)
+        self.coordinator = Channel(read_up, write_down)
+        self.session = Session(self.channel, context, None)
+        self.session._memory, self.session._memory_every = MemoryParts(home), memory_every
+
+    def tell(self, kind: type[Any], **fields: Any) -> None:
+        self.coordinator.send(kind(attempt=2, rank=1, **fields))
+
+    def commit(self, ordinal: int, path: str = "/runs/run/checkpoint") -> None:
+        self.tell(wire.CommitDone, ordinal=ordinal, path=path, has_files=bool(path))
+
+    def said(self) -> list[Any]:
+        return [frame.message() for frame in self.coordinator.receive()]
+
+
+@pytest.fixture
+def worker(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Worker]:
+    made = Worker(tmp_path, home, getattr(request, "param", None))
+    monkeypatch.setattr(current, "session", made.session)
+    yield made
+    made.channel.close()
+    made.coordinator.close()
+
+
+def report(checkpoint: Checkpoint | None = None, mode: CheckpointUploadMode = MEMORY, **options: Any) -> None:
+    distrain.report({}, checkpoint=checkpoint or tensors(1), checkpoint_upload_mode=mode, **options)
+
+
+def test_a_report_names_the_part_and_does_not_wait(worker: Worker, home: Path) -> None:
+    report(Checkpoint.from_dict({"x": torch.ones(3)}), checkpoint_dir_name="mine")
+    [said] = worker.said()
+    assert (said.in_memory, said.is_written, said.waits, said.name) == (True, True, False, "mine")
+    assert said.folder == str(home / "2-1")
+    assert sorted(said.files) == ["dict_checkpoint.bin", "dict_checkpoint.pkl"]
+    data = Checkpoint(said.folder).to_dict()
+    assert data["x"].tolist() == [1, 1, 1]
+    assert data["_current_checkpoint_id"] == 0
+
+
+@pytest.mark.parametrize("end", ["committed", "dropped", "refused"])
+def test_one_checkpoint_is_in_flight(worker: Worker, end: str) -> None:
+    report()
+
+    def listen(*, wait: bool = False, until: float | None = None) -> None:
+        if wait:
+            pytest.fail("waits")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker.session, "_listen", listen)
+        with pytest.raises(pytest.fail.Exception, match="waits"):
+            report()
+    worker.said()
+    if end == "refused":
+        worker.tell(wire.FilesStored, ordinal=1, failed="it is late")
+    else:
+        worker.commit(1, path="/runs/run/checkpoint" if end == "committed" else "")
+    report()
+    [said] = worker.said()
+    assert said.ordinal == 3  # after the call that failed
+
+
+def test_a_gpu_copy_is_told_when_it_is_done(worker: Worker, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_copy = threading.Event()
+
+    def write(self: MemoryParts, name: str, checkpoint: Checkpoint) -> Part:
+        return Part(home / name, ["a"], may_copy.wait)
+
+    monkeypatch.setattr(MemoryParts, "write", write)
+    report()
+    [said] = worker.said()
+    assert (said.in_memory, said.is_written, said.files) == (True, False, ["a"])
+    may_copy.set()
+    worker.session.finish_uploads()
+    [frame] = worker.coordinator.wait(10)
+    written = frame.message()
+    assert isinstance(written, wire.PartWritten)
+    assert (written.rank, written.attempt, written.ordinal, written.failed) == (1, 2, 1, None)
+
+
+def test_without_room_nothing_is_raised_and_later_checkpoints_are_stored(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_part, "memory_free_bytes", lambda: 1)
+    report()
+    said, written = worker.said()
+    assert (said.in_memory, said.is_written, said.files) == (True, False, [])
+    assert written.ordinal == 1
+    assert "bytes of memory are needed, and 1 are free" in written.failed
+    worker.tell(wire.StoreInstead)
+    worker.commit(1, path="")
+    source = tmp_path / "mine"
+    source.mkdir()
+    (source / "a").write_text("old")
+    report(Checkpoint(source))
+    (source / "a").write_text("new")  # as it may be with MEMORY
+    [said] = worker.said()
+    assert (said.in_memory, said.waits, said.files) == (False, False, ["a"])
+    assert Path(said.folder, "a").read_text() == "old"
+    worker.tell(wire.FilesStored, ordinal=2)
+    worker.commit(2)
+    report(Checkpoint(source), delete_local_checkpoint_after_upload=True)
+    assert [Path(said.folder) for said in worker.said()] == [source]
+    assert (source / "a").exists()
+    worker.tell(wire.FilesStored, ordinal=3)
+    worker.commit(3)
+    worker.session.finish_uploads()
+    assert not source.exists()
+
+
+def test_the_directory_of_the_user_stays_unless_it_is_not_wanted(worker: Worker, tmp_path: Path) -> None:
+    for ordinal, delete in enumerate((None, True), start=1):
+        source = tmp_path / f"source-{ordinal}"
+        source.mkdir()
+        (source / "a").write_text("a")
+        report(Checkpoint(source), delete_local_checkpoint_after_upload=delete)
+        worker.commit(ordinal)
+        worker.session.finish_uploads()
+        assert source.exists() is not delete
+
+
+def test_without_an_agent_it_is_stored_and_said_once(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+    worker.session._memory = None
+    for ordinal in (1, 2):
+        worker.tell(wire.FilesStored, ordinal=ordinal)
+    for _ in range(2):
+        worker.session._uploading.clear()
+        worker.session._store = lambda ordinal, folder, files: None  # type: ignore[method-assign]
+        report()
+    assert [(said.in_memory, said.waits) for said in worker.said()] == [(False, True)] * 2
+    assert capsys.readouterr().err.count("CheckpointUploadMode.SYNC") == 1
+
+
+@pytest.mark.parametrize("worker", [3], indirect=True)
+def test_every_third_checkpoint_goes_to_memory(worker: Worker) -> None:
+    for _ in range(7):
+        worker.session._in_memory = None
+        distrain.report({}, checkpoint=tensors(1))
+    said = worker.said()
+    assert [message.ordinal for message in said] == [None, None, 1, None, None, 2, None]
+    assert [message.in_memory for message in said] == [False, False, True, False, False, True, False]
+
+
+@pytest.mark.parametrize("worker", [2], indirect=True)
+def test_a_mode_of_its_own_wins_and_a_call_that_fails_counts(worker: Worker) -> None:
+    distrain.report({}, checkpoint=tensors(1))
+    report(mode=CheckpointUploadMode.ASYNC)
+    with pytest.raises(TypeError):
+        distrain.report({"bad": object()}, checkpoint=tensors(1))  # the second, which goes to memory
+    distrain.report({}, checkpoint=tensors(1))
+    distrain.report({}, checkpoint=tensors(1))
+    assert [(said.ordinal, said.in_memory, bool(said.failed)) for said in worker.said()] == [
+        (None, False, False), (1, False, False), (2, False, True), (None, False, False), (3, True, False),
+    ]  # fmt: skip
+
+
+def test_a_function_that_stores_it_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"leave out CheckpointUploadMode\.MEMORY"):
+        report(checkpoint_upload_fn=lambda checkpoint, name: checkpoint)
+
+
+def test_an_interrupted_report_counts_and_leaves_a_free_directory(
+    worker: Worker, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(path: Path, size: int) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_part, "map_file", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            report()
+    assert [path.name for path in home.iterdir()] == ["free-2-1"]
+    report()
+    failed, said = worker.said()
+    assert (failed.ordinal, failed.failed) == (1, "KeyboardInterrupt: ")
+    assert (said.ordinal, said.folder) == (2, str(home / "2-2"))
