@@ -89,6 +89,8 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (FailureConfig, "on_slow", "ignore"),
     (FailureConfig, "on_nan", "warn"),
     (FailureConfig, "max_rollbacks", -2),
+    (CheckpointConfig, "memory_every", 0),
+    (CheckpointConfig, "storage_every_s", -1),
     (ScalingConfig, "numa_binding", "core"),
     (ScalingConfig, "interface", ""),
     (ScalingConfig, "interface", "ib0, eth1"),
