@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from distrain.cli import parsers
 from distrain.cli.text import age, coloured, echo, metrics_line, paint, screen, table
 from distrain.storage.runs.listing import ABORTED, ENDED, FAILED, FINISHED, KILLED, Run, list_runs, storage_at
-from distrain.system import scratch
 from distrain.system.text import count, size
 
 if TYPE_CHECKING:
@@ -146,6 +145,7 @@ def _seconds(text: str) -> float:
 def run_clean(options: argparse.Namespace) -> int:
     """Delete runs, and what killed ones have left in the memory of this host."""
     from distrain.errors import StorageError
+    from distrain.system import scratch
 
     if not options.dry_run:
         scratch.remove_abandoned()

@@ -41,14 +41,14 @@ def test_a_rank_that_the_kernel_kills_says_how_much_it_used_and_how_that_grew(
 
     def train() -> None:
         if distrain.get_context().get_world_rank() == 1:
-            take = "import time; taken = bytearray(b'x') * (100 << 20); print(flush=True); time.sleep(1000)"
+            take = "import time; taken = bytearray(b'x') * (160 << 20); print(flush=True); time.sleep(1000)"
             child = subprocess.Popen([sys.executable, "-c", take], stdout=subprocess.PIPE)
             assert child.stdout is not None
             child.stdout.readline()
             taken = []
             while True:
                 taken.append(bytearray(b"x") * (4 << 20))
-                time.sleep(0.01)
+                time.sleep(0.03)  # the last look at the memory is not old then
         time.sleep(1000)
 
     with pytest.raises(distrain.WorkerGroupError) as raised:
