@@ -156,7 +156,7 @@ def fsdp(config: dict[str, Any]) -> None:
             raise RuntimeError("after step 2")
 
 
-@pytest.mark.parametrize("mode", [SYNC, MEMORY])
+@pytest.mark.parametrize("mode", [pytest.param(SYNC, marks=pytest.mark.slow), MEMORY])
 def test_fsdp_starts_again_and_gets_the_same_weights(storage: Path, mode: CheckpointUploadMode) -> None:
     sums = []
     for fails in (False, True):
