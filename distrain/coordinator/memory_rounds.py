@@ -306,7 +306,7 @@ class MemoryRounds:
             if waiting or self._attempt != attempt:
                 return
             if failures:
-                self._give_up(name, next(iter(failures.values())))
+                self._give_up(name, " and ".join(dict.fromkeys(failures.values())))
                 if self.begin(attempt, hosts, then):
                     return
             then(self._store.latest)
