@@ -771,9 +771,10 @@ class Session:
                 self._copy_orders[ordinal] = message
             case wire.FilesStored(ordinal=ordinal, failed=failed):
                 self._uploading.pop(ordinal, None)
+                was_short = self._memory_is_short and ordinal == self._in_memory  # nothing is wrong with the next one
                 if failed is not None and ordinal == self._in_memory:
                     self._in_memory = None
-                elif failed is not None:
+                if failed is not None and not was_short:
                     self._local_files.pop(ordinal, None)
                     self._storing_errors.append(f"checkpoint {ordinal} of this rank could not be stored: {failed}")
             case wire.CommitDone(ordinal=ordinal, path=path, has_files=has_files):

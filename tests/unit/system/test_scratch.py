@@ -167,7 +167,7 @@ def test_memory_goes_with_the_directory_of_its_agent(monkeypatch: pytest.MonkeyP
 
 
 def test_memory_is_not_shared_with_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who lists the temporary directory may make the twin first."""
+    """Another user may see the name in the temporary directory, and make the twin first."""
     monkeypatch.setenv("DISTRAIN_SCRATCH", "")
     made: list[Path] = []
     make = scratch._make_twin

@@ -18,6 +18,7 @@ import distrain
 from distrain import Checkpoint, CheckpointUploadMode, wire
 from distrain.api import current
 from distrain.api.context import TrainContext
+from distrain.errors import CheckpointError
 from distrain.system import scratch
 from distrain.wire.channel import Channel
 from distrain.worker import memory_part
@@ -308,9 +309,11 @@ def test_one_checkpoint_is_in_flight(worker: Worker, end: str) -> None:
     worker.said()
     if end == "refused":
         worker.tell(wire.FilesStored, ordinal=1, failed="it is late")
+        with pytest.raises(CheckpointError, match="it is late"):  # which counts, too
+            report()
     else:
         worker.commit(1, path="/runs/run/checkpoint" if end == "committed" else "")
-    report()
+        report()
     [said] = worker.said()
     assert said.ordinal == 3  # after the call that failed
 
