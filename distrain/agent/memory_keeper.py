@@ -32,7 +32,7 @@ from distrain.storage.commit import MemoryRound
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.files import write_atomically
 from distrain.storage.lone_store import is_newer, store_alone
-from distrain.storage.records import complete_manifest
+from distrain.storage.records import complete_manifest, damage_of
 from distrain.system import scratch
 from distrain.system.background import Background
 from distrain.system.log import warn
@@ -71,8 +71,8 @@ class MemoryKeeper:
         """Those that are kept, by name."""
         self._hashing: list[Path] = []
         self._asked: list[tuple[wire.ReadPart, SimpleQueue[wire.PartRead]]] = []
-        self._gathered: dict[str, tuple[Path, object]] = {}
-        """By name: the directory for readers, and the state of its files when they were verified."""
+        self._gathered: dict[str, Path] = {}
+        """By name: the directory for readers."""
         self._numbers = itertools.count()
         self._storing: threading.Thread | None = None
         self._may_store = threading.Event()
@@ -242,11 +242,11 @@ class MemoryKeeper:
         self._rounds[kept.name] = kept
 
         def gather() -> Path:
-            folder, state = self._gathered.get(kept.name, (Path(), None))
-            if state is None or _state(folder) != state:
+            folder = self._gathered.get(kept.name)
+            if folder is None or damage_of(folder):
                 folder = self._root / "gathered" / f"{kept.name}-{next(self._numbers)}"
                 self._fill(folder, kept, notes)
-                self._gathered[kept.name] = folder, _state(folder)
+                self._gathered[kept.name] = folder
             return folder
 
         self._gatherer.do(
@@ -361,12 +361,6 @@ def _link(source: Path, target: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _state(folder: Path) -> object:
-    """Return what changes when a file below a directory is written, replaced or deleted."""
-    states = ((path, path.lstat()) for path in sorted(folder.rglob("*")))
-    return [(path, status.st_ino, status.st_size, status.st_mtime_ns) for path, status in states]
 
 
 def _unlink_shared_files(folder: Path) -> None:
