@@ -88,7 +88,7 @@ class MemoryKeeper:
                 self._copy(name)
             case wire.GatherRound():
                 self._host = message.host
-                self._gather(MemoryRound.decoded(message.round))
+                self._gather(MemoryRound.decoded(message.body))
             case wire.ReadPart():
                 self._send(self._read(message))
             case wire.PartRead():
@@ -118,8 +118,8 @@ class MemoryKeeper:
 
     def _keep(self, order: wire.KeepRound) -> None:
         self._host, self._run = order.host, order.run
-        if order.round is not None:
-            new = MemoryRound.decoded(order.round)
+        if order.body:
+            new = MemoryRound.decoded(order.body)
             self._rounds[new.name] = new
         parts = [Path(part.folder) for kept in self._rounds.values() for part in kept.parts.values()]
         self._rounds = {name: kept for name, kept in self._rounds.items() if name in order.keep}
@@ -226,7 +226,7 @@ class MemoryKeeper:
                 if part.copy == self._host:
                     home = folder / f"rank_{rank}"
                     home.mkdir(parents=True, exist_ok=True)
-                    for file, expected in kept.files_of(rank).items():
+                    for file, expected in kept.files[rank].items():
                         self._pull(name, rank, file, expected, part.host, home / file)
 
         self._copier.do(
@@ -269,7 +269,7 @@ class MemoryKeeper:
 
     def _fill_part(self, folder: Path, kept: MemoryRound, rank: int, notes: list[str]) -> None:
         """Link the files of a part, verify them, and replace those that are damaged. Raise OSError without a copy."""
-        part, home, files = kept.parts[rank], self._home(kept, rank), kept.files_of(rank)
+        part, home, files = kept.parts[rank], self._home(kept, rank), kept.files[rank]
         linked = [file for file in files if home is not None and _link(home / file, folder / file)]
         found = {file: (size, crc) for file, size, crc in hash_files(folder, linked, threads=_THREADS)}
         hosts = [host for host in (part.host, part.copy) if host not in ("", self._host)]

@@ -190,10 +190,9 @@ class MemoryRounds:
 
     def _tell_hosts(self, new: MemoryRound | None = None) -> None:
         """Tell the hosts what they keep, and forget what they no longer do."""
-        names = list(self._kept.rounds)
+        names, body = list(self._kept.rounds), new.encoded() if new else b""
         for host in self._hosts:
-            run, fields = self._storage_of(host), new.encoded() if new else None
-            self._send(host, wire.KeepRound(host=host, round=fields, keep=names, run=run))
+            self._send(host, wire.KeepRound(host=host, keep=names, run=self._storage_of(host), body=body))
         known = set(names)
         self._store.committed = [
             saved for saved in self._store.committed if not saved.is_in_memory or saved.path.name in known
@@ -208,7 +207,7 @@ class MemoryRounds:
         self._is_announced = True
         own = dict.fromkeys(self._hosts, 0)
         for rank, part in kept.parts.items():
-            length = sum(length for length, _ in kept.files_of(rank).values())
+            length = sum(length for length, _ in kept.files[rank].values())
             own[part.host] += MOST_KEPT * length
             if part.copy:
                 own[part.copy] += MOST_COPIED * length
@@ -342,7 +341,7 @@ class MemoryRounds:
         waiting = self._asking.setdefault((host, name), [])
         waiting.append(then)
         if len(waiting) == 1:
-            self._send(host, wire.GatherRound(host=host, round=self._kept.rounds[name].encoded()))
+            self._send(host, wire.GatherRound(host=host, body=self._kept.rounds[name].encoded()))
 
     def _on_gathered(self, host: str, answer: wire.RoundGathered) -> None:
         for note in [note for note in answer.notes if (answer.name, note) not in self._notes]:
@@ -410,7 +409,7 @@ class MemoryRounds:
                 rank=rank,
                 ordinal=storing.ordinal,
                 source=source,
-                files=list(kept.files_of(rank)),
+                files=list(kept.files[rank]),
                 others=[],
                 directory=storing.directory,
             )
@@ -424,7 +423,7 @@ class MemoryRounds:
         if storing is None or message.ordinal != storing.ordinal or message.rank not in storing.unstored:
             return True
         rank, why = message.rank, message.failed
-        expected = storing.kept.files_of(rank)
+        expected = storing.kept.files[rank]
         for name, length, crc in message.files:
             if expected[name] != (length, crc):
                 why = f"{name} has the checksum {crc:08x} instead of {expected[name][1]:08x}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class MemoryPart:
     copy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemoryRound:
     """A checkpoint that is committed, in memory.
 
@@ -57,18 +59,22 @@ class MemoryRound:
     positions: dict[str, Any]
     parts: dict[int, MemoryPart]
 
-    def files_of(self, rank: int) -> dict[str, tuple[int, int]]:
-        """Return size and crc32 of each file of a part."""
-        files = self.manifest["files"].items()
-        return {name: (fact["size"], int(fact["crc32"], 16)) for name, fact in files if fact["rank"] == rank}
+    @cached_property
+    def files(self) -> dict[int, dict[str, tuple[int, int]]]:
+        """By rank and name: size and crc32 of each file."""
+        files: dict[int, dict[str, tuple[int, int]]] = {rank: {} for rank in self.parts}
+        for name, fact in self.manifest["files"].items():
+            files[fact["rank"]][name] = fact["size"], int(fact["crc32"], 16)
+        return files
 
-    def encoded(self) -> dict[str, Any]:
-        """Return the fields as JSON has them."""
-        return asdict(self)
+    def encoded(self) -> bytes:
+        """Return a text for :meth:`decoded`."""
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decoded(cls, fields: dict[str, Any]) -> MemoryRound:
-        """Return the round that :meth:`encoded` was called for."""
+    def decoded(cls, text: bytes) -> MemoryRound:
+        """Return the round from its text."""
+        fields = json.loads(text)
         parts = {int(rank): MemoryPart(**part) for rank, part in fields["parts"].items()}
         return cls(**{**fields, "parts": parts})
 

@@ -157,7 +157,7 @@ def _end(hidden: Path) -> bool:
 def _write(kept: MemoryRound, parts: Mapping[int, Path], staging: Path) -> None:
     """Write the files that are not there yet, flushed to disk, and leave out those that differ from their checksum."""
     for rank, folder in parts.items():
-        files = kept.files_of(rank)
+        files = kept.files[rank]
         sizes = {name: size for name, (size, _) in files.items() if not (staging.parent / name).exists()}
         names = [name for name, size in sizes.items() if _size_of(folder / name) == size]
         for name, size, crc in store_files(folder, staging, names):

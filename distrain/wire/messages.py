@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 21
+WIRE_VERSION = 22
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -590,17 +590,17 @@ class HashFiles(Message):
 class KeepRound(Message):
     """Keep these checkpoints in memory, and free what all others take.
 
-    host: the name by which the coordinator knows this host. round: the fields of the newest
-    :class:`~distrain.storage.commit.MemoryRound`, or None if there is no new one. keep: the names of all that
-    stay. run: the run directory, to which the agent stores ``round`` if the coordinator is lost; empty if it must not.
+    host: the name by which the coordinator knows this host. keep: the names of all that stay. run: the run directory,
+    to which the agent stores the newest one if the coordinator is lost; empty if it must not. body: a new
+    :class:`~distrain.storage.commit.MemoryRound`, encoded once for all hosts; empty if there is none.
 
     Coordinator -> agent.
     """
 
     host: str
-    round: dict[str, Any] | None
     keep: list[str]
     run: str = ""
+    body: bytes = b""
 
 
 @message
@@ -629,14 +629,14 @@ class RoundCopied(Message):
 class GatherRound(Message):
     """Provide a checkpoint in memory as a complete directory, after every byte was compared with its manifest.
 
-    host, round: as in :class:`KeepRound`. What this host lacks, or has with other bytes, it reads from the other
+    host, body: as in :class:`KeepRound`. What this host lacks, or has with other bytes, it reads from the other
     copy.
 
     Coordinator -> agent; answered by :class:`RoundGathered`.
     """
 
     host: str
-    round: dict[str, Any]
+    body: bytes
 
 
 @message

@@ -48,7 +48,7 @@ manifest = {"name": None, "index": 7, "metrics": {}, "files": files}
 made = MemoryRound("checkpoint_000007", manifest, {}, {}, parts)
 for rank, (name, agent) in enumerate(agents.items()):
     for message in (
-        wire.KeepRound(host=name, round=made.encoded(), keep=[made.name], run=str(tmp / "run")),
+        wire.KeepRound(host=name, keep=[made.name], run=str(tmp / "run"), body=made.encoded()),
         wire.HashFiles(attempt=0, rank=rank, ordinal=1, folder=parts[rank].folder, files=[f"part{rank}"]),
     ):
         agent.stdin.write(wire.encode(message))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -138,9 +137,8 @@ class Cluster:
 
 
 def keep_round(host: Host, made: MemoryRound | None, keep: list[int], run: Path | None = None) -> wire.KeepRound:
-    fields = None if made is None else json.loads(json.dumps(made.encoded()))
     names = [f"checkpoint_{index:06d}" for index in keep]
-    return wire.KeepRound(host=host.name, round=fields, keep=names, run=str(run or ""))
+    return wire.KeepRound(host=host.name, keep=names, run=str(run or ""), body=made.encoded() if made else b"")
 
 
 def hash_files(host: Host, ordinal: int, folder: Path, files: Any) -> wire.HashFiles:
@@ -148,8 +146,7 @@ def hash_files(host: Host, ordinal: int, folder: Path, files: Any) -> wire.HashF
 
 
 def gather(host: Host, made: MemoryRound) -> wire.RoundGathered:
-    fields = json.loads(json.dumps(made.encoded()))
-    return host.ask(wire.GatherRound(host=host.name, round=fields), wire.RoundGathered)
+    return host.ask(wire.GatherRound(host=host.name, body=made.encoded()), wire.RoundGathered)
 
 
 def flip(path: Path, random: random.Random) -> None:
@@ -241,7 +238,7 @@ def test_each_part_has_a_copy_on_another_host(make_cluster: Any, count: int) -> 
     cluster.copy(made)
     for rank, part in made.parts.items():
         copy = cluster.hosts[part.copy].root / "copies" / made.name / f"rank_{rank}"
-        for name in made.files_of(rank):
+        for name in made.files[rank]:
             assert (copy / name).read_bytes() == Path(part.folder, name).read_bytes()
     assert max(request.size for request in cluster.relayed) == 1 << 20
     cluster.commit(1, keep=[1])

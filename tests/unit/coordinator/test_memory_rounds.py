@@ -12,7 +12,7 @@ from distrain import wire
 from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.hosts.world import RankPlan, WorldPlan
-from distrain.storage.commit import Commit, CommittedFile
+from distrain.storage.commit import Commit, CommittedFile, MemoryRound
 from distrain.storage.file_transfer import hash_files
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ class Run:
     def gathered(self, failed: str | None = None, *, on: str = "") -> None:
         for host, order in self.only(wire.GatherRound)[-len(self.hosts) :]:
             why = failed if host == on else None
-            self.memory.handle(host, wire.RoundGathered(name=order.round["name"], folder="/gathered", failed=why))
+            name = MemoryRound.decoded(order.body).name
+            self.memory.handle(host, wire.RoundGathered(name=name, folder="/gathered", failed=why))
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ def test_a_restart_falls_back_to_the_round_before_and_then_to_storage(
     run.commit(3)
     run.memory.begin(1, run.hosts, run.chosen.append)
     run.gathered("no intact copy", on="b")
-    assert run.only(wire.GatherRound)[-1][1].round["name"] == "checkpoint_000001"
+    assert MemoryRound.decoded(run.only(wire.GatherRound)[-1][1].body).name == "checkpoint_000001"
     assert not run.chosen
     run.gathered("no intact copy", on="a")
     assert [saved.path.name for saved in run.chosen if saved] == [stored]
@@ -232,8 +233,8 @@ def test_a_stored_round_is_a_checkpoint_like_any_other(two: Run) -> None:
     assert (manifest["index"], manifest["name"]) == (0, name)
     two.memory.close()
     assert two.store.committed == [saved]
-    kept = two.only(wire.KeepRound)[0][1].round
-    assert ".metadata.json" not in kept["manifest"]["files"]
+    kept = MemoryRound.decoded(two.only(wire.KeepRound)[0][1].body)
+    assert ".metadata.json" not in kept.manifest["files"]
 
 
 @pytest.mark.parametrize("lost", [False, True])
