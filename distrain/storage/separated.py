@@ -21,8 +21,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ALIGNMENT = 64
+_PICKLED = {int, str, tuple, dict, bool, float, bytes, list, type(None), type}
+"""Frequent types without bytes of a tensor or an array."""
 _GPU_RESERVE = 256 << 20
 """Bytes of a GPU that stay free when tensors are cloned on it."""
+
+
+def _tensor(storage: Any, dtype: Any, *view: Any) -> Any:
+    return sys.modules["torch"].empty(0, dtype=dtype, device="cpu").set_(storage._untyped_storage, *view)
 
 
 class Separated(Pickler):
@@ -46,6 +52,8 @@ class Separated(Pickler):
 
     def persistent_id(self, value: Any) -> Any:
         """Return the place of bytes, and for a storage also its dtype; None for a value to pickle."""
+        if type(value) in _PICKLED:
+            return None
         if isinstance(value, pickle.PickleBuffer):
             raw = value.raw()
             return self._add(raw, raw.nbytes), None
@@ -55,6 +63,24 @@ class Separated(Pickler):
         if storage._cdata not in self._places:
             self._places[storage._cdata] = storage, self._add(storage, storage.nbytes())
         return self._places[storage._cdata][1], getattr(value, "dtype", self._torch.uint8)
+
+    def reducer_override(self, value: Any) -> Any:
+        """Reduce a plain tensor in a third of the time that torch takes, and all else as usual."""
+        torch = self._torch
+        if (
+            torch is None
+            or type(value) is not torch.Tensor
+            or value.device.type not in ("cpu", "cuda")
+            or value.layout is not torch.strided
+            or value.requires_grad
+            or value.is_conj()
+            or value.is_neg()
+            or value.is_quantized
+            or value.__dict__
+        ):
+            return super().reducer_override(value)
+        view = value.storage_offset(), tuple(value.shape), value.stride()
+        return _tensor, (value.untyped_storage(), value.dtype, *view)
 
     def _add(self, source: Any, size: int) -> tuple[int, int, int]:
         offset = -(-self.size // _ALIGNMENT) * _ALIGNMENT
