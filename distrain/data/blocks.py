@@ -95,6 +95,18 @@ def in_pieces(blocks: Iterable[Block], size: int) -> Iterator[Block]:
         yield joined(kept)
 
 
+def rows_after(blocks: Iterable[Block], skip: int, count: int) -> Iterator[Block]:
+    """Yield ``count`` rows of these blocks after the first ``skip`` ones."""
+    for rows in blocks:
+        start, end = min(skip, row_count(rows)), min(row_count(rows), skip + count)
+        skip -= start
+        if start < end:
+            yield rows_between(rows, start, end)
+            count -= end - start
+        if not count:
+            return
+
+
 # -- from and to what users have -------------------------------------------------------------------------------------
 
 
