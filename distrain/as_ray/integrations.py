@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from distrain.session import get_context
 from distrain.system.imports import require
 from distrain.trackers.mlflow import Mlflow
-from distrain.trackers.tensorboard import TensorBoard
 from distrain.trackers.wandb import Wandb
 
 if TYPE_CHECKING:
@@ -53,11 +52,6 @@ def mlflow_callback(
     return Mlflow(
         tracking_uri=tracking_uri, experiment=experiment_name, tags=tags, checkpoints=save_artifact, **options
     )
-
-
-def tensorboard_callback() -> TensorBoard:
-    """Return the tracker that does what ``TBXLoggerCallback`` does in Ray."""
-    return TensorBoard()
 
 
 def _with_effect(options: dict[str, Any]) -> dict[str, Any]:

@@ -117,9 +117,10 @@ _TUNE: dict[str, Home] = {
     "ray.tune.logger": {
         "distrain.api.config": ("CSVLoggerCallback=UserCallback", "JsonLoggerCallback=UserCallback"),
         "distrain.as_ray.integrations": (
-            *("MLflowLoggerCallback=mlflow_callback", "TBXLoggerCallback=tensorboard_callback"),
-            *("WandbLoggerCallback=wandb_callback", "setup_mlflow", "setup_wandb"),
+            *("MLflowLoggerCallback=mlflow_callback", "WandbLoggerCallback=wandb_callback"),
+            *("setup_mlflow", "setup_wandb"),
         ),
+        "distrain.trackers.tensorboard": ("TBXLoggerCallback=TensorBoard",),
     },
     "ray.tune.schedulers": {"distrain.as_ray.tune.tuner": ("FIFOScheduler",)},
     "ray.tune.search": {"distrain.as_ray.tune.tuner": ("BasicVariantGenerator",)},
