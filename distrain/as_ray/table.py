@@ -74,7 +74,7 @@ _TRAIN: dict[str, Home] = {
         "distrain.api.config": _CONFIGS,
         "distrain.api.context": _CONTEXT,
         "distrain.api.result": ("Result",),
-        "distrain.as_ray.constants": ("SyncConfig", "TRAIN_DATASET_KEY", "ValidationFn"),
+        "distrain.as_ray.constants": ("SyncConfig=WithoutEffect", "TRAIN_DATASET_KEY", "ValidationFn"),
         "distrain.as_ray.preemption": ("PreemptionInfo", "get_preemption_info"),
         "distrain.coordinator.trainer": ("DataParallelTrainer",),
         "distrain.errors": _ERRORS,
@@ -98,14 +98,14 @@ _TUNE: dict[str, Home] = {
         "distrain.api.config": ("CheckpointConfig", "FailureConfig"),
         "distrain.api.context": ("TuneContext=TrainContext",),
         "distrain.api.result": ("Result",),
-        "distrain.as_ray.constants": ("SyncConfig",),
+        "distrain.as_ray.constants": (
+            *("CLIReporter=WithoutEffect", "JupyterNotebookReporter=WithoutEffect"),
+            *("ProgressReporter=WithoutEffect", "SyncConfig=WithoutEffect"),
+        ),
         "distrain.as_ray.tune.context": ("get_context",),
         "distrain.as_ray.tune.search_space": _SPACE,
         "distrain.as_ray.tune.sweep": ("ResultGrid",),
-        "distrain.as_ray.tune.tuner": (
-            *("CLIReporter", "JupyterNotebookReporter=CLIReporter", "ProgressReporter=CLIReporter"),
-            *("TuneConfig", "Tuner"),
-        ),
+        "distrain.as_ray.tune.tuner": ("TuneConfig", "Tuner"),
         "distrain.as_ray.tune.trainables": (
             *("RunConfig=TuneRunConfig", "report", "with_parameters", "with_resources"),
         ),
