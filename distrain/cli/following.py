@@ -25,13 +25,12 @@ _POLL_S = 0.1
 
 def logs_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain logs``."""
-    parser = parsers.make_parser(
+    parser = parsers.make_run_parser(
         "logs",
         "Show what the ranks have printed: in their last attempt, rank after rank. With -f, show new lines as they "
         "come, also those of later attempts, until the run ends.",
         "  distrain logs last\n  distrain logs train-2026-11-24 -r 0,3 -n 20\n  distrain logs last -f",
     )
-    parsers.add_run(parser)
     add = parser.add_argument
     add("-r", "--ranks", metavar="0,2-5", help="only these ranks")
     add("-f", "--follow", action="store_true", help="show new lines until the run ends")
@@ -68,7 +67,7 @@ def run_logs(options: argparse.Namespace) -> int:
 def _follow(run: Run, ranks: list[int] | None, options: argparse.Namespace) -> int:
     if not isinstance(run.location, Path):
         raise NoSuchRun("-f follows local runs only; a remote run has its logs when it has ended")
-    shown = None if options.attempt is None else options.attempt
+    shown = options.attempt
     for attempt, rank, line in Follower(run, ranks, options.attempt, options.n).lines():
         if shown is not None and attempt != shown:
             print(paint(f"-- attempt {attempt} --", "2"), flush=True)
@@ -98,14 +97,12 @@ def _no_logs(run: Run) -> str:
 
 def stacks_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain stacks``."""
-    parser = parsers.make_parser(
+    return parsers.make_run_parser(
         "stacks",
         "Show where all ranks of a running run are, those at the same place in one line. It does not disturb them. Run "
         "it on the machine of fit().",
         "  distrain stacks last",
     )
-    parsers.add_run(parser)
-    return parser
 
 
 def run_stacks(options: argparse.Namespace) -> int:
@@ -118,14 +115,12 @@ def run_stacks(options: argparse.Namespace) -> int:
 
 def stop_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain stop``."""
-    parser = parsers.make_parser(
+    return parsers.make_run_parser(
         "stop",
         "Ask a running run to stop as SIGTERM does, so that ranks that call should_stop() store a checkpoint; and wait "
         "for its end. Ctrl-C only ends the wait. Run it on the machine of fit().",
         "  distrain stop last\n  distrain stop train-2026-11-24_01-02-03-ab12cd",
     )
-    parsers.add_run(parser)
-    return parser
 
 
 def run_stop(options: argparse.Namespace) -> int:
