@@ -153,9 +153,9 @@ class ChosenSource(DerivedSource):
 class SlicedSource(ChosenSource):
     """The rows of another source from ``start`` up to ``stop``."""
 
-    def __init__(self, inner: TableSource, start: int, stop: int) -> None:
+    def __init__(self, inner: TableSource, span: Span) -> None:
         super().__init__(inner)
-        self._span = start, stop
+        self._span = span
 
     @cached_property
     def block_rows(self) -> Indices:
@@ -189,12 +189,12 @@ class FilteredSource(ChosenSource):
         return {**self._inner.facts(), "filtered": self.rows}
 
 
-class SplitSource(ChosenSource):
+class SplitSource(SlicedSource):
     """A random part of the rows: those whose place in a random order is in ``span``."""
 
     def __init__(self, inner: TableSource, span: Span, seed: int) -> None:
-        super().__init__(inner)
-        self._span, self._seed = span, seed
+        super().__init__(inner, span)
+        self._seed = seed
 
     @cached_property
     def block_rows(self) -> Indices:
@@ -206,8 +206,7 @@ class SplitSource(ChosenSource):
         return counts
 
     def _kept(self, numbers: Indices, rows: Block) -> Mask:
-        places = Permutation(self._inner.rows, self._seed, "split")(numbers)
-        return (places >= self._span[0]) & (places < self._span[1])
+        return super()._kept(Permutation(self._inner.rows, self._seed, "split")(numbers), rows)
 
     def facts(self) -> dict[str, Any]:
         return {**self._inner.facts(), "split": [*self._span, self._seed]}
@@ -252,13 +251,6 @@ def keeps(function: Callable[[Any], bool], rows: Block) -> Mask:
 # -- the operations of a dataset -------------------------------------------------------------------------------------
 
 
-def sliced(source: TableSource, start: int, stop: int) -> TableSource:
-    """Return the rows from ``start`` up to ``stop``."""
-    if source.is_random:
-        return IndexedSource(source, stop - start, lambda rows: rows + start, f"from {start}")
-    return SlicedSource(source, start, stop)
-
-
 def filtered(source: TableSource, function: Callable[[Any], bool]) -> TableSource:
     """Return the rows for which the function returns True."""
     if not source.is_random:
@@ -268,18 +260,18 @@ def filtered(source: TableSource, function: Callable[[Any], bool]) -> TableSourc
     return IndexedSource(source, len(kept), lambda rows: kept[rows], "filtered")
 
 
-def split(source: TableSource, span: Span, seed: int) -> TableSource:
-    """Return a random part of the rows. Parts with other places in the same random order have other rows."""
-    if not source.is_random:
-        return SplitSource(source, span, seed)
-    order, (start, stop) = Permutation(source.rows, seed, "split"), span
-    return IndexedSource(source, stop - start, lambda rows: order(rows + start), f"split {seed} from {start}")
-
-
 def part(source: TableSource, *, span_of: Callable[[int], Span], seed: int | None) -> TableSource:
-    """Return some rows. ``seed``: of the random order in which they are counted; None: they are in their own order."""
-    span = span_of(source.rows)
-    return sliced(source, *span) if seed is None else split(source, span, seed)
+    """Return some rows. ``seed``: of the random order in which they are counted; None: they are in their own order.
+
+    Parts with other places in the same order have other rows.
+    """
+    start, stop = span = span_of(source.rows)
+    if not source.is_random:
+        return SlicedSource(source, span) if seed is None else SplitSource(source, span, seed)
+    if seed is None:
+        return IndexedSource(source, stop - start, lambda rows: rows + start, f"from {start}")
+    order = Permutation(source.rows, seed, "split")
+    return IndexedSource(source, stop - start, lambda rows: order(rows + start), f"split {seed} from {start}")
 
 
 def span_of_split(rows: int, *, size: float, test: bool) -> Span:
