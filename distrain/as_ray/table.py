@@ -41,8 +41,8 @@ _CORE: dict[str, Home] = {
         "distrain.as_ray.constants": ("__version__", "__distrain__"),
         "distrain.as_ray.core.actors": ("get_actor", "kill", "method", "remote"),
         "distrain.as_ray.core.cluster": (
-            *("available_resources=cluster_resources", "cluster_resources", "get_gpu_ids", "get_runtime_context"),
-            *("init", "is_initialized", "nodes", "shutdown"),
+            *("available_resources=cluster_resources", "cluster_resources", "get_gpu_ids"),
+            *("get_runtime_context=RuntimeContext", "init", "is_initialized", "nodes", "shutdown"),
         ),
         "distrain.as_ray.core.tasks": ("ObjectRef", "cancel", "get", "put", "wait"),
     },
@@ -50,7 +50,7 @@ _CORE: dict[str, Home] = {
     "ray.cloudpickle": "cloudpickle",
     "ray.exceptions": {"distrain.as_ray.core.exceptions": _EXCEPTIONS},
     "ray.remote_function": {"distrain.as_ray.core.tasks": ("RemoteFunction",)},
-    "ray.runtime_context": {"distrain.as_ray.core.cluster": ("RuntimeContext", "get_runtime_context")},
+    "ray.runtime_context": {"distrain.as_ray.core.cluster": ("RuntimeContext", "get_runtime_context=RuntimeContext")},
     "ray.runtime_env": {"distrain.as_ray.core.cluster": ("RuntimeEnv",)},
     "ray.util": {"distrain.hosts.network": ("get_node_ip_address=own_address",)},
 }

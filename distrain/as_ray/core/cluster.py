@@ -125,8 +125,3 @@ class RuntimeContext:
     def get_accelerator_ids(self) -> dict[str, list[str]]:
         """Return the GPUs of this process."""
         return {"GPU": get_gpu_ids()}
-
-
-def get_runtime_context() -> RuntimeContext:
-    """Return the facts of this process."""
-    return RuntimeContext()
