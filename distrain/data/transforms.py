@@ -159,7 +159,9 @@ class SlicedSource(ChosenSource):
 
     @cached_property
     def block_rows(self) -> Indices:
-        return np.diff(np.clip(self._ends, *self._span), prepend=self._span[0])
+        starts = self._ends - self._inner.block_rows
+        sizes: Indices = np.clip(self._ends, *self._span) - np.clip(starts, *self._span)
+        return sizes
 
     def _kept(self, numbers: Indices, rows: Block) -> Mask:
         return (numbers >= self._span[0]) & (numbers < self._span[1])

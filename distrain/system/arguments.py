@@ -78,8 +78,9 @@ def check_choice(label: str, value: object, choices: Sequence[str]) -> None:
 def check_ranks(label: str, value: object) -> None:
     """Raise TypeError or ValueError unless the value is a sequence of ranks, and not empty."""
     allowed = 'ranks, such as [0], "all"'
-    is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
-    if not is_sequence or not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in value):
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(_text(label, allowed, value, optional=True))
+    if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in value):
         raise TypeError(_text(label, allowed, value, optional=True))
     if not value or min(value) < 0:
         raise ValueError(_text(label, allowed, value, optional=True))
