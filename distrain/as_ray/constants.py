@@ -16,8 +16,8 @@ TRAIN_DATASET_KEY = "train"
 ValidationFn = Callable[..., dict[str, Any]]
 
 
-class SyncConfig:
-    """Stand-in for ``RunConfig(sync_config=...)``, without effect: workers write into the storage themselves."""
+class WithoutEffect:
+    """Options of Ray about what it does elsewhere, or in the background: they may be set, and have no effect."""
 
     def __init__(self, *args: object, **options: object) -> None:
-        """Take the arguments of Ray."""
+        vars(self).update(options)

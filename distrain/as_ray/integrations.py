@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from distrain.session import get_context
+from distrain.as_ray.tune.context import get_context
 from distrain.system.imports import require
 from distrain.trackers.mlflow import Mlflow
-from distrain.trackers.tensorboard import TensorBoard
 from distrain.trackers.wandb import Wandb
-
-if TYPE_CHECKING:
-    from distrain.api.context import TrainContext
 
 _WITHOUT_EFFECT = ("excludes", "log_config", "upload_timeout", "registry_uri", "log_params_on_trial_end")
 """Arguments of Ray that choose what is logged about it; distrain's trackers log the config and all metrics."""
@@ -55,11 +51,6 @@ def mlflow_callback(
     )
 
 
-def tensorboard_callback() -> TensorBoard:
-    """Return the tracker that does what ``TBXLoggerCallback`` does in Ray."""
-    return TensorBoard()
-
-
 def _with_effect(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in _WITHOUT_EFFECT}
 
@@ -75,14 +66,15 @@ def setup_wandb(
     **options: Any,
 ) -> Any:
     """Call ``wandb.init()`` on rank 0, named after the run; other ranks get a run that logs nothing."""
-    wandb, context = require("wandb"), _context()
-    if rank_zero_only and context is not None and context.get_world_rank() != 0:
+    wandb, context = require("wandb"), get_context()
+    if rank_zero_only and context.get_world_rank() != 0:
         return wandb.init(mode="disabled")
     _set_wandb_key(api_key, api_key_file)
-    names = {"id": options.pop("trial_id", None), "name": options.pop("trial_name", None)}
-    if context is not None:
-        names = {"id": names["id"] or context.get_trial_id(), "name": names["name"] or context.get_trial_name()}
-        options.setdefault("group", context.get_experiment_name())
+    names = {
+        "id": options.pop("trial_id", None) or context.get_trial_id(),
+        "name": options.pop("trial_name", None) or context.get_trial_name(),
+    }
+    options.setdefault("group", context.get_experiment_name())
     options.setdefault("project", os.environ.get("WANDB_PROJECT_NAME"))
     return wandb.init(config=config, **{"resume": "allow", **names, **options})
 
@@ -100,15 +92,15 @@ def setup_mlflow(
     **options: Any,
 ) -> Any:
     """Start an MLflow run on rank 0, and return the module mlflow; other ranks get one that logs nothing."""
-    mlflow, context = require("mlflow"), _context()
-    if rank_zero_only and context is not None and context.get_world_rank() != 0:
+    mlflow, context = require("mlflow"), get_context()
+    if rank_zero_only and context.get_world_rank() != 0:
         return _Nothing()
     _set_mlflow_token(tracking_token)
     if tracking_uri:
         mlflow.set_tracking_uri(tracking_uri)
     if registry_uri:
         mlflow.set_registry_uri(registry_uri)
-    name = experiment_name or (context.get_experiment_name() if context is not None else None)
+    name = experiment_name or context.get_experiment_name()
     mlflow.set_experiment(experiment_id=experiment_id) if experiment_id else mlflow.set_experiment(name or "Default")
     mlflow.start_run(run_name=run_name or name, tags=tags)
     mlflow.log_params(config or {})
@@ -123,13 +115,6 @@ class _Nothing:
 
     def __call__(self, *args: object, **options: object) -> None:
         """Do nothing."""
-
-
-def _context() -> TrainContext | None:
-    try:
-        return get_context()
-    except RuntimeError:  # outside of a worker
-        return None
 
 
 def _set_wandb_key(key: str | None, file: str | None) -> None:

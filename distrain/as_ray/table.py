@@ -41,8 +41,8 @@ _CORE: dict[str, Home] = {
         "distrain.as_ray.constants": ("__version__", "__distrain__"),
         "distrain.as_ray.core.actors": ("get_actor", "kill", "method", "remote"),
         "distrain.as_ray.core.cluster": (
-            *("available_resources=cluster_resources", "cluster_resources", "get_gpu_ids", "get_runtime_context"),
-            *("init", "is_initialized", "nodes", "shutdown"),
+            *("available_resources=cluster_resources", "cluster_resources", "get_gpu_ids"),
+            *("get_runtime_context=RuntimeContext", "init", "is_initialized", "nodes", "shutdown"),
         ),
         "distrain.as_ray.core.tasks": ("ObjectRef", "cancel", "get", "put", "wait"),
     },
@@ -50,7 +50,7 @@ _CORE: dict[str, Home] = {
     "ray.cloudpickle": "cloudpickle",
     "ray.exceptions": {"distrain.as_ray.core.exceptions": _EXCEPTIONS},
     "ray.remote_function": {"distrain.as_ray.core.tasks": ("RemoteFunction",)},
-    "ray.runtime_context": {"distrain.as_ray.core.cluster": ("RuntimeContext", "get_runtime_context")},
+    "ray.runtime_context": {"distrain.as_ray.core.cluster": ("RuntimeContext", "get_runtime_context=RuntimeContext")},
     "ray.runtime_env": {"distrain.as_ray.core.cluster": ("RuntimeEnv",)},
     "ray.util": {"distrain.hosts.network": ("get_node_ip_address=own_address",)},
 }
@@ -74,7 +74,7 @@ _TRAIN: dict[str, Home] = {
         "distrain.api.config": _CONFIGS,
         "distrain.api.context": _CONTEXT,
         "distrain.api.result": ("Result",),
-        "distrain.as_ray.constants": ("SyncConfig", "TRAIN_DATASET_KEY", "ValidationFn"),
+        "distrain.as_ray.constants": ("SyncConfig=WithoutEffect", "TRAIN_DATASET_KEY", "ValidationFn"),
         "distrain.as_ray.preemption": ("PreemptionInfo", "get_preemption_info"),
         "distrain.coordinator.trainer": ("DataParallelTrainer",),
         "distrain.errors": _ERRORS,
@@ -98,14 +98,14 @@ _TUNE: dict[str, Home] = {
         "distrain.api.config": ("CheckpointConfig", "FailureConfig"),
         "distrain.api.context": ("TuneContext=TrainContext",),
         "distrain.api.result": ("Result",),
-        "distrain.as_ray.constants": ("SyncConfig",),
+        "distrain.as_ray.constants": (
+            *("CLIReporter=WithoutEffect", "JupyterNotebookReporter=WithoutEffect"),
+            *("ProgressReporter=WithoutEffect", "SyncConfig=WithoutEffect"),
+        ),
         "distrain.as_ray.tune.context": ("get_context",),
         "distrain.as_ray.tune.search_space": _SPACE,
         "distrain.as_ray.tune.sweep": ("ResultGrid",),
-        "distrain.as_ray.tune.tuner": (
-            *("CLIReporter", "JupyterNotebookReporter=CLIReporter", "ProgressReporter=CLIReporter"),
-            *("TuneConfig", "Tuner"),
-        ),
+        "distrain.as_ray.tune.tuner": ("TuneConfig", "Tuner"),
         "distrain.as_ray.tune.trainables": (
             *("RunConfig=TuneRunConfig", "report", "with_parameters", "with_resources"),
         ),
@@ -117,9 +117,10 @@ _TUNE: dict[str, Home] = {
     "ray.tune.logger": {
         "distrain.api.config": ("CSVLoggerCallback=UserCallback", "JsonLoggerCallback=UserCallback"),
         "distrain.as_ray.integrations": (
-            *("MLflowLoggerCallback=mlflow_callback", "TBXLoggerCallback=tensorboard_callback"),
-            *("WandbLoggerCallback=wandb_callback", "setup_mlflow", "setup_wandb"),
+            *("MLflowLoggerCallback=mlflow_callback", "WandbLoggerCallback=wandb_callback"),
+            *("setup_mlflow", "setup_wandb"),
         ),
+        "distrain.trackers.tensorboard": ("TBXLoggerCallback=TensorBoard",),
     },
     "ray.tune.schedulers": {"distrain.as_ray.tune.tuner": ("FIFOScheduler",)},
     "ray.tune.search": {"distrain.as_ray.tune.tuner": ("BasicVariantGenerator",)},

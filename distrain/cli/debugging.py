@@ -28,13 +28,12 @@ _NOTICE_S = 1.0
 
 def debug_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain debug``."""
-    parser = parsers.make_parser(
+    parser = parsers.make_run_parser(
         "debug",
         "Open pdb on a rank of a running run, at its current line, or at the breakpoint() where it waits. Other ranks "
         "keep running until they need it. Run it on the machine of fit().",
         "  distrain debug last -r 3",
     )
-    parsers.add_run(parser)
     parser.add_argument("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
     return parser
 

@@ -25,15 +25,16 @@ _POLL_S = 0.1
 
 def logs_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain logs``."""
-    parser = parsers.make_parser(
+    from distrain.cli.run.config_options import parse_ranks
+
+    parser = parsers.make_run_parser(
         "logs",
         "Show what the ranks have printed: in their last attempt, rank after rank. With -f, show new lines as they "
         "come, also those of later attempts, until the run ends.",
         "  distrain logs last\n  distrain logs train-2026-11-24 -r 0,3 -n 20\n  distrain logs last -f",
     )
-    parsers.add_run(parser)
     add = parser.add_argument
-    add("-r", "--ranks", metavar="0,2-5", help="only these ranks")
+    add("-r", "--ranks", type=parse_ranks, metavar="0,2-5", help="only these ranks")
     add("-f", "--follow", action="store_true", help="show new lines until the run ends")
     add("--attempt", type=parsers.number, metavar="N", help="the attempt (default: the last one)")
     add("-n", type=parsers.number, metavar="LINES", help="only the last lines of each rank")
@@ -42,22 +43,16 @@ def logs_parser() -> argparse.ArgumentParser:
 
 def run_logs(options: argparse.Namespace) -> int:
     """Show logs."""
-    from distrain.cli.run.options import shown_ranks
-
     run = parsers.run_of(options)
-    try:
-        ranks = None if options.ranks is None else shown_ranks(options.ranks, "-r")
-    except ValueError as error:
-        raise NoSuchRun(str(error)) from None
     if options.follow:
-        return _follow(run, ranks, options)
+        return _follow(run, options)
     attempts = attempts_with_logs(run)
     if not attempts:
         raise NoSuchRun(_no_logs(run))
     attempt = attempts[-1] if options.attempt is None else options.attempt
     if attempt not in attempts:
         raise NoSuchRun(f"there are no logs of attempt {attempt}, only of {', '.join(map(str, attempts))}")
-    files = log_files(run, attempt, ranks)
+    files = log_files(run, attempt, options.ranks)
     width = max((len(str(rank)) for rank in files), default=1)
     for rank, file in files.items():
         for line in read_lines(file, options.n):
@@ -65,11 +60,11 @@ def run_logs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _follow(run: Run, ranks: list[int] | None, options: argparse.Namespace) -> int:
+def _follow(run: Run, options: argparse.Namespace) -> int:
     if not isinstance(run.location, Path):
         raise NoSuchRun("-f follows local runs only; a remote run has its logs when it has ended")
-    shown = None if options.attempt is None else options.attempt
-    for attempt, rank, line in Follower(run, ranks, options.attempt, options.n).lines():
+    shown = options.attempt
+    for attempt, rank, line in Follower(run, options.ranks, options.attempt, options.n).lines():
         if shown is not None and attempt != shown:
             print(paint(f"-- attempt {attempt} --", "2"), flush=True)
         shown = attempt
@@ -98,14 +93,12 @@ def _no_logs(run: Run) -> str:
 
 def stacks_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain stacks``."""
-    parser = parsers.make_parser(
+    return parsers.make_run_parser(
         "stacks",
         "Show where all ranks of a running run are, those at the same place in one line. It does not disturb them. Run "
         "it on the machine of fit().",
         "  distrain stacks last",
     )
-    parsers.add_run(parser)
-    return parser
 
 
 def run_stacks(options: argparse.Namespace) -> int:
@@ -118,14 +111,12 @@ def run_stacks(options: argparse.Namespace) -> int:
 
 def stop_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain stop``."""
-    parser = parsers.make_parser(
+    return parsers.make_run_parser(
         "stop",
         "Ask a running run to stop as SIGTERM does, so that ranks that call should_stop() store a checkpoint; and wait "
         "for its end. Ctrl-C only ends the wait. Run it on the machine of fit().",
         "  distrain stop last\n  distrain stop train-2026-11-24_01-02-03-ab12cd",
     )
-    parsers.add_run(parser)
-    return parser
 
 
 def run_stop(options: argparse.Namespace) -> int:

@@ -107,18 +107,12 @@ def _run(name: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if not _is_for_users(error):
-            raise
         from distrain.cli.text import echo
+        from distrain.errors import DistrainError
+        from distrain.storage.runs.listing import WrongArgument
 
+        if not isinstance(error, (DistrainError, WrongArgument, OSError, ImportError)):
+            raise
         echo(f"distrain {name}: error: {error}", sys.stderr)
         return 2
     return code
-
-
-def _is_for_users(error: Exception) -> bool:
-    """Tell if the text of an error says all that a user needs to know."""
-    from distrain.errors import DistrainError
-    from distrain.storage.runs.listing import WrongArgument
-
-    return isinstance(error, (DistrainError, WrongArgument, OSError, ImportError))

@@ -13,13 +13,12 @@ if TYPE_CHECKING:
 
 def page_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain page``."""
-    parser = parsers.make_parser(
+    parser = parsers.make_run_parser(
         "page",
         "Write the page of a run, one HTML file that needs no network: outcome, failures, curves, ranks, attempts, "
         "checkpoints, where the time went, logs and settings.",
         "  distrain page last\n  distrain page s3://bucket/runs/train-1 -o train-1.html",
     )
-    parsers.add_run(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="the file to write (default: page.html in the run directory)"
     )

@@ -37,10 +37,12 @@ def number(text: str) -> int:
     return int(text)
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that names a run, and the option that says where to look."""
+def make_run_parser(name: str, what: str, examples: str) -> Parser:
+    """Make the parser of a command for one run, with the argument that names it and the option where to look."""
+    parser = make_parser(name, what, examples)
     parser.add_argument("run", metavar="RUN", help="path, URL, name, beginning of a name, or `last`")
     parser.add_argument("--storage-path", metavar="DIR", help="where the runs are (default: ~/distrain_results)")
+    return parser
 
 
 def add_storage(parser: argparse.ArgumentParser, help_text: str = "the storage path") -> None:

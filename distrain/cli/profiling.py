@@ -23,14 +23,13 @@ _PATIENCE_S = 20.0
 
 def profile_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain profile``."""
-    parser = parsers.make_parser(
+    parser = parsers.make_run_parser(
         "profile",
         "Show in which lines a rank of a running run spends its time. The stacks of its threads are sampled and, if it "
         "uses torch, its operations are traced. The rank trains on, somewhat slower meanwhile; Ctrl-C only ends the "
         "command. Run it on the machine of fit().",
         "  distrain profile last\n  distrain profile last -r 3 --seconds 30",
     )
-    parsers.add_run(parser)
     parser.add_argument("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
     parser.add_argument("--seconds", type=parsers.number, default=10, metavar="S", help="how long (default: 10)")
     return parser

@@ -45,13 +45,12 @@ _ADVICE = (
 
 def report_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain report``."""
-    parser = parsers.make_parser(
+    parser = parsers.make_run_parser(
         "report",
         "Pack what is needed to ask for help about a run into one archive: run.json, the error, events, evidence, the "
         "ends of the logs and versions, with masks for what looks secret, and without checkpoints.",
         "  distrain report last\n  distrain report s3://bucket/runs/train-1 -o train-1.tar.gz",
     )
-    parsers.add_run(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="the file (default: distrain-report-NAME.tar.gz)")
     return parser
 

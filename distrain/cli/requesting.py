@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING
 
 from distrain.storage.runs.listing import RUNNING, STARTING, NoSuchRun, Run
-
-if TYPE_CHECKING:
-    from distrain.storage.paths import RunPaths
 
 
 def request(run: Run, word: str, argument: str = "") -> str:
     """Send a request to a running run, and return the answer. Raise NoSuchRun that says what to do instead."""
     from distrain.coordinator.requests import ask
+    from distrain.coordinator.store.remote_store import local_directory_of
     from distrain.errors import StorageError
+    from distrain.storage.paths import RunPaths
 
     if run.state not in (RUNNING, STARTING):
         raise NoSuchRun(f"{run.name} is not running: its state is {run.state}")
-    paths = paths_of(run)
+    paths = RunPaths(local_directory_of(run.path))
     if not paths.requests.exists():
         raise NoSuchRun(_unreachable(run))
     try:
@@ -26,14 +24,6 @@ def request(run: Run, word: str, argument: str = "") -> str:
     except StorageError as error:
         is_elsewhere = run.manifest.get("host") not in (None, platform.node())
         raise NoSuchRun(_unreachable(run) if is_elsewhere else str(error)) from None
-
-
-def paths_of(run: Run) -> RunPaths:
-    """Return the files of a run on this machine."""
-    from distrain.coordinator.store.remote_store import local_directory_of
-    from distrain.storage.paths import RunPaths
-
-    return RunPaths(local_directory_of(run.path))
 
 
 def _unreachable(run: Run) -> str:

@@ -36,14 +36,12 @@ _MOST_ATTEMPTS, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_ERROR_LINES = 8, 12, 5, 
 
 def show_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain show``."""
-    parser = parsers.make_parser(
+    return parsers.make_run_parser(
         "show",
         "Show one run on one screen: its state, command, code, hosts, attempts, metrics, checkpoints, logs and error.",
         "  distrain show last\n  distrain show train-2026-11-24_01-02-03-ab12cd\n"
         "  distrain show s3://bucket/runs/train-2026-11-24_01-02-03-ab12cd",
     )
-    parsers.add_run(parser)
-    return parser
 
 
 def run_show(options: argparse.Namespace) -> int:

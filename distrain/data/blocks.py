@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distrain.errors import DataError
+from distrain.system.arguments import check_choice
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
@@ -93,6 +94,18 @@ def in_pieces(blocks: Iterable[Block], size: int) -> Iterator[Block]:
             count += end - start
     if kept:
         yield joined(kept)
+
+
+def rows_after(blocks: Iterable[Block], skip: int, count: int) -> Iterator[Block]:
+    """Yield ``count`` rows of these blocks after the first ``skip`` ones."""
+    for rows in blocks:
+        start, end = min(skip, row_count(rows)), min(row_count(rows), skip + count)
+        skip -= start
+        if start < end:
+            yield rows_between(rows, start, end)
+            count -= end - start
+        if not count:
+            return
 
 
 # -- from and to what users have -------------------------------------------------------------------------------------
@@ -178,7 +191,7 @@ def to_frame(block: Block) -> Any:
     return frame[names]
 
 
-FORMATS: dict[str | None, Callable[[Block], Any]] = {
+FORMATS: dict[str, Callable[[Block], Any]] = {
     "default": to_columns,
     "numpy": to_columns,
     "pandas": to_frame,
@@ -188,10 +201,9 @@ FORMATS: dict[str | None, Callable[[Block], Any]] = {
 
 def formatter(batch_format: str | None) -> Callable[[Block], Any]:
     """Return the function that converts a block to a format that the user names. Raises ValueError."""
-    try:
-        return FORMATS[batch_format or "default"]
-    except KeyError:
-        raise ValueError(f"batch_format must be one of {', '.join(map(repr, FORMATS))}, got {batch_format!r}") from None
+    chosen = batch_format or "default"
+    check_choice("batch_format", chosen, list(FORMATS))
+    return FORMATS[chosen]
 
 
 def object_types(column: np.ndarray[Any, Any]) -> str:

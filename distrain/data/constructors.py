@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain.data.blocks import ITEM, as_block, is_instance, joined
-from distrain.data.dataset import Dataset, OpenDataset, check_count
+from distrain.data.dataset import Dataset, OpenDataset
 from distrain.data.files import FileSource
 from distrain.data.sources import HuggingFaceSource, ItemSource, MemorySource, RangeSource
 from distrain.data.streams import Stream
-from distrain.system.arguments import check_type
+from distrain.system.arguments import check_int, check_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -130,7 +130,7 @@ def range(n: int) -> Dataset:
 
         distrain.data.range(1000)
     """
-    check_count("n", n)
+    check_int("n", n, minimum=1)
     return Dataset(partial(RangeSource, n, "id"))
 
 
@@ -154,7 +154,7 @@ def _of_huggingface(value: Any) -> Dataset | None:
     if is_instance(value, "datasets", "Dataset"):
         return Dataset(partial(HuggingFaceSource, value))
     if is_instance(value, "datasets", "IterableDataset"):
-        return Dataset(partial(Stream, _Same(value), trusts_states=not _has_buffer(value)))
+        return Dataset(partial(Stream, lambda: value, trusts_states=not _has_buffer(value)))
     return None
 
 
@@ -185,7 +185,7 @@ def as_dataset(value: Any, name: str) -> Dataset:
             "to prepare_data_loader()"
         )
     if is_instance(value, "torch.utils.data", "IterableDataset"):
-        return Dataset(partial(Stream, _Same(value)))
+        return Dataset(partial(Stream, lambda: value))
     if is_instance(value, "pyarrow", "Table"):
         return Dataset(partial(MemorySource, value))
     if is_instance(value, "pandas", "DataFrame"):
@@ -203,22 +203,12 @@ def as_dataset(value: Any, name: str) -> Dataset:
     if callable(value):
         return Dataset(partial(_called, value, name))
     if hasattr(value, "__iter__") and not isinstance(value, (Iterator, Set)):
-        return Dataset(partial(Stream, _Same(value)))
+        return Dataset(partial(Stream, lambda: value))
     raise TypeError(
         f"datasets[{name!r}] is a {type(value).__module__}.{type(value).__qualname__}; pass a dataset of "
         "distrain.data, torch or Hugging Face, a pyarrow Table, a pandas DataFrame, a dict of arrays, a list of dicts, "
         "a path or URL of Parquet, CSV or JSON files, or a function that makes one of these on the worker"
     )
-
-
-class _Same:
-    """Returns the same object at each call."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __call__(self) -> Any:
-        return self._value
 
 
 def _called(function: Callable[[], Any], name: str) -> Stream | OpenDataset:

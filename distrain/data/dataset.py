@@ -5,6 +5,7 @@ A Dataset is a description. It opens nothing before its rows are asked for, on t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -18,9 +19,10 @@ from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, TableSourc
 from distrain.data.streams import OpenStream, Stream
 from distrain.data.transforms import Batched, Constructed, for_batches, for_lists, for_rows
 from distrain.errors import DataError
+from distrain.system.arguments import check_int, check_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -132,7 +134,7 @@ class Dataset:
 
             rows.flat_map(lambda row: [row, {"x": -row["x"]}])
         """
-        check_callable("flat_map", fn)
+        check_type("flat_map(fn)", fn, Callable)
         return self._then(for_lists(fn))
 
     def filter(self, fn: Callable[[Any], bool]) -> Self:
@@ -144,7 +146,7 @@ class Dataset:
 
             rows.filter(lambda row: row["x"] > 0)
         """
-        check_callable("filter", fn)
+        check_type("filter(fn)", fn, Callable)
         operation = _Operation(partial(transforms.filtered, function=fn), partial(Stream.filtered, function=fn), True)
         return self._then(operation)
 
@@ -157,7 +159,7 @@ class Dataset:
 
             rows.limit(1000)
         """
-        check_count("limit", limit)
+        check_int("limit", limit, minimum=1)
         return self._part(lambda rows: (0, min(rows, limit)), on_stream=partial(Stream.limited, rows=limit))
 
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None) -> Self:
@@ -174,8 +176,7 @@ class Dataset:
 
             rows.random_shuffle(seed=1)
         """
-        if buffer_rows is not None:
-            check_count("buffer_rows", buffer_rows)
+        check_int("buffer_rows", buffer_rows, minimum=1, optional=True)
         return replace(self, _shuffle=(seed or 0, buffer_rows))
 
     def train_test_split(
@@ -234,7 +235,7 @@ class Dataset:
 
             print(rows.take(3))
         """
-        check_count("limit", limit)
+        check_int("limit", limit, minimum=1)
         blocks = self._blocks(limit, self.open().order)
         return list(islice((row for block in blocks for row in to_rows(block)), limit))
 
@@ -349,15 +350,3 @@ def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOr
 
 def _refuse_stream(source: Stream, advice: str) -> NoReturn:
     raise DataError(f"a stream does not know the number of its rows: {advice}")
-
-
-def check_callable(name: str, value: object) -> None:
-    """Raise TypeError for anything but a function."""
-    if not callable(value):
-        raise TypeError(f"{name}() takes a function, got {type(value).__name__}")
-
-
-def check_count(name: str, value: object) -> None:
-    """Raise ValueError for anything but an integer from 1 on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer from 1 on, got {value!r}")

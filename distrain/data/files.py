@@ -17,6 +17,7 @@ import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
+from distrain.data.blocks import rows_after
 from distrain.data.sources import Schema, TableSource
 from distrain.errors import DataError
 from distrain.system.imports import require
@@ -215,14 +216,10 @@ class FileSource(TableSource):
     def _scan(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
         table_of = require("pyarrow").Table.from_batches
         try:
-            for batch in self._scanner(blocks).to_batches():
-                start, stop = min(skip, batch.num_rows), min(batch.num_rows, skip + count)
-                skip -= start
-                if start < stop:
-                    yield table_of([batch.slice(start, stop - start)])
-                    count -= stop - start
-                if not count:
-                    return
+            tables = (table_of([batch]) for batch in self._scanner(blocks).to_batches())
+            for rows in rows_after(tables, skip, count):
+                yield rows
+                count -= rows.num_rows
         except (OSError, ValueError, TypeError) as error:
             raise DataError(f"{self._culprit(blocks)}: {error}") from error
         if count:

@@ -7,15 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain.data.blocks import formatter, joined, to_columns, to_rows
-from distrain.data.dataset import Dataset, check_count
+from distrain.data.dataset import Dataset
 from distrain.data.frameworks import batches_of
 from distrain.data.loops import Loops
 from distrain.data.passes import UNEVEN, PassOptions, Worker, make_pass
 from distrain.data.sources import ROWS_AT_ONCE, MemorySource
 from distrain.data.streams import Stream
+from distrain.system.arguments import check_choice, check_int
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from distrain.data.blocks import Block
     from distrain.data.positions import DataLoop
@@ -49,26 +50,13 @@ class DataIterator:
         *,
         name: str,
         worker: Worker,
-        rank: int = 0,
-        start: Mapping[int, dict[str, Any]] | None = None,
-        on_change: str = "error",
-        is_stopping: Callable[[], bool] = lambda: False,
-        others: Callable[[], Iterable[DataLoop]] = tuple,
+        **of_loops: Any,
     ) -> None:
-        """See :class:`~distrain.data.loops.Loops`. ``worker``: who gets which rows."""
+        """``worker``: who gets which rows. ``of_loops``: see :class:`~distrain.data.loops.Loops`."""
         self._dataset = dataset
         self._name = name
         self._worker = worker
-        self._loops = Loops(
-            dataset,
-            name,
-            worker,
-            rank=rank,
-            start=start,
-            on_change=on_change,
-            is_stopping=is_stopping,
-            others=others,
-        )
+        self._loops = Loops(dataset, name, worker, **of_loops)
 
     # -- batches --------------------------------------------------------------------------------------------------
 
@@ -295,14 +283,12 @@ class DataIterator:
     def _options(
         self, batch_size: int | None, drop_last: bool, window: int | None, seed: int | None, uneven: str
     ) -> PassOptions:
-        if batch_size is not None:
-            check_count("batch_size", batch_size)
-        if uneven not in UNEVEN:
-            raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {uneven!r}")
+        check_int("batch_size", batch_size, minimum=1, optional=True)
+        check_int("local_shuffle_buffer_size", window, minimum=1, optional=True)
+        check_choice("uneven", uneven, UNEVEN)
         with self._loops.naming_errors():
             order = self._dataset.open().order
         if window is not None:
-            check_count("local_shuffle_buffer_size", window)
             order = replace(order, window=window, seed=order.seed if seed is None else seed)
         return PassOptions(batch_size=batch_size, drop_last=drop_last, order=order, uneven=uneven)
 
@@ -322,8 +308,7 @@ class Epochs:
 
 
 def _count(prefetch_batches: int) -> int:
-    if isinstance(prefetch_batches, bool) or not isinstance(prefetch_batches, int) or prefetch_batches < 0:
-        raise ValueError(f"prefetch_batches must be an integer from 0 on, got {prefetch_batches!r}")
+    check_int("prefetch_batches", prefetch_batches, minimum=0)
     return prefetch_batches
 
 

@@ -79,11 +79,11 @@ class Loops:
         name: str,
         worker: Worker,
         *,
-        rank: int,
-        start: Mapping[int, dict[str, Any]] | None,
-        on_change: str,
-        is_stopping: Callable[[], bool],
-        others: Callable[[], Iterable[DataLoop]],
+        rank: int = 0,
+        start: Mapping[int, dict[str, Any]] | None = None,
+        on_change: str = "error",
+        is_stopping: Callable[[], bool] = lambda: False,
+        others: Callable[[], Iterable[DataLoop]] = tuple,
     ) -> None:
         self.times = Times()
         self.is_read_ahead = False

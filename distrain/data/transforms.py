@@ -5,6 +5,7 @@ The functions of the user's are :class:`Batched`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,8 @@ from distrain.data.blocks import (
     in_pieces,
     joined,
     row_count,
+    rows_after,
     rows_at,
-    rows_between,
     to_rows,
     writable,
 )
@@ -106,62 +107,25 @@ class DerivedSource(TableSource):
     def schema(self) -> Schema:
         return self._inner.schema()
 
-
-class SlicedSource(DerivedSource):
-    """The rows of another source from ``start`` up to ``stop``."""
-
-    def __init__(self, inner: TableSource, start: int, stop: int) -> None:
-        super().__init__(inner)
-        self._span = start, stop
-        ends = np.cumsum(inner.block_rows)
-        starts = ends - inner.block_rows
-        kept = np.minimum(ends, stop) - np.maximum(starts, start)
-        found = np.flatnonzero(kept > 0)
-        self._first = int(found[0]) if found.size else 0
-        self._skipped = start - int(starts[self._first]) if found.size else 0
-        self._sizes: Indices = np.maximum(0, kept[found[0] : found[-1] + 1]) if found.size else kept[:0]
-
-    @property
-    def block_rows(self) -> Indices:
-        return self._sizes
+    @abstractmethod
+    def _made(self, blocks: Sequence[int]) -> Iterator[Block]:
+        """Yield all rows of these blocks."""
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        """Yield rows. The first block may lack its first rows, and the last one its last rows."""
-        last = len(self._sizes) - 1
-        for run in _runs(blocks, cut_before=0, cut_after=last):
-            size = int(self._sizes[run].sum())
-            if skip < size and count:
-                taken = min(size - skip, count)
-                hidden = self._skipped if run[0] == 0 else 0
-                yield from self._inner.read([self._first + block for block in run], skip + hidden, taken)
-                count -= taken
-            skip -= min(skip, size)
-
-    def facts(self) -> dict[str, Any]:
-        return {**self._inner.facts(), "slice": list(self._span)}
-
-
-def _runs(blocks: Sequence[int], *, cut_before: int, cut_after: int) -> Iterator[list[int]]:
-    """Yield the blocks in runs, of which one begins with ``cut_before``, and one ends with ``cut_after``."""
-    run: list[int] = []
-    for block in blocks:
-        if run and block == cut_before:
-            yield run
-            run = []
-        run.append(block)
-        if block == cut_after:
-            yield run
-            run = []
-    if run:
-        yield run
+        wanted = [block for block in blocks if self.block_rows[block]]
+        skipped = 0
+        while skipped < len(wanted) and skip >= self.block_rows[wanted[skipped]]:
+            skip -= int(self.block_rows[wanted[skipped]])
+            skipped += 1
+        return rows_after(self._made(wanted[skipped:]), skip, count)
 
 
 class ChosenSource(DerivedSource):
     """The rows of each block of another source that :meth:`_kept` chooses."""
 
+    @abstractmethod
     def _kept(self, numbers: Indices, rows: Block) -> Mask:
         """Return whether each of the rows, which have these numbers in the other source, is kept."""
-        raise NotImplementedError
 
     @cached_property
     def _ends(self) -> Indices:
@@ -179,27 +143,31 @@ class ChosenSource(DerivedSource):
             places = np.arange(first, first + row_count(rows))
             numbers = places + shifts[np.searchsorted(ends, places, side="right")]
             kept = np.flatnonzero(self._kept(numbers, rows))
-            yield numbers[kept], rows_at(rows, kept)
+            yield numbers[kept], rows if len(kept) == len(places) else rows_at(rows, kept)
             first += len(places)
 
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        skipped = 0
-        while skipped < len(blocks) and skip >= self.block_rows[blocks[skipped]]:
-            skip -= int(self.block_rows[blocks[skipped]])
-            skipped += 1
-        yield from _between((rows for _, rows in self._chosen(blocks[skipped:])), skip, count)
+    def _made(self, blocks: Sequence[int]) -> Iterator[Block]:
+        return (rows for _, rows in self._chosen(blocks))
 
 
-def _between(blocks: Iterable[Block], skip: int, count: int) -> Iterator[Block]:
-    """Yield ``count`` rows of these blocks after the first ``skip`` ones."""
-    for rows in blocks:
-        start, end = min(skip, row_count(rows)), min(row_count(rows), skip + count)
-        skip -= start
-        if start < end:
-            yield rows_between(rows, start, end)
-            count -= end - start
-        if not count:
-            return
+class SlicedSource(ChosenSource):
+    """The rows of another source from ``start`` up to ``stop``."""
+
+    def __init__(self, inner: TableSource, span: Span) -> None:
+        super().__init__(inner)
+        self._span = span
+
+    @cached_property
+    def block_rows(self) -> Indices:
+        starts = self._ends - self._inner.block_rows
+        sizes: Indices = np.clip(self._ends, *self._span) - np.clip(starts, *self._span)
+        return sizes
+
+    def _kept(self, numbers: Indices, rows: Block) -> Mask:
+        return (numbers >= self._span[0]) & (numbers < self._span[1])
+
+    def facts(self) -> dict[str, Any]:
+        return {**self._inner.facts(), "slice": list(self._span)}
 
 
 class FilteredSource(ChosenSource):
@@ -223,12 +191,12 @@ class FilteredSource(ChosenSource):
         return {**self._inner.facts(), "filtered": self.rows}
 
 
-class SplitSource(ChosenSource):
+class SplitSource(SlicedSource):
     """A random part of the rows: those whose place in a random order is in ``span``."""
 
     def __init__(self, inner: TableSource, span: Span, seed: int) -> None:
-        super().__init__(inner)
-        self._span, self._seed = span, seed
+        super().__init__(inner, span)
+        self._seed = seed
 
     @cached_property
     def block_rows(self) -> Indices:
@@ -240,8 +208,7 @@ class SplitSource(ChosenSource):
         return counts
 
     def _kept(self, numbers: Indices, rows: Block) -> Mask:
-        places = Permutation(self._inner.rows, self._seed, "split")(numbers)
-        return (places >= self._span[0]) & (places < self._span[1])
+        return super()._kept(Permutation(self._inner.rows, self._seed, "split")(numbers), rows)
 
     def facts(self) -> dict[str, Any]:
         return {**self._inner.facts(), "split": [*self._span, self._seed]}
@@ -262,24 +229,17 @@ class RemadeSource(DerivedSource):
         rows = self._inner.rows
         return [([0], start, min(ROWS_AT_ONCE, rows - start)) for start in range(0, rows, ROWS_AT_ONCE)]
 
-    def _made(self, block: int) -> Iterator[Block]:
-        found = (self._function(rows) for rows in self._inner.read(*self._places[block]))
+    def _made(self, blocks: Sequence[int]) -> Iterator[Block]:
+        found = (self._function(rows) for block in blocks for rows in self._inner.read(*self._places[block]))
         return (rows for rows in found if row_count(rows))
 
     @cached_property
     def block_rows(self) -> Indices:
-        counts = [sum(map(row_count, self._made(block))) for block in range(len(self._places))]
+        counts = [sum(map(row_count, self._made([block]))) for block in range(len(self._places))]
         return np.array(counts, dtype=np.int64)
 
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        for block in blocks:
-            rows = int(self.block_rows[block])
-            taken = max(0, min(rows - skip, count))
-            yield from _between(self._made(block) if taken else (), skip, taken)
-            skip, count = max(0, skip - rows), count - taken
-
     def schema(self) -> Schema:
-        return schema_of(next((rows for block in range(len(self._places)) for rows in self._made(block)), []))
+        return schema_of(next(self._made(range(len(self._places))), []))
 
     def facts(self) -> dict[str, Any]:
         return {**self._inner.facts(), "remade": self.rows}
@@ -293,13 +253,6 @@ def keeps(function: Callable[[Any], bool], rows: Block) -> Mask:
 # -- the operations of a dataset -------------------------------------------------------------------------------------
 
 
-def sliced(source: TableSource, start: int, stop: int) -> TableSource:
-    """Return the rows from ``start`` up to ``stop``."""
-    if source.is_random:
-        return IndexedSource(source, stop - start, lambda rows: rows + start, f"from {start}")
-    return SlicedSource(source, start, stop)
-
-
 def filtered(source: TableSource, function: Callable[[Any], bool]) -> TableSource:
     """Return the rows for which the function returns True."""
     if not source.is_random:
@@ -309,18 +262,18 @@ def filtered(source: TableSource, function: Callable[[Any], bool]) -> TableSourc
     return IndexedSource(source, len(kept), lambda rows: kept[rows], "filtered")
 
 
-def split(source: TableSource, span: Span, seed: int) -> TableSource:
-    """Return a random part of the rows. Parts with other places in the same random order have other rows."""
-    if not source.is_random:
-        return SplitSource(source, span, seed)
-    order, (start, stop) = Permutation(source.rows, seed, "split"), span
-    return IndexedSource(source, stop - start, lambda rows: order(rows + start), f"split {seed} from {start}")
-
-
 def part(source: TableSource, *, span_of: Callable[[int], Span], seed: int | None) -> TableSource:
-    """Return some rows. ``seed``: of the random order in which they are counted; None: they are in their own order."""
-    span = span_of(source.rows)
-    return sliced(source, *span) if seed is None else split(source, span, seed)
+    """Return some rows. ``seed``: of the random order in which they are counted; None: they are in their own order.
+
+    Parts with other places in the same order have other rows.
+    """
+    start, stop = span = span_of(source.rows)
+    if not source.is_random:
+        return SlicedSource(source, span) if seed is None else SplitSource(source, span, seed)
+    if seed is None:
+        return IndexedSource(source, stop - start, lambda rows: rows + start, f"from {start}")
+    order = Permutation(source.rows, seed, "split")
+    return IndexedSource(source, stop - start, lambda rows: order(rows + start), f"split {seed} from {start}")
 
 
 def span_of_split(rows: int, *, size: float, test: bool) -> Span:

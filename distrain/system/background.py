@@ -62,6 +62,7 @@ class Background:
         If it raises OSError, ``failed`` is called with that. Any other exception, and an OSError without ``failed``, is
         raised in the loop's thread.
         """
+        self.pending += 1
         if self._loop is None:
             self._end(then, failed, *_attempt(work))
             return
@@ -74,7 +75,6 @@ class Background:
                 self._end(then, failed, None, limit)
                 return
             self._thread = thread
-        self.pending += 1
         with self._changed:
             self._work.append((work, then, failed))
             self._changed.notify()
@@ -113,7 +113,7 @@ class Background:
                 if self._closed:
                     return
                 work, then, failed = self._work.popleft()
-            self.report(partial(self._end_pending, then, failed, *_attempt(work)))
+            self.report(partial(self._end, then, failed, *_attempt(work)))
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
@@ -126,10 +126,6 @@ class Background:
             if self._reports and not self._closed:  # after an exception the others are read in the next step
                 os.write(self._wake_fds[1], b".")
 
-    def _end_pending(self, *end: Any) -> None:
-        self.pending -= 1
-        self._end(*end)
-
     def _end(
         self,
         then: Callable[[Any], None] | None,
@@ -137,6 +133,7 @@ class Background:
         result: Any,
         error: BaseException | None,
     ) -> None:
+        self.pending -= 1
         if error is None:
             if then is not None:
                 then(result)

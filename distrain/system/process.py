@@ -559,15 +559,6 @@ def _members(status: str, label: str) -> set[int]:
     return {number for number in range(1, mask.bit_length() + 1) if mask >> (number - 1) & 1}
 
 
-def has_children() -> bool:
-    """Tell if this process has any child, dead ones included."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
 def children() -> set[int] | None:
     """Return the pids of the children of this process, dead ones included, or None where the kernel has no such list.
 
@@ -599,7 +590,7 @@ def kill_descendants(spared: Collection[int] = ()) -> Remains:
     """
     own = children()
     # This process adopts orphans, so every other descendant has an ancestor among its children.
-    if not has_children() or (own is not None and own <= set(spared)) or not sees_pids():
+    if (own is not None and own <= set(spared)) or not sees_pids():
         return Remains((), [], [])
     killed, victims, trackers = set[int](), list[ProcessEntry](), list[ProcessEntry]()
     for round_number in range(_KILL_ROUNDS):

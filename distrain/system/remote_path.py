@@ -167,17 +167,13 @@ def _refuse_options(url: str) -> None:
     raise OSError(f"{place} has options of pyarrow behind a '?' ({', '.join(options)}), which distrain ignores: {cure}")
 
 
-def _check_name(name: str) -> None:
-    """Raise OSError if fsspec would not take a name literally."""
+def _check_name(name: str) -> str:
+    """Return the name. Raise OSError if fsspec would not take it literally."""
     if special := [part for part in _SPECIAL if part in name]:
         raise OSError(
             f"{name!r} has {special[0]!r} in it, which remote filesystems do not take as a part of a name: "
             "give the file, the run or its storage_path another name"
         )
-
-
-def _checked(name: str) -> str:
-    _check_name(name)
     return name
 
 
@@ -187,26 +183,28 @@ def _is_s3fs(filesystem: Any) -> bool:
 
 def _local_path(filesystem: Any, path: str) -> str | None:
     """Return the local path that ``path`` means in a local filesystem, or in a view of one; None in a remote one."""
-    match type(filesystem).__name__:
-        case "DirFileSystem":
-            return _local_path(filesystem.fs, filesystem._join(path))
-        case "ArrowFSWrapper":
-            return _local_path(filesystem.fs, path)
-        case "SubTreeFileSystem":
-            return _local_path(filesystem.base_fs, f"{filesystem.base_path}/{path}")
+    filesystem, path = _unwrapped(filesystem, path)
     if _protocol(filesystem) != "file":
         return None
     stripped: str = filesystem._strip_protocol(path) if hasattr(filesystem, "_strip_protocol") else path
     return stripped
 
 
+def _unwrapped(filesystem: Any, path: str) -> tuple[Any, str]:
+    """Return the filesystem inside of all wrappers, and what a path is there."""
+    match type(filesystem).__name__:
+        case "DirFileSystem":
+            return _unwrapped(filesystem.fs, filesystem._join(path))
+        case "ArrowFSWrapper":
+            return _unwrapped(filesystem.fs, path)
+        case "SubTreeFileSystem":
+            return _unwrapped(filesystem.base_fs, f"{filesystem.base_path}/{path}")
+    return filesystem, path
+
+
 def _protocol(filesystem: Any) -> str:
     """Return the protocol of a filesystem of fsspec or pyarrow; that of the inner one, if it is a wrapper."""
-    match type(filesystem).__name__:
-        case "DirFileSystem" | "ArrowFSWrapper":
-            return _protocol(filesystem.fs)
-        case "SubTreeFileSystem":
-            return _protocol(filesystem.base_fs)
+    filesystem, _ = _unwrapped(filesystem, "")
     protocol: Any = filesystem.protocol if hasattr(filesystem, "protocol") else filesystem.type_name
     name: str = protocol if isinstance(protocol, str) else protocol[0]
     return "file" if name == "local" else name
@@ -305,8 +303,8 @@ class RemotePath:
         return replace(self, url=f"{above}/" if above.endswith(":/") else above)
 
     def __truediv__(self, name: str) -> RemotePath:
-        _check_name(name)
-        return replace(self, url=f"{self.url}{name}" if self.url.endswith("://") else f"{self.url}/{name}")
+        slash = "" if self.url.endswith("://") else "/"
+        return replace(self, url=f"{self.url}{slash}{_check_name(name)}")
 
     def __str__(self) -> str:
         return self.url
@@ -436,7 +434,7 @@ class RemotePath:
         sources = [str(source / name) for name in names]
 
         def put(fs: AbstractFileSystem, path: str) -> None:
-            fs.put(sources, [f"{path}/{_checked(name)}" for name in names], **options)
+            fs.put(sources, [f"{path}/{_check_name(name)}" for name in names], **options)
 
         if names:
             self._try("write", put)

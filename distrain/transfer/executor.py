@@ -77,31 +77,29 @@ class StorageExecutor:
 
     def _store_files(self, order: wire.Upload) -> wire.Message:
         source = Path(order.source)
-        if not order.source:
-            return self._hash_in_place(order)
         try:
-            if self._run is None:
+            if not order.source:
+                files = self._hash_in_place(order)
+            elif self._run is None:
                 copy_folders(source, Path(order.directory))
                 files = store_files(source, Path(order.directory), order.files)
             else:
                 files = self._put(order)
-            skipped = hash_files(source, order.others)
+            skipped = hash_files(source, order.others) if order.source else []
         except Exception as error:
-            return wire.failed_answer(order, f"{_reason(order, error)}; what could not be stored is in {order.source}")
+            kept = f"; what could not be stored is in {order.source}" if order.source else ""
+            return wire.failed_answer(order, _reason(order, error) + kept)
         return wire.FilesCopied(
             attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
         )
 
-    def _hash_in_place(self, order: wire.Upload) -> wire.Message:
+    def _hash_in_place(self, order: wire.Upload) -> Files:
         """Hash the files of a directory that the ranks have filled themselves."""
         if self._run is None:
             folder = Path(order.directory)
-            files = store_files(folder, folder, list_files(folder))
-        else:
-            target = self._mark_pending(order)
-            names = sorted(target.files().keys() - {MANIFEST_FILE, PENDING_FILE})
-            files = target.hash_all(names)
-        return wire.FilesCopied(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=[])
+            return store_files(folder, folder, list_files(folder))
+        target = self._mark_pending(order)
+        return target.hash_all(sorted(target.files().keys() - {MANIFEST_FILE, PENDING_FILE}))
 
     def _mark_pending(self, order: wire.Upload) -> RemotePath:
         """Mark the remote directory of a checkpoint as incomplete, and return it."""

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 _UNASKED = (wire.Notice, wire.HostFailed)
 """Messages that answer no order."""
-_REPEATABLE = (
-    *(wire.PublishCheckpoint, wire.UpdateManifest, wire.DeleteCheckpoints, wire.MirrorRecords),
-    wire.Deliver,
-)
+_REPEATABLE = (wire.PublishCheckpoint, wire.UpdateManifest, wire.DeleteCheckpoints, wire.MirrorRecords, wire.Deliver)
 """Orders that may be carried out twice."""
 _MAX_RESTARTS = 3
 _SLOW_S = 5.0
@@ -90,10 +87,9 @@ class OrderLink:
         try:
             child = self._child or self._start(opens=isinstance(order, wire.OpenStorage))
         except OSError as error:
-            self._open.append(order)
-            self._fail(f"the {self._program} cannot be started: {error}")
-            return
-        self._send(child, order)
+            self._answer_failed([order], f"the {self._program} cannot be started: {error}")
+        else:
+            self._send(child, order)
 
     def _send(self, child: ChildLink, order: wire.Message) -> None:
         self._open.append(order)
@@ -160,10 +156,6 @@ class OrderLink:
             self.order(order)
         # At last, since the receiver of an answer may give new orders.
         self._answer_failed(lost, f"the {self._program} has died (exit code {code})")
-
-    def _fail(self, why: str) -> None:
-        orders, self._open = list(self._open), deque()
-        self._answer_failed(orders, why)
 
     def _answer_failed(self, orders: Iterable[wire.Message], why: str) -> None:
         for order in orders:

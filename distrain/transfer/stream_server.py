@@ -61,30 +61,21 @@ def serve(read_fd: int, write_fd: int) -> None:
 def _put(reader: Reader, request: dict[str, Any]) -> None:
     """Store files. Raise OSError, RefusedError or StreamEndedError."""
     folder, staging = request["folder"], request["staging"]
-    files = files_in(request)
+    files, arrivals = files_in(request), Arrivals(reader)
     try:
-        os.mkdir(staging, 0o700)  # its parent is the directory of the run: without that, nobody would delete this
-        make_folders(staging, [*request["folders"], *map(os.path.dirname, files)])
-    except OSError as error:
-        _skip(reader, files)
-        raise error from None
-    try:
-        _receive(reader, staging, files)
+        with arrivals.noting(staging):
+            os.mkdir(staging, 0o700)  # its parent is the directory of the run: without that, nobody would delete this
+            make_folders(staging, [*request["folders"], *map(os.path.dirname, files)])
+        _receive(arrivals, staging, files)
         if not os.path.isdir(folder):  # else another run has copied the same
             os.rename(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _skip(reader: Reader, files: dict[str, ShippedFile]) -> None:
-    arrivals = Arrivals(reader)
-    for file in files.values():
-        arrivals.store("/dev/null", file.size)
-
-
-def _receive(reader: Reader, staging: str, files: dict[str, ShippedFile]) -> None:
+def _receive(arrivals: Arrivals, staging: str, files: dict[str, ShippedFile]) -> None:
     """Store files in the staging directory, and compare their digests."""
-    arrivals, damaged = Arrivals(reader), []
+    damaged = []
     for name, file in files.items():
         path = os.path.join(staging, name)
         if arrivals.store(path, file.size, file.digest) != file.digest:

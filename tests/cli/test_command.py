@@ -105,7 +105,8 @@ def test_the_help_fits_on_a_screen_and_each_command_has_its_own_with_an_example(
         (("show", "x", "--storage-path", "."), "distrain show: error: no run in"),
         (("ls", "missing"), "distrain ls: error: "),
         (("ls", "x", "--storage-path", "y"), "distrain ls: error: argument --storage-path: not allowed with argument"),
-        (("logs", "x/y", "-r", "a"), "distrain logs: error: there is no directory"),
+        (("logs", "x/y"), "distrain logs: error: there is no directory"),
+        (("logs", "x/y", "-r", "a"), "distrain logs: error: argument -r/--ranks: 'a': must be ranks such as 0,2-5"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(distrain: Command, arguments: tuple[str, ...], said: str) -> None:

@@ -37,7 +37,7 @@ def init(address: str | None = None, **options: Any) -> RayContext:
     global _is_initialized
     _is_initialized = True
     runtime_env = dict(options.pop("runtime_env", None) or {})
-    _set_variables(runtime_env.pop("env_vars", None) or {})
+    set_variables(runtime_env.pop("env_vars", None) or {})
     given = {"address": address, **options}
     named = [name for name, value in given.items() if value is not None and name not in _WITHOUT_CONSEQUENCE]
     named += [f"runtime_env[{name!r}]" for name, value in runtime_env.items() if value]
@@ -50,7 +50,7 @@ def init(address: str | None = None, **options: Any) -> RayContext:
     return RayContext(address=here, node_ip_address=here, node_id=socket.gethostname())
 
 
-def _set_variables(variables: Mapping[str, str]) -> None:
+def set_variables(variables: Mapping[str, str]) -> None:
     """Set environment variables, and have other hosts get them, too."""
     os.environ.update({name: str(value) for name, value in variables.items()})
     if variables:
@@ -125,8 +125,3 @@ class RuntimeContext:
     def get_accelerator_ids(self) -> dict[str, list[str]]:
         """Return the GPUs of this process."""
         return {"GPU": get_gpu_ids()}
-
-
-def get_runtime_context() -> RuntimeContext:
-    """Return the facts of this process."""
-    return RuntimeContext()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from distrain import data
+from distrain.as_ray.constants import WithoutEffect
 from distrain.as_ray.data.arguments import check_options
 from distrain.as_ray.data.dataset import Dataset
 from distrain.data.constructors import as_dataset
@@ -174,13 +175,6 @@ def range(n: int, **options: Any) -> Dataset:
 
 
 # -- execution -------------------------------------------------------------------------------------------------------
-
-
-class WithoutEffect:
-    """Options of Ray's execution: they may be set, and have no effect."""
-
-    def __init__(self, *args: object, **options: object) -> None:
-        vars(self).update(options)
 
 
 class DataContext(WithoutEffect):

@@ -8,11 +8,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distrain.system.imports import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 Path = tuple[Any, ...]
 """Keys and indices that lead to a value in nested dicts and lists."""
@@ -233,12 +235,3 @@ def configs(space: Mapping[str, Any], seed: Any) -> Iterator[dict[str, Any]]:
         for path, domain in sorted(drawn, key=lambda pair: pair[1].comes_last):
             _set(config, path, domain.sample(config, random_state=seed))
         yield config
-
-
-def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return the values of nested dicts by names such as ``optimizer/lr``."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        path = f"{above}{name}"
-        found |= flat(value, f"{path}/") if isinstance(value, Mapping) and value else {path: value}
-    return found

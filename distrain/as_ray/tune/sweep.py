@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.result import Result
-from distrain.as_ray.tune.search_space import flat
 from distrain.errors import StorageError, TrainingFailedError
 from distrain.storage import names
 from distrain.storage.files import write_atomically
@@ -23,6 +22,7 @@ from distrain.storage.runs.listing import FAILED, FINISHED
 from distrain.system.log import say
 from distrain.system.pickling import pickled
 from distrain.system.remote_path import RemotePath, locate
+from distrain.system.text import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,7 @@ class Sweep:
 
 def _labels(configs: list[dict[str, Any]]) -> list[str]:
     """Return the values of each config that are not the same in all."""
-    flats = [{path: _shown(value) for path, value in flat(config).items()} for config in configs]
+    flats = [{path: _shown(value) for path, value in flatten(config).items()} for config in configs]
     common = set.intersection(*(set(one.items()) for one in flats)) if len(flats) > 1 else set()
     return [", ".join(f"{path}={text}" for path, text in one.items() if (path, text) not in common) for one in flats]
 
@@ -207,11 +207,11 @@ class ResultGrid(Sequence[TrialResult]):
                 f"TuneConfig(metric=..., mode=...) to the Tuner; got {metric!r}, {mode!r}"
             )
         scored: list[tuple[Any, TrialResult]] = [
-            (flat(result.metrics or {}).get(metric), result) for result in self._results
+            (flatten(result.metrics or {}).get(metric), result) for result in self._results
         ]
         usable = [pair for pair in scored if isinstance(pair[0], (int, float)) and math.isfinite(pair[0])]
         if not usable:
-            known = sorted({name for result in self._results for name in flat(result.metrics or {})})
+            known = sorted({name for result in self._results for name in flatten(result.metrics or {})})
             raise RuntimeError(
                 f"no trial has reported the metric {metric!r}, or only NaN or infinite values; known metrics: "
                 f"{', '.join(known)}"
@@ -222,4 +222,4 @@ class ResultGrid(Sequence[TrialResult]):
         """Return a row for each trial: its last metrics, its config, and its directory."""
         import pandas
 
-        return pandas.DataFrame([{**flat(result.metrics or {}), "logdir": result.path} for result in self._results])
+        return pandas.DataFrame([{**flatten(result.metrics or {}), "logdir": result.path} for result in self._results])

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.api.config import RunConfig, ScalingConfig, UserCallback
 from distrain.api.ray_names import without
-from distrain.as_ray.tune.search_space import flat
 from distrain.session import report as report_metrics
 from distrain.system.arguments import check_type
+from distrain.system.text import flatten
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Function:
         def record_and_stop(metrics: Mapping[str, Any], *args: Any, **named: Any) -> None:
             record(metrics, *args, **named)
             self._reports += 1
-            values = flat({"training_iteration": self._reports, **metrics})
+            values = flatten({"training_iteration": self._reports, **metrics})
             if any(name in values and values[name] >= limit for name, limit in self._stop.items()):
                 raise _EnoughError
 

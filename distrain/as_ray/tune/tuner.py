@@ -74,13 +74,6 @@ class TuneConfig:
             raise TypeError("TuneConfig(time_budget_s=...): every trial runs to its end; choose num_samples instead")
 
 
-class CLIReporter:
-    """Stand-in for ``RunConfig(progress_reporter=...)``, without effect: a line says how each trial has ended."""
-
-    def __init__(self, *args: object, **options: object) -> None:
-        """Take the arguments of Ray."""
-
-
 # -- the tuner -------------------------------------------------------------------------------------------------------
 
 

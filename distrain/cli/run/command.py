@@ -12,7 +12,7 @@ from distrain.api.tracker import parse_tracker
 from distrain.cli.run.check import as_json, show
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
-from distrain.cli.run.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
+from distrain.cli.run.options import environment_variables, ignored_options, make_parser, parse
 from distrain.cli.run.target import work_of, workers_path
 from distrain.console.error_screen import show_error
 from distrain.coordinator.connection.choice import hosts_of
@@ -148,12 +148,12 @@ def _ranks_shown(
     options: argparse.Namespace, hosts: Sequence[HostSpec], scaling: ScalingConfig
 ) -> Collection[int] | None:
     """Return the ranks whose output is shown; for local ranks, those that have them while no host is lost."""
-    if options.local_ranks_filter is None:
-        return None if options.ranks_shown is None else shown_ranks(options.ranks_shown)
-    local = shown_ranks(options.local_ranks_filter, "--local-ranks-filter")
-    slots = {host.name: host.slots for host in hosts}
-    shares = list(shares_of(slots, workers_on(slots, scaling)).values())
-    return [sum(shares[:i]) + rank for i, share in enumerate(shares) for rank in local if rank < share]
+    shown: Collection[int] | None = options.ranks_shown
+    if (local := options.local_ranks_filter) is not None:
+        slots = {host.name: host.slots for host in hosts}
+        shares = list(shares_of(slots, workers_on(slots, scaling)).values())
+        shown = [sum(shares[:i]) + rank for i, share in enumerate(shares) for rank in local if rank < share]
+    return shown
 
 
 # -- actions ---------------------------------------------------------------------------------------------------------

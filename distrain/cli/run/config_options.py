@@ -68,27 +68,20 @@ def _size(text: str) -> int:
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Return ranks such as ``0,2-5`` as a list. Raises ValueError."""
+    """Return the ranks that an option such as ``0,2-5`` names."""
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
-            raise ValueError(f"{text!r}: must be ranks such as 0,2-5")
+            raise argparse.ArgumentTypeError(f"{text!r}: must be ranks such as 0,2-5")
         if int(last or first) < int(first):
-            raise ValueError(f"{text!r}: {part.strip()} has no rank in it; the lower one comes first")
+            raise argparse.ArgumentTypeError(f"{text!r}: {part.strip()} has no rank in it; the lower one comes first")
         found += range(int(first), int(last or first) + 1)
     return found
 
 
-def _checkpoint_ranks(text: str) -> list[int] | str:
-    try:
-        return text if text == "all" else parse_ranks(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 _KEYWORDS: dict[str, dict[str, Any]] = {
-    "checkpoint_ranks": {"type": _checkpoint_ranks, "metavar": "0,2-5"},
+    "checkpoint_ranks": {"type": lambda text: text if text == "all" else parse_ranks(text), "metavar": "0,2-5"},
     "checkpoint_score_order": {"help": "the better scores: the higher or the lower ones (default: max)"},
     "debug_rank": {"metavar": "RANK"},
     "enabled": {"help": "copy no code to other hosts: they have it at the same paths"},

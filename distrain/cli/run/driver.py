@@ -46,10 +46,10 @@ def driver_of(
     work, variables = work_of(options, user_path), environment_variables(options.env)
 
     def drive() -> None:
-        from distrain.as_ray.importing import activate  # the import activates it, too
+        from distrain.as_ray.core.cluster import set_variables  # the import activates the stand-in, too
 
-        _set_variables(options, variables)
-        activate()
+        _follow(options)
+        set_variables(variables)
         sys.path[:] = workers_path(work, user_path)
         try:
             work.run()
@@ -73,19 +73,15 @@ def _refuse_others(parser: argparse.ArgumentParser, options: argparse.Namespace)
             raise ValueError(f"{action.option_strings[0]}: with {asked}, the script calls fit() itself; {cure}")
 
 
-def _set_variables(options: argparse.Namespace, variables: dict[str, str]) -> None:
+def _follow(options: argparse.Namespace) -> None:
     """Have the fit() of the script, and its workers, act by the options."""
     given: dict[str, Any] = {name: getattr(options, name) for name in _VARIABLES}
     if given["hosts"] or given["hostfile"]:
         for name in _HOSTS.values():
             os.environ.pop(name, None)
     os.environ.update({_VARIABLES[name]: value for name, value in given.items() if value and value != "auto"})
-    os.environ.update(variables)
-    if variables:
-        os.environ["DISTRAIN_ENV"] = ",".join(filter(None, (os.environ.get("DISTRAIN_ENV"), *variables)))
     if options.tracker:
         os.environ[TRACKERS] = ";".join(options.tracker)
-    os.environ[AS_RAY] = "1"
 
 
 def _show_from_script(trace: TracebackType | None) -> None:

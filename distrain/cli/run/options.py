@@ -161,8 +161,13 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
     add_options_of(LoggingConfig, add)
     ranks = group.add_mutually_exclusive_group().add_argument
     shown = "ranks whose output is shown here (default: all); the logs have everything"
-    ranks("--ranks-shown", metavar="0,2-5", help=shown)
-    ranks("--local-ranks-filter", metavar="0,2-5", help="the same, for the local ranks of each host")
+    ranks("--ranks-shown", type=parse_ranks, metavar="0,2-5", help=shown)
+    ranks(
+        "--local-ranks-filter",
+        type=parse_ranks,
+        metavar="0,2-5",
+        help="the same, for the local ranks of each host",
+    )
 
 
 def _add_actions(add: Callable[..., object]) -> None:
@@ -214,11 +219,3 @@ def environment_variables(settings: Sequence[str]) -> dict[str, str]:
             raise ValueError(f"--env {name}: each rank is given its own {name}; leave it out")
         variables[name] = value if equals else os.environ[name]
     return variables
-
-
-def shown_ranks(text: str, option: str = "--ranks-shown") -> list[int]:
-    """Return ranks such as ``0,2-5`` as a list. Raises ValueError, which names the option."""
-    try:
-        return parse_ranks(text)
-    except ValueError as error:
-        raise ValueError(f"{option} {error}") from None

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from distrain.cli.run.command import run_command
-from distrain.cli.run.driver import _set_variables, driver_of, is_for_ray
+from distrain.cli.run.driver import _follow, driver_of, is_for_ray
 from distrain.cli.run.options import make_parser
 
 
@@ -71,17 +71,13 @@ def test_the_variable_is_named_if_it_is_what_forbids_an_option(
 
 
 def test_options_become_the_variables_that_a_fit_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {"DISTRAIN_HOSTS": "old:1", "DISTRAIN_ENV": "MINE"})
+    monkeypatch.setattr(os, "environ", {"DISTRAIN_HOSTS": "old:1"})
     given = ["--hostfile", "hosts.txt", "--ssh-args=-v", "--tracker", "tensorboard", "--tracker", "wandb:project=p"]
-    _set_variables(make_parser().parse_args([*given, "--as-ray", "train.py"]), {"A": "1", "B": "2"})
+    _follow(make_parser().parse_args([*given, "--as-ray", "train.py"]))
     assert os.environ == {
-        "DISTRAIN_AS_RAY": "1",
         "DISTRAIN_HOSTFILE": "hosts.txt",
         "DISTRAIN_SSH_ARGS": "-v",
         "DISTRAIN_TRACKERS": "tensorboard;wandb:project=p",
-        "DISTRAIN_ENV": "MINE,A,B",
-        "A": "1",
-        "B": "2",
     }
 
 

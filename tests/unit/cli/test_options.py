@@ -117,7 +117,7 @@ def test_a_line_about_a_failure_keeps_the_words_of_the_rank(capsys: pytest.Captu
         (("--log-level", "loud"), "--log-level must be one of"),
         (("--resources-per-worker", "TPU=1"), "--resources-per-worker['TPU']: unknown resource"),
         (("--env", "=1"), "--env =1: must be NAME=VALUE"),
-        (("--local-ranks-filter", "x"), "--local-ranks-filter 'x': must be ranks such as 0,2-5"),
+        (("--local-ranks-filter", "x"), "argument --local-ranks-filter: 'x': must be ranks such as 0,2-5"),
         (("--no-python",), "there is no option --no-python; ranks are Python; in a script, subprocess.run()"),
         (("--virtual_local_rank",), "there is no option --virtual_local_rank; set CUDA_VISIBLE_DEVICES"),
         (("-m", "--num-workers", "2"), "-m --num-workers: is not a module; put -m after the options"),

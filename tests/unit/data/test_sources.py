@@ -218,6 +218,10 @@ def test_parts_of_files_of_which_some_are_empty(tmp_path: Path) -> None:
         train, test = part.train_test_split(0.2)
         assert sorted(row["id"] for row in train.take() + test.take()) == [*range(5), *range(25, 40)]
         assert (train.count(), test.count()) == (16, 4)
+    first = rows.limit(12).random_shuffle(seed=1)
+    assert first.count() == 12
+    (tmp_path / "3.parquet").unlink()  # no block of it is read
+    assert sorted(row["id"] for row in first.take(12)) == [*range(10), 20, 21]
 
 
 def test_a_function_that_raises_is_shown_with_its_own_line() -> None:
