@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -59,6 +60,33 @@ def test_many_files_travel_at_the_same_time_and_large_ones_in_parts(bucket: Buck
         copying.result()
     assert {path: len(bucket.read("copy", path)) for path in bucket.files("copy")} == sizes
     assert target.hash_all(list(sizes)) == hash_files(tmp_path, list(sizes))
+
+
+def train_in_memory(config: dict[str, Any]) -> int:
+    rank, checkpoint = distrain.get_context().get_world_rank(), distrain.get_checkpoint()
+    step = 0
+    if checkpoint:
+        with checkpoint.as_directory() as folder:
+            step = int(Path(folder, f"rank_{rank}").read_text())
+    while step < 6:
+        if step == 3 and rank == 1 and not checkpoint:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step += 1
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, f"rank_{rank}").write_text(str(step))
+            saved = Checkpoint.from_directory(folder)
+            distrain.report({"step": step}, checkpoint=saved, checkpoint_upload_mode=CheckpointUploadMode.MEMORY)
+    return int(checkpoint is not None)
+
+
+@sampled
+def test_the_newest_checkpoint_in_memory_goes_to_the_bucket_at_the_end(s3_fit: Fit, bucket: Bucket) -> None:
+    result = s3_fit(train_in_memory, name="run", failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == 1
+    assert bucket.committed("run") == ["checkpoint_000005"]
+    assert checkpoint_files(bucket, "run", "checkpoint_000005") == [".manifest.json", "rank_0", "rank_1"]
+    assert result.checkpoint is not None
+    assert Path(result.checkpoint.to_directory(), "rank_1").read_text() == "6"
 
 
 @sampled
