@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -287,7 +288,9 @@ RESUMES = """
 import json, sys, tempfile, time
 from pathlib import Path
 import distrain
-from distrain import Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, UserCallback
+from distrain import (
+    Checkpoint, CheckpointUploadMode, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, UserCallback
+)
 
 place, scaling, failures = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
 
@@ -305,7 +308,9 @@ def train():
     for count in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, f"shard-{rank}").write_text(f"{count} of {rank}")
-            distrain.report({"count": count}, checkpoint=Checkpoint.from_directory(folder))
+            saved = Checkpoint.from_directory(folder)
+            mode = CheckpointUploadMode.MODE
+            distrain.report({"count": count}, checkpoint=saved, checkpoint_upload_mode=mode)
     while True:
         time.sleep(0.01)
 
@@ -322,13 +327,18 @@ print("FINISHED", json.dumps(result.return_value), flush=True)
 
 
 @pytest.mark.sample(2, of="checkpoints and environments of bare hosts")
-def test_a_run_continues_on_a_spare_bare_host_from_the_checkpoint_on_the_head(tmp_path: Path, test_run_id: str) -> None:
+@pytest.mark.parametrize("mode", ["SYNC", "MEMORY"])
+def test_a_run_continues_on_a_spare_bare_host_from_the_newest_checkpoint(
+    tmp_path: Path, test_run_id: str, mode: str
+) -> None:
     hosts = {"alpha": ALL_PACKAGES, "beta": ALL_PACKAGES, "delta": ALL_PACKAGES}
     with start_bare_lab(tmp_path / "lab", hosts) as lab:
         place = make_project(tmp_path)
-        running = Running(lab, place, test_run_id, RESUMES, hosts=["alpha", "beta"], spare=["delta"], max_failures=1)
+        script = RESUMES.replace("MODE", mode)
+        running = Running(lab, place, test_run_id, script, hosts=["alpha", "beta"], spare=["delta"], max_failures=1)
         try:
             running.wait_until_it_trains()
+            time.sleep(1.0)  # a checkpoint in memory is copied to the other host meanwhile
             cut_power(lab, "beta")
             output, _ = running.end()
         finally:
