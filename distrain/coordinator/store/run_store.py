@@ -74,32 +74,23 @@ class _RunDirectory:
         self._metrics.open()
         self._events.open()
         shutil.rmtree(self._paths.staging, ignore_errors=True)
-        with self._without_rest(self._paths.reserve) as reserve, open(reserve, "wb", opener=open_without_links) as file:
-            file.write(bytes(RESERVED_BYTES))
-        with self._without_rest(self._paths.root / ".probe") as probe:
-            self._probe(probe)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _without_rest(path: Path) -> Iterator[Path]:
-        """Delete a file if it is not written to its end: its part would take the last space of a full disk."""
         try:
-            yield path
+            self._reserve()
         except OSError as error:
-            if is_full_disk(str(error)):
-                path.unlink(missing_ok=True)
+            if is_full_disk(str(error)):  # a part of it would take the last space
+                self._paths.reserve.unlink(missing_ok=True)
             raise
 
-    @staticmethod
-    def _probe(probe: Path) -> None:
-        """Write, read and delete a file, so that a storage that cannot do it fails before the training begins."""
-        with open(probe, "wb+", opener=open_without_links) as file:
-            file.write(b"distrain")
+    def _reserve(self) -> None:
+        """Write the reserve, and read it, so that a storage that cannot do that fails before the training begins."""
+        content = os.urandom(RESERVED_BYTES)  # no file system can compress it
+        with open(self._paths.reserve, "wb+", opener=open_without_links) as file:
+            file.write(content)
             file.seek(0)
-            content = file.read()
-        if content != b"distrain":
-            raise OSError(errno.EIO, "a file has other contents than those that were written", str(probe))
-        probe.unlink()
+            if file.read() != content:
+                raise OSError(
+                    errno.EIO, "a file has other contents than those that were written", str(self._paths.reserve)
+                )
 
     def check_same(self) -> None:
         """Raise OSError if the directory was unmounted, moved or deleted, so that no run continues in a new one."""
