@@ -25,10 +25,11 @@ from distrain.storage.files import sync_directories, sync_directory, write_and_s
 from distrain.storage.lone_store import take_over
 from distrain.storage.paths import DAMAGED
 from distrain.storage.records import CommittedCheckpoint, committed_at, complete_manifest, damage_of
-from distrain.system.background import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from distrain.system.background import Background
 
 
 class LocalStore(RunStore):
@@ -70,13 +71,7 @@ class LocalStore(RunStore):
             raise StorageError(f"cannot rename {path}, which is damaged: {damage}: {error}") from error
         self._warn_from_background(f"{path} is damaged: {damage}; it was renamed to {renamed.name}")
 
-    def verify(
-        self,
-        thread: Background | None = None,
-        *,
-        is_needed: Callable[[], bool] = lambda: True,
-        then: Callable[[], None] = lambda: None,
-    ) -> None:
+    def verify(self, thread: Background, *, is_needed: Callable[[], bool], then: Callable[[], None]) -> None:
         def find() -> dict[Path, str]:
             """Return the damage of each checkpoint that is younger than the latest intact one."""
             damages: dict[Path, str] = {}
@@ -91,7 +86,7 @@ class LocalStore(RunStore):
             self.committed = self.committed[: len(self.committed) - len(damages)]
             self._background.do(lambda: list(starmap(self._set_aside, damages.items())), lambda _: then())
 
-        (thread or Background(None, "verification")).do(find, set_aside)
+        thread.do(find, set_aside)
 
     def close(self) -> None:
         """Release the directory, after the space of deleted checkpoints is free."""
