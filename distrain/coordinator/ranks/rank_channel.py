@@ -223,7 +223,7 @@ class RankChannel(SocketChannel):
         except OSError:
             while not self.at_end:  # it may have said why
                 self.wait()
-            raise self._error() from None
+            raise self.error() from None
 
     def receive(self) -> list[wire.Frame]:
         """Return what has arrived, as any channel does, after the files were stored that rank 0 has ordered."""
@@ -232,7 +232,7 @@ class RankChannel(SocketChannel):
             if frame.kind in _ABOUT_THE_RUN:
                 self._note(frame.message())
         if not frames and not self._is_idle and (self._failure is not None or self.at_end):
-            raise self._error()
+            raise self.error()
         return frames
 
     def await_spec(self) -> wire.WorkerSpec | None:
@@ -285,7 +285,8 @@ class RankChannel(SocketChannel):
         self.send(self._executor.do(frame.message()))
         return True
 
-    def _error(self) -> DistrainError:
+    def error(self) -> DistrainError:
+        """Return the error of a call for which rank 0 no longer answers."""
         text, culprit = "rank 0 ended before the run did, or its host is lost", 0
         if self._failure is not None:
             text = self._failure.text
