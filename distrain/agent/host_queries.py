@@ -105,16 +105,12 @@ def _probed(asked: wire.ProbeHost, gpus: Sequence[Gpu]) -> wire.HostProbed:
         failed_peers=failed_peers(asked.peers, asked.nonce),
     )
     if asked.is_thorough:
-        answer = _with_details(answer, asked, gpus)
+        from distrain.hosts.gpu_health import gpu_health
+
+        answer = replace(
+            answer,
+            memory_free_bytes=memory_free_bytes(),
+            disk_free_bytes=disk_free_bytes(asked.folder),
+            gpus=[asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})] if gpus else [],
+        )
     return replace(answer, received=received, sent=time.time())  # the clocks of the two machines are compared by these
-
-
-def _with_details(answer: wire.HostProbed, asked: wire.ProbeHost, gpus: Sequence[Gpu]) -> wire.HostProbed:
-    from distrain.hosts.gpu_health import gpu_health
-
-    return replace(
-        answer,
-        memory_free_bytes=memory_free_bytes(),
-        disk_free_bytes=disk_free_bytes(asked.folder),
-        gpus=[asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})] if gpus else [],
-    )

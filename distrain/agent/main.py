@@ -289,7 +289,7 @@ class Agent:
         if self._cpus.notice:
             self._notify(self._cpus.notice)
         if self._job_fd < 0:
-            self._job_fd = _anonymous_file()
+            self._job_fd = os.memfd_create("distrain-job")  # all workers can read it
         _overwrite(self._job_fd, message.body)
         self._has_job = True
         self._is_renewing = fits
@@ -689,11 +689,6 @@ def _why_no_forkserver(error: OSError, directory: str) -> str:
         create = "create it, or " if isinstance(error, FileNotFoundError) else ""
         return f"no worker can run in {directory}: {error.strerror}; {create}set cwd="
     return f"cannot start the forkserver, the parent of its workers: {error}{_LIMITS.get(error.errno or 0, '')}"
-
-
-def _anonymous_file() -> int:
-    """Return the descriptor of a file that all workers can read."""
-    return os.memfd_create("distrain-job")
 
 
 def _overwrite(fd: int, data: bytes) -> None:

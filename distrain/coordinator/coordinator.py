@@ -691,7 +691,7 @@ class Coordinator:
             self._close_hosts,
             self._debuggers.close,
             self._outputs.close,
-            self._report_handler.close,
+            self._report_handler.flush,
             self._requests.close,
             self._await_storage,
             self._await_validations,

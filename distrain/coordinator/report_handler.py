@@ -123,13 +123,10 @@ class ReportHandler:
         validations.changed = self.after_change
         self._observers = observers
         self._warned_of_score = False
-        self._reset(-1, 0)
+        self.begin(-1, 0)
 
     def begin(self, attempt: int, world_size: int) -> None:
         """Begin a new attempt, and forget the unfinished checkpoints of the last one."""
-        self._reset(attempt, world_size)
-
-    def _reset(self, attempt: int, world_size: int) -> None:
         self._attempt = attempt
         self._first_step = 0
         """The reports of a rank before those of this attempt, without those that the attempt repeats."""
@@ -290,10 +287,6 @@ class ReportHandler:
             self._acknowledged |= reports
             for rank, index in reports.items():
                 self._send(wire.Acknowledged(attempt=attempt, rank=rank, index=index))
-
-    def close(self) -> None:
-        """Write what is left to write at the end of the run."""
-        self.flush()
 
     # -- reports --------------------------------------------------------------------------------------------------
 
