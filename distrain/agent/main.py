@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
-import platform
 import resource
 import signal
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from distrain.agent.host_setup import HostSetup
 from distrain.agent.rank_cpus import RankCpus, rank_cpus
 from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
 from distrain.hosts.cgroup import OomKill
-from distrain.hosts.host_info import host_info
+from distrain.hosts.host_info import hello_of, host_info
 from distrain.hosts.network import interface_variables, interfaces, network_id, own_address
 from distrain.hosts.shared_memory import BUS_ERROR, shared_memory_problem
 from distrain.system import process, scratch
@@ -152,17 +151,9 @@ class Agent:
     def _hello(self) -> wire.Hello:
         info = host_info(with_gpus=self._with_gpus)
         self._queries.gpus = info.gpus or ()
-        return wire.Hello(
-            wire=wire.WIRE_VERSION,
-            distrain=wire.DISTRAIN_VERSION,
-            python=platform.python_version(),
+        return hello_of(
+            info,
             run_id=self._run_id,
-            hostname=info.name,
-            pid=os.getpid(),
-            cpus=info.cpus,
-            memory_bytes=info.memory_bytes,
-            gpus=None if info.gpus is None else [asdict(gpu) for gpu in info.gpus],
-            driver_problem=info.driver_problem,
             network=network_id(),
             address=own_address(),
             interfaces=interfaces(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +138,17 @@ class Run:
         try:
             observers.tell(self._begun)
             ranks, request = self._ranks(request)
-            coordinator = self._coordinator(request, ranks, observers)
+            coordinator = Coordinator(
+                request,
+                self._store,
+                ranks,
+                self._config.checkpoint_config,
+                observers,
+                log_dir=self._log_dir,
+                manifest=self._manifest,
+                start_without_own=self._start_without_own,
+                shipping=self._where.shipping.for_run(self._store, request.run_id),
+            )
             ranks.drive(coordinator.run)
             complaint = "the last reports could not be written"
             self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
@@ -197,20 +206,10 @@ class Run:
         status = end.state.value if is_over else "failed"
         reason = None if end.state is RunState.FINISHED else end.stop_reason
         how = "stopped" if status == "aborted" else status
-        ended = partial(
-            Ended,
-            status=status,
-            how=f"stopped by {stopped_by(reason)}" if reason else how,
-            seconds=time.monotonic() - observers.status.started,
-            result=result,
-            error=error,
-            checkpoints=list(self._store.committed),
-            advice=(
-                self._run_errors(coordinator, observers.status).how_to_continue
-                if coordinator is not None and reason == "SIGINT"
-                else None
-            ),
-        )
+        seconds = time.monotonic() - observers.status.started
+        advice = None
+        if coordinator is not None and reason == "SIGINT":
+            advice = self._run_errors(coordinator, observers.status).how_to_continue
         try:
             self._facts.end()
             self._manifest.exit_code = exit_code_of(error)
@@ -220,7 +219,18 @@ class Run:
                 left=0,
             )
         finally:  # Ctrl-C may end the wait for a full disk
-            observers.end(ended(storage_works=self._storage_works(end)))
+            observers.end(
+                Ended(
+                    status=status,
+                    how=f"stopped by {stopped_by(reason)}" if reason else how,
+                    seconds=seconds,
+                    result=result,
+                    error=error,
+                    checkpoints=list(self._store.committed),
+                    advice=advice,
+                    storage_works=self._storage_works(end),
+                )
+            )
 
     def _storage_works(self, end: RunSummary) -> bool:
         return not (end.storage_failed or self._store.is_stalled)
@@ -294,19 +304,6 @@ class Run:
             request = request_for_adopted(request)
             return InProcessRank(request, self._work), request
         return Connections(self._where.transports, request, stale_run_ids=self._manifest.stale_ids), request
-
-    def _coordinator(self, request: RunRequest, ranks: Ranks, observers: Observers) -> Coordinator:
-        return Coordinator(
-            request,
-            self._store,
-            ranks,
-            self._config.checkpoint_config,
-            observers,
-            log_dir=self._log_dir,
-            manifest=self._manifest,
-            start_without_own=self._start_without_own,
-            shipping=self._where.shipping.for_run(self._store, request.run_id),
-        )
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from distrain.system.background import Background
     from distrain.system.loop import Loop
 
-_INTERRUPTED = "the wait for the storage was interrupted"
 _FilesOf = dict[str, dict[str, tuple[int, str]]]
 """By directory and relative path: size in bytes and version of a file."""
 
@@ -268,7 +267,7 @@ class RemoteStore(RunStore):
 
     def close(self) -> None:
         """Mirror the small files a last time, and release the run. If that fails, keep the spool and name it."""
-        problem: str | None = _INTERRUPTED
+        problem: str | None = "the wait for the storage was interrupted"
         try:
             if not self._is_abandoned:
                 problem = self._finish_storage() if self._link is not None else None
