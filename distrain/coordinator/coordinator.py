@@ -365,7 +365,6 @@ class Coordinator:
                 self._hang_monitor.progress()
                 self._hang_monitor.rank_begins(message.rank)
                 self._report_handler.handle(message)
-                self._manifest.rank_trains()
                 self._debuggers.rank_begins(message.rank)
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.state is RunState.RUNNING:  # it was the last rank
@@ -481,6 +480,7 @@ class Coordinator:
                 case events.AttemptStarts():
                     self._begin_attempt(action)
                 case events.WorkersStart(plan):
+                    self._manifest.workers_start()
                     self._host_files.announce(plan.hosts)
                     self._launch_checks.begin(plan)
                 case events.AttemptEnded():
