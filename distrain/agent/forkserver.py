@@ -85,25 +85,21 @@ class ForkServer:
         process.adopt_orphans()
         reason = self._preload(self._settings["preload"]) if self._forks else None
         process.live_without_parent()
-        agent_fd = process.open_pidfd(self._agent)
+        self._agent_fd = process.open_pidfd(self._agent)
         if os.getppid() != self._agent:
             return
-        self._serve(agent_fd)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for worker_signal in process.WORKER_SIGNALS:
+            signal.signal(worker_signal, signal.SIG_IGN)  # it would kill a worker that has no handler for it yet
+        self._loop.on_signals((signal.SIGCHLD,), lambda number: self._on_child())
+        self._loop.on_readable(self._socket.fileno(), self._on_command)
+        if self._agent_fd >= 0:
+            self._loop.on_readable(self._agent_fd, self._loop.stop)
         self._send(kind="ready", reason=reason)
         try:
             self._loop.run()
         finally:
             self._leave()
-
-    def _serve(self, agent_fd: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for number in process.WORKER_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # it would kill a worker that has no handler for it yet
-        self._loop.on_signals((signal.SIGCHLD,), lambda number: self._on_child())
-        self._agent_fd = agent_fd
-        self._loop.on_readable(self._socket.fileno(), self._on_command)
-        if agent_fd >= 0:
-            self._loop.on_readable(agent_fd, self._loop.stop)
 
     # -- before the first fork ------------------------------------------------------------------------------------
 

@@ -151,7 +151,7 @@ class Run:
             )
             ranks.drive(coordinator.run)
             complaint = "the last reports could not be written"
-            self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
+            self._write_at_end(self._store.directory.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
             result, failure = self._conclude(coordinator, observers.status)
         except BaseException as error:
             failure = error
@@ -254,7 +254,7 @@ class Run:
         """
         while not self._store.is_stalled:
             try:
-                self._store.shrink_reserve(left)
+                self._store.directory.shrink_reserve(left)
                 write()
                 return
             except OSError as error:

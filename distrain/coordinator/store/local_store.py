@@ -44,7 +44,7 @@ class LocalStore(RunStore):
         self._deleting: threading.Thread | None = None
         with self._opening():
             take_over(root)
-            self._directory.open()
+            self.directory.open()
             self.committed = self._find_intact()
             self._next_index = self.paths.next_index()
 
@@ -101,7 +101,7 @@ class LocalStore(RunStore):
 
     def staging_directory(self, attempt: int, ordinal: int) -> Path:
         """Make and return the directory for the files of all ranks. Raise OSError."""
-        self._directory.check_same()
+        self.directory.check_same()
         folder = self._staging_path(attempt, ordinal)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -118,7 +118,7 @@ class LocalStore(RunStore):
         """Write the manifest into the directory that has the files of all ranks, and rename it. Return its path."""
         manifest = new.manifest
         staged = self._staging_path(manifest["attempt"], new.ordinal)
-        self._directory.check_same()
+        self.directory.check_same()
         files = list(manifest["files"])
         _check_sizes(staged, manifest["files"])
         name = manifest["name"] or self.paths.checkpoint(manifest["index"]).name
@@ -133,7 +133,7 @@ class LocalStore(RunStore):
 
     def _commit_in_place(self, folder: Path, new: Publication) -> Path:
         """Write the manifest into a directory that the ranks have filled themselves. Return its path."""
-        self._directory.check_same()
+        self.directory.check_same()
         sync_directories(folder, list(new.manifest["files"]))
         write_atomically(folder / MANIFEST_FILE, self._manifest_text(folder, folder, new))
         sync_directory(folder)

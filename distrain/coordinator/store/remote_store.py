@@ -83,7 +83,7 @@ class RemoteStore(RunStore):
             self._heartbeats = Heartbeats(self._run_lock)
             undo.callback(self._release_run_lock)
             self._fill_spool()
-            self._directory.open()
+            self.directory.open()
             self.committed = self._find_intact()
         self.location = RemotePath(run.url, run.given)  # with the usual patience from now on
 
@@ -196,7 +196,7 @@ class RemoteStore(RunStore):
         self._mirror_records()
 
     def write_manifest_later(self, manifest: Mapping[str, Any]) -> None:
-        self._do("run.json", lambda: self._directory.write_manifest(manifest), lambda _: self._mirror_records())
+        self._do("run.json", lambda: self.directory.write_manifest(manifest), lambda _: self._mirror_records())
 
     def _mirror_records(self) -> None:
         """Have the uploader copy the small files now."""

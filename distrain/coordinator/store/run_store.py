@@ -53,7 +53,7 @@ class Publication:
     failed: Callable[[object], None]
 
 
-class _RunDirectory:
+class RunDirectory:
     """A local directory that this process has locked: the run directory, or the spool of a remote one.
 
     Methods raise OSError.
@@ -189,7 +189,8 @@ class RunStore(ABC):
         self.is_stalled = False
         """True if work on files was abandoned: touching a file may block as long."""
         self._background = Background(None, "storage")
-        self._directory: _RunDirectory
+        self.directory: RunDirectory
+        """The local directory for small files."""
         self._next_index = 0
         self._open_commits = 0
         self._metrics: list[str] = []
@@ -218,8 +219,8 @@ class RunStore(ABC):
         """Lock the local directory. If the context fails, undo it and what is on the stack, and raise StorageError."""
         with contextlib.ExitStack() as undo:
             try:
-                self._directory = _RunDirectory(self.paths, self.location)
-                undo.callback(self._directory.release)
+                self.directory = RunDirectory(self.paths, self.location)
+                undo.callback(self.directory.release)
                 yield undo
             except OSError as error:
                 hint = full_disk_hint(str(error))
@@ -237,9 +238,9 @@ class RunStore(ABC):
             return
         try:
             self.flush()
-            self._directory.clear()
+            self.directory.clear()
         finally:
-            self._directory.release()
+            self.directory.release()
 
     # -- work in the background -----------------------------------------------------------------------------------
 
@@ -294,11 +295,11 @@ class RunStore(ABC):
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Write run.json now. Raise OSError."""
-        self._directory.write_manifest(manifest)
+        self.directory.write_manifest(manifest)
 
     def write_manifest_later(self, manifest: Mapping[str, Any]) -> None:
         """Write run.json in the background."""
-        self._do("run.json", lambda: self._directory.write_manifest(manifest))
+        self._do("run.json", lambda: self.directory.write_manifest(manifest))
 
     def make_parent(self, path: Path) -> None:
         """Make the directory of a file of the run."""
@@ -354,15 +355,7 @@ class RunStore(ABC):
         if self._metrics or self._events or then is not None:
             metrics, events = "".join(self._metrics).encode(), "".join(self._events).encode()
             self._metrics, self._events = [], []
-            self._do("metrics", lambda: self._directory.append_lines(metrics, events), then)
-
-    def shrink_reserve(self, size: int) -> None:
-        """Free reserved disk space down to so many bytes. Raise OSError."""
-        self._directory.shrink_reserve(size)
-
-    def write_last_lines(self) -> None:
-        """Write the reports and events that a full disk did not take. Raise OSError."""
-        self._directory.write_last_lines()
+            self._do("metrics", lambda: self.directory.append_lines(metrics, events), then)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 

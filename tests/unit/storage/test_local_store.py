@@ -176,7 +176,7 @@ def test_a_checkpoint_that_is_deleted_as_a_reader_opens_it_is_not_read(
 def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path) -> None:
     first = LocalStore(root)
     (first.staging_directory(0, 1) / "model.pt").write_bytes(b"half")
-    first._directory.release()  # as a crash does it
+    first.directory.release()  # as a crash does it
     second = LocalStore(root)
     assert not second.paths.staging.exists()
     second.close()
