@@ -14,7 +14,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distrain.errors import StorageError
 from distrain.storage.files import full_disk_hint, write_atomically
@@ -304,15 +304,6 @@ class RunStore(ABC):
     def make_parent(self, path: Path) -> None:
         """Make the directory of a file of the run."""
         self._do(path.name, lambda: self.paths.make_parent(path))
-
-    def open_log(self, path: Path, then: Callable[[IO[bytes]], None], failed: Callable[[OSError], None]) -> None:
-        """Call ``then`` with a new file, open for writing, or ``failed`` with an OSError."""
-
-        def work() -> IO[bytes]:
-            self.paths.make_parent(path)
-            return open(path, "wb", opener=open_without_links)
-
-        self._background.do(work, then, failed)
 
     def write_optional_file(self, path: Path, data: bytes, complaint: str) -> None:
         """Write a file that the run can do without. Readers never see a part of it."""
