@@ -45,15 +45,14 @@ class HostQueries:
 
         def done(answer: wire.HostProbed) -> None:
             background.close()
-            self._send(self._with_port(answer) if answer.address else answer)
+            if answer.address:
+                try:
+                    answer = replace(answer, port=self._port.open(answer.address, answer.nonce))
+                except OSError as error:
+                    answer = replace(answer, failed=str(error))
+            self._send(answer)
 
         background.do(lambda: _probed(question, self.gpus), done)
-
-    def _with_port(self, answer: wire.HostProbed) -> wire.HostProbed:
-        try:
-            return replace(answer, port=self._port.open(answer.address, answer.nonce))
-        except OSError as error:
-            return replace(answer, failed=str(error))
 
     def look_up(self, find: Callable[[str], _T], peer: str, then: Callable[[_T | None], None]) -> None:
         """Call ``then`` with what ``find`` returns for a peer, or at once with None if ``peer`` is empty."""

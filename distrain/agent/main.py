@@ -441,10 +441,10 @@ class Agent:
 
     def _forget_workers(self) -> None:
         self._watch.end()
+        self._relay.clear()
         for worker in self._workers.values():
             worker.close(self._loop)
         self._workers = {}
-        self._relay.clear()
         self._started = False
 
     def _try_to_start(self, message: wire.Start, network: Mapping[str, str] | None) -> None:

@@ -218,21 +218,17 @@ class AdoptedRanks:
         self._note_failure(rank, f"was lost: {_LOST}", is_consequence=False)
 
     def _on_rank(self, rank: int, message: wire.Message) -> None:
-        host = self._hosts[rank]
+        self._say(self._hosts[rank], message)
         match message:
             case wire.StackDump():
-                self._say(host, message)
                 self._note_stacks(rank)
             case wire.Outcome():
-                self._say(host, message)
                 self._end_work(rank)
                 if not message.ok:
                     self._note_failure(rank, f"has failed: {message.error}", is_consequence=message.blames_peer)
                     self._exit(rank, exit_code=message.exit_code)
                 elif self._stop is not None:
                     self._exit(rank, exit_code=0)
-            case _:
-                self._say(host, message)
 
     def _note_failure(self, rank: int, how: str, *, is_consequence: bool) -> None:
         self._failures.append((is_consequence, rank, f"rank {rank} on {self._hosts[rank]} {how}"))
