@@ -251,8 +251,6 @@ class ReportHandler:
 
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Return whether uploads are all that the next checkpoint waits for; those of ``lost`` ranks never end."""
-        if not self._uploads:
-            return False
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
         return self._assembly.awaits_only(uploads, self._clock.now())
 
@@ -401,7 +399,9 @@ class ReportHandler:
                 case RequestFiles():
                     self._store_files(action)
                 case Refuse(rank, ordinal, why):
-                    self._forget(rank, ordinal)
+                    self._unsettled[ordinal].remove(rank)
+                    if not self._unsettled[ordinal].reports:
+                        del self._unsettled[ordinal]
                     self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=why))
                 case Commit():
                     self._commit(action)
@@ -467,12 +467,6 @@ class ReportHandler:
         """Return the report that this part of a checkpoint came with, unless it was refused."""
         unsettled = self._unsettled.get(ordinal)
         return None if unsettled is None else unsettled.reports.get(rank)
-
-    def _forget(self, rank: int, ordinal: int) -> None:
-        """Forget a report whose checkpoint was refused."""
-        self._unsettled[ordinal].remove(rank)
-        if not self._unsettled[ordinal].reports:
-            del self._unsettled[ordinal]
 
     def _commit(self, commit: Commit) -> None:
         """Make the files of all ranks a checkpoint."""

@@ -38,7 +38,6 @@ class _Task:
     child: ChildLink
     log: Path
     deadline: float | None
-    answer: wire.ValidationResult | None = None
 
 
 class Validations:
@@ -145,19 +144,16 @@ class Validations:
     def _on_frames(self, task: _Task, frames: list[wire.Frame]) -> None:
         if task is not self._task:  # the end of a process that has answered
             return
-        for frame in frames:
-            message = frame.message()
-            assert isinstance(message, wire.ValidationResult)
-            task.answer = message
-        if task.answer is None and not task.child.channel.at_end:
-            return
-        if task.answer is None:
+        if not frames:
             code = task.child.kill()
             self._end(task, Status.VALIDATION_FAILED, {}, f"its process has died (exit code {code})")
-        elif task.answer.failed is not None:
-            self._end(task, Status.VALIDATION_FAILED, {}, task.answer.failed)
+            return
+        answer = frames[0].message()
+        assert isinstance(answer, wire.ValidationResult)
+        if answer.failed is not None:
+            self._end(task, Status.VALIDATION_FAILED, {}, answer.failed)
         else:
-            self._end(task, Status.VALIDATED, json.loads(task.answer.body), None)
+            self._end(task, Status.VALIDATED, json.loads(answer.body), None)
 
     def _end(self, task: _Task, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
         self._task = None

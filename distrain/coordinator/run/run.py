@@ -315,11 +315,14 @@ class Run:
                 lambda: write_atomically(self._store.paths.return_value, value),
                 "the return value of train_func is only in this Result, because it could not be written",
             )
+        metrics = coordinator.metrics
+        if metrics is None and self._continued:
+            metrics = last_metrics(self._store.paths.metrics)
         result = make_result(
             self._store.location,
             self._store.committed,
             self._config.checkpoint_config,
-            metrics=self._earlier_metrics() if coordinator.metrics is None else coordinator.metrics,
+            metrics=metrics,
             return_value=None if value is None else job.unpickle_return_value(value),
         )
         if coordinator.end.state is RunState.FINISHED:
@@ -330,9 +333,6 @@ class Run:
             failed = error
             self._write_at_end(lambda: self._write_error(failed), "the error of the run could not be written")
         return result, error
-
-    def _earlier_metrics(self) -> dict[str, Any] | None:
-        return last_metrics(self._store.paths.metrics) if self._continued else None
 
     def _write_error(self, error: TrainingFailedError) -> None:
         text: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
