@@ -58,15 +58,12 @@ class HostSetup:
         """Set up the host, and send the answer."""
         self._asked = asked
 
-        def failed(error: OSError) -> None:
-            self._send(wire.HostSetUp(failed=str(error)))
-
         def done(answer: wire.HostSetUp) -> None:
             self._send(answer)
             if not answer.wanted:  # else the next question would wait for it
                 self._thread.do(self._trim)
 
-        self._thread.do(lambda: self._set_up(asked), done, failed)
+        self._thread.do(lambda: self._set_up(asked), done, lambda error: self._send(wire.HostSetUp(failed=str(error))))
 
     def _set_up(self, asked: wire.SetUpHost) -> wire.HostSetUp:
         """Do what can be done, and return what is missing."""
