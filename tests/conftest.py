@@ -19,10 +19,13 @@ from distrain.coordinator import stop_signals
 from distrain.coordinator.connection import resting_agents
 from distrain.hosts.gpus import find_gpus
 from distrain.system import process
+from distrain.system.background import Background
 from tests.tables import SEED, left_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from distrain.coordinator.store.local_store import LocalStore
 
 NOTHING_LEFT_WITHIN_S = 5.0
 
@@ -92,6 +95,11 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 20.0, what: s
         time.sleep(0.01)
 
 
+def verify_now(store: LocalStore) -> None:
+    """Have a store verify its checkpoints, as at the beginning of a run."""
+    store.verify(Background(None, "verification"), is_needed=lambda: True, then=lambda: None)
+
+
 def describe_processes(processes: list[psutil.Process]) -> str:
     lines = []
     for member in processes:
@@ -125,7 +133,7 @@ def test_run_id(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def _forget_stop() -> Iterator[None]:
     """Keep a test that sends SIGTERM to this process from stopping the fits of later tests."""
     yield
-    stop_signals.forget_stop()
+    stop_signals._stopped_by.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -38,10 +38,10 @@ _MOST_FDS = 8
 _CUDA_DRIVER = "libcuda.so.1"
 _CUDA_DEVICE = "/dev/nvidia-uvm"
 _CUDA_NOT_INITIALISED = 3
-_COUNT_GPUS_WITH_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
-"""Makes torch.cuda.is_available() use NVML. By default it initialises CUDA, which makes forks unsafe."""
-_NO_ARROW_THREAD = "JE_ARROW_MALLOC_CONF", "background_thread:false"
-"""Keeps the allocator of pyarrow from starting a thread that returns memory to the kernel; it then does so itself."""
+_FOR_IMPORTS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Variables without which imports make forks unsafe. The first one makes torch.cuda.is_available() use NVML; by default
+it initialises CUDA. The second one keeps the allocator of pyarrow from starting a thread that returns memory to the
+kernel; it then does so itself."""
 
 
 def main(arguments: list[str]) -> None:
@@ -85,32 +85,28 @@ class ForkServer:
         process.adopt_orphans()
         reason = self._preload(self._settings["preload"]) if self._forks else None
         process.live_without_parent()
-        agent_fd = process.open_pidfd(self._agent)
+        self._agent_fd = process.open_pidfd(self._agent)
         if os.getppid() != self._agent:
             return
-        self._serve(agent_fd)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for worker_signal in process.WORKER_SIGNALS:
+            signal.signal(worker_signal, signal.SIG_IGN)  # it would kill a worker that has no handler for it yet
+        self._loop.on_signals((signal.SIGCHLD,), lambda number: self._on_child())
+        self._loop.on_readable(self._socket.fileno(), self._on_command)
+        if self._agent_fd >= 0:
+            self._loop.on_readable(self._agent_fd, self._loop.stop)
         self._send(kind="ready", reason=reason)
         try:
             self._loop.run()
         finally:
             self._leave()
 
-    def _serve(self, agent_fd: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for number in process.WORKER_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # it would kill a worker that has no handler for it yet
-        self._loop.on_signals((signal.SIGCHLD,), lambda number: self._on_child())
-        self._agent_fd = agent_fd
-        self._loop.on_readable(self._socket.fileno(), self._on_command)
-        if agent_fd >= 0:
-            self._loop.on_readable(agent_fd, self._loop.stop)
-
     # -- before the first fork ------------------------------------------------------------------------------------
 
     def _preload(self, names: Sequence[str]) -> str | None:
         """Import what the workers share. Return why forks would be unsafe now, or None."""
         culprits = []
-        with _default_variable(*_COUNT_GPUS_WITH_NVML), _default_variable(*_NO_ARROW_THREAD):
+        with _variables_for_imports():
             for name in names:
                 before = process.count_native_threads()
                 with contextlib.suppress(BaseException):  # a worker runs into the same error and reports it
@@ -263,16 +259,15 @@ class ForkServer:
 
 
 @contextlib.contextmanager
-def _default_variable(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable within a block, unless the user has set it."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
+def _variables_for_imports() -> Iterator[None]:
+    """Set :data:`_FOR_IMPORTS` within a block, except those that the user has set."""
+    added = {name: value for name, value in _FOR_IMPORTS.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        os.environ.pop(name, None)
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _has_changed_since(moment: float) -> bool:

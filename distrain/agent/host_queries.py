@@ -45,15 +45,14 @@ class HostQueries:
 
         def done(answer: wire.HostProbed) -> None:
             background.close()
-            self._send(self._with_port(answer) if answer.address else answer)
+            if answer.address:
+                try:
+                    answer = replace(answer, port=self._port.open(answer.address, answer.nonce))
+                except OSError as error:
+                    answer = replace(answer, failed=str(error))
+            self._send(answer)
 
         background.do(lambda: _probed(question, self.gpus), done)
-
-    def _with_port(self, answer: wire.HostProbed) -> wire.HostProbed:
-        try:
-            return replace(answer, port=self._port.open(answer.address, answer.nonce))
-        except OSError as error:
-            return replace(answer, failed=str(error))
 
     def look_up(self, find: Callable[[str], _T], peer: str, then: Callable[[_T | None], None]) -> None:
         """Call ``then`` with what ``find`` returns for a peer, or at once with None if ``peer`` is empty."""
@@ -105,16 +104,12 @@ def _probed(asked: wire.ProbeHost, gpus: Sequence[Gpu]) -> wire.HostProbed:
         failed_peers=failed_peers(asked.peers, asked.nonce),
     )
     if asked.is_thorough:
-        answer = _with_details(answer, asked, gpus)
+        from distrain.hosts.gpu_health import gpu_health
+
+        answer = replace(
+            answer,
+            memory_free_bytes=memory_free_bytes(),
+            disk_free_bytes=disk_free_bytes(asked.folder),
+            gpus=[asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})] if gpus else [],
+        )
     return replace(answer, received=received, sent=time.time())  # the clocks of the two machines are compared by these
-
-
-def _with_details(answer: wire.HostProbed, asked: wire.ProbeHost, gpus: Sequence[Gpu]) -> wire.HostProbed:
-    from distrain.hosts.gpu_health import gpu_health
-
-    return replace(
-        answer,
-        memory_free_bytes=memory_free_bytes(),
-        disk_free_bytes=disk_free_bytes(asked.folder),
-        gpus=[asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})] if gpus else [],
-    )

@@ -58,15 +58,12 @@ class HostSetup:
         """Set up the host, and send the answer."""
         self._asked = asked
 
-        def failed(error: OSError) -> None:
-            self._send(wire.HostSetUp(failed=str(error)))
-
         def done(answer: wire.HostSetUp) -> None:
             self._send(answer)
             if not answer.wanted:  # else the next question would wait for it
                 self._thread.do(self._trim)
 
-        self._thread.do(lambda: self._set_up(asked), done, failed)
+        self._thread.do(lambda: self._set_up(asked), done, lambda error: self._send(wire.HostSetUp(failed=str(error))))
 
     def _set_up(self, asked: wire.SetUpHost) -> wire.HostSetUp:
         """Do what can be done, and return what is missing."""
@@ -84,7 +81,11 @@ class HostSetup:
             else:
                 wanted = str(cache.projects / digest)
         if asked.requirements and not wanted and not self._python:
-            self._make_environment(cache, asked)
+            from distrain.transfer.host_side.environments import make_environment
+
+            self._python = str(
+                make_environment(cache.environments, asked.requirements, python=asked.python, show=self._show)
+            )
         return wire.HostSetUp(wanted=wanted, checkpoints=str(mirror.checkpoints), storage_problem=self._storage_problem)
 
     def _trim(self) -> None:
@@ -103,15 +104,8 @@ class HostSetup:
             self._mirror = self._cache.claim_run(place)
         return self._cache, self._mirror
 
-    def _make_environment(self, cache: HostCache, asked: wire.SetUpHost) -> None:
-        from distrain.transfer.host_side import environments
-
-        def show(text: str) -> None:
-            self._thread.report(lambda: self._send(wire.Notice(text=text)))
-
-        self._python = str(
-            environments.make_environment(cache.environments, asked.requirements, python=asked.python, show=show)
-        )
+    def _show(self, text: str) -> None:
+        self._thread.report(lambda: self._send(wire.Notice(text=text)))
 
     def delete_checkpoints(self, folders: list[str]) -> None:
         """Delete checkpoints that were copied here. One that a worker reads stays until the end of the run.

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
-import platform
 import resource
 import signal
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from distrain.agent.host_setup import HostSetup
 from distrain.agent.rank_cpus import RankCpus, rank_cpus
 from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
 from distrain.hosts.cgroup import OomKill
-from distrain.hosts.host_info import host_info
+from distrain.hosts.host_info import hello_of, host_info
 from distrain.hosts.network import interface_variables, interfaces, network_id, own_address
 from distrain.hosts.shared_memory import BUS_ERROR, shared_memory_problem
 from distrain.system import process, scratch
@@ -152,17 +151,9 @@ class Agent:
     def _hello(self) -> wire.Hello:
         info = host_info(with_gpus=self._with_gpus)
         self._queries.gpus = info.gpus or ()
-        return wire.Hello(
-            wire=wire.WIRE_VERSION,
-            distrain=wire.DISTRAIN_VERSION,
-            python=platform.python_version(),
+        return hello_of(
+            info,
             run_id=self._run_id,
-            hostname=info.name,
-            pid=os.getpid(),
-            cpus=info.cpus,
-            memory_bytes=info.memory_bytes,
-            gpus=None if info.gpus is None else [asdict(gpu) for gpu in info.gpus],
-            driver_problem=info.driver_problem,
             network=network_id(),
             address=own_address(),
             interfaces=interfaces(),
@@ -289,7 +280,7 @@ class Agent:
         if self._cpus.notice:
             self._notify(self._cpus.notice)
         if self._job_fd < 0:
-            self._job_fd = _anonymous_file()
+            self._job_fd = os.memfd_create("distrain-job")  # all workers can read it
         _overwrite(self._job_fd, message.body)
         self._has_job = True
         self._is_renewing = fits
@@ -450,10 +441,10 @@ class Agent:
 
     def _forget_workers(self) -> None:
         self._watch.end()
+        self._relay.clear()
         for worker in self._workers.values():
             worker.close(self._loop)
         self._workers = {}
-        self._relay.clear()
         self._started = False
 
     def _try_to_start(self, message: wire.Start, network: Mapping[str, str] | None) -> None:
@@ -689,11 +680,6 @@ def _why_no_forkserver(error: OSError, directory: str) -> str:
         create = "create it, or " if isinstance(error, FileNotFoundError) else ""
         return f"no worker can run in {directory}: {error.strerror}; {create}set cwd="
     return f"cannot start the forkserver, the parent of its workers: {error}{_LIMITS.get(error.errno or 0, '')}"
-
-
-def _anonymous_file() -> int:
-    """Return the descriptor of a file that all workers can read."""
-    return os.memfd_create("distrain-job")
 
 
 def _overwrite(fd: int, data: bytes) -> None:

@@ -100,11 +100,9 @@ class WorkerRelay:
             self._forget_output(fd)
 
     def clear(self) -> None:
-        """Forget all workers. The caller closes them."""
-        for worker in self._workers:
-            for fd in worker.outputs.values():
-                self._forget_output(fd)
-        self._workers = []
+        """Stop reading from all workers, before they are closed."""
+        for worker in list(self._workers):
+            self.remove(worker)
 
     def _forget_output(self, fd: int) -> None:
         if fd in self._outputs.get_map():

@@ -96,15 +96,12 @@ class CheckpointCopies:
         return replace(order, files=files, folders=folders)
 
     def _send(self, host: str, copy: _Copy, found: wire.Deliver | str) -> None:
-        if not self._is_wanted(host, copy):
+        if not any(copy is one for one in self._copies.get(host, ())):  # the host was lost
             copy.lock.close()
         elif isinstance(found, str):
             self._on_delivered(host, copy, found)
         else:
             self._hosts.deliver(host, found, partial(self._on_delivered, host, copy))
-
-    def _is_wanted(self, host: str, copy: _Copy) -> bool:
-        return any(copy is one for one in self._copies.get(host, ()))
 
     def _on_delivered(self, host: str, copy: _Copy, failed: str | None) -> None:
         copy.lock.close()

@@ -123,7 +123,7 @@ class Coordinator:
             store,
             checkpoint_config.storage_every_s,
             send=self._hosts.send,
-            upload=self._upload_from,
+            upload=self._upload,
             plan=lambda: self.machine.plan,
             racks={host: settings.rack for host, settings in request.hosts.items()},
             storage_of=lambda host: "" if store.is_remote or self._host_files.is_apart(host) else str(store.location),
@@ -135,7 +135,7 @@ class Coordinator:
             checkpoint_config,
             observers,
             send=self._send_to_rank,
-            upload=self._upload,
+            upload=lambda order: self._upload(self._host_of(order.rank), order),
             is_apart=lambda rank: self._host_files.is_apart(self._host_of(rank)),
             on_commit=lambda path: self._happened(events.CheckpointAvailable(path or self._foreign_checkpoint)),
             validations=self._validations,
@@ -365,7 +365,6 @@ class Coordinator:
                 self._hang_monitor.progress()
                 self._hang_monitor.rank_begins(message.rank)
                 self._report_handler.handle(message)
-                self._manifest.rank_trains()
                 self._debuggers.rank_begins(message.rank)
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.state is RunState.RUNNING:  # it was the last rank
@@ -481,6 +480,7 @@ class Coordinator:
                 case events.AttemptStarts():
                     self._begin_attempt(action)
                 case events.WorkersStart(plan):
+                    self._manifest.workers_start()
                     self._host_files.announce(plan.hosts)
                     self._launch_checks.begin(plan)
                 case events.AttemptEnded():
@@ -626,10 +626,7 @@ class Coordinator:
     def _send_to_rank(self, message: wire.ToWorker) -> None:
         self._hosts.send(self._host_of(message.rank), message)
 
-    def _upload(self, order: wire.Upload) -> None:
-        self._upload_from(self._host_of(order.rank), order)
-
-    def _upload_from(self, host: str, order: wire.Upload) -> None:
+    def _upload(self, host: str, order: wire.Upload) -> None:
         """Have files of a rank stored: by the uploader of the host, or from here if that does not see the storage."""
         if self._host_files.is_apart(host):
             self._host_files.upload(host, order)
@@ -691,7 +688,7 @@ class Coordinator:
             self._close_hosts,
             self._debuggers.close,
             self._outputs.close,
-            self._report_handler.close,
+            self._report_handler.flush,
             self._requests.close,
             self._await_storage,
             self._await_validations,

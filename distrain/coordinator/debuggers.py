@@ -148,17 +148,14 @@ class Debuggers:
             except OSError as error:
                 raise NoSuchRun(f"the debugger cannot be connected: {error}") from None
             fd = connection.detach()
-        self._serve(rank, Channel(fd, fd))
-        reply("")
-
-    def _serve(self, rank: int, terminal: Channel) -> None:
         debugger = self._debuggers.setdefault(rank, _Debugger())
-        debugger.terminal = terminal
+        terminal = debugger.terminal = Channel(fd, fd)
         terminal.attach(self._loop, partial(self._on_frames, rank, terminal))
         if debugger.waits is not None:
             terminal.queue(debugger.waits)
         elif self._status.ranks[rank].begun is not None:
             self._send_line(rank, None)
+        reply("")
 
     def _on_frames(self, rank: int, terminal: Channel, frames: list[wire.Frame]) -> None:
         debugger = self._debuggers.get(rank)

@@ -28,7 +28,7 @@ from distrain.coordinator.host_check import lacking
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.ranks.ignored_settings import describe_ignored_settings
 from distrain.coordinator.ranks.joined import RankGroup, join
-from distrain.coordinator.ranks.outer_launcher import check_launcher
+from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launcher
 from distrain.coordinator.run.run import Run, Where, absolute, workers_by_host
 from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.coordinator.store.remote_store import open_run
@@ -87,24 +87,19 @@ def run_work(
         run = replace(run, trackers=trackers)
     _check_working_directory()
     sys_path = _clean_path(sys.path if sys_path is None else sys_path)
-    request = _request(
+    request, where = _request(
         work,
         scaling,
         run,
+        transports,
+        sys_path,
+        launcher=launcher,
+        starts_workers=starts_workers,
         job=job.make_job(work, workers_per_host=max(shares.values())) if starts_workers else Job(blob=b""),
-        transports=transports,
         resume_from=resume_from,
         metadata=metadata or {},
         validator=_validator(validation, run, sys_path),
-        sys_path=sys_path,
     )
-    where = Where(
-        transports=transports,
-        shipping=_shipping(work, run, transports, sys_path),
-        launcher=launcher,
-        starts_workers=starts_workers,
-    )
-    _check_gpus_are_counted(scaling, request)
     with log_level(run.log_level):
         if request.job.warning is not None:
             warn(request.job.warning)
@@ -134,16 +129,8 @@ def check_hosts(
     one_each = replace(
         scaling, num_workers=(1, len(hosts)), use_gpu=False, resources_per_worker=None, accelerator_type=None
     )
-    path = _clean_path(sys_path)
     transports = _transports([replace(host, slots=1) for host in hosts], scaling, run)
-    request = _request(work, one_each, run, job=Job(blob=b""), transports=transports, sys_path=path)
-    _check_gpus_are_counted(scaling, request)
-    where = Where(
-        transports=transports,
-        shipping=_shipping(work, run, transports, path),
-        launcher=None,
-        starts_workers=True,
-    )
+    request, where = _request(work, one_each, run, transports, _clean_path(sys_path), job=Job(blob=b""))
     store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
     try:
         found, facts = Run(store, request, run, work, where, None).check()
@@ -173,15 +160,20 @@ def _request(
     work: job.Work,
     scaling: ScalingConfig,
     run: RunConfig,
-    *,
     transports: Sequence[Transport],
     sys_path: list[str],
+    *,
+    launcher: OuterLauncher | None = None,
+    starts_workers: bool = True,
     **facts: Any,
-) -> RunRequest:
-    """Return all that the user has asked for. ``facts``: fields of the request that are not in the configs."""
+) -> tuple[RunRequest, Where]:
+    """Return all that the user has asked for, and where to do it.
+
+    facts: fields of the request that are not in the configs.
+    """
     is_script = isinstance(work, job.ScriptWork)
     grace_s, peer_grace_s = run.stop_grace_s, run.failure_config.peer_failure_grace_s
-    return RunRequest(
+    request = RunRequest(
         run_id=uuid.uuid4().hex,
         backend=work.backend,
         scaling=scaling,
@@ -205,6 +197,9 @@ def _request(
         sys_path=sys_path,
         **facts,
     )
+    _check_gpus_are_counted(scaling, request)
+    shipping = _shipping(work, run, transports, sys_path)
+    return request, Where(transports=transports, shipping=shipping, launcher=launcher, starts_workers=starts_workers)
 
 
 def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_workers: bool) -> job.Work:

@@ -52,7 +52,6 @@ class LaunchChecks:
         self._imports = imports
         self._checks = HostChecks({}, {}, nonce="")
         self._checked: set[str] = set()
-        self.own_versions: Mapping[str, str | None] = {}
         self.asked_at = 0.0
         """When the hosts were asked, in seconds since the epoch."""
         self._preparing: WorldPlan | None = None
@@ -89,9 +88,18 @@ class LaunchChecks:
         if plan is not self._preparing:  # a host was lost meanwhile
             return
         self._preparing = None
-        self.own_versions, self.asked_at = own_versions, time.time()
+        self.asked_at = time.time()
         self._checks = HostChecks(
-            {host: self._question(host) for host in plan.hosts},
+            {
+                host: wire.ProbeHost(
+                    nonce="",
+                    packages=list(own_versions),
+                    sys_path=list(self._request.hosts[host].sys_path),
+                    is_thorough=self._request.checks_hosts,
+                    folder=self._request.storage_path,
+                )
+                for host in plan.hosts
+            },
             {} if plan.shares_network else dict(zip(plan.hosts, plan.addresses, strict=True)),
             own_versions=own_versions,
             imported=own_versions.keys() - {*self._needed},
@@ -100,15 +108,6 @@ class LaunchChecks:
         )
         self._carry_out(self._checks.begin())
         self._loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
-
-    def _question(self, host: str) -> wire.ProbeHost:
-        return wire.ProbeHost(
-            nonce="",
-            packages=list(self.own_versions),
-            sys_path=list(self._request.hosts[host].sys_path),
-            is_thorough=self._request.checks_hosts,
-            folder=self._request.storage_path,
-        )
 
     @property
     def is_under_way(self) -> bool:

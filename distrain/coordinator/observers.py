@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -222,7 +223,7 @@ class Threaded:
         self._observer = observer
         self._has_failed = False
         self._left_out = 0
-        self._mailbox = _Mailbox(self.name, self._hear, self._idle)
+        self._mailbox = _Mailbox(self.name, partial(self._guard, observer.hear), partial(self._guard, observer.idle))
 
     def hear(self, fact: Fact) -> None:
         if len(self._mailbox) >= _MOST_WAITING and isinstance(fact, (Reported, Printed, ReportsJoined)):
@@ -243,16 +244,10 @@ class Threaded:
             warn(f"{self.name} was too slow, and missed {self._left_out} reports or pieces of output")
         self._mailbox.close()
 
-    def _hear(self, fact: Fact) -> None:
-        self._guard(lambda: self._observer.hear(fact))
-
-    def _idle(self) -> None:
-        self._guard(self._observer.idle)
-
-    def _guard(self, call: Callable[[], None]) -> None:
+    def _guard(self, call: Callable[..., None], *facts: Fact) -> None:
         """Show the first exception, and ignore the others."""
         try:
-            call()
+            call(*facts)
         except BaseException as error:  # SystemExit, too
             if not self._has_failed:
                 self._has_failed = True
@@ -272,7 +267,7 @@ class Callbacks:
         self._callbacks = callbacks
         self._context = context
         self._failed: set[str] = set()
-        self._mailbox = _Mailbox("callbacks", self._call_later)
+        self._mailbox = _Mailbox("callbacks", lambda task: self._call_all(*task))
 
     def hear(self, fact: Fact) -> None:
         match fact:
@@ -284,10 +279,10 @@ class Callbacks:
                 self._mailbox.add(("after_checkpoint", lambda: [checkpoint, dict(metrics)]))
             case AttemptEnded(failures=failures, exceptions=exceptions) if failures:
                 self._mailbox.add(("after_exception", lambda: [exceptions()]))
-            case Ended(result=result, error=error):
-                self._end(lambda: [result, error] if result is not None else None)
+            case Ended():
+                self._end(fact)
 
-    def _end(self, arguments: Callable[[], list[object] | None]) -> None:
+    def _end(self, ended: Ended) -> None:
         """Wait until all callbacks have returned; Ctrl-C ends the waiting. Then call after_run()."""
         with contextlib.suppress(KeyboardInterrupt):
             if not self._mailbox.wait(time.monotonic() + _NOTICE_AFTER_S):
@@ -297,11 +292,8 @@ class Callbacks:
         self._mailbox.close()
         if is_stuck:
             warn("after_run() is not called, as a callback has not returned")
-        elif (found := arguments()) is not None:
-            self._call_all("after_run", lambda: found)
-
-    def _call_later(self, task: tuple[str, Callable[[], Sequence[object]]]) -> None:
-        self._call_all(*task)
+        elif ended.result is not None:
+            self._call_all("after_run", lambda: [ended.result, ended.error])
 
     def _call_all(self, name: str, arguments: Callable[[], Sequence[object]]) -> None:
         """Call a method of every callback.
@@ -314,12 +306,10 @@ class Callbacks:
             except BaseException as error:
                 if name in ("before_run", "after_run") and not isinstance(error, Exception):
                     raise  # Ctrl-C, or sys.exit() in the thread of fit()
-                self._show_once(f"{type(callback).__qualname__}.{name}()")
+                who = f"{type(callback).__qualname__}.{name}()"
+                if who not in self._failed:
+                    self._failed.add(who)
+                    warn(f"{who} failed:\n{traceback.format_exc().rstrip()}")
         for stream in filter(None, (sys.stdout, sys.stderr)):
             with contextlib.suppress(Exception):  # the user's own stream may have no flush()
                 stream.flush()  # their output is shown before later output of distrain
-
-    def _show_once(self, who: str) -> None:
-        if who not in self._failed:
-            self._failed.add(who)
-            warn(f"{who} failed:\n{traceback.format_exc().rstrip()}")

@@ -123,13 +123,10 @@ class ReportHandler:
         validations.changed = self.after_change
         self._observers = observers
         self._warned_of_score = False
-        self._reset(-1, 0)
+        self.begin(-1, 0)
 
     def begin(self, attempt: int, world_size: int) -> None:
         """Begin a new attempt, and forget the unfinished checkpoints of the last one."""
-        self._reset(attempt, world_size)
-
-    def _reset(self, attempt: int, world_size: int) -> None:
         self._attempt = attempt
         self._first_step = 0
         """The reports of a rank before those of this attempt, without those that the attempt repeats."""
@@ -254,8 +251,6 @@ class ReportHandler:
 
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Return whether uploads are all that the next checkpoint waits for; those of ``lost`` ranks never end."""
-        if not self._uploads:
-            return False
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
         return self._assembly.awaits_only(uploads, self._clock.now())
 
@@ -290,10 +285,6 @@ class ReportHandler:
             self._acknowledged |= reports
             for rank, index in reports.items():
                 self._send(wire.Acknowledged(attempt=attempt, rank=rank, index=index))
-
-    def close(self) -> None:
-        """Write what is left to write at the end of the run."""
-        self.flush()
 
     # -- reports --------------------------------------------------------------------------------------------------
 
@@ -408,7 +399,9 @@ class ReportHandler:
                 case RequestFiles():
                     self._store_files(action)
                 case Refuse(rank, ordinal, why):
-                    self._forget(rank, ordinal)
+                    self._unsettled[ordinal].remove(rank)
+                    if not self._unsettled[ordinal].reports:
+                        del self._unsettled[ordinal]
                     self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=why))
                 case Commit():
                     self._commit(action)
@@ -474,12 +467,6 @@ class ReportHandler:
         """Return the report that this part of a checkpoint came with, unless it was refused."""
         unsettled = self._unsettled.get(ordinal)
         return None if unsettled is None else unsettled.reports.get(rank)
-
-    def _forget(self, rank: int, ordinal: int) -> None:
-        """Forget a report whose checkpoint was refused."""
-        self._unsettled[ordinal].remove(rank)
-        if not self._unsettled[ordinal].reports:
-            del self._unsettled[ordinal]
 
     def _commit(self, commit: Commit) -> None:
         """Make the files of all ranks a checkpoint."""

@@ -99,8 +99,3 @@ def refuse_after_stop() -> None:
             "PreemptionError end a sweep that catches errors, or call fit() in a new process",
             _stopped_by[0],
         )
-
-
-def forget_stop() -> None:
-    """Allow further runs again, in tests that send signals to their own process."""
-    _stopped_by.clear()

@@ -10,11 +10,10 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.api.context import ReportedCheckpointStatus as Status
-from distrain.errors import CheckpointError
 from distrain.system import process
 from distrain.system.log import say, warn
 from distrain.wire.child_link import ChildLink
@@ -39,7 +38,6 @@ class _Task:
     child: ChildLink
     log: Path
     deadline: float | None
-    answer: wire.ValidationResult | None = None
 
 
 class Validations:
@@ -53,8 +51,6 @@ class Validations:
         self._loop: Loop
         self._queue: deque[CommittedCheckpoint] = deque()
         self._task: _Task | None = None
-        self._opening: CommittedCheckpoint | None = None
-        """The checkpoint whose log is being opened."""
 
     def start(self, loop: Loop) -> None:
         """Queue what an earlier part of the run left unvalidated."""
@@ -82,8 +78,7 @@ class Validations:
 
     @property
     def _unfinished(self) -> list[CommittedCheckpoint]:
-        under_way = self._task.saved if self._task is not None else self._opening
-        return [*([] if under_way is None else [under_way]), *self._queue]
+        return [*([] if self._task is None else [self._task.saved]), *self._queue]
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` is due (time.monotonic), or None."""
@@ -98,7 +93,6 @@ class Validations:
     def abort(self) -> None:
         """Kill the validation under way and empty the queue. A run that continues this one validates the rest."""
         self._queue.clear()
-        self._opening = None
         if self._task is not None:
             self._task.child.kill()
             self._task = None
@@ -114,42 +108,31 @@ class Validations:
     # -- one validation -------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        if self._queue and self._task is None and self._opening is None:
-            saved = self._opening = self._queue.popleft()
-            log = self._store.paths.validation_log(saved.path.name, self._log_dir)
+        if self._queue and self._task is None:
+            saved = self._queue.popleft()
+            try:
+                self._begin(saved)
+            except OSError as error:
+                self._finish(saved, Status.VALIDATION_FAILED, {}, f"its process cannot be started: {error}")
 
-            def opened(file: IO[bytes]) -> None:
-                with file:
-                    if self._opening is saved:
-                        try:
-                            self._begin(saved, log, file)
-                        except (OSError, CheckpointError) as error:
-                            failed(error)
-
-            def failed(error: BaseException) -> None:
-                if self._opening is saved:
-                    self._opening = None
-                    self._finish(saved, Status.VALIDATION_FAILED, {}, f"its process cannot be started: {error}")
-
-            self._store.open_log(log, opened, failed)
-
-    def _begin(self, saved: CommittedCheckpoint, log: Path, file: IO[bytes]) -> None:
+    def _begin(self, saved: CommittedCheckpoint) -> None:
         request, validator = self._request, self._request.validator
         assert validator is not None
         assert saved.validation is not None
-        checkpoint = str(saved.path)
+        paths = self._store.paths
+        log = paths.validation_log(saved.path.name, self._log_dir)
         environment = {**validator.environment, process.RUN_IDS: process.extended_run_ids(request.run_id)}
-        argv = process.bootstrap_argv("validator", str(os.getpid()), flags=request.python_flags)
-        child = ChildLink(argv, stderr=file.fileno(), environment=environment)
+        arguments = str(os.getpid()), str(paths.root), str(log)
+        argv = process.bootstrap_argv("validator", *arguments, flags=request.python_flags)
+        child = ChildLink(argv, environment=environment)
         limit_s = saved.validation["timeout_s"]
         limit_s = validator.timeout_s if limit_s is None else limit_s
         deadline = None if limit_s is None else time.monotonic() + limit_s
         task = self._task = _Task(saved, child, log, deadline)
-        self._opening = None
         child.channel.attach(self._loop, lambda frames: self._on_frames(task, frames))
         child.channel.queue(
             wire.RunValidation(
-                checkpoint=checkpoint,
+                checkpoint=str(saved.path),
                 filesystem=request.filesystem,
                 overrides=saved.validation["overrides"],
                 directory=validator.directory,
@@ -161,19 +144,16 @@ class Validations:
     def _on_frames(self, task: _Task, frames: list[wire.Frame]) -> None:
         if task is not self._task:  # the end of a process that has answered
             return
-        for frame in frames:
-            message = frame.message()
-            assert isinstance(message, wire.ValidationResult)
-            task.answer = message
-        if task.answer is None and not task.child.channel.at_end:
-            return
-        if task.answer is None:
+        if not frames:
             code = task.child.kill()
             self._end(task, Status.VALIDATION_FAILED, {}, f"its process has died (exit code {code})")
-        elif task.answer.failed is not None:
-            self._end(task, Status.VALIDATION_FAILED, {}, task.answer.failed)
+            return
+        answer = frames[0].message()
+        assert isinstance(answer, wire.ValidationResult)
+        if answer.failed is not None:
+            self._end(task, Status.VALIDATION_FAILED, {}, answer.failed)
         else:
-            self._end(task, Status.VALIDATED, json.loads(task.answer.body), None)
+            self._end(task, Status.VALIDATED, json.loads(answer.body), None)
 
     def _end(self, task: _Task, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
         self._task = None

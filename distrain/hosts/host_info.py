@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import socket
+from dataclasses import asdict
+from typing import Any
 
+from distrain import wire
 from distrain.hosts.cgroup import cpu_quota, memory_limit
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host import HostInfo
@@ -20,6 +24,23 @@ def host_info(*, with_gpus: bool) -> HostInfo:
         memory_bytes=_memory_bytes(),
         gpus=gpus,
         driver_problem=driver_problem,
+    )
+
+
+def hello_of(info: HostInfo, *, run_id: str = "", **fields: Any) -> wire.Hello:
+    """Return the first message about this host. ``fields``: what it has beyond ``info``."""
+    return wire.Hello(
+        wire=wire.WIRE_VERSION,
+        distrain=wire.DISTRAIN_VERSION,
+        python=platform.python_version(),
+        run_id=run_id,
+        hostname=info.name,
+        pid=os.getpid(),
+        cpus=info.cpus,
+        memory_bytes=info.memory_bytes,
+        gpus=None if info.gpus is None else [asdict(gpu) for gpu in info.gpus],
+        driver_problem=info.driver_problem,
+        **fields,
     )
 
 

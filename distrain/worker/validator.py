@@ -1,7 +1,6 @@
 """Validate one checkpoint: call the user's function in a process of its own. Runs in: validator, one at a time.
 
-The process reads the order from stdin and writes the result to stdout. The function's output goes to stderr, which is a
-log file.
+The process reads the order from stdin and writes the result to stdout. The function's output goes to a log file.
 """
 
 from __future__ import annotations
@@ -13,9 +12,12 @@ import pickle
 import signal
 import sys
 import traceback
+from pathlib import Path
 
 from distrain import wire
 from distrain.storage.checkpoint import Checkpoint
+from distrain.storage.ownership import open_without_links
+from distrain.storage.paths import RunPaths
 from distrain.system import process
 from distrain.system.remote_path import decode_filesystem
 from distrain.wire.channel import Channel
@@ -24,19 +26,27 @@ from distrain.worker.metrics import encode_metrics
 
 
 def main(arguments: list[str]) -> None:
-    """Read an order, validate, and send the result. ``arguments``: the pid of the coordinator."""
+    """Read an order, validate, and send the result.
+
+    arguments: the pid of the coordinator, the run directory, and the log file.
+    """
+    coordinator, run, log = arguments
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process.die_with_parent(int(arguments[0]))
+    process.die_with_parent(int(coordinator))
     channel = Channel(*process.private_stdio())
     frames = channel.wait()
     if frames:
         order = frames[0].message()
         assert isinstance(order, wire.RunValidation)
-        channel.send(_validate(order))
+        channel.send(_validate(order, Path(run), Path(log)))
 
 
-def _validate(order: wire.RunValidation) -> wire.ValidationResult:
+def _validate(order: wire.RunValidation, run: Path, log: Path) -> wire.ValidationResult:
     try:
+        RunPaths(run).make_parent(log)
+        fd = open_without_links(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for output in (1, 2):
+            os.dup2(fd, output)
         os.chdir(order.directory)
         sys.path[:] = order.sys_path
         main_module.replace_main()

@@ -133,7 +133,7 @@ def test_a_stop_ends_the_sweep_and_the_next_fit_runs_the_other_trials(
         sweep(train, storage, param_space=space, stop_grace_s=1).fit()
     stopper.join()
     assert "stopped; a Tuner of RunConfig(name='sweep') continues" in caplog.text
-    stop_signals.forget_stop()
+    stop_signals._stopped_by.clear()
     (tmp_path / "go").touch()
     results = sweep(train, storage, param_space=space).fit()
     assert [result.metrics["loss"] for result in results] == [0, 1]

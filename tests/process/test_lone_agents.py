@@ -14,7 +14,7 @@ import pytest
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.storage.checkpoint import Checkpoint
 from distrain.system import scratch
-from tests.conftest import is_alive, wait_until
+from tests.conftest import is_alive, verify_now, wait_until
 
 COORDINATOR = """
 import os, sys, time, zlib
@@ -86,7 +86,7 @@ def test_agents_without_a_coordinator(tmp_path: Path, what: str) -> None:
     scratch.remove_abandoned()
     assert not any(twin.exists() for twin in left)
     store = LocalStore(tmp_path / "run")
-    store.verify()
+    verify_now(store)
     assert [saved.path.name for saved in store.committed] == ([] if what == "closes" else ["checkpoint_000007"])
     if what != "closes":
         assert Path(Checkpoint(store.committed[0].path).path, "part1").read_bytes() == b"\1" * (8 << 20)

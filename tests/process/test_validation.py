@@ -145,6 +145,19 @@ def test_a_validation_that_fails_is_told_and_costs_nothing_else(
     assert "I am about to" in Path(log).read_text() or how == "die"
 
 
+def test_a_validation_without_a_log_fails_and_writes_through_no_link(
+    fit: Callable[..., Result], storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, victim = storage / "run/logs/validation", storage / "victim"
+    folder.mkdir(parents=True)
+    victim.write_text("precious")
+    (folder / "checkpoint_000000.log").symlink_to(victim)
+    result = fit(train, {"tasks": [True]}, ValidationConfig(score))
+    assert result.return_value == [(0, "VALIDATION_FAILED")]
+    assert "checkpoint_000000.log is a link, and distrain does not write through links" in capsys.readouterr().err
+    assert victim.read_text() == "precious"
+
+
 def sleep(checkpoint: Checkpoint, pids: str) -> dict[str, Any]:
     child = subprocess.Popen(["sleep", "60"])
     Path(pids).write_text(json.dumps([os.getpid(), child.pid]))

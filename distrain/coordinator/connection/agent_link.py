@@ -109,6 +109,7 @@ class AgentLink:
         self.dropped = False
         self.has_rested = False
         """True if the agent has served another run before."""
+        self._end_timer = f"end of {self.name}"
         self._transport = transport
         self._loop = loop
         self._callbacks = callbacks
@@ -289,10 +290,6 @@ class AgentLink:
         if self._pidfd >= 0:
             self._loop.on_readable(self._pidfd, self._end)
         self._loop.call_in(self._end_timer, _END_TIMEOUT_S, self._end)
-
-    @property
-    def _end_timer(self) -> str:
-        return f"end of {self.name}"
 
     def _end(self) -> None:
         self._stop_awaiting_end()

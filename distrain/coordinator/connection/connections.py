@@ -134,20 +134,17 @@ class Connections:
             on_message=self._receive,
             on_end=lambda link, why: self._on_lost(HostLost(name, why, turned_away=link.was_turned_away)),
         )
+        run_id, own_id = self._request.run_id, self._id_on(name)
+        lost = [self._ids[name]] if name in self._ids else []
+        ids = f"{process.extended_run_ids(run_id)}:{own_id}"  # two hosts may be one machine
+        argv = agent_argv(transport, ids, run_id, self._gpus(transport), *lost, flags=self._request.python_flags)
         try:
-            argv = self._agent_argv(transport, self._ids.get(name))
             self._links[name] = AgentLink(self._loop, transport, argv, callbacks)
         except OSError as error:
             why = f"cannot start its agent: {error}"
             self._loop.call_in(f"connect {name}", 0.0, lambda: self._on_lost(HostLost(name, why)))
             return
-        self._ids[name] = self._id_on(name)
-
-    def _agent_argv(self, transport: Transport, lost: str | None) -> list[str]:
-        """Return the command line of an agent. It carries an id for the host, as two hosts may be one machine."""
-        run_id, flags = self._request.run_id, self._request.python_flags
-        ids = f"{process.extended_run_ids(run_id)}:{self._id_on(transport.host.name)}"
-        return agent_argv(transport, ids, run_id, self._gpus(transport), *([lost] if lost else []), flags=flags)
+        self._ids[name] = own_id
 
     def _gpus(self, transport: Transport) -> str:
         scaling, checks = self._request.scaling, self._request.checks_hosts

@@ -47,10 +47,6 @@ class RestingAgent:
     surroundings: Surroundings
     expires_at: float
 
-    @property
-    def is_usable(self) -> bool:
-        return self.link.is_alive and time.monotonic() < self.expires_at
-
 
 _resting: list[RestingAgent] = []
 _lock = threading.Lock()
@@ -95,7 +91,8 @@ def keep(link: AgentLink, run_id: str, inherited: Surroundings) -> bool:
 def take(inherited: Surroundings) -> RestingAgent | None:
     """Return an agent that has inherited the same; None if there is none. Close those that are no longer of use."""
     with _lock:
-        fitting = [agent for agent in _resting if agent.surroundings == inherited and agent.is_usable]
+        usable = [agent for agent in _resting if agent.link.is_alive and time.monotonic() < agent.expires_at]
+        fitting = [agent for agent in usable if agent.surroundings == inherited]
         useless = [agent for agent in _resting if agent not in fitting]
         _resting[:] = fitting[:-1]
     close_all([agent.link for agent in useless])

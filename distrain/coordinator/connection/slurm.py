@@ -90,6 +90,11 @@ def _nodes(listed: str) -> list[str]:
     return names.decode().split()
 
 
+def tasks_of_nodes(text: str) -> list[int]:
+    """Return the number of tasks on each node, from Slurm's ``2(x3),1``."""
+    return [int(count) for count, times in _REPEATED.findall(text) for _ in range(int(times or 1))]
+
+
 def _slots(environment: Mapping[str, str], nodes: int) -> tuple[list[int], str]:
     """Return the slots of each node, and the variable that says so.
 
@@ -97,7 +102,7 @@ def _slots(environment: Mapping[str, str], nodes: int) -> tuple[list[int], str]:
     """
     name = "SLURM_TASKS_PER_NODE"
     text = environment.get(name, "1")
-    tasks = [int(count) for count, times in _REPEATED.findall(text) for _ in range(int(times or 1))]
+    tasks = tasks_of_nodes(text)
     if len(tasks) != nodes:
         raise HostfileError(f"{name}={text}: there are {nodes} nodes in SLURM_JOB_NODELIST")
     if set(tasks) == {1}:

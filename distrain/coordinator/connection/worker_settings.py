@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distrain.hosts.host import HostSettings
 from distrain.transfer.project.module_origins import is_library
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from distrain.coordinator.connection.transport import Transport
     from distrain.hosts.hostfile import HostSpec
@@ -30,7 +29,7 @@ RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 
 
 def settings_for(
-    transports: Iterable[Transport],
+    transports: Sequence[Transport],
     *,
     directory: str,
     sys_path: Sequence[str],
@@ -44,7 +43,6 @@ def settings_for(
     own_environment: the environment of this process.
     interface: see :class:`~distrain.hosts.host.HostSettings`; the ranks of a single host need none.
     """
-    transports = list(transports)
     forwarded: dict[tuple[bool, bool], dict[str, str]] = {}  # by kind of host, as it takes long
     settings = {}
     for transport in transports:
@@ -52,27 +50,20 @@ def settings_for(
         kind = (host.is_local, host.python is None)
         if kind not in forwarded:
             forwarded[kind] = {**_forwarded(own_environment, host), **environment}
-        own = _settings(transport, directory, sys_path, forwarded[kind])
-        settings[host.name] = replace(own, interface=interface if len(transports) > 1 else "")
+        variables = {**forwarded[kind], **host.environment}
+        if host.gpus:  # the agent is started with them; a value for all hosts would replace them
+            variables.pop("CUDA_VISIBLE_DEVICES", None)
+        settings[host.name] = HostSettings(
+            lease_s=transport.lease_s,
+            slots=host.slots,
+            is_local=host.is_local,
+            directory=host.cwd or directory,
+            sys_path=list(sys_path) if host.python is None else for_another_interpreter(sys_path),
+            environment=variables,
+            interface=interface if len(transports) > 1 else "",
+            rack=host.rack,
+        )
     return settings
-
-
-def _settings(
-    transport: Transport, directory: str, sys_path: Sequence[str], environment: Mapping[str, str]
-) -> HostSettings:
-    host = transport.host
-    variables = {**environment, **host.environment}
-    if host.gpus:  # the agent is started with them; a value for all hosts would replace them
-        variables.pop("CUDA_VISIBLE_DEVICES", None)
-    return HostSettings(
-        lease_s=transport.lease_s,
-        slots=host.slots,
-        is_local=host.is_local,
-        directory=host.cwd or directory,
-        sys_path=list(sys_path) if host.python is None else for_another_interpreter(sys_path),
-        environment=variables,
-        rack=host.rack,
-    )
 
 
 def _forwarded(own: Mapping[str, str], host: HostSpec) -> dict[str, str]:

@@ -8,12 +8,10 @@ a connection to this module, also rank 0, which is in this process; its other en
 
 from __future__ import annotations
 
-import os
-import platform
 import threading
 from collections import Counter, deque
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.coordinator.connection.worker_settings import RENDEZVOUS_VARIABLES
 from distrain.coordinator.ranks.rank_channel import SocketChannel
-from distrain.hosts.host_info import host_info
+from distrain.hosts.host_info import hello_of, host_info
 from distrain.hosts.ports import reserve_port
 
 if TYPE_CHECKING:
@@ -131,22 +129,7 @@ class AdoptedRanks:
         """Nothing of an earlier run is left that this module could end."""
 
     def connect(self, name: str) -> None:
-        self._say(name, self._hello())
-
-    def _hello(self) -> wire.Hello:
-        info = host_info(with_gpus=self._with_gpus)
-        return wire.Hello(
-            wire=wire.WIRE_VERSION,
-            distrain=wire.DISTRAIN_VERSION,
-            python=platform.python_version(),
-            run_id="",
-            hostname=info.name,
-            pid=os.getpid(),
-            cpus=info.cpus,
-            memory_bytes=info.memory_bytes,
-            gpus=None if info.gpus is None else [asdict(gpu) for gpu in info.gpus],
-            driver_problem=info.driver_problem,
-        )
+        self._say(name, hello_of(host_info(with_gpus=self._with_gpus)))
 
     def stream_argv(self, name: str) -> list[str]:
         raise NotImplementedError("the hosts of these ranks share all files")
@@ -235,21 +218,17 @@ class AdoptedRanks:
         self._note_failure(rank, f"was lost: {_LOST}", is_consequence=False)
 
     def _on_rank(self, rank: int, message: wire.Message) -> None:
-        host = self._hosts[rank]
+        self._say(self._hosts[rank], message)
         match message:
             case wire.StackDump():
-                self._say(host, message)
                 self._note_stacks(rank)
             case wire.Outcome():
-                self._say(host, message)
                 self._end_work(rank)
                 if not message.ok:
                     self._note_failure(rank, f"has failed: {message.error}", is_consequence=message.blames_peer)
                     self._exit(rank, exit_code=message.exit_code)
                 elif self._stop is not None:
                     self._exit(rank, exit_code=0)
-            case _:
-                self._say(host, message)
 
     def _note_failure(self, rank: int, how: str, *, is_consequence: bool) -> None:
         self._failures.append((is_consequence, rank, f"rank {rank} on {self._hosts[rank]} {how}"))
@@ -354,10 +333,7 @@ def request_for_adopted(request: RunRequest, plan: WorldPlan | None = None) -> R
     [settings] = request.hosts.values()
     own = {name: value for name, value in settings.environment.items() if name not in RENDEZVOUS_VARIABLES}
     settings = replace(settings, environment=own)
-    scaling = replace(
-        request.scaling,
-        num_workers=1 if plan is None else plan.world_size,
-    )
+    scaling = replace(request.scaling, num_workers=1 if plan is None else plan.world_size)
     hosts = request.hosts.keys() if plan is None else plan.hosts
     return replace(
         request,

@@ -16,7 +16,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass, replace
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.api.context import TrainContext
@@ -35,7 +35,7 @@ from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.system import process
 from distrain.system.loop import SignalRelay
 from distrain.system.pickling import pickled
-from distrain.worker.job.job import Work, unpickle_return_value
+from distrain.worker.job.job import unpickle_return_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from distrain.coordinator.ranks.outer_launcher import OuterLauncher
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.events import RunRequest
-    from distrain.worker.user_code import RankResult
+    from distrain.errors import DistrainError
+    from distrain.worker.job.job import Work
 
 _SIGNALS = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 """Batch systems send the last two some time before they end a job, if they are asked to."""
@@ -83,17 +84,6 @@ class _Arrival:
     shares_gpu: bool
     offer: Offer | None = None
     refusal: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ReadyWork(Work):
-    """Work whose framework is set up already."""
-
-    work: Work
-    initialises_backend = False
-
-    def run(self) -> Any:
-        return self.work.run()
 
 
 @contextlib.contextmanager
@@ -241,13 +231,13 @@ class RankGroup:
 
     def _own_rank(self, connection: socket.socket) -> OwnRank:
         """Make this process a rank of a run."""
-        rank, work = self.launcher.rank, self._work
+        rank = self.launcher.rank
         channel = RankChannel(connection, rank=rank, on_stop=lambda name: signals.order(name))
         signals = Signals(self._signals, channel, relay=None if rank else SignalRelay())
         return OwnRank(
             channel,
             signals,
-            fresh=lambda: _ReadyWork(backend=self._backend, run_datasets=work.run_datasets, work=work.fresh()),
+            fresh=lambda: replace(self._work.fresh(), initialises_backend=False),  # it is set up already
             around=lambda spec: contextlib.nullcontext(),
             leave=lambda executed, context: self.leave(),
         )
@@ -327,7 +317,7 @@ class RankGroup:
     def _result(self, end: bytes | None, own: OwnRank) -> Result:
         rank = self.launcher.rank
         if end is None:
-            raise self._own_error(own.executed)
+            raise self._own_error(own)
         result, error = _unpickled_end(end)
         if isinstance(error, WorkerGroupError) and own.error is not None and rank in error.worker_failures:
             error.worker_failures[rank] = own.error
@@ -338,13 +328,11 @@ class RankGroup:
         assert result is not None
         return result
 
-    def _own_error(self, executed: RankResult | None) -> WorkerGroupError:
+    def _own_error(self, own: OwnRank) -> DistrainError:
         """Return the error of a rank that does not know what rank 0 says."""
-        if executed is None or executed.error is None:
-            return WorkerGroupError(
-                "rank 0 ended before the run did, or its host is lost", worker_failures={}, culprit=0
-            )
-        rank, outcome, error = self.launcher.rank, executed.outcome, executed.error
+        if own.executed is None or own.error is None:
+            return own.channel.error()
+        rank, outcome, error = self.launcher.rank, own.executed.outcome, own.error
         text = f"rank {rank}, started by {self.launcher.name}: {outcome.error}\n{indent(outcome.traceback, '  ')}"
         return WorkerGroupError(text.rstrip(), worker_failures={rank: error}, culprit=rank)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from distrain.api import current
 from distrain.api.backend import BackendConfig
+from distrain.coordinator.connection.slurm import tasks_of_nodes
 from distrain.coordinator.ranks.this_process import only_one
 from distrain.errors import LaunchError
 from distrain.system import process
@@ -149,69 +150,57 @@ def _check_work(launcher: OuterLauncher, work: Work) -> None:
 
 
 def _from_torchrun(environment: Mapping[str, str]) -> OuterLauncher | None:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-    if not _has(environment, *names, "MASTER_ADDR"):
+    numbers = _numbers(environment, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    if numbers is None or not _has(environment, "MASTER_ADDR", "MASTER_PORT"):
         return None
-    rank, local_rank, world_size, local_world_size, port = (int(environment[name]) for name in names)
     node_rank = environment.get("GROUP_RANK")
     return OuterLauncher(
+        **numbers,
         name="torchrun" if "TORCHELASTIC_RUN_ID" in environment else _UNKNOWN,
-        rank=rank,
-        local_rank=local_rank,
-        world_size=world_size,
-        local_world_size=local_world_size,
         node_rank=None if node_rank is None else int(node_rank),
         address=environment["MASTER_ADDR"],
-        port=port,
+        port=int(environment["MASTER_PORT"]),
     )
 
 
 def _from_open_mpi(environment: Mapping[str, str]) -> OuterLauncher | None:
-    names = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+    names = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")]
     job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid")
     return _from_mpi(environment, names, job, "mpirun -x MASTER_ADDR=HOST ...")
 
 
 def _from_mpich(environment: Mapping[str, str]) -> OuterLauncher | None:
-    names = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]
+    names = ["PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"]
     return _from_mpi(environment, names, None, "mpirun -genv MASTER_ADDR HOST ...")
 
 
 def _from_mpi(environment: Mapping[str, str], names: list[str], job: str | None, cure: str) -> OuterLauncher | None:
-    """Read rank, size, local rank and local size. ``job``: an id that differs between two jobs, if there is one."""
-    if not _has(environment, *names):
+    """``names``: see :func:`_numbers`. ``job``: an id that differs between two jobs, if there is one."""
+    numbers = _numbers(environment, *names)
+    if numbers is None:
         return None
-    rank, world_size, local_rank, local_world_size = (int(environment[name]) for name in names)
-    address = environment.get("MASTER_ADDR") or (_LOOPBACK if local_world_size == world_size else "")
+    is_one_host = numbers["local_world_size"] == numbers["world_size"]
+    address = environment.get("MASTER_ADDR") or (_LOOPBACK if is_one_host else "")
     if not address:
         raise LaunchError(
-            f"mpirun has started {world_size} processes on several hosts, but does not tell them where rank 0 is. Name "
-            f"the host of rank 0: {cure}"
+            f"mpirun has started {numbers['world_size']} processes on several hosts, but does not tell them where rank "
+            f"0 is. Name the host of rank 0: {cure}"
         )
-    return OuterLauncher(
-        name="mpirun",
-        rank=rank,
-        local_rank=local_rank,
-        world_size=world_size,
-        local_world_size=local_world_size,
-        node_rank=None,
-        address=address,
-        port=_port(environment, job),
-    )
+    return OuterLauncher(**numbers, name="mpirun", node_rank=None, address=address, port=_port(environment, job))
 
 
 def _from_srun(environment: Mapping[str, str]) -> OuterLauncher | None:
-    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS")
-    if not _has(environment, *names, "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST"):
+    names = ("SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST")
+    if not _has(environment, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", *names):
         return None
-    rank, local_rank, node_rank, world_size = (int(environment[name]) for name in names)
-    local_world_size = _expanded(environment["SLURM_STEP_TASKS_PER_NODE"])[node_rank]
+    node_rank, world_size = int(environment["SLURM_NODEID"]), int(environment["SLURM_STEP_NUM_TASKS"])
+    local_world_size = tasks_of_nodes(environment["SLURM_STEP_TASKS_PER_NODE"])[node_rank]
     first = _LOOPBACK if local_world_size == world_size else first_host(environment["SLURM_STEP_NODELIST"])
     job = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
     return OuterLauncher(
         name="srun",
-        rank=rank,
-        local_rank=local_rank,
+        rank=int(environment["SLURM_PROCID"]),
+        local_rank=int(environment["SLURM_LOCALID"]),
         world_size=world_size,
         local_world_size=local_world_size,
         node_rank=node_rank,
@@ -277,6 +266,14 @@ def _has(environment: Mapping[str, str], *names: str) -> bool:
     return all(environment.get(name) for name in names)
 
 
+def _numbers(environment: Mapping[str, str], *names: str) -> dict[str, int] | None:
+    """Read rank, local rank, world size and local world size from the variables of these names, if all are set."""
+    fields = ("rank", "local_rank", "world_size", "local_world_size")
+    if not _has(environment, *names):
+        return None
+    return {field: int(environment[name]) for field, name in zip(fields, names, strict=True)}
+
+
 def _port(environment: Mapping[str, str], job: str | None) -> int:
     """Return the user's MASTER_PORT, or else one that all ranks derive from the id of their job."""
     if environment.get("MASTER_PORT"):
@@ -284,17 +281,6 @@ def _port(environment: Mapping[str, str], job: str | None) -> int:
     if job is None:
         return _TORCH_PORT
     return _PORTS[int.from_bytes(hashlib.sha256(job.encode()).digest()[:8], "big") % len(_PORTS)]
-
-
-def _expanded(tasks_per_node: str) -> list[int]:
-    """Return the number of tasks on each host, from Slurm's ``2(x3),1``."""
-    counts: list[int] = []
-    for part in tasks_per_node.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is None:
-            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={tasks_per_node}")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
 
 
 def first_host(hosts: str) -> str:

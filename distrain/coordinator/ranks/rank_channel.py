@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from distrain.errors import DistrainError
 
 _RANK_BYTES = 4
-_ABOUT_THE_RUN = {wire.WorkerSpec.__name__, wire.RunFailed.__name__, wire.RunEnded.__name__}
+_TAKEN = {wire.WorkerSpec.__name__, wire.Upload.__name__, wire.RunFailed.__name__, wire.RunEnded.__name__}
+"""Messages that :class:`RankChannel` acts on itself."""
 _CONNECT_S = 10.0
 _MOST_HANDSHAKES = 64
 _JOIN_S = 0.01
@@ -223,16 +224,17 @@ class RankChannel(SocketChannel):
         except OSError:
             while not self.at_end:  # it may have said why
                 self.wait()
-            raise self._error() from None
+            raise self.error() from None
 
     def receive(self) -> list[wire.Frame]:
         """Return what has arrived, as any channel does, after the files were stored that rank 0 has ordered."""
-        frames = [frame for frame in super().receive() if not self._is_order(frame)]
+        frames = super().receive()
         for frame in frames:
-            if frame.kind in _ABOUT_THE_RUN:
-                self._note(frame.message())
+            if frame.kind in _TAKEN:
+                self._take(frame.message())
+        frames = [frame for frame in frames if frame.kind != wire.Upload.__name__]
         if not frames and not self._is_idle and (self._failure is not None or self.at_end):
-            raise self._error()
+            raise self.error()
         return frames
 
     def await_spec(self) -> wire.WorkerSpec | None:
@@ -269,8 +271,10 @@ class RankChannel(SocketChannel):
             self._thread.join(_JOIN_S)
         super().close()
 
-    def _note(self, message: wire.Message) -> None:
+    def _take(self, message: wire.Message) -> None:
         match message:
+            case wire.Upload():
+                self.send(self._executor.do(message))
             case wire.WorkerSpec():
                 self._spec = message
             case wire.RunFailed():
@@ -278,14 +282,8 @@ class RankChannel(SocketChannel):
             case wire.RunEnded():
                 self._end = message
 
-    def _is_order(self, frame: wire.Frame) -> bool:
-        """Return True if the frame was an order to store files. It is carried out by then."""
-        if frame.kind != wire.Upload.__name__:
-            return False
-        self.send(self._executor.do(frame.message()))
-        return True
-
-    def _error(self) -> DistrainError:
+    def error(self) -> DistrainError:
+        """Return the error of a call for which rank 0 no longer answers."""
         text, culprit = "rank 0 ended before the run did, or its host is lost", 0
         if self._failure is not None:
             text = self._failure.text

@@ -43,8 +43,6 @@ class RunManifest:
             {**attempt, "failure": _DIED} if attempt.get("ended", 0) is None else attempt
             for attempt in self.before.get("attempts", [])
         ]
-        self._knows_start = False
-        """True once the checkpoint is noted from which the attempt has begun."""
         self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0
         """Number of the first attempt of this ``fit()``. Attempts of an earlier one keep their numbers."""
 
@@ -82,19 +80,16 @@ class RunManifest:
         hosts = {host: [rank.rank for rank in plan.on(host)] for host in plan.hosts}
         begun = {"attempt": attempt, "started": time.time(), "training": None, "ended": None, "hosts": hosts}
         self._attempts.append({**begun, "checkpoint": None, "first_step": 0, "failure": None})
-        self._knows_start = False
         self._store.write_manifest_later(self._contents("running"))
 
-    def rank_trains(self) -> None:
-        """Note the checkpoint from which the attempt has begun, with its first rank: others may commit the next one."""
+    def workers_start(self) -> None:
+        """Note the checkpoint from which the attempt begins."""
         now, latest = self._attempts[-1], self._store.latest
-        if latest is not None and not self._knows_start:
+        if latest is not None:
             now["checkpoint"], now["first_step"] = latest.path.name, latest.step
-        self._knows_start = True
 
     def attempt_trains(self) -> None:
         """Note that every rank has begun train_func."""
-        self.rank_trains()
         self._attempts[-1]["training"] = time.time()
         self._store.write_manifest_later(self._contents("running"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,10 +138,20 @@ class Run:
         try:
             observers.tell(self._begun)
             ranks, request = self._ranks(request)
-            coordinator = self._coordinator(request, ranks, observers)
+            coordinator = Coordinator(
+                request,
+                self._store,
+                ranks,
+                self._config.checkpoint_config,
+                observers,
+                log_dir=self._log_dir,
+                manifest=self._manifest,
+                start_without_own=self._start_without_own,
+                shipping=self._where.shipping.for_run(self._store, request.run_id),
+            )
             ranks.drive(coordinator.run)
             complaint = "the last reports could not be written"
-            self._write_at_end(self._store.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
+            self._write_at_end(self._store.directory.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
             result, failure = self._conclude(coordinator, observers.status)
         except BaseException as error:
             failure = error
@@ -197,20 +206,10 @@ class Run:
         status = end.state.value if is_over else "failed"
         reason = None if end.state is RunState.FINISHED else end.stop_reason
         how = "stopped" if status == "aborted" else status
-        ended = partial(
-            Ended,
-            status=status,
-            how=f"stopped by {stopped_by(reason)}" if reason else how,
-            seconds=time.monotonic() - observers.status.started,
-            result=result,
-            error=error,
-            checkpoints=list(self._store.committed),
-            advice=(
-                self._run_errors(coordinator, observers.status).how_to_continue
-                if coordinator is not None and reason == "SIGINT"
-                else None
-            ),
-        )
+        seconds = time.monotonic() - observers.status.started
+        advice = None
+        if coordinator is not None and reason == "SIGINT":
+            advice = self._run_errors(coordinator, observers.status).how_to_continue
         try:
             self._facts.end()
             self._manifest.exit_code = exit_code_of(error)
@@ -220,7 +219,18 @@ class Run:
                 left=0,
             )
         finally:  # Ctrl-C may end the wait for a full disk
-            observers.end(ended(storage_works=self._storage_works(end)))
+            observers.end(
+                Ended(
+                    status=status,
+                    how=f"stopped by {stopped_by(reason)}" if reason else how,
+                    seconds=seconds,
+                    result=result,
+                    error=error,
+                    checkpoints=list(self._store.committed),
+                    advice=advice,
+                    storage_works=self._storage_works(end),
+                )
+            )
 
     def _storage_works(self, end: RunSummary) -> bool:
         return not (end.storage_failed or self._store.is_stalled)
@@ -244,7 +254,7 @@ class Run:
         """
         while not self._store.is_stalled:
             try:
-                self._store.shrink_reserve(left)
+                self._store.directory.shrink_reserve(left)
                 write()
                 return
             except OSError as error:
@@ -295,19 +305,6 @@ class Run:
             return InProcessRank(request, self._work), request
         return Connections(self._where.transports, request, stale_run_ids=self._manifest.stale_ids), request
 
-    def _coordinator(self, request: RunRequest, ranks: Ranks, observers: Observers) -> Coordinator:
-        return Coordinator(
-            request,
-            self._store,
-            ranks,
-            self._config.checkpoint_config,
-            observers,
-            log_dir=self._log_dir,
-            manifest=self._manifest,
-            start_without_own=self._start_without_own,
-            shipping=self._where.shipping.for_run(self._store, request.run_id),
-        )
-
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _conclude(self, coordinator: Coordinator, status: RunStatus) -> tuple[Result, BaseException | None]:
@@ -318,11 +315,14 @@ class Run:
                 lambda: write_atomically(self._store.paths.return_value, value),
                 "the return value of train_func is only in this Result, because it could not be written",
             )
+        metrics = coordinator.metrics
+        if metrics is None and self._continued:
+            metrics = last_metrics(self._store.paths.metrics)
         result = make_result(
             self._store.location,
             self._store.committed,
             self._config.checkpoint_config,
-            metrics=self._earlier_metrics() if coordinator.metrics is None else coordinator.metrics,
+            metrics=metrics,
             return_value=None if value is None else job.unpickle_return_value(value),
         )
         if coordinator.end.state is RunState.FINISHED:
@@ -333,9 +333,6 @@ class Run:
             failed = error
             self._write_at_end(lambda: self._write_error(failed), "the error of the run could not be written")
         return result, error
-
-    def _earlier_metrics(self) -> dict[str, Any] | None:
-        return last_metrics(self._store.paths.metrics) if self._continued else None
 
     def _write_error(self, error: TrainingFailedError) -> None:
         text: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}

@@ -25,10 +25,11 @@ from distrain.storage.files import sync_directories, sync_directory, write_and_s
 from distrain.storage.lone_store import take_over
 from distrain.storage.paths import DAMAGED
 from distrain.storage.records import CommittedCheckpoint, committed_at, complete_manifest, damage_of
-from distrain.system.background import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from distrain.system.background import Background
 
 
 class LocalStore(RunStore):
@@ -43,7 +44,7 @@ class LocalStore(RunStore):
         self._deleting: threading.Thread | None = None
         with self._opening():
             take_over(root)
-            self._directory.open()
+            self.directory.open()
             self.committed = self._find_intact()
             self._next_index = self.paths.next_index()
 
@@ -70,13 +71,7 @@ class LocalStore(RunStore):
             raise StorageError(f"cannot rename {path}, which is damaged: {damage}: {error}") from error
         self._warn_from_background(f"{path} is damaged: {damage}; it was renamed to {renamed.name}")
 
-    def verify(
-        self,
-        thread: Background | None = None,
-        *,
-        is_needed: Callable[[], bool] = lambda: True,
-        then: Callable[[], None] = lambda: None,
-    ) -> None:
+    def verify(self, thread: Background, *, is_needed: Callable[[], bool], then: Callable[[], None]) -> None:
         def find() -> dict[Path, str]:
             """Return the damage of each checkpoint that is younger than the latest intact one."""
             damages: dict[Path, str] = {}
@@ -91,7 +86,7 @@ class LocalStore(RunStore):
             self.committed = self.committed[: len(self.committed) - len(damages)]
             self._background.do(lambda: list(starmap(self._set_aside, damages.items())), lambda _: then())
 
-        (thread or Background(None, "verification")).do(find, set_aside)
+        thread.do(find, set_aside)
 
     def close(self) -> None:
         """Release the directory, after the space of deleted checkpoints is free."""
@@ -106,7 +101,7 @@ class LocalStore(RunStore):
 
     def staging_directory(self, attempt: int, ordinal: int) -> Path:
         """Make and return the directory for the files of all ranks. Raise OSError."""
-        self._directory.check_same()
+        self.directory.check_same()
         folder = self._staging_path(attempt, ordinal)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -123,7 +118,7 @@ class LocalStore(RunStore):
         """Write the manifest into the directory that has the files of all ranks, and rename it. Return its path."""
         manifest = new.manifest
         staged = self._staging_path(manifest["attempt"], new.ordinal)
-        self._directory.check_same()
+        self.directory.check_same()
         files = list(manifest["files"])
         _check_sizes(staged, manifest["files"])
         name = manifest["name"] or self.paths.checkpoint(manifest["index"]).name
@@ -138,7 +133,7 @@ class LocalStore(RunStore):
 
     def _commit_in_place(self, folder: Path, new: Publication) -> Path:
         """Write the manifest into a directory that the ranks have filled themselves. Return its path."""
-        self._directory.check_same()
+        self.directory.check_same()
         sync_directories(folder, list(new.manifest["files"]))
         write_atomically(folder / MANIFEST_FILE, self._manifest_text(folder, folder, new))
         sync_directory(folder)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from distrain.system.background import Background
     from distrain.system.loop import Loop
 
-_INTERRUPTED = "the wait for the storage was interrupted"
 _FilesOf = dict[str, dict[str, tuple[int, str]]]
 """By directory and relative path: size in bytes and version of a file."""
 
@@ -84,7 +83,7 @@ class RemoteStore(RunStore):
             self._heartbeats = Heartbeats(self._run_lock)
             undo.callback(self._release_run_lock)
             self._fill_spool()
-            self._directory.open()
+            self.directory.open()
             self.committed = self._find_intact()
         self.location = RemotePath(run.url, run.given)  # with the usual patience from now on
 
@@ -197,7 +196,7 @@ class RemoteStore(RunStore):
         self._mirror_records()
 
     def write_manifest_later(self, manifest: Mapping[str, Any]) -> None:
-        self._do("run.json", lambda: self._directory.write_manifest(manifest), lambda _: self._mirror_records())
+        self._do("run.json", lambda: self.directory.write_manifest(manifest), lambda _: self._mirror_records())
 
     def _mirror_records(self) -> None:
         """Have the uploader copy the small files now."""
@@ -268,7 +267,7 @@ class RemoteStore(RunStore):
 
     def close(self) -> None:
         """Mirror the small files a last time, and release the run. If that fails, keep the spool and name it."""
-        problem: str | None = _INTERRUPTED
+        problem: str | None = "the wait for the storage was interrupted"
         try:
             if not self._is_abandoned:
                 problem = self._finish_storage() if self._link is not None else None

@@ -14,7 +14,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distrain.errors import StorageError
 from distrain.storage.files import full_disk_hint, write_atomically
@@ -53,7 +53,7 @@ class Publication:
     failed: Callable[[object], None]
 
 
-class _RunDirectory:
+class RunDirectory:
     """A local directory that this process has locked: the run directory, or the spool of a remote one.
 
     Methods raise OSError.
@@ -74,32 +74,23 @@ class _RunDirectory:
         self._metrics.open()
         self._events.open()
         shutil.rmtree(self._paths.staging, ignore_errors=True)
-        with self._without_rest(self._paths.reserve) as reserve, open(reserve, "wb", opener=open_without_links) as file:
-            file.write(bytes(RESERVED_BYTES))
-        with self._without_rest(self._paths.root / ".probe") as probe:
-            self._probe(probe)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _without_rest(path: Path) -> Iterator[Path]:
-        """Delete a file if it is not written to its end: its part would take the last space of a full disk."""
         try:
-            yield path
+            self._reserve()
         except OSError as error:
-            if is_full_disk(str(error)):
-                path.unlink(missing_ok=True)
+            if is_full_disk(str(error)):  # a part of it would take the last space
+                self._paths.reserve.unlink(missing_ok=True)
             raise
 
-    @staticmethod
-    def _probe(probe: Path) -> None:
-        """Write, read and delete a file, so that a storage that cannot do it fails before the training begins."""
-        with open(probe, "wb+", opener=open_without_links) as file:
-            file.write(b"distrain")
+    def _reserve(self) -> None:
+        """Write the reserve, and read it, so that a storage that cannot do that fails before the training begins."""
+        content = os.urandom(RESERVED_BYTES)  # no file system can compress it
+        with open(self._paths.reserve, "wb+", opener=open_without_links) as file:
+            file.write(content)
             file.seek(0)
-            content = file.read()
-        if content != b"distrain":
-            raise OSError(errno.EIO, "a file has other contents than those that were written", str(probe))
-        probe.unlink()
+            if file.read() != content:
+                raise OSError(
+                    errno.EIO, "a file has other contents than those that were written", str(self._paths.reserve)
+                )
 
     def check_same(self) -> None:
         """Raise OSError if the directory was unmounted, moved or deleted, so that no run continues in a new one."""
@@ -198,7 +189,8 @@ class RunStore(ABC):
         self.is_stalled = False
         """True if work on files was abandoned: touching a file may block as long."""
         self._background = Background(None, "storage")
-        self._directory: _RunDirectory
+        self.directory: RunDirectory
+        """The local directory for small files."""
         self._next_index = 0
         self._open_commits = 0
         self._metrics: list[str] = []
@@ -227,8 +219,8 @@ class RunStore(ABC):
         """Lock the local directory. If the context fails, undo it and what is on the stack, and raise StorageError."""
         with contextlib.ExitStack() as undo:
             try:
-                self._directory = _RunDirectory(self.paths, self.location)
-                undo.callback(self._directory.release)
+                self.directory = RunDirectory(self.paths, self.location)
+                undo.callback(self.directory.release)
                 yield undo
             except OSError as error:
                 hint = full_disk_hint(str(error))
@@ -246,9 +238,9 @@ class RunStore(ABC):
             return
         try:
             self.flush()
-            self._directory.clear()
+            self.directory.clear()
         finally:
-            self._directory.release()
+            self.directory.release()
 
     # -- work in the background -----------------------------------------------------------------------------------
 
@@ -303,24 +295,15 @@ class RunStore(ABC):
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Write run.json now. Raise OSError."""
-        self._directory.write_manifest(manifest)
+        self.directory.write_manifest(manifest)
 
     def write_manifest_later(self, manifest: Mapping[str, Any]) -> None:
         """Write run.json in the background."""
-        self._do("run.json", lambda: self._directory.write_manifest(manifest))
+        self._do("run.json", lambda: self.directory.write_manifest(manifest))
 
     def make_parent(self, path: Path) -> None:
         """Make the directory of a file of the run."""
         self._do(path.name, lambda: self.paths.make_parent(path))
-
-    def open_log(self, path: Path, then: Callable[[IO[bytes]], None], failed: Callable[[OSError], None]) -> None:
-        """Call ``then`` with a new file, open for writing, or ``failed`` with an OSError."""
-
-        def work() -> IO[bytes]:
-            self.paths.make_parent(path)
-            return open(path, "wb", opener=open_without_links)
-
-        self._background.do(work, then, failed)
 
     def write_optional_file(self, path: Path, data: bytes, complaint: str) -> None:
         """Write a file that the run can do without. Readers never see a part of it."""
@@ -363,30 +346,16 @@ class RunStore(ABC):
         if self._metrics or self._events or then is not None:
             metrics, events = "".join(self._metrics).encode(), "".join(self._events).encode()
             self._metrics, self._events = [], []
-            self._do("metrics", lambda: self._directory.append_lines(metrics, events), then)
-
-    def shrink_reserve(self, size: int) -> None:
-        """Free reserved disk space down to so many bytes. Raise OSError."""
-        self._directory.shrink_reserve(size)
-
-    def write_last_lines(self) -> None:
-        """Write the reports and events that a full disk did not take. Raise OSError."""
-        self._directory.write_last_lines()
+            self._do("metrics", lambda: self.directory.append_lines(metrics, events), then)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
-    def verify(
-        self,
-        thread: Background | None = None,
-        *,
-        is_needed: Callable[[], bool] = lambda: True,
-        then: Callable[[], None] = lambda: None,
-    ) -> None:
+    def verify(self, thread: Background, *, is_needed: Callable[[], bool], then: Callable[[], None]) -> None:
         """Make sure that ``latest`` is intact, then call ``then``.
 
         Damaged checkpoints are set aside with a warning. Nothing may be committed meanwhile. A store that has verified
         its checkpoints when it was opened has nothing to do here.
-        thread: does the reading; without it, everything is done at once.
+        thread: does the reading.
         is_needed: once it returns False, the reading ends early with an error.
         Raise StorageError, in the loop's thread, if a checkpoint cannot be read or set aside.
         """

@@ -51,7 +51,7 @@ class Work:
 
     backend: BackendConfig
     run_datasets: RunDatasets | None = None
-    initialises_backend = True
+    initialises_backend: bool = True
 
     def run(self) -> Any:
         """Run in the main thread of the worker. Return what train_func returns, None for scripts."""
@@ -152,7 +152,7 @@ class ScriptWork(Work):
     argv: list[str] = field(default_factory=list)
     launched_in: str = ""
     imports_alone: bool = False
-    initialises_backend = False
+    initialises_backend: bool = False
 
     @property
     def files(self) -> list[str]:

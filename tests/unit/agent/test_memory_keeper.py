@@ -23,6 +23,7 @@ from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.storage.records import damage_of, file_entry
 from distrain.system.loop import Loop
+from tests.conftest import verify_now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -376,7 +377,7 @@ def checkpoints(run: Path) -> list[str]:
     assert not list(run.glob(".memory-*"))
     store = LocalStore(run)
     found = [saved.path.name for saved in store.committed]
-    store.verify()
+    verify_now(store)
     assert [saved.path.name for saved in store.committed] == found
     store.close()
     return found

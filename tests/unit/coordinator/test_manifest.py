@@ -92,13 +92,13 @@ def test_no_file_of_a_run_has_a_secret_of_the_command_line(tmp_path: Path, monke
     assert json.loads((tmp_path / "run" / "run.json").read_text())["argv"][1:] == ["--api-key", "***", "--lr", "0.1"]
 
 
-def test_an_attempt_begins_from_the_checkpoint_that_was_the_latest_when_its_first_rank_did(tmp_path: Path) -> None:
-    """That rank may have committed another one before the last rank begins."""
+def test_an_attempt_begins_from_the_checkpoint_that_was_the_latest_when_its_workers_started(tmp_path: Path) -> None:
+    """A rank may have committed another one before the last rank begins."""
     store = LocalStore(tmp_path / "run")
     manifest = RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {}))
     manifest.attempt_begins(1, make_plan([host_info(with_gpus=False)], ScalingConfig(), num_workers=1))
     store.committed.append(CommittedCheckpoint(tmp_path / "run" / "checkpoint_000000", {}, index=0, step=4))
-    manifest.rank_trains()
+    manifest.workers_start()
     store.committed.append(CommittedCheckpoint(tmp_path / "run" / "checkpoint_000001", {}, index=1, step=8))
     manifest.attempt_trains()
     store.close()

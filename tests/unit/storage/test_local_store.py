@@ -25,7 +25,7 @@ from distrain.storage.files import list_files
 from distrain.storage.records import CommittedCheckpoint, damage_of
 from distrain.system.background import Background
 from distrain.system.loop import Loop
-from tests.conftest import wait_until
+from tests.conftest import verify_now, wait_until
 from tests.unit.conftest import commit_now
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def test_a_checkpoint_that_is_deleted_as_a_reader_opens_it_is_not_read(
 def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path) -> None:
     first = LocalStore(root)
     (first.staging_directory(0, 1) / "model.pt").write_bytes(b"half")
-    first._directory.release()  # as a crash does it
+    first.directory.release()  # as a crash does it
     second = LocalStore(root)
     assert not second.paths.staging.exists()
     second.close()
@@ -227,7 +227,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_number_is_not_used_again(
     damage(commit(first, 2, step=2).path)
     first.close()
     store = LocalStore(root)
-    store.verify()
+    verify_now(store)
     assert [(saved.path.name, saved.metrics) for saved in store.committed] == [("checkpoint_000000", {"step": 1})]
     assert (root / "damaged-checkpoint_000001").is_dir()
     assert f"checkpoint_000001 is damaged: {said}" in capsys.readouterr().err
@@ -283,7 +283,7 @@ def test_of_older_checkpoints_only_the_manifest_is_looked_at(root: Path) -> None
     first.close()
     DAMAGES["flipped"][0](older)
     store = LocalStore(root)
-    store.verify()
+    verify_now(store)
     assert len(store.committed) == 2
     store.close()
     assert damage_of(older) == "model.pt has changed since it was committed"

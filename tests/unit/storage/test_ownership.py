@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STRANGER, COLLEAGUE = 54321, 54322
-NAMES = [".lock", "metrics.jsonl", "events.jsonl", ".reserve", ".probe"]
+NAMES = [".lock", "metrics.jsonl", "events.jsonl", ".reserve"]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
