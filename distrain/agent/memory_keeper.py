@@ -70,7 +70,9 @@ class MemoryKeeper:
         self._rounds: dict[str, MemoryRound] = {}
         """Those that are kept, by name."""
         self._hashing: list[Path] = []
-        self._asked: list[tuple[wire.ReadPart, SimpleQueue[wire.PartRead]]] = []
+        self._asked: dict[int, SimpleQueue[wire.PartRead]] = {}
+        """By number: who waits for bytes of another host."""
+        self._has_ended = False
         self._gathered: dict[str, Path] = {}
         """By name: the directory for readers."""
         self._numbers = itertools.count()
@@ -88,11 +90,12 @@ class MemoryKeeper:
                 self._copy(name)
             case wire.GatherRound():
                 self._host = message.host
-                self._gather(MemoryRound.decoded(message.body))
+                self._gather(MemoryRound.decoded(message.body), message.attempt)
             case wire.ReadPart():
                 self._send(self._read(message))
-            case wire.PartRead():
-                self._take(message)
+            case wire.PartRead(number=number):
+                if (answers := self._asked.pop(number, None)) is not None:
+                    answers.put(message)
 
     # -- the parts of this host -----------------------------------------------------------------------------------
 
@@ -123,6 +126,7 @@ class MemoryKeeper:
             self._rounds[new.name] = new
         parts = [Path(part.folder) for kept in self._rounds.values() for part in kept.parts.values()]
         self._rounds = {name: kept for name, kept in self._rounds.items() if name in order.keep}
+        self._gathered = {name: folder for name, folder in self._gathered.items() if name in order.keep}
         self._free(max(map(_order, parts), default=(0, 0)))
         unused = [folder for folder in self._root.glob("copies/*") if folder.name not in order.keep]
         unused += [
@@ -150,8 +154,9 @@ class MemoryKeeper:
         """Delete all that the run had in memory, and answer nothing more."""
         for thread in (self._hasher, self._cleaner, self._copier, self._gatherer):
             thread.close()
-        for request, answers in self._asked:
-            answers.put(_answer(request, failed="the run has ended"))
+        self._has_ended = True
+        for number, answers in list(self._asked.items()):
+            answers.put(wire.PartRead(reader=self._host, number=number, failed="the run has ended"))
         scratch.clear(str(self._root))
 
     # -- the parts of other hosts ---------------------------------------------------------------------------------
@@ -167,18 +172,14 @@ class MemoryKeeper:
         """Read for another host. That is memory, so no thread is needed."""
         kept = self._rounds.get(asked.name)
         home = None if kept is None else self._home(kept, asked.rank)
+        answer = partial(wire.PartRead, reader=asked.reader, number=asked.number)
         if home is None:
-            return _answer(asked, failed="it is not kept there")
+            return answer(failed="it is not kept there")
         try:
             with open(home / asked.file, "rb", buffering=0) as file:
-                return _answer(asked, os.pread(file.fileno(), asked.size, asked.offset))
+                return answer(body=os.pread(file.fileno(), asked.size, asked.offset))
         except OSError as error:
-            return _answer(asked, failed=error.strerror)
-
-    def _take(self, answer: wire.PartRead) -> None:
-        for entry in [entry for entry in self._asked if _key(entry[0]) == _key(answer)]:
-            self._asked.remove(entry)
-            entry[1].put(answer)
+            return answer(failed=error.strerror)
 
     def _pull(self, name: str, rank: int, file: str, expected: tuple[int, int], host: str, target: Path) -> None:
         """Get a file of a part from another host, in a thread, and compare its bytes. Raise OSError."""
@@ -188,9 +189,17 @@ class MemoryKeeper:
         with tempfile.TemporaryDirectory(dir=folder) as place, open(os.path.join(place, "file"), "wb") as incoming:
             while offset < expected[0]:
                 size = min(_CHUNK_BYTES, expected[0] - offset)
+                number = next(self._numbers)
                 data = self._ask(
                     wire.ReadPart(
-                        name=name, rank=rank, file=file, offset=offset, size=size, host=host, reader=self._host
+                        name=name,
+                        rank=rank,
+                        file=file,
+                        offset=offset,
+                        size=size,
+                        host=host,
+                        reader=self._host,
+                        number=number,
                     )
                 )
                 incoming.write(data)
@@ -203,13 +212,10 @@ class MemoryKeeper:
 
     def _ask(self, request: wire.ReadPart) -> bytes:
         """Return the bytes, in a thread. The coordinator answers for a host that is lost. Raise OSError."""
-        answers: SimpleQueue[wire.PartRead] = SimpleQueue()
-
-        def ask() -> None:
-            self._asked.append((request, answers))
-            self._send(request)
-
-        self._copier.report(ask)
+        answers = self._asked[request.number] = SimpleQueue[wire.PartRead]()
+        self._copier.report(lambda: self._send(request))
+        if self._has_ended:
+            raise OSError("the run has ended")
         answer = answers.get()
         if answer.failed is not None or not answer.body:
             raise OSError(f"{request.file} cannot be read on host {request.host} ({answer.failed or 'it is shorter'})")
@@ -237,8 +243,9 @@ class MemoryKeeper:
 
     # -- complete checkpoints for readers -------------------------------------------------------------------------
 
-    def _gather(self, kept: MemoryRound) -> None:
+    def _gather(self, kept: MemoryRound, attempt: int) -> None:
         notes: list[str] = []
+        answer = partial(wire.RoundGathered, attempt=attempt, name=kept.name, notes=notes)
         self._rounds[kept.name] = kept
 
         def gather() -> Path:
@@ -251,8 +258,8 @@ class MemoryKeeper:
 
         self._gatherer.do(
             gather,
-            lambda folder: self._send(wire.RoundGathered(name=kept.name, folder=str(folder), notes=notes)),
-            lambda error: self._send(wire.RoundGathered(name=kept.name, notes=notes, failed=str(error))),
+            lambda folder: self._send(answer(folder=str(folder))),
+            lambda error: self._send(answer(failed=str(error))),
         )
 
     def _fill(self, folder: Path, kept: MemoryRound, notes: list[str]) -> None:
@@ -335,15 +342,6 @@ def _order(part: Path) -> tuple[int, int]:
     """Return attempt and ordinal of the directory of a part, very high numbers for any other."""
     numbers = part.name.split("-")
     return (int(numbers[0]), int(numbers[1])) if numbers[0].isdecimal() else (1 << 62, 0)
-
-
-def _key(request: wire.ReadPart | wire.PartRead) -> tuple[str, int, str, int]:
-    return request.name, request.rank, request.file, request.offset
-
-
-def _answer(asked: wire.ReadPart, body: bytes = b"", failed: str | None = None) -> wire.PartRead:
-    name, rank, file, offset = _key(asked)
-    return wire.PartRead(name=name, rank=rank, file=file, offset=offset, reader=asked.reader, body=body, failed=failed)
 
 
 def _difference(file: str, host: str, found: tuple[int, int], expected: tuple[int, int]) -> str:

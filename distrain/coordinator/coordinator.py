@@ -99,7 +99,7 @@ class Coordinator:
         self._loop = Loop()
         self._files = Background(self._loop, "files")
         self._verification = Background(self._loop, "verification")
-        self._is_verifying = False
+        self._is_verifying = self._is_gathering = False
         """True until it is known whether the checkpoint to continue from is intact."""
         self._start_without_own = start_without_own
         self._foreign_checkpoint = None if store.latest else request.checkpoint
@@ -128,7 +128,7 @@ class Coordinator:
             racks={host: settings.rack for host, settings in request.hosts.items()},
             storage_of=lambda host: "" if store.is_remote or self._host_files.is_apart(host) else str(store.location),
             is_training=lambda: self._is_training,
-            on_stored=lambda: self._report_handler.after_change(),
+            on_change=self._on_memory_change,
         )
         self._report_handler = ReportHandler(
             store,
@@ -309,10 +309,15 @@ class Coordinator:
             say(f"continuing {f'at {PurePath(path).name}' if path else 'from scratch'} instead")
             self._happened(events.CheckpointReplaced(path))
 
+    def _on_memory_change(self) -> None:
+        latest = self._store.latest
+        self._report_handler.after_change()
+        self._happened(events.CheckpointAvailable(str(latest.path) if latest else self._foreign_checkpoint))
+
     def _on_gathered(self, latest: CommittedCheckpoint | None) -> None:
         """Start the workers from a checkpoint in memory that all hosts have, or from one before it."""
         assert self.machine.plan is not None
-        self._is_verifying = False
+        self._is_gathering = False
         self._report_handler.begin(self._attempt, len(self.machine.plan.ranks))  # it looks at the latest checkpoint
         self._happened(events.CheckpointAvailable(str(latest.path) if latest else self._foreign_checkpoint))
 
@@ -398,7 +403,11 @@ class Coordinator:
         if self._memory.has(asked.path):
             self._memory.fetch(host, asked.path, partial(self._on_fetched, asked))
         elif asked.path in {*own, self.machine.checkpoint, self._request.checkpoint}:
-            self._copies.fetch(host, asked.path, partial(self._on_fetched, asked))
+            if self._host_files.is_apart(host):
+                self._copies.fetch(host, asked.path, partial(self._on_fetched, asked))
+            else:  # it was stored from memory just now, or somebody has deleted it: the rank sees which
+                answer = wire.CheckpointFetched(attempt=0, rank=0, path=asked.path, folder=asked.path)
+                self._on_fetched(asked, answer)
         else:
             text = (
                 f"there is no directory {asked.path} on {host}, and this run has no such checkpoint (was it deleted by "
@@ -458,7 +467,7 @@ class Coordinator:
             case RunState.PREPARING:
                 assert self.machine.plan is not None
                 copying = self._host_files.is_busy(self.machine.plan.hosts)
-                return events.Outstanding(verifying=self._is_verifying, copying=copying)
+                return events.Outstanding(verifying=self._is_verifying or self._is_gathering, copying=copying)
             case RunState.SAVING:
                 return events.Outstanding(saving=self._report_handler.storing(self.machine.failed_ranks))
         uploading = self._report_handler.awaits_uploads(self.machine.lost_ranks)
@@ -517,8 +526,7 @@ class Coordinator:
         if self._request.keeps_logs:
             self._store.make_parent(self._log(attempt, 0))
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
-        if self._memory.begin(attempt, plan.hosts, self._on_gathered):
-            self._is_verifying = True
+        self._is_gathering = self._memory.begin(attempt, plan.hosts, self._on_gathered)
         self._report_handler.begin(attempt, len(plan.ranks))
         self._evidence.begin(attempt)
         self._hang_monitor.begin(len(plan.ranks))
@@ -552,6 +560,7 @@ class Coordinator:
             self._manifest.skip_to |= skip_to
         else:
             self._memory.skip_to(latest)
+        self._memory.drop_others()
         path = str(latest.path) if latest else self._foreign_checkpoint
         self._store.append_event(
             "rollback",
@@ -699,7 +708,7 @@ class Coordinator:
 
     def _store_memory(self) -> None:
         """Store the newest checkpoint in memory before the hosts end; Ctrl-C ends the waiting."""
-        self._memory.store_newest()
+        self._memory.store_last()
         self._await_writing(lambda: not self._memory.is_storing)
         self._memory.close()
 

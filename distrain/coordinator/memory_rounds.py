@@ -15,8 +15,9 @@ from distrain import wire
 from distrain.coordinator.store.run_store import Publication
 from distrain.decisions.memory import MOST_COPIED, MOST_KEPT, KeptRounds, copy_hosts
 from distrain.storage.commit import MemoryPart, MemoryRound
+from distrain.storage.files import full_disk_hint
 from distrain.system.log import say, warn
-from distrain.system.text import size
+from distrain.system.text import is_full_disk, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +48,10 @@ class _Storing:
     ordinal: int
     directory: str = ""
     unstored: set[int] = field(default_factory=set)
-    from_copy: set[int] = field(default_factory=set)
-    """The ranks whose own host has other bytes, or is lost."""
+    sources: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """By rank: the host that is storing its part, and the directory there."""
+    damaged: set[tuple[int, str]] = field(default_factory=set)
+    """Ranks, and the hosts on which their parts are damaged."""
 
 
 class MemoryRounds:
@@ -56,7 +59,7 @@ class MemoryRounds:
 
     send: sends a message to a host. upload: has files that are on a host stored. plan: of the latest attempt.
     racks: by host. storage_of: the run directory as a host sees it; empty if it does not. is_training: tells if the
-    hosts have all that they need for uploads. on_stored: called when a round has become a checkpoint on storage.
+    hosts have all that they need for uploads. on_change: called when a round is stored, or is found to be damaged.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class MemoryRounds:
         racks: Mapping[str, str],
         storage_of: Callable[[str], str],
         is_training: Callable[[], bool],
-        on_stored: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self.is_off = False
         """True once a host was short of memory."""
@@ -82,7 +85,7 @@ class MemoryRounds:
         self._racks = racks
         self._storage_of = storage_of
         self._is_training = is_training
-        self._on_stored = on_stored
+        self._on_change = on_change
         self._attempt = -1
         self._hosts: list[str] = []
         self._kept = KeptRounds()
@@ -92,6 +95,8 @@ class MemoryRounds:
         """The hosts that copy their parts of it now."""
         self._copies: dict[str, dict[str, str]] = {}
         """By round and host: the directory with the copies that it has."""
+        self._reads: dict[tuple[str, int], str] = {}
+        """By reader and number: the host that has been asked for bytes."""
         self._storing: _Storing | None = None
         self._tries = 0
         self._store_at: float | None = None
@@ -105,6 +110,7 @@ class MemoryRounds:
         self._failed_copies = 0
         """Copies in a row that have failed."""
         self._is_announced = False
+        self._is_ending = False
 
     @property
     def is_busy(self) -> bool:
@@ -127,21 +133,21 @@ class MemoryRounds:
                 self._on_copied(host, message)
             case wire.RoundGathered():
                 self._on_gathered(host, message)
-            case wire.ReadPart(host=owner):
+            case wire.ReadPart(host=owner, reader=reader, number=number):
+                self._reads[reader, number] = owner
                 if owner in self._hosts:
                     self._send(owner, message)
-                else:
-                    self._refuse(message)
-            case wire.PartRead(reader=reader):
-                self._send(reader, message)
+                self._refuse_reads()
+            case wire.PartRead(reader=reader, number=number):
+                if self._reads.pop((reader, number), None):
+                    self._send(reader, message)
 
-    def _refuse(self, asked: wire.ReadPart) -> None:
-        name, rank, file, offset, reader = asked.name, asked.rank, asked.file, asked.offset, asked.reader
-        why = f"host {asked.host} is lost"
-        self._send(
-            reader,
-            wire.PartRead(name=name, rank=rank, file=file, offset=offset, reader=reader, body=b"", failed=why),
-        )
+    def _refuse_reads(self) -> None:
+        """Answer those who wait for bytes of a host that is no longer there."""
+        for (reader, number), owner in list(self._reads.items()):
+            if owner not in self._hosts:
+                del self._reads[reader, number]
+                self._send(reader, wire.PartRead(reader=reader, number=number, failed=f"host {owner} is lost"))
 
     def _host_of(self, rank: int) -> str:
         plan = self._plan()
@@ -173,7 +179,9 @@ class MemoryRounds:
         copies = copy_hosts(plan.hosts, self._racks)
         manifest, known = new.manifest, {saved.path.name for saved in self._store.committed}
         name = manifest["name"] or self._store.paths.checkpoint(manifest["index"]).name
-        name = manifest["name"] = f"{name}-{manifest['index']}" if name in known else name
+        if name in known or name in self._kept.rounds:  # the hosts may still have another one by that name
+            name = f"{name}-{manifest['index']}"
+        manifest["name"] = name
         parts = {}
         for rank, report in reports.items():
             host = plan.ranks[rank].host
@@ -227,12 +235,21 @@ class MemoryRounds:
             self.is_off = True
             warn(f"{self._host_of(rank)} is short of memory for checkpoints: {why}; from now on, they go to storage")
 
+    def drop_others(self) -> None:
+        """Drop the rounds from which the run does not continue any more."""
+        known = {saved.path.name for saved in self._store.committed if saved.is_in_memory}
+        if gone := self._kept.rounds.keys() - known:
+            self._kept.drop(gone)
+            self._tell_hosts()
+
     # -- copies on other hosts ------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         """Store or copy the newest round if that is due: one thing at a time, so that few rounds are kept."""
         newest = self._kept.newest
-        if self._storing or self._copying or newest is None:
+        if self._is_ending:
+            self.store_newest()
+        if self._storing or self._copying or newest is None or self._is_ending:
             return
         if self._store_at is not None and time.monotonic() >= self._store_at and self._is_training():
             self.store_newest()
@@ -270,12 +287,13 @@ class MemoryRounds:
         """Note that a host is lost, and what it has in memory."""
         if host in self._hosts:
             self._hosts.remove(host)
+        self._refuse_reads()
         if host in self._copying:
             self._end_copy(host)
         for key in [key for key in self._asking if key[0] == host]:
-            self._on_gathered(host, wire.RoundGathered(name=key[1], failed=f"host {host} is lost"))
+            del self._asking[key]  # the attempt ends, and the next one asks the hosts that are left
         if self._storing is not None:
-            self._store_parts({rank for rank, part in self._storing.kept.parts.items() if part.host == host})
+            self._store_parts({rank for rank, source in self._storing.sources.items() if source[0] == host})
 
     # -- the start of an attempt ----------------------------------------------------------------------------------
 
@@ -285,6 +303,13 @@ class MemoryRounds:
         ``then`` is called with the newest one that could be gathered, or is on storage; None if there is none.
         """
         self._attempt, self._hosts = attempt, list(hosts)
+        self._refuse_reads()
+        if self._copying:  # nobody hears the answers
+            self._copying.clear()
+            self._copies.pop(self._copied, None)
+            self._kept.busy.discard(self._copied)
+        if len(hosts) == 1:
+            self._kept.safe = ""
         self._kept.start = ""
         self._asking.clear()
         self._gathered.clear()  # every byte is compared again
@@ -316,7 +341,7 @@ class MemoryRounds:
 
     def _give_up(self, name: str, why: str) -> None:
         """Drop a round that cannot be used, and say what is used instead."""
-        self._kept.drop(name)
+        self._kept.drop([name])
         self._tell_hosts()
         latest = self._store.latest
         instead = "there is none before it"
@@ -336,12 +361,12 @@ class MemoryRounds:
 
     def _gather(self, host: str, name: str, then: Answer) -> None:
         if folder := self._gathered.get((host, name)):
-            then(wire.RoundGathered(name=name, folder=folder))
+            then(wire.RoundGathered(attempt=self._attempt, name=name, folder=folder))
             return
         waiting = self._asking.setdefault((host, name), [])
         waiting.append(then)
         if len(waiting) == 1:
-            self._send(host, wire.GatherRound(host=host, body=self._kept.rounds[name].encoded()))
+            self._send(host, wire.GatherRound(attempt=self._attempt, host=host, body=self._kept.rounds[name].encoded()))
 
     def _on_gathered(self, host: str, answer: wire.RoundGathered) -> None:
         for note in [note for note in answer.notes if (answer.name, note) not in self._notes]:
@@ -378,6 +403,11 @@ class MemoryRounds:
             newest.manifest["attempt"], storing.ordinal, name=newest.name, then=partial(self._store_all, storing)
         )
 
+    def store_last(self) -> None:
+        """Store the newest round, after one that is being stored: the run ends."""
+        self._is_ending = True
+        self._work()
+
     def close(self) -> None:
         """Forget what is only in memory, as the hosts end."""
         if (latest := self._store.latest) is not None and latest.is_in_memory:
@@ -397,13 +427,14 @@ class MemoryRounds:
         kept = storing.kept
         for rank in sorted(ranks & storing.unstored):
             part = kept.parts[rank]
-            host, source = part.host, part.folder
-            if host not in self._hosts or rank in storing.from_copy:
-                host = part.copy
-                source = f"{self._copies.get(kept.name, {}).get(host, '')}/rank_{rank}"
-            if host not in self._hosts or source.startswith("/rank_"):
-                self._cannot_store(f"no host has the files of rank {rank}")
+            places = {part.host: part.folder}
+            if copies := self._copies.get(kept.name, {}).get(part.copy):
+                places[part.copy] = f"{copies}/rank_{rank}"
+            usable = [host for host in places if host in self._hosts and (rank, host) not in storing.damaged]
+            if not usable:
+                self._cannot_store(f"no host has intact files of rank {rank}")
                 return
+            host, source = storing.sources[rank] = usable[0], places[usable[0]]
             order = wire.Upload(
                 attempt=self._attempt,
                 rank=rank,
@@ -422,21 +453,22 @@ class MemoryRounds:
             return False
         if storing is None or message.ordinal != storing.ordinal or message.rank not in storing.unstored:
             return True
-        rank, why = message.rank, message.failed
+        rank, (host, source) = message.rank, storing.sources[message.rank]
         expected = storing.kept.files[rank]
+        damage = message.failed if message.failed and source in message.failed else ""
         for name, length, crc in message.files:
             if expected[name] != (length, crc):
-                why = f"{name} has the checksum {crc:08x} instead of {expected[name][1]:08x}"
-        if why is None:
+                damage = f"{name} has the checksum {crc:08x} instead of {expected[name][1]:08x}"
+        if damage:
+            warn(f"{storing.kept.name} in memory, files of rank {rank} on {host}: {damage}")
+            storing.damaged.add((rank, host))
+            self._store_parts({rank})
+        elif message.failed is not None:
+            self._storage_fails(f"rank {rank}: {message.failed}")
+        else:
             storing.unstored.discard(rank)
             if not storing.unstored:
                 self._publish(storing)
-        elif rank not in storing.from_copy and storing.kept.parts[rank].copy:
-            storing.from_copy.add(rank)
-            warn(f"{storing.kept.name} in memory, files of rank {rank}: {why}; its copy is stored instead")
-            self._store_parts({rank})
-        else:
-            self._cannot_store(f"files of rank {rank}: {why}")
         return True
 
     def _cannot_store(self, why: str) -> None:
@@ -445,7 +477,19 @@ class MemoryRounds:
         name = self._storing.kept.name
         self._end_storing()
         self._give_up(name, why)
+        self._on_change()
         self.store_newest()
+
+    def _storage_fails(self, why: object) -> None:
+        """Keep the round, and try again later, unless the run ends or the disk is full."""
+        assert self._storing is not None
+        text = f"cannot write {self._storing.kept.name} to {self._store.location}: {why}"
+        self._end_storing()
+        self._store_at = time.monotonic() + self._storage_every_s
+        if self._is_ending or is_full_disk(text):
+            self._store.on_failure(f"{text}{full_disk_hint(text)}")
+        else:
+            warn(f"{text}; it stays in memory, and the next one is written in {self._storage_every_s:g} s")
 
     def _end_storing(self) -> None:
         if self._storing is not None:
@@ -457,16 +501,14 @@ class MemoryRounds:
 
         def done(path: Path | RemotePath) -> None:
             self._end_storing()
-            self._store.note_stored(kept.name, path)
+            self._store.note_stored(kept.name, path, manifest)
             took_s = round(time.monotonic() - storing.began, 3)
             self._store.append_event("stored", name=path.name, index=kept.manifest["index"], seconds=took_s)
             self._store_at = time.monotonic() + self._storage_every_s
-            self._on_stored()
+            self._on_change()
             self._work()
 
-        def failed(why: object) -> None:
-            self._end_storing()
-            self._store.on_failure(f"cannot write {kept.name} to {self._store.location}: {why}")
-
         manifest = {**kept.manifest, "files": dict(kept.manifest["files"])}  # the store adds the metadata to them
-        self._store.publish(Publication(storing.ordinal, None, manifest, kept.positions, done, failed))
+        self._store.publish(
+            Publication(storing.ordinal, None, manifest, kept.positions, done, failed=self._storage_fails)
+        )

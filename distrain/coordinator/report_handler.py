@@ -324,6 +324,7 @@ class ReportHandler:
             names = ", ".join(saved.path.name for saved in lacking)
             warn(f"the run will not continue from {names}: rank {rank} saves checkpoints, too, and they lack its files")
             latest = self._store.latest
+            self._memory.drop_others()
             self._on_commit(None if latest is None else str(latest.path))
 
     def _count_report(self, rank: int, index: int) -> None:

@@ -5,6 +5,7 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,13 +21,17 @@ MOST_COPIED = 2
 
 
 def copy_hosts(hosts: Sequence[str], racks: Mapping[str, str]) -> dict[str, str]:
-    """Return for each host the one that copies its parts: the next in the ring, of another rack if there is one."""
-    found = {}
+    """Return for each host the one that copies its parts: the next in the ring, of another rack if there is one.
+
+    The hosts of a rack are spread over those of the others.
+    """
+    found, in_rack = {}, Counter[str]()
     for number, host in enumerate(hosts):
-        others = [*hosts[number + 1 :], *hosts[:number]]
-        elsewhere = [other for other in others if racks.get(other, "") != racks.get(host, "")]
-        found[host] = next(iter(elsewhere or others), "")
-    return found
+        rack = racks.get(host, "")
+        elsewhere = [other for other in hosts if racks.get(other, "") != rack]
+        found[host] = elsewhere[in_rack[rack] % len(elsewhere)] if elsewhere else hosts[(number + 1) % len(hosts)]
+        in_rack[rack] += 1
+    return {host: "" if copy == host else copy for host, copy in found.items()}
 
 
 @dataclass(slots=True)
@@ -54,10 +59,11 @@ class KeptRounds:
         spare = self.safe if self.safe in self.rounds else names[-2] if len(names) > 1 else ""
         self._keep({new.name, spare, self.start, *self.busy})
 
-    def drop(self, name: str) -> None:
-        """Drop a round that is damaged."""
-        self._keep(self.rounds.keys() - {name})
+    def drop(self, names: Iterable[str]) -> None:
+        """Drop rounds that are not to be used."""
+        self._keep(self.rounds.keys() - set(names))
 
     def _keep(self, names: Iterable[str]) -> None:
         kept = set(names)
         self.rounds = {name: each for name, each in self.rounds.items() if name in kept}
+        self.safe = self.safe if self.safe in kept else ""

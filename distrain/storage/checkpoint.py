@@ -213,7 +213,8 @@ class Checkpoint:
             return place
         is_of_run = str(place.parent) == _run
         if (_is_apart and is_of_run) or ((_is_apart or is_of_run) and not _is_there(place)):
-            return Path(_fetch(self.path))
+            found = _fetch(self.path)
+            return place if found == self.path else Path(found)
         return place
 
     def _check_exists(self) -> None:

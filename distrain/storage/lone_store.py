@@ -137,21 +137,24 @@ def _lock_alone(lock: int, deadline: float) -> None:
 
 
 def _end(hidden: Path) -> bool:
-    """Rename a directory that is complete to the checkpoint's name, and delete any other. Return whether it was."""
+    """Rename a directory that is complete to the checkpoint's name, and delete any other. Return whether it was.
+
+    Raise OSError if a complete one cannot be renamed. It stays for the next coordinator.
+    """
     run, final = hidden.parent, hidden.parent / hidden.name.removeprefix(_PREFIX)
     try:
         index = committed_at(hidden).index
-        if is_newer(run, index) and not final.exists():
-            for staging in hidden.glob(".new-*"):
-                shutil.rmtree(staging)
-            sync_directories(hidden, [str(path.relative_to(hidden)) for path in hidden.rglob("*")])
-            hidden.rename(final)
-            sync_directory(run)
-        return True
     except StorageError:
-        return False
-    finally:
         shutil.rmtree(hidden, ignore_errors=True)
+        return False
+    if is_newer(run, index) and not final.exists():
+        for staging in hidden.glob(".new-*"):
+            shutil.rmtree(staging)
+        sync_directories(hidden, [str(path.relative_to(hidden)) for path in hidden.rglob("*")])
+        hidden.rename(final)
+        sync_directory(run)
+    shutil.rmtree(hidden, ignore_errors=True)
+    return True
 
 
 def _write(kept: MemoryRound, parts: Mapping[int, Path], staging: Path) -> None:

@@ -111,10 +111,12 @@ class Separated(Pickler):
 
     def _cloned(self, pairs: list[tuple[Any, Any]]) -> Callable[[], None] | None:
         """Clone tensors on their GPUs. Returns a function that copies the clones, None if there is too little room."""
+        if not pairs:
+            return None
         cuda, needed = self._torch.cuda, dict.fromkeys((source.device for _, source in pairs), _GPU_RESERVE)
         for _, source in pairs:
             needed[source.device] += len(source)
-        if not pairs or any(cuda.mem_get_info(device)[0] < size for device, size in needed.items()):
+        if any(cuda.mem_get_info(device)[0] < size for device, size in needed.items()):
             return None
         clones = [(target, source.clone()) for target, source in pairs]
         streams = {device: cuda.Stream(device) for device in needed}

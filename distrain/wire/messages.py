@@ -629,12 +629,12 @@ class RoundCopied(Message):
 class GatherRound(Message):
     """Provide a checkpoint in memory as a complete directory, after every byte was compared with its manifest.
 
-    host, body: as in :class:`KeepRound`. What this host lacks, or has with other bytes, it reads from the other
-    copy.
+    host, body: as in :class:`KeepRound`. What this host lacks, or has with other bytes, it reads from the other copy.
 
     Coordinator -> agent; answered by :class:`RoundGathered`.
     """
 
+    attempt: int
     host: str
     body: bytes
 
@@ -648,6 +648,7 @@ class RoundGathered(Message):
     Agent -> coordinator.
     """
 
+    attempt: int
     name: str
     folder: str = ""
     notes: list[str] = field(default_factory=list)
@@ -657,6 +658,8 @@ class RoundGathered(Message):
 @message
 class ReadPart(Message):
     """Read ``size`` bytes of a file of a rank's part, which ``host`` keeps in memory, for the host ``reader``.
+
+    number: of this request among those of ``reader``.
 
     Agent -> coordinator -> another agent; answered by :class:`PartRead`.
     """
@@ -668,21 +671,21 @@ class ReadPart(Message):
     size: int
     host: str
     reader: str
+    number: int
 
 
 @message
 class PartRead(Message):
     """Bytes of a file of a part, fewer at its end; or (``failed``) why they cannot be read.
 
+    reader, number: as in :class:`ReadPart`.
+
     Agent -> coordinator -> the agent that has asked.
     """
 
-    name: str
-    rank: int
-    file: str
-    offset: int
     reader: str
-    body: bytes
+    number: int
+    body: bytes = b""
     failed: str | None = None
 
 

@@ -60,6 +60,8 @@ MOST_UPLOADS = 2
 """Uploads of one rank at the same time; report() with a third checkpoint waits for the first upload."""
 _COMMIT_WAIT_S = 5.0
 """Seconds to wait for commits after every rank has finished, before a worker exits and leaves its local files."""
+_COPY_S = 10.0
+"""Seconds that a failed train_func waits for a checkpoint on its way from a GPU to memory."""
 _DEFAULTS = StoreOptions()
 SYNC, ASYNC, NO_UPLOAD, MEMORY = CheckpointUploadMode
 
@@ -394,6 +396,11 @@ class Session:
         elif part.finish is not None:
             self._memory.finish(part, partial(self._send_written, ordinal))
 
+    def _end_in_memory(self, *, is_dropped: bool) -> None:
+        self._in_memory = None
+        if is_dropped and self._memory is not None:
+            self._memory.drop()
+
     def _send_written(self, ordinal: int, failed: str | None) -> None:
         self._channel.send(
             wire.PartWritten(attempt=self.context.attempt, rank=self.context.world_rank, ordinal=ordinal, failed=failed)
@@ -417,6 +424,11 @@ class Session:
             self._listen()
             self._delete_committed()
             self._raise_storing_error()
+
+    def finish_copy_from_gpu(self) -> None:
+        """Let the last checkpoint be written to memory, although train_func has failed: it takes only moments."""
+        if self._memory is not None:
+            self._memory.wait(_COPY_S)
 
     # -- positions in the data ------------------------------------------------------------------------------------
 
@@ -773,13 +785,13 @@ class Session:
                 self._uploading.pop(ordinal, None)
                 was_short = self._memory_is_short and ordinal == self._in_memory  # nothing is wrong with the next one
                 if failed is not None and ordinal == self._in_memory:
-                    self._in_memory = None
+                    self._end_in_memory(is_dropped=True)
                 if failed is not None and not was_short:
                     self._local_files.pop(ordinal, None)
                     self._storing_errors.append(f"checkpoint {ordinal} of this rank could not be stored: {failed}")
             case wire.CommitDone(ordinal=ordinal, path=path, has_files=has_files):
                 if self._in_memory is not None and self._in_memory <= ordinal:
-                    self._in_memory = None
+                    self._end_in_memory(is_dropped=not path)
                 if path:
                     self.checkpoint = self.context.get_storage().checkpoint(path)
                 self._note_deletable(ordinal, has_files=has_files)

@@ -137,6 +137,7 @@ class _Steps:
         except BaseException as error:
             if os.getpid() != pid:
                 _end_forked_child(error)
+            session.finish_copy_from_gpu()
             if isinstance(error, Rollback) and error.skip_batch:
                 error.skip_to = session.positions_to_skip_to()
             raise

@@ -428,12 +428,13 @@ class RunStore(ABC):
         self._open_commits += 1
         (to_memory or self.publish)(Publication(commit.ordinal, folder, manifest, positions or {}, done, failed))
 
-    def note_stored(self, name: str, path: Path | RemotePath) -> None:
-        """Note that a checkpoint that was only in memory is at ``path`` now."""
-        self.committed = [
-            replace(saved, path=path, is_in_memory=False) if saved.path.name == name else saved
-            for saved in self.committed
-        ]
+    def note_stored(self, name: str, path: Path | RemotePath, manifest: Mapping[str, Any]) -> None:
+        """Note that a checkpoint that was only in memory is at ``path`` now, with this manifest."""
+        for number, saved in enumerate(self.committed):
+            if saved.path.name == name:
+                self.committed[number] = stored = replace(saved, path=path, is_in_memory=False)
+                if saved.skip_to != manifest.get("skip_to"):  # there was a rollback meanwhile
+                    self._note_in_manifest(stored, {"skip_to": saved.skip_to})
 
     @abstractmethod
     def publish(self, new: Publication) -> None:

@@ -106,8 +106,7 @@ class Cluster:
             return
         self.relayed.append(message)
         if message.host in self.lost:
-            fields = {name: getattr(message, name) for name in ("name", "rank", "file", "offset", "reader")}
-            self.relay(wire.PartRead(**fields, body=b"", failed="the host is lost"))
+            self.relay(wire.PartRead(reader=message.reader, number=message.number, failed="the host is lost"))
         else:
             self.hosts[message.host].keeper.handle(message)
 
@@ -147,7 +146,7 @@ def hash_files(host: Host, ordinal: int, folder: Path, files: Any) -> wire.HashF
 
 
 def gather(host: Host, made: MemoryRound) -> wire.RoundGathered:
-    return host.ask(wire.GatherRound(host=host.name, body=made.encoded()), wire.RoundGathered)
+    return host.ask(wire.GatherRound(attempt=1, host=host.name, body=made.encoded()), wire.RoundGathered)
 
 
 def flip(path: Path, random: random.Random) -> None:

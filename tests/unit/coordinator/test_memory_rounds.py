@@ -49,7 +49,7 @@ class Run:
             racks={},
             storage_of=lambda host: str(self.store.location),
             is_training=lambda: True,
-            on_stored=lambda: None,
+            on_change=lambda: None,
         )
         self.memory.begin(0, hosts, self.chosen.append)
 
@@ -99,7 +99,7 @@ class Run:
         for host, order in self.only(wire.GatherRound)[-len(self.hosts) :]:
             why = failed if host == on else None
             name = MemoryRound.decoded(order.body).name
-            self.memory.handle(host, wire.RoundGathered(name=name, folder="/gathered", failed=why))
+            self.memory.handle(host, wire.RoundGathered(attempt=1, name=name, folder="/gathered", failed=why))
 
 
 @pytest.fixture
@@ -202,22 +202,30 @@ def test_every_restart_compares_the_bytes_again(two: Run) -> None:
 def test_a_lost_host_ends_the_waiting_for_it(two: Run) -> None:
     two.commit(1)
     two.memory.begin(1, two.hosts, two.chosen.append)
-    two.memory.handle("a", wire.RoundGathered(name="checkpoint_000000", folder="/gathered"))
+    two.memory.handle("a", wire.RoundGathered(attempt=1, name="checkpoint_000000", folder="/gathered"))
     two.memory.lost("b")
-    assert two.chosen == [None]
+    assert not two.memory.is_busy
+    assert not two.chosen  # the machine ends the attempt, and nothing is given up
+    two.memory.begin(2, ["a"], two.chosen.append)
+    two.memory.handle("a", wire.RoundGathered(attempt=2, name="checkpoint_000000", folder="/gathered"))
+    assert [saved.path.name for saved in two.chosen if saved] == ["checkpoint_000000"]
 
 
 def test_reads_are_passed_on_and_refused_for_a_lost_host(two: Run) -> None:
-    ask = wire.ReadPart(name="x", rank=1, file="f", offset=0, size=1, host="b", reader="a")
-    two.memory.handle("a", ask)
-    assert two.sent[-1] == ("b", ask)
-    answer = wire.PartRead(name="x", rank=1, file="f", offset=0, reader="a", body=b"1")
+    first, second, third = (
+        wire.ReadPart(name="x", rank=1, file="f", offset=0, size=1, host="b", reader="a", number=number)
+        for number in (1, 2, 3)
+    )
+    two.memory.handle("a", first)
+    assert two.sent[-1] == ("b", first)
+    answer = wire.PartRead(reader="a", number=1, body=b"1")
     two.memory.handle("b", answer)
     assert two.sent[-1] == ("a", answer)
-    two.memory.lost("b")
-    two.memory.handle("a", ask)
-    host, refused = two.sent[-1]
-    assert (host, refused.failed) == ("a", "host b is lost")
+    two.memory.handle("a", second)
+    two.memory.lost("b")  # while it reads
+    two.memory.handle("a", third)
+    refused = [(host, message.number, message.failed) for host, message in two.only(wire.PartRead)[1:]]
+    assert refused == [("a", 2, "host b is lost"), ("a", 3, "host b is lost")]
 
 
 def test_a_stored_round_is_a_checkpoint_like_any_other(two: Run) -> None:
@@ -282,3 +290,90 @@ def test_a_round_is_stored_from_time_to_time(tmp_path: Path) -> None:
     run.upload_all()
     assert not run.store.committed[0].is_in_memory
     run.store.close()
+
+
+def test_the_newest_round_is_stored_at_the_end_also_after_an_older_one(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a")
+    run.commit(1)
+    run.memory.store_newest()
+    run.commit(2)
+    newest = run.commit(3)
+    run.memory.store_last()
+    run.upload_all()
+    assert not run.memory.is_storing
+    run.memory.close()
+    assert run.store.latest is not None
+    assert run.store.latest.path.name == newest
+    run.store.close()
+
+
+def fail_to_store(run: Run, why: str) -> None:
+    _, order = run.orders.pop(0)
+    answer = wire.FilesCopied(attempt=0, rank=order.rank, ordinal=order.ordinal, files=[], skipped=[], failed=why)
+    assert run.memory.stored(answer)
+
+
+def test_an_error_of_the_storage_costs_no_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(tmp_path, "a")
+    failures: list[str] = []
+    run.store.on_failure = failures.append
+    names = [run.commit(1), run.commit(2)]
+    run.memory.store_newest()
+    fail_to_store(run, "[Errno 5] Input/output error: '/storage/checkpoint/file_0'")
+    assert [saved.path.name for saved in run.store.committed] == names
+    assert not failures
+    assert "it stays in memory" in capsys.readouterr().err
+    assert run.memory.deadline() is not None  # it is tried again
+    run.memory.store_newest()
+    fail_to_store(run, "[Errno 28] No space left on device: '/storage/checkpoint/file_0'")
+    run.memory.store_last()
+    fail_to_store(run, "[Errno 5] Input/output error: '/storage/checkpoint/file_0'")
+    assert [saved.path.name for saved in run.store.committed] == names
+    assert ["free some space" in text for text in failures] == [True, False]
+    run.store.close()
+
+
+def test_a_part_that_is_gone_is_not_an_error_of_the_storage(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a")
+    first = run.commit(1)
+    run.commit(2)
+    run.memory.store_newest()
+    fail_to_store(run, f"[Errno 2] No such file or directory: '{tmp_path}/part_0_2/file_0'")
+    assert [saved.path.name for saved in run.store.committed] == [first]
+    run.upload_all()
+    assert not run.store.committed[0].is_in_memory
+    run.store.close()
+
+
+def test_a_copy_that_a_lost_host_owes_does_not_hold_up_the_next_ones(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", "c")
+    name = run.commit(1)
+    run.memory.handle("c", wire.RoundCopied(name=name, folder="/copies"))
+    run.memory.lost("b")
+    run.memory.begin(1, ["a", "c"], run.chosen.append)
+    assert run.memory.deadline() is not None
+    run.store.close()
+
+
+def test_a_name_of_the_user_stands_for_one_round_at_a_time(two: Run) -> None:
+    seen = [two.commit(1, "last")]
+    two.store.committed.clear()  # after a rollback to a checkpoint before it
+    seen.append(two.commit(2, "last"))
+    assert seen == ["last", "last-1"]
+
+
+def test_rounds_that_were_disowned_are_dropped(two: Run) -> None:
+    first, second = two.commit(1), two.commit(2)
+    two.store.committed.pop()
+    two.memory.drop_others()
+    assert two.kept == [first]
+    assert second not in two.kept
+
+
+def test_one_host_that_is_left_keeps_the_round_before(two: Run) -> None:
+    two.copied(two.commit(1))
+    two.memory.begin(1, ["a"], two.chosen.append)
+    two.commit(2)
+    assert two.kept == ["checkpoint_000000", "checkpoint_000001"]
+    two.commit(3)
+    assert two.kept == ["checkpoint_000001", "checkpoint_000002"]

@@ -23,7 +23,7 @@ def test_the_copies_of_a_host_are_on_the_next_one() -> None:
 
 def test_the_copies_of_a_host_are_in_another_rack_if_there_is_one() -> None:
     racks = {"a": "1", "b": "1", "c": "2", "d": "2"}
-    assert copy_hosts(list("abcd"), racks) == {"a": "c", "b": "c", "c": "a", "d": "a"}
+    assert copy_hosts(list("abcd"), racks) == {"a": "c", "b": "d", "c": "a", "d": "b"}
     assert copy_hosts(list("ab"), racks) == {"a": "b", "b": "a"}
 
 
@@ -56,5 +56,5 @@ def test_a_round_that_is_no_longer_a_checkpoint_of_the_run_is_dropped() -> None:
     add(kept, 0, 1)
     kept.add(a_round(2), {"checkpoint_000000"})
     assert list(kept.rounds) == ["checkpoint_000000", "checkpoint_000002"]
-    kept.drop("checkpoint_000002")
+    kept.drop(["checkpoint_000002"])
     assert list(kept.rounds) == ["checkpoint_000000"]
