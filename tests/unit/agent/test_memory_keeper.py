@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -10,6 +11,7 @@ import threading
 import time
 import zlib
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -351,6 +353,32 @@ def test_a_gathered_checkpoint_is_verified_again_and_replaced_if_it_has_changed(
     assert damage_of(Path(second.folder)) is None
 
 
+def test_a_name_that_comes_again_stands_for_the_new_bytes(make_cluster: Any) -> None:
+    cluster = make_cluster(1)
+    host = cluster.hosts["a"]
+    made = cluster.commit(0, keep=[0])
+    old = Path(gather(host, made).folder)
+    with Checkpoint(old).as_directory():  # a reader keeps the directory from being deleted
+        cluster.commit(1, keep=[1])
+        again = replace(cluster.commit(2, keep=[2]), name=made.name)
+        host.keeper.handle(wire.KeepRound(host="a", keep=[made.name], body=again.encoded()))
+        new = Path(gather(host, again).folder)
+    assert (new / "rank0/model.pt").read_bytes() == random.Random(2).randbytes(1000)
+
+
+def test_the_end_of_a_run_ends_reads_of_other_hosts(make_cluster: Any) -> None:
+    cluster = make_cluster(2)
+    made = cluster.commit(0, keep=[0])
+    host = cluster.hosts["a"]
+    cluster.relay = lambda message: None  # nobody answers
+    host.keeper.handle(wire.GatherRound(attempt=1, host="a", body=made.encoded()))
+    cluster.step()
+    host.keeper.end()
+    thread = host.keeper._gatherer._thread
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
 # -- without a coordinator -------------------------------------------------------------------------------------------
 
 
@@ -451,6 +479,21 @@ def checkpoints_while_stored(run: Path) -> list[str]:
     store = LocalStore(run)
     store.close()
     return [saved.path.name for saved in store.committed]
+
+
+def test_what_agents_have_written_stays_if_the_storage_fails_at_the_end(
+    make_cluster: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make_cluster(1)
+    made = cluster.commit(0, keep=[0], run=run)
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lone_store, "sync_directories", fail)
+        store(*cluster)
+    assert checkpoints_while_stored(run) == [made.name]
 
 
 def test_what_a_killed_agent_has_left_is_deleted(run: Path) -> None:

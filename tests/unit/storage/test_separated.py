@@ -6,6 +6,8 @@ import contextlib
 import copy
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,19 @@ def test_a_default_device_changes_nothing(tmp_path: Path) -> None:
     assert again["x"].tolist() == [0, 1, 2, 3, 4]
     with torch.inference_mode():
         assert stored(value, tmp_path)["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_arrays_need_no_torch(tmp_path: Path) -> None:
+    program = """
+import pathlib, sys
+import numpy
+from distrain.storage.separated import Separated, load
+separated, path = Separated({"x": numpy.arange(5)}), pathlib.Path(sys.argv[1])
+separated.write(path)
+assert load(separated.skeleton, lambda: path.open("rb"))["x"].tolist() == [0, 1, 2, 3, 4]
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "bytes.bin")], check=True)
 
 
 def test_a_short_file_is_damaged(tmp_path: Path) -> None:

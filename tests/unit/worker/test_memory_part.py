@@ -152,6 +152,22 @@ def test_a_deleted_buffer_is_unmapped(home: Path) -> None:
     assert len(parts._buffers) == 1
 
 
+def test_dropped_parts_take_no_more_memory(home: Path) -> None:
+    parts = MemoryParts(home)
+    for number in range(5):
+        parts.write(f"0-{number}", tensors(number))
+        parts.drop()
+        parts.drop()
+    assert [path.name for path in home.iterdir()] == ["free-0-4"]
+
+
+def test_memory_that_cannot_be_used_counts_as_full(home: Path) -> None:
+    home.touch()
+    with pytest.raises(OSError, match="cannot be made") as caught:
+        MemoryParts(home).write("0-1", tensors(1))
+    assert caught.value.errno in memory_part.NO_ROOM
+
+
 def test_a_part_that_cannot_be_written_is_free_again(home: Path, tmp_path: Path) -> None:
     parts = MemoryParts(home)
     (tmp_path / "link").symlink_to("nowhere")
