@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -440,6 +441,21 @@ def test_dicts_are_checkpoints_too(any_fit: Fit) -> None:
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_asks_for_a_checkpoint_that_somebody_has_deleted(fit: Fit) -> None:
+    def train() -> tuple[bool, str]:
+        distrain.report({}, checkpoint=Checkpoint.from_dict({"x": 1}))
+        checkpoint = distrain.get_checkpoint()
+        shutil.rmtree(checkpoint.path, ignore_errors=True)  # both ranks do
+        try:
+            checkpoint.to_dict()
+        except distrain.CheckpointError as error:
+            return checkpoint.exists(), str(error)
+
+    exists, error = fit(train).return_value
+    assert not exists
+    assert "does not exist (was it deleted by num_to_keep?)" in error
 
 
 def test_a_storage_that_cannot_be_written_is_an_error_before_anything_starts(fit: Fit, tmp_path: Path) -> None:
