@@ -242,6 +242,12 @@ class MemoryRounds:
             self._kept.drop(gone)
             self._tell_hosts()
 
+    def free_all(self) -> None:
+        """Drop all rounds: memory is short, and a newer checkpoint is on storage."""
+        if self._storing is None:
+            self._store.committed = [saved for saved in self._store.committed if not saved.is_in_memory]
+            self.drop_others()
+
     # -- copies on other hosts ------------------------------------------------------------------------------------
 
     def _work(self) -> None:

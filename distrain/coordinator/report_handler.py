@@ -529,6 +529,8 @@ class ReportHandler:
             self._end_rows()
         if saved.is_pending:
             self._validations.add(saved)
+        if self._memory.is_off and not (saved.is_in_memory or self._is_start_read()):
+            self._memory.free_all()
         for rank in self._bringing.intersection(saved.silent):  # it came while this was committed
             self._disown(rank)
         self.after_change()

@@ -377,3 +377,11 @@ def test_one_host_that_is_left_keeps_the_round_before(two: Run) -> None:
     assert two.kept == ["checkpoint_000000", "checkpoint_000001"]
     two.commit(3)
     assert two.kept == ["checkpoint_000001", "checkpoint_000002"]
+
+
+def test_nothing_is_kept_once_memory_is_short_and_a_checkpoint_is_on_storage(two: Run) -> None:
+    two.commit(1)
+    two.memory.short_of_memory(0, "it is full")
+    two.memory.free_all()
+    assert two.kept == []
+    assert not two.store.committed
