@@ -3,7 +3,7 @@
 The directory is :func:`~distrain.system.scratch.memory_directory`. It holds::
 
     rank_3/2-17/                     a part: what rank 3 has written for its checkpoint 17 in attempt 2
-    rank_3/free-4/                   a part that nobody needs: the rank overwrites it, so that no memory is given back
+    rank_3/free-4/                   a part that nobody needs: the rank overwrites it, and so reuses its pages
     copies/checkpoint_000123/rank_5/ a copy of a part of another host
     gathered/checkpoint_000123-1/    a complete checkpoint, for readers
 
@@ -54,7 +54,7 @@ _THREADS = 8
 
 
 class MemoryKeeper:
-    """The answers to messages about checkpoints in memory. Threads do what takes long.
+    """Carries out the coordinator's orders about checkpoints in memory. Slow work runs in threads.
 
     root: the directory of this host; None without one.
     """
@@ -309,7 +309,7 @@ class MemoryKeeper:
     # -- without a coordinator ------------------------------------------------------------------------------------
 
     def begin_to_store(self) -> None:
-        """Claim the place for the newest checkpoint in the run directory, as the coordinator is lost.
+        """Claim the place for the newest checkpoint in the run directory, because the coordinator is lost.
 
         A new coordinator waits from now on. The bytes are written by :meth:`finish_storing`.
         """
@@ -362,7 +362,7 @@ def _link(source: Path, target: Path) -> bool:
 
 
 def _unlink_shared_files(folder: Path) -> None:
-    """Leave the files that also have a place in ``gathered`` to their readers, also once they are deleted there."""
+    """Unlink files that readers may have open, so that no rank overwrites them."""
     for parent, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(parent, name)

@@ -89,11 +89,11 @@ class MemoryRounds:
         self._attempt = -1
         self._hosts: list[str] = []
         self._kept = KeptRounds()
-        self._copied = ""
+        self._copy_name = ""
         """The round that is being copied to other hosts."""
-        self._copying: set[str] = set()
+        self._copying_hosts: set[str] = set()
         """The hosts that copy their parts of it now."""
-        self._copies: dict[str, dict[str, str]] = {}
+        self._copy_folders: dict[str, dict[str, str]] = {}
         """By round and host: the directory with the copies that it has."""
         self._reads: dict[tuple[str, int], str] = {}
         """By reader and number: the host that has been asked for bytes."""
@@ -194,7 +194,7 @@ class MemoryRounds:
         self._tell_hosts(kept)
         self._store_at = self._store_at or time.monotonic() + self._storage_every_s
         new.done(self._store.location / name)
-        self._work()
+        self._store_or_copy()
 
     def _tell_hosts(self, new: MemoryRound | None = None) -> None:
         """Tell the hosts what they keep, and forget what they no longer do."""
@@ -205,7 +205,7 @@ class MemoryRounds:
         self._store.committed = [
             saved for saved in self._store.committed if not saved.is_in_memory or saved.path.name in known
         ]
-        self._copies = {name: of for name, of in self._copies.items() if name in known}
+        self._copy_folders = {name: of for name, of in self._copy_folders.items() if name in known}
         self._gathered = {key: folder for key, folder in self._gathered.items() if key[1] in known}
 
     def _announce(self, kept: MemoryRound) -> None:
@@ -250,51 +250,51 @@ class MemoryRounds:
 
     # -- copies on other hosts ------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _store_or_copy(self) -> None:
         """Store or copy the newest round if that is due: one thing at a time, so that few rounds are kept."""
         newest = self._kept.newest
         if self._is_ending:
             self.store_newest()
-        if self._storing or self._copying or newest is None or self._is_ending:
+        if self._storing or self._copying_hosts or newest is None or self._is_ending:
             return
         if self._store_at is not None and time.monotonic() >= self._store_at and self._is_training():
             self.store_newest()
-        elif newest.name not in self._copies:
-            self._copied, self._copies[newest.name] = newest.name, {}
-            self._copying = {part.copy for part in newest.parts.values() if part.copy in self._hosts}
-            if self._copying:
+        elif newest.name not in self._copy_folders:
+            self._copy_name, self._copy_folders[newest.name] = newest.name, {}
+            self._copying_hosts = {part.copy for part in newest.parts.values() if part.copy in self._hosts}
+            if self._copying_hosts:
                 self._kept.busy.add(newest.name)
-            for host in self._copying:
+            for host in self._copying_hosts:
                 self._send(host, wire.CopyRound(name=newest.name))
 
     def _on_copied(self, host: str, message: wire.RoundCopied) -> None:
-        if host not in self._copying or message.name != self._copied:
+        if host not in self._copying_hosts or message.name != self._copy_name:
             return
         if message.failed is not None:
             self._failed_copies += 1
             if self._failed_copies == _MANY_FAILURES:
                 warn(f"host {host} cannot copy checkpoints in memory of other hosts: {message.failed}")
             self._store.append_event("memory_damage", name=message.name, host=host, text=message.failed)
-        elif message.name in self._copies:
-            self._copies[message.name][host] = message.folder
+        elif message.name in self._copy_folders:
+            self._copy_folders[message.name][host] = message.folder
         self._end_copy(host)
 
     def _end_copy(self, host: str) -> None:
-        self._copying.discard(host)
-        if self._copying:
+        self._copying_hosts.discard(host)
+        if self._copying_hosts:
             return
-        kept, there = self._kept.rounds.get(self._copied), self._copies.get(self._copied, {})
+        kept, there = self._kept.rounds.get(self._copy_name), self._copy_folders.get(self._copy_name, {})
         if kept is not None and {part.copy for part in kept.parts.values()} <= there.keys():
             self._kept.safe, self._failed_copies = kept.name, 0
-        self._kept.busy.discard(self._copied)
-        self._work()
+        self._kept.busy.discard(self._copy_name)
+        self._store_or_copy()
 
     def lost(self, host: str) -> None:
         """Note that a host is lost, and what it has in memory."""
         if host in self._hosts:
             self._hosts.remove(host)
         self._refuse_reads()
-        if host in self._copying:
+        if host in self._copying_hosts:
             self._end_copy(host)
         for key in [key for key in self._asking if key[0] == host]:
             del self._asking[key]  # the attempt ends, and the next one asks the hosts that are left
@@ -310,10 +310,10 @@ class MemoryRounds:
         """
         self._attempt, self._hosts = attempt, list(hosts)
         self._refuse_reads()
-        if self._copying:  # nobody hears the answers
-            self._copying.clear()
-            self._copies.pop(self._copied, None)
-            self._kept.busy.discard(self._copied)
+        if self._copying_hosts:  # nobody hears the answers
+            self._copying_hosts.clear()
+            self._copy_folders.pop(self._copy_name, None)
+            self._kept.busy.discard(self._copy_name)
         if len(hosts) == 1:
             self._kept.safe = ""
         self._kept.start = ""
@@ -388,11 +388,11 @@ class MemoryRounds:
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` has something to do."""
-        return None if self._storing or self._copying or not self._is_training() else self._store_at
+        return None if self._storing or self._copying_hosts or not self._is_training() else self._store_at
 
     def tick(self) -> None:
         """Store the newest round if that is due."""
-        self._work()
+        self._store_or_copy()
 
     def store_newest(self) -> None:
         """Store the newest round, unless it is stored already, or one is being stored."""
@@ -412,10 +412,10 @@ class MemoryRounds:
     def store_last(self) -> None:
         """Store the newest round, after one that is being stored: the run ends."""
         self._is_ending = True
-        self._work()
+        self._store_or_copy()
 
     def close(self) -> None:
-        """Forget what is only in memory, as the hosts end."""
+        """Forget what is only in memory: the hosts end."""
         if (latest := self._store.latest) is not None and latest.is_in_memory:
             warn(f"{latest.path.name} was only in memory, and is lost")
         self._store.committed = [saved for saved in self._store.committed if not saved.is_in_memory]
@@ -434,7 +434,7 @@ class MemoryRounds:
         for rank in sorted(ranks & storing.unstored):
             part = kept.parts[rank]
             places = {part.host: part.folder}
-            if copies := self._copies.get(kept.name, {}).get(part.copy):
+            if copies := self._copy_folders.get(kept.name, {}).get(part.copy):
                 places[part.copy] = f"{copies}/rank_{rank}"
             usable = [host for host in places if host in self._hosts and (rank, host) not in storing.damaged]
             if not usable:
@@ -512,7 +512,7 @@ class MemoryRounds:
             self._store.append_event("stored", name=path.name, index=kept.manifest["index"], seconds=took_s)
             self._store_at = time.monotonic() + self._storage_every_s
             self._on_change()
-            self._work()
+            self._store_or_copy()
 
         manifest = {**kept.manifest, "files": dict(kept.manifest["files"])}  # the store adds the metadata to them
         self._store.publish(

@@ -23,7 +23,7 @@ class CommittedFile:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The order to commit a checkpoint, as all its files are stored.
+    """The order to commit a checkpoint, because all its files are stored.
 
     silent: the ranks of which nobody knows that they report nothing: they had just not reported in time.
     """

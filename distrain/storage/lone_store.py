@@ -1,4 +1,4 @@
-"""A checkpoint that the agents store from memory, as their coordinator is lost. Runs in: agent, coordinator.
+"""A checkpoint that the agents store from memory after they have lost their coordinator. Runs in: agent, coordinator.
 
 They write into one hidden directory, ``.memory-checkpoint_000123`` in the run directory, without talking to each other.
 Each holds a shared lock on it as long as it writes or waits. The manifest is written once all files are there. Whoever
@@ -86,7 +86,7 @@ def store_alone(
             return (run / kept.name).exists()
         if is_locked(run) and (hidden / MANIFEST_FILE).exists():
             return True  # perhaps the coordinator was only out of reach: it decides when it opens the run again
-        return _end(hidden)
+        return _publish_or_delete(hidden)
 
 
 def take_over(run: Path) -> None:
@@ -102,7 +102,7 @@ def take_over(run: Path) -> None:
                 with contextlib.suppress(TimeoutError):
                     _lock_alone(lock, deadline)
             if hidden.exists():
-                _end(hidden)
+                _publish_or_delete(hidden)
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ def _lock_alone(lock: int, deadline: float) -> None:
             return
 
 
-def _end(hidden: Path) -> bool:
+def _publish_or_delete(hidden: Path) -> bool:
     """Rename a directory that is complete to the checkpoint's name, and delete any other. Return whether it was.
 
     Raise OSError if a complete one cannot be renamed. It stays for the next coordinator.

@@ -1,6 +1,6 @@
 """A rank's part of a checkpoint, written into the memory of its host. Runs in: worker.
 
-The agent frees old parts by renaming their directories. Their files are used again, so that their pages are.
+The agent frees old parts by renaming their directories. Reusing their files reuses their pages.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class _Buffer:
 
 @dataclass
 class Part:
-    """A part as it is reported. finish: copies what is still on GPUs; None if all bytes are written."""
+    """A part as it is reported. copy_from_gpu: copies what is still on GPUs; None if all bytes are written."""
 
     folder: Path
     files: list[str]
-    finish: Callable[[], None] | None
+    copy_from_gpu: Callable[[], None] | None
 
 
 class MemoryParts:
@@ -191,7 +191,7 @@ class MemoryParts:
 
     def finish(self, part: Part, then: Callable[[str | None], None]) -> None:
         """Copy what is still on GPUs, in a thread, and call ``then`` with the error, or None."""
-        copy = part.finish
+        copy = part.copy_from_gpu
         assert copy is not None
         self._is_written.clear()
 

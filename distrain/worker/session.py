@@ -379,7 +379,7 @@ class Session:
             if error.errno not in NO_ROOM:
                 raise
             part, failed = Part(Path(), [], None), str(error)
-        is_written = part.finish is None and failed is None
+        is_written = part.copy_from_gpu is None and failed is None
         ordinal = self._in_memory = self._send_report(
             body,
             steps,
@@ -393,7 +393,7 @@ class Session:
         )
         if failed is not None:
             self._send_written(ordinal, failed)
-        elif part.finish is not None:
+        elif part.copy_from_gpu is not None:
             self._memory.finish(part, partial(self._send_written, ordinal))
 
     def _end_in_memory(self, *, is_dropped: bool) -> None:

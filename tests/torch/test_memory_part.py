@@ -33,7 +33,7 @@ def write(parts: MemoryParts, ordinal: int, value: object) -> tuple[Path, thread
     """Write a part. The event is set when all bytes are there."""
     part = parts.write(f"0-{ordinal}", Checkpoint.from_dict({"value": value}))
     done = threading.Event()
-    if part.finish is None:
+    if part.copy_from_gpu is None:
         done.set()
     else:
         parts.finish(part, lambda failed: done.set() if failed is None else pytest.fail(failed))
@@ -109,7 +109,7 @@ def test_a_full_gpu_is_copied_without_a_clone(home: Path, monkeypatch: pytest.Mo
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     part = MemoryParts(home).write("0-1", Checkpoint.from_dict({"value": weight}))
-    assert part.finish is None
+    assert part.copy_from_gpu is None
     assert torch.cuda.max_memory_allocated() < before + weight.nbytes
     assert Checkpoint(part.folder).to_dict()["value"].equal(weight.cpu())
 

@@ -62,7 +62,7 @@ def test_pages_are_used_again_and_nothing_grows(home: Path) -> None:
     parts, seen, used = MemoryParts(home), set(), []
     for ordinal in range(1, 51):
         part = parts.write(f"0-{ordinal}", tensors(ordinal, 100_000))
-        assert (part.folder, part.finish) == (home / f"0-{ordinal}", None)
+        assert (part.folder, part.copy_from_gpu) == (home / f"0-{ordinal}", None)
         assert sorted(part.files) == ["dict_checkpoint.bin", "dict_checkpoint.pkl"]
         assert Checkpoint(part.folder).to_dict()["x"].unique().tolist() == [ordinal]
         seen.add((part.folder / "dict_checkpoint.bin").stat().st_ino)
