@@ -252,14 +252,11 @@ class MemoryRounds:
 
     def _store_or_copy(self) -> None:
         """Store or copy the newest round if that is due: one thing at a time, so that few rounds are kept."""
-        newest = self._kept.newest
-        if self._is_ending:
+        newest, is_copying = self._kept.newest, bool(self._copying_hosts)
+        is_due = self._store_at is not None and time.monotonic() >= self._store_at and self._is_training()
+        if self._is_ending or (is_due and not is_copying):
             self.store_newest()
-        if self._storing or self._copying_hosts or newest is None or self._is_ending:
-            return
-        if self._store_at is not None and time.monotonic() >= self._store_at and self._is_training():
-            self.store_newest()
-        elif newest.name not in self._copy_folders:
+        elif not (self._storing or is_copying or newest is None or newest.name in self._copy_folders):
             self._copy_name, self._copy_folders[newest.name] = newest.name, {}
             self._copying_hosts = {part.copy for part in newest.parts.values() if part.copy in self._hosts}
             if self._copying_hosts:

@@ -414,6 +414,7 @@ class HostProbed(Message):
     sent: float = 0.0
     memory_free_bytes: int = 0
     disk_free_bytes: int = 0
+    shared_memory_free_bytes: int = 0
     gpus: list[dict[str, Any]] = field(default_factory=list)
     address: str = ""
     port: int = 0

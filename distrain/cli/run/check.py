@@ -77,6 +77,7 @@ def _row(name: str, facts: HostFacts) -> dict[str, str]:
             **{package: _version(probed.versions[package]) for package in _PACKAGES if package in probed.versions},
             "RAM free": f"{_gib(min(probed.memory_free_bytes, memory))} of {_gib(memory)} GiB",
             "disk free": f"{_gib(probed.disk_free_bytes)} GiB",
+            "shm free": f"{_gib(probed.shared_memory_free_bytes)} GiB",
             "GPU free": _least_free(facts.gpus),
             "address": f"{probed.address} {probed.interface}".strip(),
             "clock": f"{round(facts.ahead_s, 1) or 0.0:+.1f} s",  # not -0.0
