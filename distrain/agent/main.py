@@ -556,8 +556,6 @@ class Agent:
     def _stop(self, message: wire.Stop) -> None:
         """End the attempt: a signal, grace, stacks, SIGTERM, grace, SIGKILL. Each step takes a limited time."""
         self._stopping = message
-        if self._memory is not None and not (message.problem or message.reason):
-            self._memory.look_ahead()
         if not self._started:
             self._attempt = max(self._attempt, message.attempt)
             self._up.queue(wire.HostIdle(attempt=message.attempt))

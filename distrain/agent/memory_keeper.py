@@ -24,7 +24,7 @@ import zlib
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
@@ -75,8 +75,6 @@ class MemoryKeeper:
         self._has_ended = False
         self._gathered: dict[str, Path] = {}
         """By name: the directory for readers."""
-        self._ahead: tuple[str, list[str]] = ("", [])
-        """The checkpoint that has just been verified, and what was damaged."""
         self._numbers = itertools.count()
         self._storing: threading.Thread | None = None
         self._may_store = threading.Event()
@@ -191,7 +189,19 @@ class MemoryKeeper:
         with tempfile.TemporaryDirectory(dir=folder) as place, open(os.path.join(place, "file"), "wb") as incoming:
             while offset < expected[0]:
                 size = min(_CHUNK_BYTES, expected[0] - offset)
-                data = self._ask(name=name, rank=rank, file=file, offset=offset, size=size, host=host)
+                number = next(self._numbers)
+                data = self._ask(
+                    wire.ReadPart(
+                        name=name,
+                        rank=rank,
+                        file=file,
+                        offset=offset,
+                        size=size,
+                        host=host,
+                        reader=self._host,
+                        number=number,
+                    )
+                )
                 incoming.write(data)
                 crc, offset = zlib.crc32(data, crc), offset + len(data)
             incoming.flush()
@@ -200,9 +210,8 @@ class MemoryKeeper:
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(incoming.name, target)
 
-    def _ask(self, **fields: Any) -> bytes:
+    def _ask(self, request: wire.ReadPart) -> bytes:
         """Return the bytes, in a thread. The coordinator answers for a host that is lost. Raise OSError."""
-        request = wire.ReadPart(reader=self._host, number=next(self._numbers), **fields)
         answers = self._asked[request.number] = SimpleQueue[wire.PartRead]()
         self._copier.report(lambda: self._send(request))
         if self._has_ended:
@@ -234,37 +243,18 @@ class MemoryKeeper:
 
     # -- complete checkpoints for readers -------------------------------------------------------------------------
 
-    def look_ahead(self) -> None:
-        """Verify the newest checkpoint while an attempt ends: the next one will probably start from it."""
-
-        def verify() -> None:
-            if rounds := list(self._rounds.values()):
-                newest, notes = max(rounds, key=lambda kept: int(kept.manifest["index"])), list[str]()
-                self._verify(newest, notes)
-                self._ahead = newest.name, notes
-
-        self._gatherer.do(verify, failed=lambda error: None)  # it is raised again when it matters
-
-    def _verify(self, kept: MemoryRound, notes: list[str]) -> Path:
-        """Return the directory for readers, in a thread, after every byte was compared. Raise OSError."""
-        folder = self._gathered.get(kept.name)
-        if folder is None or damage_of(folder):
-            folder = self._root / "gathered" / f"{kept.name}-{next(self._numbers)}"
-            self._fill(folder, kept, notes)
-            self._gathered[kept.name] = folder
-        return folder
-
     def _gather(self, kept: MemoryRound, attempt: int) -> None:
         notes: list[str] = []
         answer = partial(wire.RoundGathered, attempt=attempt, name=kept.name, notes=notes)
         self._rounds[kept.name] = kept
 
         def gather() -> Path:
-            (name, known), self._ahead = self._ahead, ("", [])
-            if name == kept.name and (folder := self._gathered.get(name)):
-                notes.extend(known)
-                return folder
-            return self._verify(kept, notes)
+            folder = self._gathered.get(kept.name)
+            if folder is None or damage_of(folder):
+                folder = self._root / "gathered" / f"{kept.name}-{next(self._numbers)}"
+                self._fill(folder, kept, notes)
+                self._gathered[kept.name] = folder
+            return folder
 
         self._gatherer.do(
             gather,

@@ -353,24 +353,6 @@ def test_a_gathered_checkpoint_is_verified_again_and_replaced_if_it_has_changed(
     assert damage_of(Path(second.folder)) is None
 
 
-def test_what_is_verified_ahead_is_verified_once_and_its_damage_is_told(
-    make_cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = make_cluster(2)
-    made = cluster.commit(0, keep=[0])
-    cluster.copy(made)
-    host, filled = cluster.hosts["a"], []
-    fill = MemoryKeeper._fill
-    monkeypatch.setattr(MemoryKeeper, "_fill", lambda *arguments: (filled.append(1), fill(*arguments)))
-    flip(Path(made.parts[0].folder, "rank0/model.pt"), random.Random(1))
-    host.keeper.look_ahead()
-    assert "the copy on host b is used instead" in gather(host, made).notes[0]
-    assert len(filled) == 1
-    flip(Path(gather(host, made).folder, "rank0/model.pt"), random.Random(2))
-    assert gather(host, made).notes  # every later restart looks again
-    assert len(filled) == 2
-
-
 def test_a_name_that_comes_again_stands_for_the_new_bytes(make_cluster: Any) -> None:
     cluster = make_cluster(1)
     host = cluster.hosts["a"]
