@@ -24,7 +24,7 @@ import zlib
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
@@ -189,19 +189,7 @@ class MemoryKeeper:
         with tempfile.TemporaryDirectory(dir=folder) as place, open(os.path.join(place, "file"), "wb") as incoming:
             while offset < expected[0]:
                 size = min(_CHUNK_BYTES, expected[0] - offset)
-                number = next(self._numbers)
-                data = self._ask(
-                    wire.ReadPart(
-                        name=name,
-                        rank=rank,
-                        file=file,
-                        offset=offset,
-                        size=size,
-                        host=host,
-                        reader=self._host,
-                        number=number,
-                    )
-                )
+                data = self._ask(name=name, rank=rank, file=file, offset=offset, size=size, host=host)
                 incoming.write(data)
                 crc, offset = zlib.crc32(data, crc), offset + len(data)
             incoming.flush()
@@ -210,8 +198,9 @@ class MemoryKeeper:
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(incoming.name, target)
 
-    def _ask(self, request: wire.ReadPart) -> bytes:
+    def _ask(self, **fields: Any) -> bytes:
         """Return the bytes, in a thread. The coordinator answers for a host that is lost. Raise OSError."""
+        request = wire.ReadPart(reader=self._host, number=next(self._numbers), **fields)
         answers = self._asked[request.number] = SimpleQueue[wire.PartRead]()
         self._copier.report(lambda: self._send(request))
         if self._has_ended:

@@ -67,17 +67,10 @@ class Separated(Pickler):
     def reducer_override(self, value: Any) -> Any:
         """Reduce a plain tensor in a third of the time that torch takes, and all else as usual."""
         torch = self._torch
-        if (
-            torch is None
-            or type(value) is not torch.Tensor
-            or value.device.type not in ("cpu", "cuda")
-            or value.layout is not torch.strided
-            or value.requires_grad
-            or value.is_conj()
-            or value.is_neg()
-            or value.is_quantized
-            or value.__dict__
-        ):
+        is_dense = torch is not None and type(value) is torch.Tensor and value.layout is torch.strided
+        if not is_dense or value.device.type not in ("cpu", "cuda") or value.requires_grad or value.__dict__:
+            return super().reducer_override(value)
+        if value.is_conj() or value.is_neg() or value.is_quantized:
             return super().reducer_override(value)
         view = value.storage_offset(), tuple(value.shape), value.stride()
         return _tensor, (value.untyped_storage(), value.dtype, *view)
