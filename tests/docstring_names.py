@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import textwrap
 import traceback
@@ -55,6 +56,9 @@ def names_in_worker() -> dict[str, Any]:
         "inputs": inputs,
         "labels": labels,
         "loader": DataLoader(dataset, batch_size=3),
+        "loss": 0.5,
+        "math": math,
+        "step": 1,
         "loss_function": torch.nn.functional.cross_entropy,
         "metrics": {"loss": 0.5},
         "model": model,

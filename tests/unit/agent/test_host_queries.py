@@ -84,7 +84,9 @@ def test_a_file_system_that_hangs_does_not_block_another_answer(
 ) -> None:
     """A read from a named pipe waits for a writer."""
     os.mkfifo(tmp_path / "hangs")
-    monkeypatch.setattr(host_queries, "disk_free_bytes", lambda folder: len(folder and Path(folder).read_text()))
+    monkeypatch.setattr(
+        host_queries, "disk_free_bytes", lambda folder: len(Path(folder).read_text()) if "hangs" in folder else 0
+    )
     host.queries.probe(wire.ProbeHost(nonce="hangs", is_thorough=True, folder=str(tmp_path / "hangs")))
     assert host.answer(ASKED).nonce == "nonce"
     (tmp_path / "hangs").write_text("now")

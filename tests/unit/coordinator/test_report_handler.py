@@ -49,7 +49,7 @@ def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_r
             racks={},
             storage_of=lambda host: "",
             is_training=lambda: True,
-            on_stored=lambda: None,
+            on_change=lambda: None,
         ),
     )
     observers.tell(AttemptBegan(0, ["localhost"] * world_size, 0.0))

@@ -55,7 +55,7 @@ class Host:
         name: str = "agent",
     ) -> subprocess.Popen[bytes]:
         """Start a program that ends at once: an agent finds nothing to kill, a validator nothing to do."""
-        arguments = (uuid.uuid4().hex, "sweep") if name == "agent" else (str(os.getpid()),)
+        arguments = (uuid.uuid4().hex, "sweep") if name == "agent" else (str(os.getpid()), "run", "log")
         argv = program.arrival_argv(python, name, *arguments, flags=flags)
         argv[argv.index(str(process.own_package()))] = root
         variables = [f"{name}={value}" for name, value in self.environment.items()]
