@@ -323,7 +323,7 @@ def test_no_descriptors_are_left(local: Local) -> None:
     local(lambda: None)
     before = len(os.listdir("/proc/self/fd"))
     local(lambda: None)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # one of an earlier test may be closed meanwhile
 
 
 def test_a_signal_ends_a_child_of_train_func_that_calls_should_stop(local: Local) -> None:
