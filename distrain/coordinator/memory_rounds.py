@@ -137,7 +137,8 @@ class MemoryRounds:
                 self._reads[reader, number] = owner
                 if owner in self._hosts:
                     self._send(owner, message)
-                self._refuse_reads()
+                else:
+                    self._refuse_reads()
             case wire.PartRead(reader=reader, number=number):
                 if self._reads.pop((reader, number), None):
                     self._send(reader, message)
