@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-LAUNCHING = ("run", "check")
+LAUNCHING = ("run", "check", "drill")
+TRIAL = "drill-trial"
+"""Started by ``distrain drill``, not by users."""
 COMMANDS = {
     "ls": ("listing", "list the runs of a storage path"),
     "show": ("showing", "show one run: its state, attempts, metrics, checkpoints and error"),
@@ -39,6 +41,7 @@ train
   run        start a script, a module or a function on several workers
   check      check if the hosts can train together; run nothing
   hosts      {hosts}
+  drill      prove that a script resumes exactly, by disturbing it
 
 look at runs
   ls         {ls}
@@ -76,10 +79,18 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
     if command == "--version":
         print(f"distrain {__version__}")
         return 0
-    if command in LAUNCHING:
+    if command in ("run", "check"):
         from distrain.cli.run.command import run_command
 
         return run_command(["--check", *rest] if command == "check" else rest, user_path, prog=f"distrain {command}")
+    if command == "drill":
+        from distrain.cli.drilling import run_drill
+
+        return run_drill(rest)
+    if command == TRIAL:
+        from distrain.cli.drill_trial import run_trial
+
+        return run_trial(rest[0], user_path)
     if command not in COMMANDS:
         from distrain.system.text import did_you_mean
 

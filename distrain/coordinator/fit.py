@@ -42,13 +42,18 @@ from distrain.worker.job import job
 from distrain.worker.job.origin import script_of, stem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distrain.api.result import Result
     from distrain.coordinator.host_check import HostFacts
     from distrain.decisions.host_checks import Finding
     from distrain.hosts.hostfile import HostSpec
     from distrain.storage.checkpoint import Checkpoint
+
+    Given = tuple[job.Work, ScalingConfig, RunConfig]
+
+prepare: Callable[[job.Work, ScalingConfig, RunConfig], Given] | None = None
+"""Returns what is run instead of what fit() was given; set in processes that try out a user's script."""
 
 
 def run_work(
@@ -68,6 +73,8 @@ def run_work(
     sys_path: the module search path of the workers; by default that of this process.
     """
     refuse_after_stop()
+    if prepare is not None:
+        work, scaling, run = prepare(work, scaling, run)
     resting_agents.idle_s()  # raises for a bad setting
     launcher = check_launcher(scaling, work)
     starts_workers = launcher is None and scaling.num_workers != 0

@@ -1,0 +1,73 @@
+"""The process of one trial of a drill: the user's script, with a probe in each rank. Runs in: coordinator.
+
+It is started by :mod:`distrain.drilling.trial` with the path of an order.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain.coordinator import fit
+from distrain.drilling.fence import fence
+from distrain.drilling.order import Order
+from distrain.drilling.work import probed
+from distrain.worker.job.main_module import run_script
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distrain.api.config import RunConfig, ScalingConfig
+    from distrain.worker.job.job import Work
+
+_RESTARTS = 3
+
+
+class _Preparation:
+    """Turns the first fit() of a script into the trial. A further one ends the process."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._is_first = True
+
+    def __call__(self, work: Work, scaling: ScalingConfig, run: RunConfig) -> tuple[Work, ScalingConfig, RunConfig]:
+        if not self._is_first:
+            raise SystemExit(0)  # a drill looks at the first run of a script
+        self._is_first, order = False, self._order
+        failures = run.failure_config
+        trial = replace(
+            run,
+            name="run",
+            storage_path=order.storage,
+            storage_filesystem=None,
+            log_dir=None,
+            callbacks=(),
+            trackers=(),
+            debug_rank=None,
+            failure_config=replace(failures, max_failures=failures.max_failures or _RESTARTS),
+            checkpoint_config=replace(run.checkpoint_config, num_to_keep=None),
+        )
+        workers = order.workers if order.workers is not None else scaling.num_workers
+        return probed(work, order.probe), replace(scaling, num_workers=workers), trial
+
+
+def run_trial(path: str, user_path: Sequence[str]) -> int:
+    """Run an order and return the exit code. ``user_path``: as in :func:`distrain.cli.main.run_main`."""
+    order = Order.read(Path(path))
+    fit.prepare = _Preparation(order)
+    if order.kind == "command":
+        from distrain.cli.run.command import run_command
+
+        return run_command(order.arguments, user_path, prog="distrain run")
+    fence(order.probe.fenced, order.probe.allowed)
+    script, *arguments = order.arguments
+    if order.kind == "trainer":
+        pickle.loads(Path(script).read_bytes()).fit()  # noqa: S301 - made by drill() in another process
+        return 0
+    sys.argv = [script, *arguments]
+    sys.path[:] = [str(Path(script).resolve().parent), *user_path]
+    run_script(script)
+    return 0

@@ -1,0 +1,79 @@
+"""The working directory of a trial, and a fence around the user's own. Runs in: coordinator, worker.
+
+A script finds its files in the working directory of a trial, and what it writes there is the trial's. Writing elsewhere
+in the user's directories raises an error. Native code is not seen, except for torch.save().
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_LARGEST_COPY = 1_000_000
+"""Bytes; larger files are linked."""
+_MOST_ENTRIES = 1000
+"""A directory with more entries is linked as a whole."""
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
+
+
+def mirror(source: Path, target: Path) -> None:
+    """Make a directory with the same content: small files are copied, so that they may be overwritten."""
+    target.mkdir()
+    for entry in os.scandir(source):
+        name, made = Path(entry.path), target / entry.name
+        if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith((".", "__")):
+            if len(os.listdir(name)) <= _MOST_ENTRIES:
+                mirror(name, made)
+                continue
+        elif entry.is_file() and entry.stat().st_size <= _LARGEST_COPY:
+            shutil.copy2(name, made)
+            continue
+        made.symlink_to(name.absolute())
+
+
+def fence(roots: Sequence[str], allowed: str) -> Callable[[object], None]:
+    """From now on, raise PermissionError if Python code of this process writes below ``roots``.
+
+    Hidden files and directories are not fenced: caches are there. Return the check, for a path.
+    """
+    temporary = os.path.realpath(tempfile.gettempdir())
+    free = [os.path.realpath(allowed), *(temporary for root in roots if _is_below(temporary, root))]
+
+    def check(path: object) -> None:
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return
+        real = os.path.realpath(os.fsdecode(path))
+        for root in roots:
+            below = os.path.relpath(real, root)
+            is_hidden = any(part.startswith((".", "__pycache__")) for part in below.split(os.sep))
+            if not is_hidden and not any(_is_below(real, one) for one in free):
+                raise PermissionError(
+                    f"distrain drill: the script writes {real}, which is yours. Relative paths are redirected into the "
+                    "drill's directory; in arguments, write {drill} for that directory, as in --output {drill}/out"
+                )
+
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open":
+            path, mode, flags = arguments
+            if (isinstance(flags, int) and flags & _WRITING) or (isinstance(mode, str) and set(mode) & set("wax+")):
+                check(path)
+        elif event in _CHANGES:
+            check(arguments[0])
+        elif event == "os.rename":
+            check(arguments[0])
+            check(arguments[1])
+
+    sys.addaudithook(hear)
+    return check
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip(os.sep) + os.sep)

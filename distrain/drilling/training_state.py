@@ -1,0 +1,289 @@
+"""What a training with torch consists of, at the beginning of each step, as a few numbers for each part. Runs in: worker.
+
+A step begins with the first call of a module in training mode after an optimizer's step. The parts are found without
+help of the script: optimizers, schedulers and scalers when they are made, everything else in the variables of the
+functions that are being called.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import sysconfig
+import time
+import zlib
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import dataloader
+
+from distrain.drilling.order import STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from distrain.drilling.probe import Probe
+
+    Part = dict[str, Any]
+    """A part of the state: numbers, or digests, by name."""
+
+_OWN = str(Path(__file__).parent.parent)
+_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN)
+_USERS_MODULES = ("__main__", "__mp_main__")
+_DEEPEST = 2
+"""How many attributes away from a variable a part may be."""
+
+
+def watch(probe: Probe) -> None:
+    """Note the state at the beginning of each step, what is saved, and what does not fit when it is loaded."""
+    _Watch(probe)
+
+
+class _Watch:
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._is_new_step = True
+        self._made: dict[str, list[ref[Any]]] = {"optimizer": [], "scheduler": [], "scaler": []}
+        self._loader: Part = {}
+        """Of the loader that was read last: the epoch of its sampler, and the batches read."""
+        kinds = (("optimizer", Optimizer), ("scheduler", LRScheduler), ("scaler", torch.amp.GradScaler))
+        for name, kind in kinds:
+            _after(kind, "__init__", lambda made, *_, name=name: self._made[name].append(ref(made)))
+        nn.modules.module.register_module_forward_pre_hook(self._at_call)
+        register_optimizer_step_post_hook(self._at_step_end)
+        _after(nn.Module, "load_state_dict", self._note_load)
+        iterators: Any = dataloader._BaseDataLoaderIter
+        _after(iterators, "__init__", self._note_loop)
+        _after(iterators, "__next__", self._note_batch)
+        torch.save = self._saving(torch.save)
+
+    # -- what happens ---------------------------------------------------------------------------------------------
+
+    def _at_step_end(self, *_: Any) -> None:
+        self._is_new_step = True
+
+    def _note_load(self, module: nn.Module, keys: Any, *_: Any) -> None:
+        if keys.missing_keys or keys.unexpected_keys:
+            self._probe.note("misfit", missing=keys.missing_keys[:3], unexpected=keys.unexpected_keys[:3])
+
+    def _note_loop(self, iterator: Any, _: Any, loader: Any, *__: Any) -> None:
+        iterator.distrain_drill = {"epoch": getattr(loader.sampler, "epoch", None), "batch": 0}
+
+    def _note_batch(self, iterator: Any, *_: Any) -> None:
+        self._loader = iterator.distrain_drill
+        self._loader["batch"] += 1
+
+    def _saving(self, save: Callable[..., None]) -> Callable[..., None]:
+        @wraps(save)
+        def saving(data: Any, target: Any, *more: Any, **options: Any) -> None:
+            self._probe.check_path(target)
+            began = time.time()
+            save(data, target, *more, **options)
+            self._probe.note("save", path=str(target), seconds=time.time() - began)
+
+        return saving
+
+    def _at_call(self, module: nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling() or not (self._is_new_step and module.training and torch.is_grad_enabled()):
+            return
+        if not self._made["optimizer"]:
+            return  # such as a first look at the shapes
+        self._is_new_step = False
+        frame = sys._getframe(1)
+        try:
+            with torch.no_grad():
+                state = self._state(module, inputs, frame)
+        except Exception as error:  # of a kind of tensor or variable that nobody has thought of
+            state = {"blind": f"{type(error).__name__}: {error}"}
+        self._probe.note("step", **state)
+        self._probe.count(STEPS)
+
+    # -- the state ------------------------------------------------------------------------------------------------
+
+    def _living(self, kind: str) -> list[Any]:
+        return [one for made in self._made[kind] if (one := made()) is not None]
+
+    def _state(self, module: nn.Module, inputs: Any, frame: FrameType) -> Part:
+        """Return all parts of the state, by what they are."""
+        optimizers = self._living("optimizer")
+        trained = [one for each in optimizers for group in each.param_groups for one in group["params"]]
+        found = _Found({id(one) for one in trained})
+        found.add("", module, 0)
+        keywords: Any = {}
+        for function in _callers(frame):
+            if not keywords and function.f_code.co_name in ("_call_impl", "inner"):
+                keywords = function.f_locals.get("kwargs", {})
+            found.look_into(function)
+        names = {identity: name for name, identity in reversed(found.names)}
+        of_models = {names.get(id(one), f"parameter {index}"): one for index, one in enumerate(trained)}
+        return {
+            "model": _digests(of_models),
+            "optimizer": _digests(_tensors_of(optimizers)),
+            "lr": {
+                f"{type(each).__name__}.{key}": [_plain(group[key]) for group in each.param_groups]
+                for each in optimizers
+                for key in ("lr", "betas", "momentum", "weight_decay")
+                if key in each.param_groups[0]
+            },
+            "scheduler": _states(self._living("scheduler")),
+            "scaler": _states(self._living("scaler")),
+            "buffers": _digests(found.buffers),
+            "averages": _digests(found.averages),
+            "random": {**_random_states(), **found.generators},
+            "counters": found.counters,
+            "loader": dict(self._loader),
+            "data": {"inputs": _digest([*tree_leaves(inputs), *tree_leaves(keywords)])},
+            "sharded": any(hasattr(one, "device_mesh") for one in trained),
+        }
+
+
+class _Found:
+    """What is found in variables. ``trained``: the ids of the parameters that optimizers have."""
+
+    def __init__(self, trained: set[int]) -> None:
+        self._trained = trained
+        self._seen: set[int] = set()
+        self.names: list[tuple[str, int]] = []
+        """Names of trained parameters, and their ids."""
+        self.buffers: dict[str, torch.Tensor] = {}
+        self.averages: dict[str, torch.Tensor] = {}
+        """Tensors that belong to no trained model but have the names of its parameters."""
+        self.generators: Part = {}
+        self.counters: dict[str, int] = {}
+
+    def look_into(self, function: FrameType) -> None:
+        """Look at the variables of a function that is being called."""
+        is_users = not function.f_code.co_filename.startswith(_LIBRARIES)
+        for name, value in list(function.f_locals.items()):
+            if is_users and type(value) is int and not name.startswith("_"):
+                self.counters.setdefault(name, value)
+            self.add(name, value, 0)
+
+    def add(self, name: str, value: Any, depth: int) -> None:
+        """Look at a value, and at what is in it."""
+        if id(value) in self._seen or isinstance(value, (type, torch.Tensor)):
+            return
+        self._seen.add(id(value))
+        if isinstance(value, nn.Module):
+            self._add_module(name, value)
+        elif isinstance(value, torch.Generator):
+            self.generators[name] = _digest([value.get_state()])
+        elif hasattr(value, "bit_generator"):
+            self.generators[name] = _digest([repr(value.bit_generator.state)])
+        elif isinstance(value, dict):
+            self._add_mapping(name, value)
+        elif depth < _DEEPEST and _is_users(value):
+            for key, one in list(vars(value).items()):
+                if type(one) is int and not key.startswith("_"):
+                    self.counters.setdefault(f"{name}.{key}", one)
+                self.add(f"{name}.{key}", one, depth + 1)
+
+    def _add_module(self, name: str, module: nn.Module) -> None:
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        self._seen |= {id(one) for one in module.modules()}
+        if any(id(one) in self._trained for one in parameters.values()):
+            self.names += [(key.removeprefix("module."), id(one)) for key, one in parameters.items()]
+            self.buffers |= {key.removeprefix("module."): one for key, one in buffers.items()}
+        elif parameters and not isinstance(module, nn.modules.loss._Loss):
+            self.averages |= {f"{name}.{key}": one for key, one in (parameters | buffers).items()}
+
+    def _add_mapping(self, name: str, values: dict[Any, Any]) -> None:
+        tensors = {f"{name}.{key}": one for key, one in values.items() if isinstance(one, torch.Tensor)}
+        if {str(key).removeprefix("module.") for key in values} & {key for key, _ in self.names}:
+            self.averages |= tensors
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of a call, from the innermost to that of the user's work."""
+    while frame is not None and Path(frame.f_code.co_filename).parent != Path(__file__).parent:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_users(value: object) -> bool:
+    """Return whether an object is of a class that is in no library."""
+    name = type(value).__module__
+    path = getattr(sys.modules.get(name), "__file__", None) or ""
+    is_users = name in _USERS_MODULES or (path != "" and not path.startswith(_LIBRARIES))
+    return is_users and hasattr(value, "__dict__")
+
+
+def _tensors_of(optimizers: list[Optimizer]) -> dict[str, torch.Tensor]:
+    """Return the state of optimizers, such as ``AdamW.exp_avg.0`` of the first parameter."""
+    found = {}
+    for optimizer in optimizers:
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        for index, parameter in enumerate(parameters):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, (torch.Tensor, int, float)):
+                    found[f"{type(optimizer).__name__}.{key}.{index}"] = torch.as_tensor(value)
+    return found
+
+
+def _states(made: list[Any]) -> Part:
+    """Return the plain values in the states of schedulers or scalers."""
+    return {
+        f"{type(one).__name__}.{key}": _plain(value)
+        for one in made
+        for key, value in one.state_dict().items()
+        if isinstance(value, (int, float, list, tuple))
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return float(value) if isinstance(value, (int, float, torch.Tensor)) else type(value).__name__
+
+
+def _random_states() -> Part:
+    found = {"Python": _digest([repr(random.getstate())]), "torch": _digest([torch.get_rng_state()])}
+    if "numpy" in sys.modules:
+        found["NumPy"] = _digest([repr(sys.modules["numpy"].random.get_state(legacy=False))])
+    if torch.cuda.is_initialized():
+        found["CUDA"] = _digest([torch.cuda.get_rng_state()])
+    return found
+
+
+def _digests(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
+    """Return the sum and the norm of each tensor; of those that are divided among ranks, of this rank's part."""
+    found = {}
+    for name, tensor in tensors.items():
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        values = (torch.view_as_real(local) if local.is_complex() else local).detach().double()
+        found[name] = [float(values.sum()), float(torch.linalg.vector_norm(values))]
+    return found
+
+
+def _digest(leaves: list[Any]) -> int:
+    """Return a checksum of tensors and texts."""
+    checksum = 0
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            local = leaf.to_local() if hasattr(leaf, "to_local") else leaf
+            data: Any = local.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        else:
+            data = str(leaf).encode()
+        checksum = zlib.crc32(data, checksum)
+    return checksum
+
+
+def _after(kind: Any, name: str, then: Callable[..., None]) -> None:
+    """Have ``then(object, result, *arguments)`` called after each call of a method."""
+    method = getattr(kind, name)
+
+    @wraps(method)
+    def both(self: Any, *arguments: Any, **options: Any) -> Any:
+        result = method(self, *arguments, **options)
+        then(self, result, *arguments)
+        return result
+
+    setattr(kind, name, both)
