@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.api.observer import Observer as Observer
     from distrain.api.result import Result as Result
     from distrain.coordinator.trainer import DataParallelTrainer as DataParallelTrainer
+    from distrain.drilling.drill import drill as drill
     from distrain.errors import CheckpointError as CheckpointError
     from distrain.errors import CollectiveError as CollectiveError
     from distrain.errors import ControllerError as ControllerError
@@ -105,6 +106,7 @@ _HOMES = {
     ),
     "system": ("__version__",),
     "coordinator.trainer": ("DataParallelTrainer",),
+    "drilling.drill": ("drill",),
     "trackers.webhook": ("Webhook",),
 }
 

@@ -28,7 +28,7 @@ ROOT = Path(distrain.__file__).parent
 LAYERS = [
     "errors", "system", "wire", "hosts", "storage", "data", "api", "transfer", "decisions", "worker", "session",
     "collective", "agent", "coordinator", "trackers", "console", "page", "torch", "tensorflow", "jax", "lightning",
-    "huggingface", "as_ray", "cli", "launch", "__main__",
+    "huggingface", "as_ray", "drilling", "cli", "launch", "__main__",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 
@@ -44,7 +44,8 @@ MOST_MODULES = 16
 MOST_ROOMS = 16
 MOST_LEVELS = 9
 FOR_USERS = {
-    "errors", "session", "collective", "torch", "tensorflow", "jax", "lightning", "huggingface", "launch", "__main__",
+    "errors", "session", "collective", "torch", "tensorflow", "jax", "lightning", "huggingface", "drilling", "launch",
+    "__main__",
 }  # fmt: skip
 """Names at the top level that users import, or start: they are no rooms."""
 NAMED_ABOVE = {
@@ -227,7 +228,12 @@ PUBLIC_MODULES = {
 
 
 @pytest.mark.parametrize(
-    ("leaf", "allowed"), [("torch", {"cli.run.target", "lightning"}), ("tensorflow", set()), ("jax", set())]
+    ("leaf", "allowed"),
+    [
+        ("torch", {"cli.run.target", "drilling.drill", "drilling.probe", "lightning"}),
+        ("tensorflow", set()),
+        ("jax", set()),
+    ],
 )
 def test_only_the_command_line_names_a_leaf(leaf: str, allowed: set[str]) -> None:
     named = {name for name, module in PLAIN.items() if any(own.startswith(leaf) for own in module.own)}

@@ -6,16 +6,15 @@ It is started by :mod:`distrain.drilling.trial` with the path of an order.
 from __future__ import annotations
 
 import pickle
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distrain.cli.run.command import run_command
 from distrain.coordinator import fit
 from distrain.drilling.fence import fence
 from distrain.drilling.order import Order
 from distrain.drilling.work import probed
-from distrain.worker.job.main_module import run_script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,16 +57,8 @@ def run_trial(path: str, user_path: Sequence[str]) -> int:
     """Run an order and return the exit code. ``user_path``: as in :func:`distrain.cli.main.run_main`."""
     order = Order.read(Path(path))
     fit.prepare = _Preparation(order)
-    if order.kind == "command":
-        from distrain.cli.run.command import run_command
-
-        return run_command(order.arguments, user_path, prog="distrain run")
     fence(order.probe.fenced, order.probe.allowed)
-    script, *arguments = order.arguments
-    if order.kind == "trainer":
-        pickle.loads(Path(script).read_bytes()).fit()  # noqa: S301 - made by drill() in another process
+    if order.trainer:
+        pickle.loads(Path(order.trainer).read_bytes()).fit()  # noqa: S301 - made by drill() in another process
         return 0
-    sys.argv = [script, *arguments]
-    sys.path[:] = [str(Path(script).resolve().parent), *user_path]
-    run_script(script)
-    return 0
+    return run_command(order.arguments, user_path, prog="distrain run")

@@ -4,106 +4,158 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
 from distrain.cli.run.driver import is_for_ray
-from distrain.cli.run.options import is_function, make_parser, parse
-from distrain.cli.text import echo, paint
-from distrain.drilling.drill import DISTURBANCES, Drill, drill_directory, fenced_directories
-from distrain.drilling.page import drill_page, findings
-from distrain.drilling.trial import Target
+from distrain.cli.run.options import make_parser, parse
+from distrain.drilling.drill import DISTURBANCES, Drill, drill_directory
+from distrain.drilling.order import Order
 from distrain.errors import JobError
 from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from distrain.drilling.verdict import Verdict
+    from rich.console import RenderableType
 
-_FLAGS = ("--keep", "--json")
+    from distrain.drilling.verdict import DrillReport, Verdict
+
+_GRACES = (("spot machines of Azure and Google Cloud", 30), ("those of AWS", 120))
+"""Seconds between the notice and the end of a machine."""
+_EPILOG = """\
+TARGET is what `distrain run` takes, with its options and the script's arguments. Options of the drill may stand
+anywhere; `--` in front of the script's arguments keeps those of the same name for the script.
+
+examples:
+  distrain drill --workers 2 train.py --epochs 3
+  distrain drill --workers 2 train.py --output {drill}/out         {drill}: a directory that is deleted afterwards
+  distrain drill --hosts alpha:4,beta:4 --only kill,host --page drill.html train.py:train_func
+  distrain drill --as-ray ray_train.py
+
+exit codes: 0 if every resume is exact, or equal within noise; 1 if not; 2 if there is nothing to compare.
+"""
 
 
 def run_drill(arguments: Sequence[str]) -> int:
     """Run ``distrain drill`` and return its exit code. Raises SystemExit for a wrong command line."""
-    parser = make_parser("distrain drill")
-    parser.description = "Prove that a script resumes exactly: run it undisturbed, then disturbed, and compare."
-    _add_options(parser.add_argument_group("the drill").add_argument)
-    options, words = _parse(parser, arguments)
+    parser = _parser()
+    split = [*arguments, "--"].index("--")
+    options, words = parser.parse_known_args(arguments[:split])
+    words += arguments[split + 1 :]
     kinds = options.only.split(",")
     for kind in kinds:
         if kind not in DISTURBANCES:
-            parser.error(f"--only {kind}: is none of {', '.join(DISTURBANCES)}{did_you_mean(kind, DISTURBANCES)}")
-    if options.target is None and options.module is None:
+            parser.error(f"--only {kind}: must be some of {','.join(DISTURBANCES)}{did_you_mean(kind, DISTURBANCES)}")
+    target = parse(make_parser("distrain drill"), words)
+    if target.target is None and target.module is None:
         parser.error("nothing to drill: name a script, `-m MODULE`, or file.py:function")
-    if _calls_fit(options) and not options.as_ray:
+    script = Path(target.target or "").resolve()
+    if script.is_file() and not target.as_ray and (is_for_ray(target) or _calls_fit(script)):
         words = ["--as-ray", *words]  # which only means that the script calls fit() itself
-    script = [Path(options.target).resolve().parent] if options.target and Path(options.target).is_file() else []
-    here = Path.cwd()
-    target = Target("command", tuple(words), here, fenced_directories(here, *script), options.workers)
-    name = options.target or f"-m {options.module[0]}"
-
-    def tell(verdict: Verdict) -> None:
-        if not options.json:
-            sign = paint("✓", "32") if verdict.is_good else paint("✗", "31")
-            echo(f"{sign} {verdict.disturbance}: {verdict}")
-
+    console = Console(highlight=False, soft_wrap=True, quiet=options.json)
     try:
         with drill_directory(keep=options.keep) as folder:
-            if not options.json:
-                echo(f"drilling {name}; all files are in {folder}")
-            drill = Drill(target, folder, name, reports=options.reports, minutes=options.minutes, tell=tell)
-            report = drill.run(kinds)
+            console.print(f"drilling {target.target or target.module[0]}; all files are in {folder}", markup=False)
+            report = Drill(
+                Order(arguments=tuple(words), workers=options.workers),
+                folder,
+                reports=options.reports,
+                minutes=options.minutes,
+                fenced=[str(script.parent)] if script.is_file() else [],
+                tell=lambda verdict: console.print(_line(verdict)),
+            ).run(kinds)
     except JobError as error:
-        parser.exit(2, f"distrain drill: error: {error}\n")
+        parser.error(str(error))
+    report = replace(report, directory=str(folder) if options.keep else None)
+    console.print(_findings(report, options.failures_per_day))
     if options.json:
-        echo(json.dumps(report.to_dict(), indent=1))
-    else:
-        echo("\n".join(["", *findings(report, options.failures_per_day)]))
+        print(json.dumps(report.to_dict(), indent=1))
     if options.page:
-        Path(options.page).write_text(drill_page(report, options.failures_per_day))
+        _write_page(report, options.failures_per_day, options.page)
     return 0 if report.ok else 1
 
 
-def _add_options(add: Callable[..., object]) -> None:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="distrain drill",
+        usage="distrain drill [options] [options of distrain run] TARGET [arguments]",
+        description="Prove that a script resumes exactly: run it undisturbed, then disturbed, and compare.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     kinds = ",".join(DISTURBANCES)
-    add("--workers", type=int, metavar="N", help="workers of the undisturbed run (default: the script's own number)")
+    add = parser.add_argument
+    add("--workers", type=int, metavar="N", help="the number of workers (default: that of the script, or 1)")
     add("--reports", type=int, default=20, metavar="N", help="reports of an undisturbed run (default: 20)")
     add("--minutes", type=float, default=2.0, metavar="M", help="its longest time (default: 2)")
-    add("--only", default=kinds, metavar="KIND,...", help=f"disturbances: {kinds} (default: all)")
-    add("--failures-per-day", type=float, default=1.0, metavar="F", help="for the best checkpoint interval (default: 1)")
+    add("--only", default=kinds, metavar="KIND,...", help=f"disturbances (default: {kinds})")
+    add("--failures-per-day", type=float, default=1.0, metavar="F", help="for the checkpoint interval (default: 1)")
+    add("--json", action="store_true", help="write the report as a JSON object")
     add("--page", metavar="FILE.html", help="also write the report as a page")
     add("--keep", action="store_true", help="keep the directory with all runs")
+    return parser
 
 
-def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options, and the words that are for ``distrain run``. Options of the drill may follow the target."""
-    own = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    _add_options(own.add_argument)
-    names = {"--json", *own._option_string_actions}
-    target = parser.parse_known_args(arguments)[0].target
-    drill, run = [], []
-    words, is_over = list(arguments), False
-    while words:
-        word = words.pop(0)
-        if not is_over and word.partition("=")[0] in names:
-            drill += [word] if word in _FLAGS or "=" in word else [word, *words[:1]]
-            del words[: len(drill[-2:]) - 1 if drill[-1] is not word else 0]
-            continue
-        is_over = is_over or (target is not None and target in run and not is_function(target)) or "-m" in run
-        run.append(word)
-    return parse(parser, [*drill, *run]), run
+def _calls_fit(script: Path) -> bool:
+    """Return whether a script calls ``fit()`` of a trainer: without arguments, which other libraries need."""
+    calls = [node for node in ast.walk(ast.parse(script.read_bytes())) if isinstance(node, ast.Call)]
+    bare = [call.func for call in calls if not call.args and not call.keywords]
+    return any(isinstance(function, ast.Attribute) and function.attr == "fit" for function in bare)
 
 
-def _calls_fit(options: argparse.Namespace) -> bool:
-    """Return whether a script calls ``fit()`` of a trainer itself, without arguments, as those of others do not."""
-    if is_for_ray(options):
-        return True
-    if options.target is None or not Path(options.target).is_file():
-        return False
-    calls = (one for one in ast.walk(ast.parse(Path(options.target).read_text())) if isinstance(one, ast.Call))
-    return any(
-        isinstance(call.func, ast.Attribute) and call.func.attr == "fit" and not call.args and not call.keywords
-        for call in calls
+# -- the report ------------------------------------------------------------------------------------------------------
+
+
+def _line(verdict: Verdict) -> Text:
+    """Return a verdict and its causes."""
+    sign, style = ("✓", "green") if verdict.is_good else ("✗", "bold red")
+    text = Text.assemble((f"{sign} {verdict.disturbance}: ", style), verdict.text)
+    for cause in verdict.causes:
+        text.append(f"\n    {cause} (docs/drill.md#{cause.name})", style="yellow")
+    return text
+
+
+def _findings(report: DrillReport, failures_per_day: float) -> RenderableType:
+    """Return the table of times, the advice and the result."""
+    table = Table("until training again", "lost", "by", box=None, pad_edge=False)
+    for one in report.verdicts:
+        if one.times is not None:
+            table.add_row(str(one.times), str(one.lost), one.disturbance)
+    lines = []
+    if (saving := report.saving) is not None:
+        best_s = saving.best_interval_s(failures_per_day)
+        now, then = (f"{saving.loss(seconds, failures_per_day):.2%}" for seconds in (saving.interval_s, best_s))
+        lines.append(
+            f"at {failures_per_day:g} a day, failures cost the least with a checkpoint ({saving.cost_s * 1000:.0f} ms) "
+            f"every {best_s:.0f} s: {then} of the time (Young, Daly); now every {saving.interval_s:.1f} s: {now}"
+        )
+    if (seconds := report.preemption_s) is not None:
+        fits = (f"{'fits' if seconds < grace else 'does not fit'} the {grace} s of {who}" for who, grace in _GRACES)
+        lines.append(f"a preemption takes {seconds:.1f} s, which {' and '.join(fits)}")
+    lines += [*report.notes, *([f"all files are in {report.directory}"] if report.directory else [])]
+    size = f"{report.workers} workers, {report.until} {report.unit}s, {report.seconds:.0f} s"
+    bad = sum(not one.is_good for one in report.verdicts)
+    result = (
+        ("resumes exactly, or within noise", "green") if report.ok else (f"{bad} disturbances change it", "bold red")
     )
+    return Group(
+        "", table, "", *map(Text, lines), Text.assemble((f"{report.target}: {result[0]}", result[1]), f" ({size})")
+    )
+
+
+def _write_page(report: DrillReport, failures_per_day: float, path: str) -> None:
+    console = Console(record=True, file=io.StringIO(), width=120, highlight=False)
+    for verdict in report.verdicts:
+        console.print(_line(verdict))
+    console.print(_findings(report, failures_per_day))
+    console.save_html(os.path.expanduser(path))

@@ -9,21 +9,21 @@ import statistics
 import tempfile
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.drilling.causes import Cause
-from distrain.drilling.compare import Comparison, Drift, Straight, compare, compare_start, start_of, straight_of, why_noisy
-from distrain.drilling.contents import differing_tensors
-from distrain.drilling.order import REPORTS, STEPS, ProbeOrder
-from distrain.drilling.trial import Target, Trial
+from distrain.drilling.compare import Comparison, Drift, Straight
+from distrain.drilling.order import Order, ProbeOrder
+from distrain.drilling.trial import Trial
 from distrain.drilling.verdict import DrillReport, Saving, Times, Verdict
 from distrain.errors import JobError
 from distrain.storage import names
 from distrain.system.pickling import pickled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from distrain.coordinator.trainer import DataParallelTrainer
     from distrain.drilling.journal import Attempt, Journal
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["drill"]
 
 DISTURBANCES = ("kill", "all", "stop", "report", "host", "workers")
-_LEAST_SAVES = 3
 _LEAST = 3
-"""Reports or steps without which there is nothing to compare."""
+"""The units, and saves, without which there is little to compare."""
 
 
 def drill(
@@ -46,13 +45,13 @@ def drill(
 ) -> DrillReport:
     """Find out whether a trainer resumes exactly: run it undisturbed, then with one disturbance each, and compare.
 
-    Nothing of it is left but the report. All runs have a directory of their own.
+    All runs have a directory of their own, which is deleted. See docs/drill.md.
 
-    reports: the number of reports of a run. A run also goes on until it has three checkpoints.
+    reports: of an undisturbed run, which also goes on until it has three checkpoints.
     minutes: the longest time of an undisturbed run.
     only: some of ``kill`` (of a rank), ``all`` (everything is killed), ``stop`` (SIGTERM), ``report`` (a rank dies
         before it reports a checkpoint), ``host`` (the loss of one of several) and ``workers`` (one fewer).
-    keep: leave the directory of the drill, ``report.directory``.
+    keep: do not delete the directory, which is ``report.directory``.
 
     Raises JobError if the trainer cannot be pickled, fails undisturbed, or reports too little to compare. ::
 
@@ -65,13 +64,12 @@ def drill(
             path.write_bytes(pickled(trainer))
         except Exception as error:
             raise JobError(f"cannot pickle the trainer for the processes of a drill: {error}") from error
-        target = Target("trainer", (str(path),), Path.cwd(), fenced_directories(Path.cwd()))
-        report = Drill(target, folder, type(trainer).__name__, reports=reports, minutes=minutes).run(only)
-        return replace(report, directory=str(folder) if keep else None)
+        report = Drill(Order(trainer=str(path)), folder, reports=reports, minutes=minutes).run(only)
+    return replace(report, directory=str(folder) if keep else None)
 
 
 @contextlib.contextmanager
-def drill_directory(*, keep: bool):  # type: ignore[no-untyped-def]
+def drill_directory(*, keep: bool) -> Iterator[Path]:
     """Make a directory for a drill, and delete it afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="distrain-drill-"))
     try:
@@ -81,65 +79,68 @@ def drill_directory(*, keep: bool):  # type: ignore[no-untyped-def]
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def fenced_directories(*directories: Path) -> tuple[str, ...]:
-    """Return where a drill must not write: in these, and where runs usually are."""
-    return tuple(os.path.realpath(one) for one in (*directories, Path(names.DEFAULT_STORAGE).expanduser()))
-
-
 class Drill:
-    """One drill. ``tell``: hears each verdict as soon as it is known."""
+    """One drill.
+
+    template: what all trials run. tell: hears each verdict as soon as it is known.
+    fenced: directories in which nothing must be written, beside the working directory and the default storage.
+    """
 
     def __init__(
         self,
-        target: Target,
+        template: Order,
         folder: Path,
-        name: str,
         *,
         reports: int,
         minutes: float,
+        fenced: Sequence[str] = (),
         tell: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
-        self._target, self._folder, self._name = target, folder, name
-        self._reports, self._limit_s = reports, minutes * 60
-        self._tell = tell
-        self._verdicts: list[Verdict] = []
-        self._saves_after_s: float | None = None
+        roots = {os.path.realpath(Path(one).expanduser()) for one in (os.getcwd(), names.DEFAULT_STORAGE, *fenced)}
+        self._template = replace(template, probe=ProbeOrder(fenced=tuple(roots)))
+        self._folder = folder
+        self._reports, self._tell = reports, tell
         self._began = time.time()
-        self._trial_s = 3 * self._limit_s + 60
+        self._late = self._began + minutes * 60
+        self._limit_s = minutes * 60 + 60
         self._straight: Straight
-        self._journals: list[Journal] = []
-        """Of the undisturbed runs."""
+        self._checkpoints: list[dict[int, Path]] = []
+        """Those of the undisturbed runs."""
+        self._verdicts: list[Verdict] = []
+        self._preemption_s: float | None = None
 
     def run(self, only: Collection[str] = DISTURBANCES) -> DrillReport:
         """Run all trials. Raises JobError for a script that fails by itself."""
         first = self._undisturbed("undisturbed-1", self._is_enough)
-        self._trial_s = 3 * (time.time() - self._began) + 60
         attempt = first.attempts[0]
-        unit = REPORTS if attempt.of("report") else STEPS
-        until = attempt.done(unit)
+        unit, until = attempt.unit, attempt.done(attempt.unit)
+        seconds = time.time() - self._began
         if until < _LEAST:
             raise JobError(
-                f"there is nothing to compare: the script has made {until} {unit} in {time.time() - self._began:.0f} s. "
-                "Let it report more often, or longer with --minutes"
+                f"there is too little to compare: {until} calls of report(), or steps of an optimizer of torch, in "
+                f"{seconds:.0f} s. Have the script report more often, or give it more time (--minutes)"
             )
+        self._limit_s = 3 * seconds + 60
         second = self._undisturbed("undisturbed-2", lambda now: now.attempts[0].done(unit) >= until)
-        self._journals = [first, second]
-        self._straight = straight_of(attempt, second.attempts[0], unit, until)
-        self._add(self._of_undisturbed(second))
+        self._straight = Straight(attempt, unit, until).with_second(second.attempts[0])
+        self._checkpoints = [dict(one.checkpoints) for one in (first, second)]
+        is_exact = self._straight.is_deterministic
+        why = "the same, bit by bit" if is_exact else self._straight.why_noisy(second.attempts[0])
+        self._add(Verdict("undisturbed, twice", "exact" if is_exact else "noise", why))
         if saves := [count for count in attempt.saves(unit) if count < until]:
-            self._disturb(saves, only)
+            self._disturb(saves, first.hosts, only)
         else:
-            text = f"never saves: no checkpoint in {until} {unit}, so a failure starts the training from the beginning"
-            self._add(Verdict("any failure", "failed", text))
+            text = f"no checkpoint in {until} {unit}s: training starts again from the beginning"
+            self._add(Verdict("any failure", "failed", text, [Cause("not-loaded", "")]))
         return DrillReport(
-            target=self._name,
+            target=" ".join(self._template.arguments) or "trainer",
             workers=len(attempt.notes),
             unit=unit,
             until=until,
             verdicts=self._verdicts,
-            saving=self._saving(),
-            saves_after_s=self._saves_after_s,
-            notes=self._notes(),
+            saving=self._saving(attempt),
+            preemption_s=self._preemption_s,
+            notes=self._notes(attempt),
             seconds=time.time() - self._began,
         )
 
@@ -147,221 +148,193 @@ class Drill:
         self._verdicts.append(verdict)
         self._tell(verdict)
 
-    # -- undisturbed ----------------------------------------------------------------------------------------------
+    def _trial(self, name: str) -> Trial:
+        return Trial(self._template, self._folder / name, self._limit_s)
 
     def _is_enough(self, now: Journal) -> bool:
         attempt = now.attempts[0]
-        unit = REPORTS if attempt.of("report") else STEPS
-        is_late = time.time() > self._began + self._limit_s
-        return is_late or (attempt.done(unit) >= self._reports and len(attempt.saves(unit)) >= _LEAST_SAVES)
+        has_enough = attempt.done(attempt.unit) >= self._reports and len(attempt.saves(attempt.unit)) >= _LEAST
+        return has_enough or time.time() > self._late
 
     def _undisturbed(self, name: str, is_enough: Callable[[Journal], bool]) -> Journal:
         trial = self._trial(name)
         trial.start(ProbeOrder())
         is_stopped = trial.watch(is_enough) and trial.is_running
-        code = trial.stop()
-        journal = trial.journal()
+        code, journal = trial.stop(), trial.journal()
         if (code and not is_stopped) or journal.resumed.number:
-            raise JobError(f"the script fails without any disturbance: {journal.error or trial.last_words()}")
+            raise JobError(f"the script fails without any disturbance: {trial.why_failed()}")
         return journal
 
-    def _trial(self, name: str) -> Trial:
-        return Trial(self._target, self._folder / name, self._trial_s)
+    # -- disturbances ---------------------------------------------------------------------------------------------
 
-    def _of_undisturbed(self, second: Journal) -> Verdict:
-        straight = self._straight
-        if straight.is_deterministic:
-            return Verdict("undisturbed, twice", "exact", "the same, bit by bit")
-        return Verdict("undisturbed, twice", "noise", why_noisy(straight, second.attempts[0]))
-
-    # -- disturbed ------------------------------------------------------------------------------------------------
-
-    def _disturb(self, saves: Sequence[int], only: Collection[str]) -> None:
+    def _disturb(self, saves: Sequence[int], hosts: Mapping[str, Sequence[int]], only: Collection[str]) -> None:
         attempt, unit, until = self._straight.attempt, self._straight.unit, self._straight.until
         middle, early = (_between(saves, until, until * share) for share in (0.5, 0.25))
-        reporting = [rank for rank in attempt.notes if attempt.of("report" if unit == REPORTS else "step", rank)]
-        order = ProbeOrder(unit=unit, at=middle, rank=max(reporting))
-        hosts = self._journals[0].hosts
+        order = ProbeOrder(unit=unit, at=middle, rank=max(rank for rank in attempt.notes if attempt.of(unit, rank)))
+        host = next((name for name, ranks in hosts.items() if order.rank in ranks), "")
         if "kill" in only:
-            self._add(self._killed(f"kill -9 of rank {order.rank}", replace(order, act="kill")))
-        if "all" in only:
-            self._add(self._all_killed("everything is killed, then a new start", replace(order, at=early)))
+            self._killed(f"kill -9 of rank {order.rank}", replace(order, act="kill"))
+        if {"all", "workers"} & {*only}:
+            self._all_killed(replace(order, act="pause", at=early), only)
         if "stop" in only:
-            self._add(self._preempted(order))
-        if "report" in only and unit == REPORTS:
+            self._preempted(order)
+        if "report" in only and unit == "report":
             act = replace(order, act="kill before report", rank=attempt.rank)
-            self._add(self._killed(f"rank {attempt.rank} dies between its checkpoint and report()", act))
+            self._killed(f"rank {attempt.rank} dies between its checkpoint and report()", act)
         if "host" in only and len(hosts) > 1:
-            name = next(host for host, ranks in hosts.items() if order.rank in ranks)
-            self._add(self._killed(f"host {name} is lost", replace(order, act="kill host")))
-        if "workers" in only and len(attempt.notes) > 1:
-            self._add(self._fewer_workers(order, len(attempt.notes) - 1))
+            self._killed(f"host {host} is lost", replace(order, act="kill host"))
 
-    def _reached(self, now: Journal) -> bool:
+    def _has_caught_up(self, now: Journal) -> bool:
         """Return whether a resumed attempt has come as far as the undisturbed run."""
         straight, resumed = self._straight, now.resumed
-        if not resumed.number:
-            return False
-        start = 0 if straight.unit == REPORTS else start_of(straight, resumed, straight.until)
-        return start + resumed.done(straight.unit) >= straight.until
+        before = straight.start_of(resumed, straight.until) if straight.unit == "step" else 0
+        return resumed.number > 0 and before + resumed.done(straight.unit) >= straight.until
 
-    def _killed(self, disturbance: str, order: ProbeOrder) -> Verdict:
+    def _killed(self, disturbance: str, order: ProbeOrder) -> None:
         trial = self._trial(order.act.replace(" ", "-"))
         trial.start(order)
-        is_done = trial.watch(self._reached)
-        return self._judged(disturbance, trial, is_done=is_done)
+        self._judge(disturbance, trial)
 
-    def _all_killed(self, disturbance: str, order: ProbeOrder) -> Verdict:
-        trial = self._trial("all")
-        if not self._pause_and_kill(trial, order):
-            return self._did_not_start(disturbance, trial)
-        began = time.time()
-        trial.start(ProbeOrder())
-        return self._judged(disturbance, trial, is_done=trial.watch(self._reached), started=began)
-
-    def _pause_and_kill(self, trial: Trial, order: ProbeOrder) -> bool:
-        trial.start(replace(order, act="pause"))
+    def _all_killed(self, order: ProbeOrder, only: Collection[str]) -> None:
+        trial, fewer = self._trial("all"), len(self._straight.attempt.notes) - 1
+        trial.start(order)
         has_paused = trial.watch(lambda now: bool(now.attempts[0].of("pause")))
         trial.kill()
-        return has_paused
+        if "workers" in only and fewer and has_paused:
+            trial.copy_to(self._folder / "workers")
+        if "all" in only:
+            started = time.time()
+            trial.start(ProbeOrder())
+            self._judge("everything is killed, then a new start", trial, started=started)
+        if "workers" in only and fewer and has_paused:
+            self._judge_fewer(fewer, order)
 
-    def _preempted(self, order: ProbeOrder) -> Verdict:
-        disturbance = "SIGTERM, then a new start"
+    def _preempted(self, order: ProbeOrder) -> None:
         trial = self._trial("stop")
         trial.start(ProbeOrder())
-        if not trial.watch(lambda now: now.attempts[0].done(order.unit) >= order.at):
-            return self._did_not_start(disturbance, trial)
+        trial.watch(lambda now: now.attempts[0].done(order.unit) >= order.at)
         signalled = time.time()
         trial.ask_to_stop()
         trial.watch(lambda now: not trial.is_running)
-        ended, journal = time.time(), trial.journal()
-        attempt = journal.attempts[0]
-        saves = [note["time"] for note in (*attempt.of("report"), *attempt.of("save")) if note.get("saves", True)]
-        saved = max((moment for moment in saves if moment > signalled), default=None)
-        if saved is not None:
-            self._saves_after_s = ended - signalled
-            prefix = f"saves {saved - signalled:.1f} s after SIGTERM, ends after {ended - signalled:.1f} s"
-        elif not attempt.of("should_stop"):
-            prefix = "never saves: no rank called should_stop()"
+        ended, attempt = time.time(), trial.journal().attempts[0]
+        notes = (*attempt.of("report"), *attempt.of("save"))
+        saved = [note["time"] - signalled for note in notes if note.get("saves", True) and note["time"] > signalled]
+        if saved:
+            self._preemption_s = ended - signalled
+            how = f"saves {max(saved):.1f} s after SIGTERM"
+        elif attempt.of("should_stop"):
+            how = f"saves nothing, and has ended {ended - signalled:.0f} s after SIGTERM"
         else:
-            prefix = f"saves nothing after SIGTERM, and is killed {ended - signalled:.0f} s later"
-        began = time.time()
+            how = "never saves: no rank called should_stop()"
+        started = time.time()
         trial.start(ProbeOrder())
-        is_done = journal.has_finished or trial.watch(self._reached)
-        return self._judged(disturbance, trial, is_done=is_done, started=began, prefix=prefix)
-
-    def _fewer_workers(self, order: ProbeOrder, workers: int) -> Verdict:
-        disturbance = f"{workers} instead of {workers + 1} workers"
-        trial = self._trial("workers")
-        if not self._pause_and_kill(trial, order):
-            return self._did_not_start(disturbance, trial)
-        trial.start(ProbeOrder(), workers=workers)
-        goal = order.at + 1
-        trial.watch(lambda now: bool(now.resumed.number) and now.resumed.done(self._straight.unit) >= goal)
-        trial.stop()
-        journal = trial.journal()
-        resumed = journal.resumed
-        if not resumed.number:
-            return Verdict(disturbance, "skipped", f"does not start: {journal.error or trial.last_words()}")
-        start = start_of(self._straight, resumed, order.at)
-        found = compare_start(self._straight, resumed, start)
-        if found:
-            return Verdict(disturbance, "drift", f"starts from another state: {found[0]}", causes=found)
-        return Verdict(disturbance, "changed", "starts from the same state; batches differ, as they must")
+        self._judge("SIGTERM, then a new start", trial, started=started, prefix=f"{how}; ")
 
     # -- verdicts -------------------------------------------------------------------------------------------------
 
-    def _did_not_start(self, disturbance: str, trial: Trial) -> Verdict:
-        trial.stop()
-        return Verdict(disturbance, "failed", f"does not get that far: {trial.last_words()}")
-
-    def _judged(
-        self, disturbance: str, trial: Trial, *, is_done: bool, started: float | None = None, prefix: str = ""
-    ) -> Verdict:
+    def _judge(self, disturbance: str, trial: Trial, *, started: float | None = None, prefix: str = "") -> None:
+        """Wait until a trial has resumed and caught up, and compare. started: when it was started for the last time."""
+        has_caught_up = trial.watch(self._has_caught_up)
         trial.stop()
         journal, straight = trial.journal(), self._straight
-        resumed = journal.resumed
-        prefix = f"{prefix}; " if prefix else ""
-        if not resumed.number or not (is_done or journal.has_finished):
-            why = journal.error or trial.last_words()
-            causes = [Cause("prefix", "keys do not fit the model")] if "module." in why else []
-            return Verdict(disturbance, "failed", f"{prefix}does not go on: {why}", causes)
-        before = journal.attempts[journal.attempts.index(resumed) - 1]
-        start = start_of(straight, resumed, before.done(straight.unit))
-        found = compare(straight, resumed, start)
-        found = self._with_contents(found, journal)
-        lost = before.done(straight.unit) - (resumed.first if straight.unit == REPORTS else start)
-        times = _times(straight.attempt, before, resumed, started)
-        text = f"{prefix}{_in_words(found, straight)}"
-        if found.kind != "drift" and lost > 0:
-            text += f"; loses {lost} {straight.unit}"
-        return Verdict(disturbance, found.kind, text, found.causes, lost, times)
+        resumed, unit = journal.resumed, straight.unit
+        if not resumed.number or not (has_caught_up or journal.has_finished):
+            why = trial.why_failed()
+            self._add(Verdict(disturbance, "failed", f"{prefix}does not go on: {why}", _causes_of_error(why)))
+            return
+        before = next(one for one in journal.attempts if one.number == resumed.number - 1)
+        start = straight.start_of(resumed, before.done(unit))
+        found = self._with_checkpoints(straight.compare(resumed, start), journal)
+        lost = before.done(unit) - (resumed.first if unit == "report" else start)
+        text = {"exact": "exact", "noise": "equal within noise"}.get(found.outcome, "")
+        if found.drift is not None:
+            text = f"drifts from {unit} {found.drift.at}: {found.drift.what}"
+        loss = f"loses {lost} {unit}{'s' * (lost > 1)}" if lost > 0 else ""
+        words = "; ".join(filter(None, (text, *found.aside, loss)))
+        times = self._times(before, resumed, started)
+        self._add(Verdict(disturbance, found.outcome, prefix + words, found.causes, lost, times))
 
-    def _with_contents(self, found: Comparison, journal: Journal) -> Comparison:
+    def _judge_fewer(self, workers: int, order: ProbeOrder) -> None:
+        disturbance, trial, unit = (
+            f"{workers} instead of {workers + 1} workers",
+            self._trial("workers"),
+            self._straight.unit,
+        )
+        trial.start(ProbeOrder(), workers)
+        trial.watch(
+            lambda now: now.resumed.number > 0 and now.resumed.done(unit) > (order.at if unit == "report" else 0)
+        )
+        trial.stop()
+        resumed = trial.journal().resumed
+        if not resumed.number:
+            why = trial.why_failed()
+            self._add(Verdict(disturbance, "refused", f"does not start: {why}", _causes_of_error(why)))
+        elif causes := self._straight.compare_start(resumed, self._straight.start_of(resumed, order.at)):
+            self._add(Verdict(disturbance, "drift", "begins with another state", causes))
+        else:
+            self._add(Verdict(disturbance, "state", "begins with the same state; its batches must differ"))
+
+    def _with_checkpoints(self, found: Comparison, journal: Journal) -> Comparison:
         """Return the comparison with what only the checkpoints show."""
-        if found.kind == "drift":
+        if find_spec("torch") is None:
             return found
+        from distrain.torch.drill.contents import differing_tensors
+
         for step, path in sorted(journal.checkpoints.items()):
-            straight = [one.checkpoints[step] for one in self._journals if step in one.checkpoints]
-            if len(straight) > 1 and step > journal.resumed.first and (names := differing_tensors(path, *straight)):
-                what = f"`{names[0]}` and {len(names) - 1} more tensors" if len(names) > 1 else f"`{names[0]}`"
-                return replace(found, kind="drift", drift=Drift(step, f"in {path.name}, {what} differ"))
+            undisturbed = [each[step] for each in self._checkpoints if step in each]
+            if found.outcome != "drift" and step > journal.resumed.first and len(undisturbed) == 2:
+                tensors = differing_tensors(path, *undisturbed)
+                what = ", ".join(f"`{name}`" for name in tensors[:2]) + (" and more" if len(tensors) > 2 else "")
+                if tensors:
+                    drift = Drift(step, f"in {path.name}, {what} differ")
+                    return replace(found, outcome="drift", drift=drift, causes=[Cause("unknown", "")])
         return found
 
-    def _saving(self) -> Saving | None:
-        attempt, unit = self._straight.attempt, self._straight.unit
-        kind = "report" if unit == REPORTS else "save"
-        notes = attempt.of(kind, attempt.rank)
+    def _times(self, before: Attempt, resumed: Attempt, started: float | None) -> Times | None:
+        killed = [note["time"] for note in before.of("kill")]
+        begins = [note["time"] for note in resumed.of("begin")]
+        trains = [note["time"] for note in (*resumed.of("step"), *resumed.of("report"))]
+        known = before.ended if started is None else started
+        if not begins or not trains or known is None or (started is None and not killed):
+            return None
+        done = [note["time"] for note in self._straight.attempt.of("report", self._straight.attempt.rank)]
+        last = min(before.done("report"), len(done))
+        return Times(
+            detection_s=max(known - killed[0], 0.0) if started is None else 0.0,
+            restart_s=min(begins) - known,
+            load_s=min(trains) - min(begins),
+            repeat_s=done[last - 1] - done[resumed.first - 1] if 0 < resumed.first < last else 0.0,
+        )
+
+    def _saving(self, attempt: Attempt) -> Saving | None:
+        notes = attempt.of("report" if self._straight.unit == "report" else "save", attempt.rank)
         saving = [note for note in notes if note.get("saves", True)]
         restarts = [one.times.total_s for one in self._verdicts if one.times is not None]
         if len(saving) < 2 or not restarts:
             return None
         plain = [note["seconds"] for note in notes if not note.get("saves", True)] or [0.0]
-        cost = statistics.median(note["seconds"] for note in saving) - statistics.median(plain)
-        apart = (saving[-1]["time"] - saving[0]["time"]) / (len(saving) - 1)
-        return Saving(max(cost, 1e-6), apart, max(restarts))
+        cost_s = statistics.median(note["seconds"] for note in saving) - statistics.median(plain)
+        interval_s = (saving[-1]["time"] - saving[0]["time"]) / (len(saving) - 1)
+        return Saving(max(cost_s, 1e-6), interval_s, max(restarts))
 
-    def _notes(self) -> list[str]:
-        straight = self._straight
+    def _notes(self, attempt: Attempt) -> list[str]:
         found = []
-        if straight.measured:
-            named = ", ".join(sorted(straight.measured))
-            found.append(f"not compared, as undisturbed runs of equal state differ in it: {named}")
-        blind = [note["blind"] for note in straight.attempt.of("step") if "blind" in note]
-        if blind:
+        if self._straight.measured:
+            named = ", ".join(sorted(self._straight.measured))
+            found.append(f"not compared, as they differ between undisturbed runs of equal models: {named}")
+        if blind := [note["blind"] for note in attempt.of("step") if "blind" in note]:
             found.append(f"the state of the training could not be read: {blind[0]}")
-        elif not straight.attempt.of("step"):
-            found.append("no optimizer of torch was seen: only metrics and checkpoints are compared")
+        elif not attempt.of("step"):
+            found.append("no optimizer of torch was seen, so only metrics and checkpoints are compared")
         return found
 
 
 def _between(saves: Sequence[int], until: int, goal: float) -> int:
-    """Return a number in the middle between two saves, the first of which is at most ``goal`` if there is such a one."""
+    """Return a number in the middle between two saves, the first of which is at most ``goal`` if one is."""
     at = max((save for save in saves if save <= goal), default=saves[0])
     after = min((save for save in saves if save > at), default=until)
     return at + (after - at) // 2
 
 
-def _times(straight: Attempt, before: Attempt, resumed: Attempt, started: float | None) -> Times | None:
-    killed = [note["time"] for note in before.of("kill")]
-    began = min((note["time"] for note in resumed.of("begin")), default=0.0)
-    trains = min((note["time"] for note in (*resumed.of("step"), *resumed.of("report"))), default=0.0)
-    if not began or not trains or (started is None and not (killed and before.ended)):
-        return None
-    known = started if started is not None else before.ended or 0.0
-    moments = [note["time"] for note in straight.of("report", straight.rank)]
-    done = before.done(REPORTS)
-    repeat_s = moments[done - 1] - moments[resumed.first - 1] if 0 < resumed.first < done <= len(moments) else 0.0
-    detection_s = 0.0 if started is not None else known - killed[0]
-    return Times(max(detection_s, 0.0), began - known, trains - began, repeat_s)
-
-
-def _in_words(found: Comparison, straight: Straight) -> str:
-    words = {"exact": "exact", "noise": "equal within noise"}
-    aside = f"; {', '.join(found.aside)}, without an effect" if found.aside else ""
-    if found.kind != "drift":
-        return words[found.kind] + aside
-    assert found.drift is not None
-    unit = {REPORTS: "report", STEPS: "step"}[straight.unit]
-    causes = "; ".join(map(str, found.causes))
-    return f"drifts from {unit} {found.drift.at}: {found.drift.what}" + (f". {causes}" if causes else "")
+def _causes_of_error(why: str) -> list[Cause]:
+    return [Cause("prefix", "")] if "state_dict" in why else []

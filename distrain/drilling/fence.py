@@ -24,7 +24,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
 
 
-def mirror(source: Path, target: Path) -> None:
+def mirror(source: str | os.PathLike[str], target: Path) -> None:
     """Make a directory with the same content: small files are copied, so that they may be overwritten."""
     target.mkdir()
     for entry in os.scandir(source):

@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.drilling.order import REPORTS, STEPS
 from distrain.drilling.probe import MARK
 from distrain.storage.lines import read_metrics
 from distrain.storage.paths import RunPaths, read_manifest
 from distrain.storage.runs.listing import run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files
+from distrain.system.text import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+
+    from distrain.drilling.order import Unit
 
     Note = dict[str, Any]
 
@@ -25,46 +27,49 @@ if TYPE_CHECKING:
 class Attempt:
     """One attempt of a trial.
 
-    first: the reports before it. checkpoint: the one that it has started from. failure: why it has ended.
-    notes: those of each rank, in order. metrics: by rank and number of the report over the whole run.
+    first: the reports before it. notes: those of each rank, in order.
+    metrics: by rank and number of the report over the whole run.
     """
 
-    number: int
+    number: int = 0
     first: int = 0
-    checkpoint: str | None = None
-    failure: str | None = None
-    started: float = 0.0
     ended: float | None = None
     notes: Mapping[int, list[Note]] = field(default_factory=dict)
     metrics: Mapping[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
 
     def of(self, what: str, rank: int | None = None) -> list[Note]:
-        """Return the notes of a kind, of one rank or all."""
-        of_ranks = [self.notes.get(rank, [])] if rank is not None else list(self.notes.values())
-        return [note for notes in of_ranks for note in notes if note["what"] == what]
-
-    def steps(self, rank: int) -> list[Note]:
-        """Return the notes of the training steps of a rank."""
-        return self.of("step", rank)
+        """Return the notes of a kind, of one rank or of all."""
+        notes = self.notes.values() if rank is None else [self.notes.get(rank, [])]
+        return [note for each in notes for note in each if note["what"] == what]
 
     @property
     def rank(self) -> int:
         """The lowest rank that reports; 0 if none does."""
         return min((rank for rank in self.notes if self.of("report", rank)), default=0)
 
-    def done(self, unit: str) -> int:
-        """Return how many reports, or steps, there have been so far."""
-        count = len(self.of({REPORTS: "report", STEPS: "step"}[unit], self.rank))
-        return count + (self.first if unit == REPORTS else 0)
+    @property
+    def unit(self) -> Unit:
+        """What can be counted."""
+        return "report" if self.of("report") else "step"
 
-    def saves(self, unit: str) -> list[int]:
-        """Return after how many reports, or steps, something was saved."""
-        found, count = [], self.first if unit == REPORTS else 0
+    def done(self, unit: Unit) -> int:
+        """Return how many units of the whole run are done; of steps, those of this attempt."""
+        return len(self.of(unit, self.rank)) + (self.first if unit == "report" else 0)
+
+    def saves(self, unit: Unit) -> list[int]:
+        """Return after how many units something was saved: with a report or, in steps, by torch.save()."""
+        found, count = [], 0
         for note in self.notes.get(self.rank, []):
-            count += note["what"] == {REPORTS: "report", STEPS: "step"}[unit]
-            if note.get("saves") if unit == REPORTS else note["what"] == "save":
+            count += note["what"] == unit
+            if note["what"] == "save" if unit == "step" else note.get("saves"):
                 found.append(count)
         return list(dict.fromkeys(found))
+
+    def steps_before(self, reports: int) -> int:
+        """Return the steps before so many reports."""
+        whats = [note["what"] for note in self.notes.get(self.rank, []) if note["what"] in ("report", "step")]
+        ends = [index for index, what in enumerate(whats) if what == "report"]
+        return whats[: ends[reports - 1]].count("step") if 0 < reports <= len(ends) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,71 +83,53 @@ class Journal:
     checkpoints: Mapping[int, Path]
     hosts: Mapping[str, list[int]]
     has_finished: bool
-    error: str
 
     @property
     def resumed(self) -> Attempt:
-        """The last attempt that has trained."""
-        trained = [one for one in self.attempts if one.metrics or one.of("step")]
-        return trained[-1] if trained else self.attempts[-1]
+        """The last attempt that has trained, or else the first."""
+        trained = [one for one in self.attempts if one.of("report") or one.of("step")]
+        return trained[-1] if trained else self.attempts[0]
 
 
 def read_journal(root: Path) -> Journal:
     """Read what there is of a run, which may be under way."""
-    manifest = read_manifest(root)
-    paths, metrics = RunPaths(root), list(_metrics(root))
-    logs, began = _logs(root), manifest.get("attempts", [])
+    manifest, paths, logs = read_manifest(root), RunPaths(root), _logs(root)
+    metrics: dict[int, list[dict[str, Any]]] = {}
+    for line in read_metrics(paths.metrics, rank=None):
+        metrics.setdefault(line["attempt"], []).append(line)
     attempts = [
         Attempt(
-            number=one["attempt"],
-            first=one.get("first_step", 0),
-            checkpoint=one.get("checkpoint"),
-            failure=one.get("failure"),
-            started=one["started"],
+            number=(number := one["attempt"]),
+            first=(first := one.get("first_step", 0)),
             ended=one.get("ended"),
-            notes=logs.get(one["attempt"], {}),
+            notes=logs.get(number, {}),
             metrics={
-                (line["rank"], one.get("first_step", 0) + line["index"]): line["metrics"]
-                for line in metrics
-                if line["attempt"] == one["attempt"]
+                (line["rank"], first + line["index"]): flatten(line["metrics"]) for line in metrics.get(number, [])
             },
         )
-        for one in began
+        for one in manifest.get("attempts", [])
     ]
-    stored = {json.loads((path / ".manifest.json").read_text())["step"]: path for path in paths.checkpoints()}
-    error = ""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        error = json.loads(paths.error_text.read_text())["message"]
     return Journal(
-        attempts=attempts or [Attempt(0)],
-        checkpoints=stored,
-        hosts=began[0]["hosts"] if began else {},
+        attempts=attempts or [Attempt()],
+        checkpoints={json.loads((path / ".manifest.json").read_text())["step"]: path for path in paths.checkpoints()},
+        hosts=manifest["attempts"][0]["hosts"] if attempts else {},
         has_finished=manifest.get("status") == "finished",
-        error=error,
     )
-
-
-def _metrics(root: Path) -> Iterator[dict[str, Any]]:
-    with contextlib.suppress(FileNotFoundError):
-        yield from read_metrics(RunPaths(root).metrics, rank=None)
 
 
 def _logs(root: Path) -> dict[int, dict[int, list[Note]]]:
     """Return the notes by attempt and rank."""
     run = run_at(root)
-    found: dict[int, dict[int, list[Note]]] = {}
-    for attempt in attempts_with_logs(run):
-        for rank, file in log_files(run, attempt).items():
-            lines = file.read_bytes().decode(errors="replace").split("\n")
-            found.setdefault(attempt, {})[rank] = [
-                note for line in lines if line.startswith(MARK) and (note := _note(line)) is not None
-            ]
+    return {
+        attempt: {rank: _notes(Path(str(file))) for rank, file in log_files(run, attempt).items()}
+        for attempt in attempts_with_logs(run)
+    }
+
+
+def _notes(file: Path) -> list[Note]:
+    found = []
+    for line in file.read_bytes().split(b"\n"):
+        if line.startswith(MARK.encode()):
+            with contextlib.suppress(ValueError):  # another process has written in between, or the line is not complete
+                found.append(json.loads(line.removeprefix(MARK.encode())))
     return found
-
-
-def _note(line: str) -> Note | None:
-    try:
-        note: Note = json.loads(line.removeprefix(MARK))
-    except ValueError:  # another process has written in between
-        return None
-    return note

@@ -1,35 +1,32 @@
-"""What one process of a drill is to run, and what its ranks are to do there. Runs in: coordinator, worker."""
+"""What a process of a drill runs, and what its ranks do there. Runs in: coordinator, worker."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-REPORTS, STEPS = "reports", "steps"
+Unit = Literal["report", "step"]
 """What is counted: calls of report(), or training steps of a script that does not report."""
+Act = Literal["", "kill", "kill before report", "kill host", "pause"]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeOrder:
     """What each rank does.
 
-    seed: of the random numbers of all attempts; each rank adds its number.
-    unit: ``reports`` or ``steps``.
-    at: the number of these after which ``rank`` acts, in an attempt that has not resumed.
-    act: ``kill`` (its own process), ``kill host``, ``kill before report`` (of its next checkpoint), ``pause`` until the
-        drill kills everything, or nothing.
-    fenced: directories of the user in which nothing must be written. allowed: a directory in which everything may be.
+    act: what ``rank`` does after the ``at``-th unit of the first attempt: it kills its process or its host, kills its
+        process before it reports its next checkpoint, or waits until the drill kills everything.
+    fenced: directories of the user in which nothing must be written, except below ``allowed``.
     """
 
-    seed: int = 0
-    unit: str = REPORTS
+    unit: Unit = "report"
     at: int = 0
     rank: int = 0
-    act: str = ""
+    act: Act = ""
     fenced: tuple[str, ...] = ()
     allowed: str = ""
 
@@ -38,17 +35,16 @@ class ProbeOrder:
 class Order:
     """What a process runs.
 
-    kind: ``command`` (arguments of ``distrain run``), ``script`` (it calls fit() itself) or ``trainer`` (the path of a
-        pickled one). arguments: the words of the command line.
+    arguments: those of ``distrain run``. trainer: the path of a pickled trainer, which is run instead.
     storage: the storage path of the run, whose name is ``run``.
     workers: the number of workers, or None for the script's own.
     """
 
-    kind: str
-    arguments: tuple[str, ...]
-    storage: str
-    workers: int | None
-    probe: ProbeOrder
+    arguments: tuple[str, ...] = ()
+    trainer: str = ""
+    storage: str = ""
+    workers: int | None = None
+    probe: ProbeOrder = ProbeOrder()
 
     def write(self, path: Path) -> None:
         """Write the order into a file."""
@@ -58,5 +54,4 @@ class Order:
     def read(cls, path: Path) -> Order:
         """Read what :meth:`write` has written."""
         data: dict[str, Any] = json.loads(path.read_text())
-        probe = data["probe"] | {"fenced": tuple(data["probe"]["fenced"])}
-        return cls(**data | {"arguments": tuple(data["arguments"]), "probe": ProbeOrder(**probe)})
+        return cls(**{**data, "probe": ProbeOrder(**data["probe"])})

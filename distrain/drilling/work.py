@@ -36,10 +36,16 @@ class _ProbedTarget(_Probed, TargetWork):
     pass
 
 
-_KINDS = {FunctionWork: _ProbedFunction, ScriptWork: _ProbedScript, TargetWork: _ProbedTarget}
+_KINDS: dict[type[Work], type[_Probed]] = {
+    FunctionWork: _ProbedFunction,
+    ScriptWork: _ProbedScript,
+    TargetWork: _ProbedTarget,
+}
 
 
 def probed(work: Work, probe: ProbeOrder) -> Work:
     """Return the work with a probe."""
     own = {one.name: getattr(work, one.name) for one in fields(work)}
-    return _KINDS[type(work)](**own, probe=probe)  # type: ignore[index]
+    kind: Any = _KINDS[type(work)]
+    made: Work = kind(**own, probe=probe)
+    return made

@@ -161,13 +161,19 @@ def spawn(
 
 
 def spawn_quiet(
-    argv: Sequence[str], *, environment: Mapping[str, str], directory: str, pass_fds: Iterable[int]
+    argv: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    directory: str,
+    pass_fds: Iterable[int] = (),
+    output: int = 2,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, with nothing on stdin and this process's stderr as its output."""
+    """Start a process in a session of its own, with nothing on stdin. Its output goes to ``output``, or our stderr."""
     return subprocess.Popen(  # noqa: S603
         list(argv),
         stdin=subprocess.DEVNULL,
-        stdout=2,
+        stdout=output,
+        stderr=output,
         env=dict(environment),
         cwd=directory,
         start_new_session=True,
@@ -517,6 +523,18 @@ def kill(pid: int, number: int) -> None:
     """Signal a process that still has this pid, as an unreaped child has."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def kill_tree(root: int) -> None:
+    """SIGKILL a process and its descendants at once, so that none sees another one die; this process last."""
+    table, own = process_table(), os.getpid()
+    pids = [root, *(entry.pid for entry in _below(table, [root]))]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            if pid != own:
+                kill(pid, number)
+    if own in pids:
+        kill(own, signal.SIGKILL)
 
 
 def ended_child() -> int | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from distrain.storage.checkpoint import DICT_FILE, MANIFEST_FILE, Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+__all__ = ["differing_tensors"]
 
 
 def differing_tensors(path: Path, first: Path, second: Path) -> list[str]:
@@ -35,11 +38,7 @@ def _loaded(path: Path) -> Any:
         from safetensors.torch import load_file
 
         return load_file(path)
-    if find_spec("torch"):
-        import torch
-
-        return torch.load(path, map_location="cpu", weights_only=False)
-    return None
+    return torch.load(path, map_location="cpu", weights_only=False)
 
 
 def _add(found: dict[str, int], name: str, value: Any) -> None:

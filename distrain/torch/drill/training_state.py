@@ -1,4 +1,4 @@
-"""What a training with torch consists of, at the beginning of each step, as a few numbers for each part. Runs in: worker.
+"""The state of a training with torch at the beginning of each step, as a few numbers for each part. Runs in: worker.
 
 A step begins with the first call of a module in training mode after an optimizer's step. The parts are found without
 help of the script: optimizers, schedulers and scalers when they are made, everything else in the variables of the
@@ -14,7 +14,7 @@ import time
 import zlib
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import ref
 
 import torch
@@ -24,26 +24,38 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
-from distrain.drilling.order import STEPS
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from distrain.drilling.probe import Probe
-
     Part = dict[str, Any]
     """A part of the state: numbers, or digests, by name."""
 
-_OWN = str(Path(__file__).parent.parent)
+__all__ = ["watch"]
+
+_OWN = str(Path(__file__).parents[2])
 _LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN)
 _USERS_MODULES = ("__main__", "__mp_main__")
 _DEEPEST = 2
 """How many attributes away from a variable a part may be."""
 
 
-def watch(probe: Probe) -> None:
-    """Note the state at the beginning of each step, what is saved, and what does not fit when it is loaded."""
+class Probe(Protocol):
+    """Hears what happens."""
+
+    check_path: Callable[[object], None]
+
+    def note(self, what: str, **facts: Any) -> None: ...
+
+    def count(self, unit: Literal["report", "step"], **facts: Any) -> None: ...
+
+
+def watch(probe: Probe, seed: int) -> None:
+    """Note the state at the beginning of each step, what is saved, and what does not fit when it is loaded.
+
+    seed: of torch's random numbers.
+    """
+    torch.manual_seed(seed)
     _Watch(probe)
 
 
@@ -103,8 +115,7 @@ class _Watch:
                 state = self._state(module, inputs, frame)
         except Exception as error:  # of a kind of tensor or variable that nobody has thought of
             state = {"blind": f"{type(error).__name__}: {error}"}
-        self._probe.note("step", **state)
-        self._probe.count(STEPS)
+        self._probe.count("step", **state)
 
     # -- the state ------------------------------------------------------------------------------------------------
 
@@ -202,8 +213,8 @@ class _Found:
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames of a call, from the innermost to that of the user's work."""
-    while frame is not None and Path(frame.f_code.co_filename).parent != Path(__file__).parent:
+    """Yield the frames of a call, the innermost first."""
+    while frame is not None:
         yield frame
         frame = frame.f_back
 
@@ -248,7 +259,7 @@ def _random_states() -> Part:
     found = {"Python": _digest([repr(random.getstate())]), "torch": _digest([torch.get_rng_state()])}
     if "numpy" in sys.modules:
         found["NumPy"] = _digest([repr(sys.modules["numpy"].random.get_state(legacy=False))])
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["CUDA"] = _digest([torch.cuda.get_rng_state()])
     return found
 
