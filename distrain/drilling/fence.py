@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 _LARGEST_COPY = 1_000_000
 """Bytes; larger files are linked."""
-_MOST_ENTRIES = 1000
-"""A directory with more entries is linked as a whole."""
+_MOST_ENTRIES = 5000
+"""Of all directories that are copied. Deeper ones, and those with many files, are linked as a whole."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
 
@@ -27,16 +28,20 @@ _CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
 def mirror(source: str | os.PathLike[str], target: Path) -> None:
     """Make a directory with the same content: small files are copied, so that they may be overwritten."""
     target.mkdir()
-    for entry in os.scandir(source):
-        name, made = Path(entry.path), target / entry.name
-        if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith((".", "__")):
-            if len(os.listdir(name)) <= _MOST_ENTRIES:
-                mirror(name, made)
-                continue
-        elif entry.is_file() and entry.stat().st_size <= _LARGEST_COPY:
-            shutil.copy2(name, made)
-            continue
-        made.symlink_to(name.absolute())
+    folders, left = deque([(Path(source), target)]), _MOST_ENTRIES
+    while folders:
+        folder, made = folders.popleft()
+        for entry in os.scandir(folder):
+            copy = made / entry.name
+            is_folder = entry.is_dir() and not entry.is_symlink() and not entry.name.startswith((".", "__"))
+            if is_folder and len(os.listdir(entry)) <= left:
+                left -= len(os.listdir(entry))
+                copy.mkdir()
+                folders.append((Path(entry), copy))
+            elif entry.is_file() and entry.stat().st_size <= _LARGEST_COPY:
+                shutil.copy2(entry, copy)
+            else:
+                copy.symlink_to(os.path.abspath(entry))
 
 
 def fence(roots: Sequence[str], allowed: str) -> Callable[[object], None]:
@@ -52,9 +57,9 @@ def fence(roots: Sequence[str], allowed: str) -> Callable[[object], None]:
             return
         real = os.path.realpath(os.fsdecode(path))
         for root in roots:
-            below = os.path.relpath(real, root)
-            is_hidden = any(part.startswith((".", "__pycache__")) for part in below.split(os.sep))
-            if not is_hidden and not any(_is_below(real, one) for one in free):
+            parts = real[len(root) :].split(os.sep)
+            is_hidden = any(part.startswith((".", "__pycache__")) for part in parts)
+            if _is_below(real, root) and not is_hidden and not any(_is_below(real, one) for one in free):
                 raise PermissionError(
                     f"distrain drill: the script writes {real}, which is yours. Relative paths are redirected into the "
                     "drill's directory; in arguments, write {drill} for that directory, as in --output {drill}/out"

@@ -1,0 +1,71 @@
+"""The table of drills: scripts that forget one thing, with its name, and scripts that resume exactly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parent.parent / "examples"
+FORGETS = {
+    "optimizer": "optimizer", "scheduler": "scheduler", "scaler": "scaler", "random": "random", "python": "random",
+    "numpy": "random", "torch": "random", "rank0": "rank-0", "sampler_epoch": "sampler", "epoch": "epoch",
+    "position": "position", "step": "step", "buffers": "buffers", "ema": "averages", "prefix": "prefix",
+    "early": "early",
+}  # fmt: skip
+"""What loop.py is told to forget, and the cause that the drill should name."""
+WITH_FIT = ("plain", "lightning", "transformers", "datasets", "tensorflow")
+FUNCTIONS = ("amp", "accelerate", "fsdp2")
+
+
+@dataclass(frozen=True)
+class Case:
+    """arguments: of ``distrain drill``. cause: what it should find; None if the script resumes exactly."""
+
+    arguments: tuple[str, ...]
+    cause: str | None = None
+
+
+def _correct(name: str) -> Case:
+    script = str(HERE / "correct" / f"{name}_script.py")
+    return Case(("--workers", "2", f"{script}:train_func" if name in FUNCTIONS else script))
+
+
+LOOP = f"{HERE / 'loop.py'}:train_func"
+FAULTY = {
+    name: Case(("--workers", "2", "--only", "kill", "--set", f"forget={name}", LOOP), cause)
+    for name, cause in FORGETS.items()
+}
+CORRECT = {name: _correct(name) for name in (*WITH_FIT, *FUNCTIONS, "torchrun")} | {
+    "loop": Case(("--workers", "2", LOOP)),
+    "ray": Case(("--workers", "2", "--as-ray", str(HERE / "correct/ray_script.py"))),
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The report of a drill as JSON, {} if it has failed, and what it has printed."""
+
+    report: dict[str, Any]
+    output: str
+    seconds: float
+
+    @property
+    def causes(self) -> set[str]:
+        """The names of all causes."""
+        return {cause["name"] for verdict in self.report.get("verdicts", ()) for cause in verdict["causes"]}
+
+
+def drill(case: Case, directory: Path, python: str = sys.executable) -> Seen:
+    """Run a drill in a directory."""
+    began = time.monotonic()
+    command = [python, "-m", "distrain", "drill", "--json", *case.arguments]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=400, check=False)
+    report = json.loads(done.stdout) if done.stdout.startswith("{") else {}
+    assert done.returncode == (0 if report.get("ok") else 1 if report else 2), done.stderr
+    return Seen(report, done.stdout + done.stderr, time.monotonic() - began)

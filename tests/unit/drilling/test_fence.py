@@ -1,0 +1,74 @@
+"""The working directory of a trial, and the fence around the user's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from distrain.drilling.fence import mirror
+
+PROGRAM = """
+import os, shutil, sys
+from distrain.drilling.fence import fence
+os.chdir(sys.argv[2])
+fence([os.path.realpath(sys.argv[1])], sys.argv[2])
+print(open(sys.argv[1] + "/data.txt").read())
+for write in sys.argv[3:]:
+    try:
+        exec(write)
+    except PermissionError as error:
+        print("refused", str(error).count("{drill}"))
+    else:
+        print("written")
+"""
+
+
+def results(user: Path, own: Path, *writes: str) -> list[str]:
+    """What a process with a fence could write."""
+    command = [sys.executable, "-c", PROGRAM, str(user), str(own), *writes]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    assert first == "data"
+    return others
+
+
+def test_only_the_directories_of_the_user_are_fenced(tmp_path: Path) -> None:
+    user, own = tmp_path / "user", tmp_path / "own"
+    user.mkdir()
+    own.mkdir()
+    (user / "data.txt").write_text("data")
+    (own / "link").symlink_to(user)
+    writes = [
+        "open(sys.argv[1] + '/out.txt', 'w')",
+        "open(sys.argv[1] + '/data.txt', 'a')",
+        "open('link/out.txt', 'w')",
+        "os.open(sys.argv[1] + '/out.txt', os.O_WRONLY | os.O_CREAT)",
+        "os.mkdir(sys.argv[1] + '/new')",
+        "os.remove(sys.argv[1] + '/data.txt')",
+        "os.replace(sys.argv[2] + '/link', sys.argv[1] + '/data.txt')",
+        "shutil.rmtree(sys.argv[1])",
+    ]
+    assert results(user, own, *writes) == ["refused 2"] * len(writes)
+    allowed = ["open('out.txt', 'w')", "os.mkdir('new')", "os.mkdir(sys.argv[1] + '/.cache')"]
+    assert results(user, own, *allowed) == ["written"] * len(allowed)
+
+
+def test_a_mirror_has_copies_of_small_files_and_links_to_others(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "package").mkdir(parents=True)
+    (source / "package/code.py").write_text("x = 1")
+    (source / "large.bin").write_bytes(bytes(1_000_001))
+    (source / ".git").mkdir()
+    (source / "many").mkdir()
+    for number in range(5001):
+        (source / f"many/{number}").touch()
+    (source / "dead").symlink_to("nowhere")
+    mirror(source, target)
+    (target / "package/code.py").write_text("x = 2")
+    assert (source / "package/code.py").read_text() == "x = 1"
+    assert [name for name in ("large.bin", ".git", "many", "dead") if (target / name).is_symlink()] == [
+        "large.bin", ".git", "many", "dead",
+    ]  # fmt: skip
+    assert (target / "large.bin").stat().st_size == 1_000_001
