@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 _GRACES = (("spot machines of Azure and Google Cloud", 30), ("those of AWS", 120))
 """Seconds between the notice and the end of a machine."""
 _EPILOG = """\
-TARGET is what `distrain run` takes, with its options and the script's arguments. Options of the drill may stand
-anywhere; `--` in front of the script's arguments keeps those of the same name for the script.
+TARGET is what `distrain run` takes, with its options and the script's arguments. Options of the
+drill may stand anywhere; `--` before the script's arguments keeps those of the same name for it.
 
 examples:
   distrain drill --workers 2 train.py --epochs 3
-  distrain drill --workers 2 train.py --output {drill}/out         {drill}: a directory that is deleted afterwards
+  distrain drill --workers 2 train.py --output {drill}/out     {drill}: a directory of the run
   distrain drill --hosts alpha:4,beta:4 --only kill,host --page drill.html train.py:train_func
   distrain drill --as-ray ray_train.py
 
-exit codes: 0 if every resume is exact, or equal within noise; 1 if not; 2 if there is nothing to compare.
+exit codes: 0 if every resume is exact, or equal within noise; 1 if not; 2 if nothing can be compared.
 """
 
 
 def run_drill(arguments: Sequence[str]) -> int:
     """Run ``distrain drill`` and return its exit code. Raises SystemExit for a wrong command line."""
-    parser = _parser()
+    parser = drill_parser()
     split = [*arguments, "--"].index("--")
     options, words = parser.parse_known_args(arguments[:split])
     words += arguments[split + 1 :]
@@ -84,7 +84,8 @@ def run_drill(arguments: Sequence[str]) -> int:
     return 0 if report.ok else 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def drill_parser() -> argparse.ArgumentParser:
+    """Make the parser of the drill's own options."""
     parser = argparse.ArgumentParser(
         prog="distrain drill",
         usage="distrain drill [options] [options of distrain run] TARGET [arguments]",

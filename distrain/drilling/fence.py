@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _LARGEST_COPY = 1_000_000
 """Bytes; larger files are linked."""
-_MOST_ENTRIES = 5000
-"""Of all directories that are copied. Deeper ones, and those with many files, are linked as a whole."""
+_MOST_COPIES = 5000
+"""Files that are copied. Those deeper down are linked, and directories with as many entries as a whole."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
 
@@ -28,18 +28,18 @@ _CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
 def mirror(source: str | os.PathLike[str], target: Path) -> None:
     """Make a directory with the same content: small files are copied, so that they may be overwritten."""
     target.mkdir()
-    folders, left = deque([(Path(source), target)]), _MOST_ENTRIES
+    folders, left = deque([(Path(source), target)]), _MOST_COPIES
     while folders:
         folder, made = folders.popleft()
         for entry in os.scandir(folder):
             copy = made / entry.name
             is_folder = entry.is_dir() and not entry.is_symlink() and not entry.name.startswith((".", "__"))
             if is_folder and len(os.listdir(entry)) <= left:
-                left -= len(os.listdir(entry))
                 copy.mkdir()
                 folders.append((Path(entry), copy))
-            elif entry.is_file() and entry.stat().st_size <= _LARGEST_COPY:
+            elif entry.is_file() and entry.stat().st_size <= _LARGEST_COPY and left > 0:
                 shutil.copy2(entry, copy)
+                left -= 1
             else:
                 copy.symlink_to(os.path.abspath(entry))
 

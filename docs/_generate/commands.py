@@ -9,6 +9,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
+from distrain.cli.drilling import drill_parser
 from distrain.cli.main import COMMANDS, command_of
 from distrain.cli.run.options import make_parser
 
@@ -24,6 +25,7 @@ MARK = "<!-- the commands -->"
 
 def parsers() -> Iterator[argparse.ArgumentParser]:
     yield make_parser("distrain run")
+    yield drill_parser()
     yield from (command_of(name)[0] for name in COMMANDS)
 
 

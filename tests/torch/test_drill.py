@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import distrain
 from tests.drill.cases import CORRECT, EXAMPLES, FAULTY, HERE, Case, drill
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(400)
 EXACT_EXAMPLES = ("amp", "checkpoints", "exact_resume", "first_steps", "quickstart", "streaming_data")
