@@ -41,7 +41,7 @@ examples:
   distrain drill --hosts alpha:4,beta:4 --only kill,host --page drill.html train.py:train_func
   distrain drill --as-ray ray_train.py
 
-exit codes: 0 if every resume is exact, or equal within noise; 1 if not; 2 if nothing can be compared.
+exit codes: 0 if every resume is exact, or equal within noise; 1 if not; 2 if nothing is comparable.
 """
 
 
