@@ -307,7 +307,7 @@ class Coordinator:
         self._validations.start(self._loop)
         if path != self._request.checkpoint:
             say(f"continuing {f'at {PurePath(path).name}' if path else 'from scratch'} instead")
-            self._happened(events.CheckpointReplaced(path))
+            self._happened(events.CheckpointAvailable(path))
 
     def _on_memory_change(self) -> None:
         latest = self._store.latest

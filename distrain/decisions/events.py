@@ -169,19 +169,9 @@ class StorageFailed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAvailable:
-    """A checkpoint was committed, or later ones turned out to lack files; restarts resume from it.
+    """A checkpoint was committed, or later ones turned out to be damaged or to lack files; attempts start from it.
 
-    path: None if restarts begin from scratch.
-    """
-
-    path: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointReplaced:
-    """The checkpoint of the :class:`RunRequest` is damaged; no rank has started yet.
-
-    path: the checkpoint for the first attempt, None to start from scratch.
+    path: None if they start from scratch.
     """
 
     path: str | None
@@ -267,7 +257,6 @@ Event = (
     | StopRequested
     | StorageFailed
     | CheckpointAvailable
-    | CheckpointReplaced
     | Outstanding
     | HangDetected
     | HostSlow
