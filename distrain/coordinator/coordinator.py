@@ -521,7 +521,6 @@ class Coordinator:
         if attempt > self._request.first_attempt:
             self._host_files.refresh(plan.hosts)
         self._attempt = attempt
-        self._manifest.agents = list(self._hosts.inherited_ids)
         self._manifest.attempt_begins(attempt, plan)
         if self._request.keeps_logs:
             self._store.make_parent(self._log(attempt, 0))

@@ -303,7 +303,7 @@ class Run:
         if not self._where.starts_workers:
             request = request_for_adopted(request)
             return InProcessRank(request, self._work), request
-        return Connections(self._where.transports, request, stale_run_ids=self._manifest.stale_ids), request
+        return Connections(self._where.transports, request, stale_id=self._manifest.stale_id), request
 
     # -- the end --------------------------------------------------------------------------------------------------
 
