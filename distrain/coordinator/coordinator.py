@@ -47,7 +47,7 @@ from distrain.system.stacks import last_words, native_reason
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from distrain.api.config import CheckpointConfig
@@ -158,8 +158,6 @@ class Coordinator:
             request.failure_config,
             ask_for_stacks=self._ask_for_stacks,
             ask_for_records=self._ask_for_records,
-            addresses=self._addresses,
-            send=self._hosts.send,
             on_hang=self._happened,
             tell=observers.tell,
         )
@@ -391,7 +389,6 @@ class Coordinator:
                 self._on_signal_of_host(message)
             case wire.HostProbed():
                 self._launch_checks.handle(host, message)
-                self._hang_monitor.handle(host, message)
             case _:
                 self._happened(events.MessageReceived(host, message))
 
@@ -606,12 +603,6 @@ class Coordinator:
     def _ask_for_records(self) -> None:
         for rank in self._observers.status.at_work():
             self._send_to_rank(wire.DumpRecorder(attempt=self._attempt, rank=rank))
-
-    def _addresses(self) -> Mapping[str, str]:
-        plan = self.machine.plan
-        if plan is None or plan.shares_network or self._launch_checks.is_under_way:
-            return {}
-        return dict(zip(plan.hosts, plan.addresses, strict=True))
 
     def _take_profile(self, reply: Callable[[str], None], argument: str) -> None:
         """Have a rank profiled, and reply with the path of the file that appears when its profile is there."""
