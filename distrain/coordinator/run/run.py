@@ -33,7 +33,7 @@ from distrain.storage.ownership import check_owners
 from distrain.storage.paths import read_manifest
 from distrain.storage.records import damage_of, last_metrics
 from distrain.system.log import say, warn
-from distrain.system.text import is_full_disk, stopped_by
+from distrain.system.text import stopped_by
 from distrain.worker.job import job
 from distrain.worker.job.origin import script_of
 
@@ -54,10 +54,6 @@ if TYPE_CHECKING:
     from distrain.storage.checkpoint import Checkpoint
     from distrain.system.remote_path import RemotePath
 
-_FULL_DISK_WAIT_S = 5.0
-"""Seconds that the end of a run waits for free space on a full disk before it gives up a file."""
-_FULL_DISK_PAUSE_S = 0.5
-"""Seconds between two attempts to write on a full disk."""
 _LEFT_BY_REPORTS = RESERVED_BYTES * 3 // 4
 _LEFT_BY_RESULTS = RESERVED_BYTES // 2
 """Bytes of reserved disk space that the last reports leave for results and errors, and these for run.json."""
@@ -104,7 +100,6 @@ class Run:
         self._facts = RunFacts(script_of(work), config)
         self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
-        self._write_until: float | None = None
         self._log_dir = None if run.log_dir is None else absolute(run.log_dir)
         if self._log_dir is not None:
             check_owners(self._log_dir / store.paths.root.name)
@@ -246,23 +241,17 @@ class Run:
             ) from error
 
     def _write_at_end(self, write: Callable[[], None], complaint: str, *, left: int = _LEFT_BY_RESULTS) -> None:
-        """Write a file at the end of the run. Wait some seconds for space on a full disk.
-
-        If it cannot be written, only warn: an exception would hide the error that has ended the run.
+        """Write a file at the end of the run. If that fails, only warn, so that the error that has ended it is raised.
 
         left: bytes of the reserved space that must stay for more important files.
         """
-        while not self._store.is_stalled:
-            try:
-                self._store.directory.shrink_reserve(left)
-                write()
-                return
-            except OSError as error:
-                self._write_until = self._write_until or time.monotonic() + _FULL_DISK_WAIT_S
-                if not is_full_disk(str(error)) or time.monotonic() > self._write_until:
-                    warn(f"{complaint}: {error}")
-                    return
-                time.sleep(_FULL_DISK_PAUSE_S)
+        if self._store.is_stalled:
+            return
+        try:
+            self._store.directory.shrink_reserve(left)
+            write()
+        except OSError as error:
+            warn(f"{complaint}: {error}")
 
     def _start_without_own(self) -> str | None:
         """Return the checkpoint to start from if the run has none itself. Raise CheckpointError if it is damaged."""

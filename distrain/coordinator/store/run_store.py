@@ -318,16 +318,6 @@ class RunStore(ABC):
         """Delete a file of the run."""
         self._do_optional(f"{path} could not be deleted", lambda: path.unlink(missing_ok=True))
 
-    def delete_files(self, pattern: str, *, but: Path) -> None:
-        """Delete files of the run by a pattern, except those in a directory."""
-
-        def delete() -> None:
-            for path in self.paths.root.glob(pattern):
-                if path.parent != but:
-                    path.unlink(missing_ok=True)
-
-        self._do_optional(f"{pattern} could not be deleted", delete)
-
     def append_metrics(self, line: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
         """Add one report, which the next :meth:`flush` writes.
 
