@@ -714,18 +714,15 @@ class Coordinator:
             self._store.abandon_pending_work()
 
     def _await_writing(self, done: Callable[[], bool]) -> None:
-        self._loop.call_in("storage", _NOTICE_AFTER_S, self._store.announce_wait)
-        self._wait_until(done)
-        self._loop.cancel("storage")
-
-    def _wait_until(self, done: Callable[[], bool]) -> None:
         """Wait; if Ctrl-C ends the waiting, still wait for quick work, ``_LEAST_WAIT_S`` at most."""
+        self._loop.call_in("storage", _NOTICE_AFTER_S, self._store.announce_wait)
         least = time.monotonic() + _LEAST_WAIT_S
         self._loop.call_at("least", least, lambda: None)
         while not (done() or (self._impatient and time.monotonic() >= least)):
             self._arm_timers()
             self._loop.step()
             self._flush()
+        self._loop.cancel("storage")
 
     def _await_validations(self) -> None:
         """Wait for the validations of a finished run; Ctrl-C ends the waiting.

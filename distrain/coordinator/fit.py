@@ -194,7 +194,6 @@ def _request(
         debug_rank=run.debug_rank,
         is_script=is_script,
         stop_signals=run.stop_signals,
-        sys_path=sys_path,
         **facts,
     )
     _check_gpus_are_counted(scaling, request)

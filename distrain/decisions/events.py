@@ -59,7 +59,6 @@ class RunRequest:
     filesystem, metadata: see :class:`~distrain.hosts.world.WorkerFacts`.
     debug_rank: see :class:`~distrain.RunConfig`.
     resume_from: the checkpoint that a new run starts from.
-    sys_path: the module search path of the user's process.
     plan: where the ranks are, if another launcher has placed them.
     keeps_logs: the run gets what the ranks print, and has a log of each.
     checks_hosts: the run ends before its ranks start, see :mod:`distrain.coordinator.host_check`.
@@ -88,7 +87,6 @@ class RunRequest:
     is_script: bool = False
     stop_signals: Sequence[str] | None = None
     resume_from: Checkpoint | None = None
-    sys_path: list[str] = field(default_factory=list)
     plan: WorldPlan | None = None
     memory_every: int | None = None
     keeps_logs: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from distrain.coordinator.run.errors import RunErrors, exit_code_of
 from distrain.coordinator.run.facts import RunFacts, plain
 from distrain.coordinator.run.manifest import RunManifest
 from distrain.coordinator.store.event_log import EventLog
-from distrain.coordinator.store.run_store import RESERVED_BYTES
 from distrain.decisions.blame import RunSummary
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.retries import start_without_checkpoint
@@ -53,10 +53,6 @@ if TYPE_CHECKING:
     from distrain.hosts.hostfile import HostSpec
     from distrain.storage.checkpoint import Checkpoint
     from distrain.system.remote_path import RemotePath
-
-_LEFT_BY_REPORTS = RESERVED_BYTES * 3 // 4
-_LEFT_BY_RESULTS = RESERVED_BYTES // 2
-"""Bytes of reserved disk space that the last reports leave for results and errors, and these for run.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +141,6 @@ class Run:
                 shipping=self._where.shipping.for_run(self._store, request.run_id),
             )
             ranks.drive(coordinator.run)
-            complaint = "the last reports could not be written"
-            self._write_at_end(self._store.directory.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
             result, failure = self._conclude(coordinator, observers.status)
         except BaseException as error:
             failure = error
@@ -211,9 +205,10 @@ class Run:
             self._write_at_end(
                 lambda: self._manifest.write(status),
                 "the run directory does not say how the run ended, because that could not be written",
-                left=0,
             )
-        finally:  # Ctrl-C may end the wait for a full disk
+            lines = partial(self._store.directory.append_lines, b"", b"")  # those that a full disk did not take
+            self._write_at_end(lines, "the last reports could not be written")
+        finally:  # Ctrl-C may come meanwhile
             observers.end(
                 Ended(
                     status=status,
@@ -240,15 +235,12 @@ class Run:
                 f"cannot use the run directory {self._store.location}: {error}{full_disk_hint(str(error))}"
             ) from error
 
-    def _write_at_end(self, write: Callable[[], None], complaint: str, *, left: int = _LEFT_BY_RESULTS) -> None:
-        """Write a file at the end of the run. If that fails, only warn, so that the error that has ended it is raised.
-
-        left: bytes of the reserved space that must stay for more important files.
-        """
+    def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:
+        """Write a file at the end of the run. If that fails, only warn: the error that has ended the run is raised."""
         if self._store.is_stalled:
             return
         try:
-            self._store.directory.shrink_reserve(left)
+            self._store.directory.clear()
             write()
         except OSError as error:
             warn(f"{complaint}: {error}")
