@@ -9,10 +9,10 @@ import getpass
 import math
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
 from distrain.system import __version__, process
@@ -68,7 +68,7 @@ class RunFacts:
     def end(self) -> None:
         """Wait a moment for git, then kill it."""
         if self._git is not None:
-            with contextlib.suppress(TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._git.wait(_PATIENCE_S)
             self._git.kill()
             process.reap(self._git)
