@@ -23,8 +23,6 @@ class ReplayedRanks:
     hosts: those that answer, until they are lost. ``heard``: what the run has sent, by host.
     """
 
-    inherited_ids: Sequence[str] = ()
-
     def __init__(self, hosts: Iterable[str], *lives: Sequence[Recorded]) -> None:
         self.heard: list[tuple[str, wire.Message]] = []
         self.errors: dict[int, BaseException] = {}

@@ -47,7 +47,7 @@ from distrain.system.stacks import last_words, native_reason
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from distrain.api.config import CheckpointConfig
@@ -158,8 +158,6 @@ class Coordinator:
             request.failure_config,
             ask_for_stacks=self._ask_for_stacks,
             ask_for_records=self._ask_for_records,
-            addresses=self._addresses,
-            send=self._hosts.send,
             on_hang=self._happened,
             tell=observers.tell,
         )
@@ -307,7 +305,7 @@ class Coordinator:
         self._validations.start(self._loop)
         if path != self._request.checkpoint:
             say(f"continuing {f'at {PurePath(path).name}' if path else 'from scratch'} instead")
-            self._happened(events.CheckpointReplaced(path))
+            self._happened(events.CheckpointAvailable(path))
 
     def _on_memory_change(self) -> None:
         latest = self._store.latest
@@ -391,7 +389,6 @@ class Coordinator:
                 self._on_signal_of_host(message)
             case wire.HostProbed():
                 self._launch_checks.handle(host, message)
-                self._hang_monitor.handle(host, message)
             case _:
                 self._happened(events.MessageReceived(host, message))
 
@@ -521,7 +518,6 @@ class Coordinator:
         if attempt > self._request.first_attempt:
             self._host_files.refresh(plan.hosts)
         self._attempt = attempt
-        self._manifest.agents = list(self._hosts.inherited_ids)
         self._manifest.attempt_begins(attempt, plan)
         if self._request.keeps_logs:
             self._store.make_parent(self._log(attempt, 0))
@@ -607,12 +603,6 @@ class Coordinator:
     def _ask_for_records(self) -> None:
         for rank in self._observers.status.at_work():
             self._send_to_rank(wire.DumpRecorder(attempt=self._attempt, rank=rank))
-
-    def _addresses(self) -> Mapping[str, str]:
-        plan = self.machine.plan
-        if plan is None or plan.shares_network or self._launch_checks.is_under_way:
-            return {}
-        return dict(zip(plan.hosts, plan.addresses, strict=True))
 
     def _take_profile(self, reply: Callable[[str], None], argument: str) -> None:
         """Have a rank profiled, and reply with the path of the file that appears when its profile is there."""
@@ -724,18 +714,15 @@ class Coordinator:
             self._store.abandon_pending_work()
 
     def _await_writing(self, done: Callable[[], bool]) -> None:
-        self._loop.call_in("storage", _NOTICE_AFTER_S, self._store.announce_wait)
-        self._wait_until(done)
-        self._loop.cancel("storage")
-
-    def _wait_until(self, done: Callable[[], bool]) -> None:
         """Wait; if Ctrl-C ends the waiting, still wait for quick work, ``_LEAST_WAIT_S`` at most."""
+        self._loop.call_in("storage", _NOTICE_AFTER_S, self._store.announce_wait)
         least = time.monotonic() + _LEAST_WAIT_S
         self._loop.call_at("least", least, lambda: None)
         while not (done() or (self._impatient and time.monotonic() >= least)):
             self._arm_timers()
             self._loop.step()
             self._flush()
+        self._loop.cancel("storage")
 
     def _await_validations(self) -> None:
         """Wait for the validations of a finished run; Ctrl-C ends the waiting.

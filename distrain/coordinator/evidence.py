@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distrain.storage.names import EVIDENCE, evidence_file
+from distrain.storage.names import evidence_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,13 +42,11 @@ class Evidence:
         return self._store.paths.root / evidence_file(self._attempt, what, rank)
 
     def keep(self, what: str, rank: int, body: bytes) -> None:
-        """Write one kind of evidence of a rank. GPU memory is kept of some ranks, and of the latest attempt only."""
+        """Write one kind of evidence of a rank. GPU memory is kept of some ranks only."""
         self.is_empty = False
-        path = self.path(what, rank)
         if what == "memory":
             self._snapshots += 1
             if self._snapshots > _MOST_SNAPSHOTS:
                 return
-            self._store.delete_files(f"{EVIDENCE}/attempt_*/{what}/*", but=path.parent)
         complaint = f"cannot keep the {what.replace('_', ' ')} of rank {rank}"
-        self._store.write_optional_file(path, body, complaint)
+        self._store.write_optional_file(self.path(what, rank), body, complaint)

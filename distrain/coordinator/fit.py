@@ -22,7 +22,7 @@ from distrain.coordinator.connection import resting_agents
 from distrain.coordinator.connection.choice import advice_on_slots, hosts_of, transports_for
 from distrain.coordinator.connection.slurm import run_name
 from distrain.coordinator.connection.transport import LocalTransport, Transport
-from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
+from distrain.coordinator.connection.worker_settings import INTERPRETER_VARIABLES, settings_for
 from distrain.coordinator.fitness.spare_hosts import note_check, with_bad_hosts_last, without_broken_hosts
 from distrain.coordinator.host_check import lacking
 from distrain.coordinator.host_files import Shipping
@@ -38,6 +38,7 @@ from distrain.hosts.host import hidden_gpus_problem
 from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, warn
 from distrain.system.remote_path import RemotePath
+from distrain.transfer.project.module_origins import is_library
 from distrain.worker.job import job
 from distrain.worker.job.origin import script_of, stem_of
 
@@ -201,7 +202,6 @@ def _request(
         debug_rank=run.debug_rank,
         is_script=is_script,
         stop_signals=run.stop_signals,
-        sys_path=sys_path,
         **facts,
     )
     _check_gpus_are_counted(scaling, request)
@@ -342,7 +342,7 @@ def _shipping(work: job.Work, run: RunConfig, transports: Sequence[Transport], s
         requirements=_requirements(config.env_from) if config.env_from else "",
         python=".".join(map(str, sys.version_info[:2])),
         executable=sys.executable,
-        interpreter_path=interpreter_entries(sys_path),
+        interpreter_path=[entry for entry in sys_path if is_library(entry)],
         interpreter_variables=[name for name in INTERPRETER_VARIABLES if name not in named],
         more_path=[folder for folder in (project.folders if project else ()) if folder not in places],
     )

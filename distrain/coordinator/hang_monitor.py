@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,14 +12,12 @@ from distrain.api.observer import HangBegan, HangEnded
 from distrain.decisions.events import HangDetected
 from distrain.decisions.health.collectives import compare
 from distrain.decisions.health.standstills import Hang, Standstills
-from distrain.decisions.host_checks import Finding, HostChecks, Question
-from distrain.hosts.reachability import CONNECT_TIMEOUT_S
 from distrain.system.log import say, warn
 from distrain.system.stacks import summarize_stacks, suspects
 from distrain.system.text import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection
 
     from distrain import wire
     from distrain.api.config import FailureConfig
@@ -30,8 +27,6 @@ if TYPE_CHECKING:
 
 STACKS_TIMEOUT_S = 3.0
 """Seconds to wait for the stacks of all hosts before those that have arrived are shown."""
-_CONNECTIONS_TIMEOUT_S = CONNECT_TIMEOUT_S + STACKS_TIMEOUT_S
-"""Seconds to wait for the stacks if hosts also try to connect to each other."""
 _RECORDS_S = 1.0
 """Seconds to wait for the flight recorders of all ranks before a hang is shown."""
 _MOST_SHOWN = 3
@@ -40,12 +35,10 @@ _Lines: TypeAlias = "tuple[str, ...]"
 
 
 class HangMonitor:
-    """Observe the progress of each attempt. Take stacks of its ranks, and try the connections between its hosts.
+    """Observe the progress of each attempt, and take stacks of its ranks.
 
     ask_for_stacks: makes every host take stacks, and returns the names of the hosts. ask_for_records: makes every rank
     send what its flight recorder has.
-    addresses: returns the addresses of the hosts that can be asked now to connect to each other.
-    send: sends a message to a host.
     on_hang: is called when there was no progress for ``FailureConfig.hang_timeout_s``. tell: tells a fact.
     """
 
@@ -57,8 +50,6 @@ class HangMonitor:
         *,
         ask_for_stacks: Callable[[], list[str]],
         ask_for_records: Callable[[], None],
-        addresses: Callable[[], Mapping[str, str]],
-        send: Callable[[str, wire.Message], None],
         on_hang: Callable[[HangDetected], None],
         tell: Callable[[Fact], None],
     ) -> None:
@@ -70,8 +61,6 @@ class HangMonitor:
         self._limits = sorted(chosen, key=itemgetter(0))
         self._ask_for_stacks = ask_for_stacks
         self._ask_for_records = ask_for_records
-        self._addresses = addresses
-        self._send = send
         self._on_hang = on_hang
         self.begin()
 
@@ -87,7 +76,6 @@ class HangMonitor:
         self._stacks: dict[int, str] = {}
         self._silent: set[int] = set()
         self._awaited_hosts: set[str] = set()
-        self._connections = HostChecks({}, {}, nonce="")
         self._callbacks: list[Callable[[_Lines], None]] = []
         self._progress_at = time.monotonic()
         self._exceeded = 0
@@ -218,18 +206,14 @@ class HangMonitor:
     def _take_stacks(self, then: Callable[[_Lines], None]) -> None:
         """Call ``then`` with lines for the user, once all hosts have answered or are late.
 
-        A mere look whether ranks are mute keeps no files, and tries no connections: the run may be healthy.
+        A mere look whether ranks are mute keeps no files: the run may be healthy.
         """
         self._callbacks.append(then)
         if len(self._callbacks) > 1:
             return
         self._stacks, self._silent = {}, set()
         self._awaited_hosts = set(self._ask_for_stacks())
-        addresses = self._addresses() if self._awaited_hosts and then != self._note_mute else {}
-        self._connections = HostChecks({}, addresses, nonce=uuid.uuid4().hex)
-        timeout_s = STACKS_TIMEOUT_S if self._connections.is_done else _CONNECTIONS_TIMEOUT_S
-        self._ask(self._connections.begin())
-        self._loop.call_in("stacks", timeout_s if self._awaited_hosts else 0.0, self._complete)
+        self._loop.call_in("stacks", STACKS_TIMEOUT_S if self._awaited_hosts else 0.0, self._complete)
 
     def add_stacks(self, rank: int, body: bytes) -> None:
         """Take the stacks of a rank, whether asked for or taken before it was killed."""
@@ -242,20 +226,7 @@ class HangMonitor:
         """Note that a host has sent all stacks it could take. Older stacks of silent ranks are kept."""
         self._silent |= set(done.silent) - self._stacks.keys()
         self._awaited_hosts.discard(host)
-        self._complete_if_all_answered()
-
-    def handle(self, host: str, answer: wire.HostProbed) -> None:
-        """Take the answer of a host to a question about its connections."""
-        self._ask(self._connections.handle(host, answer))
-        self._complete_if_all_answered()
-
-    def _ask(self, steps: Iterable[Question | Finding]) -> None:
-        for step in steps:
-            if isinstance(step, Question):
-                self._send(step.host, step.message)
-
-    def _complete_if_all_answered(self) -> None:
-        if self._callbacks and not self._awaited_hosts and self._connections.is_done:
+        if self._callbacks and not self._awaited_hosts:
             self._complete()
 
     def _complete(self) -> None:
@@ -263,10 +234,9 @@ class HangMonitor:
         callbacks, self._callbacks = self._callbacks, []
         for rank, text in self._stacks.items() if callbacks != [self._note_mute] else ():
             self._evidence.keep("stacks", rank, text.encode())
-        lines = summarize_stacks(self._stacks, silent=self._silent, finished=self._standstills.finished)
-        blocked = [f"{finding.host}: {finding.text}" for finding in self._connections.connection_findings()]
+        lines = tuple(summarize_stacks(self._stacks, silent=self._silent, finished=self._standstills.finished))
         for callback in callbacks:
-            callback((*lines, *blocked))
+            callback(lines)
 
     def answer(self, reply: Callable[[str], None]) -> None:
         """Take stacks, and reply with lines that summarize them."""

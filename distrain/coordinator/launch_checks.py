@@ -8,7 +8,6 @@ import time
 import uuid
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import packages_distributions
 from typing import TYPE_CHECKING
 
 from distrain import wire
@@ -67,17 +66,10 @@ class LaunchChecks:
         self._background.do(self._find_own_versions, partial(self._ask, plan))
 
     def _find_own_versions(self) -> Mapping[str, str | None]:
-        """Return the versions of packages that this machine has, by the names of their distributions."""
+        """Return the versions of packages that this machine has, of those that are called as their modules."""
         path = [os.fspath(entry) for entry in sys.path]
         found = package_versions(dict.fromkeys([*self._needed, *self._imports()]), path)
-        versions = {name: version for name, version in found.items() if version}
-        if "" in found.values():  # a module that is called otherwise than its distribution, such as yaml of PyYAML
-            distributions = packages_distributions()
-            named = [
-                distributions[name][0] for name, version in found.items() if version == "" and name in distributions
-            ]
-            versions |= {name: version for name, version in package_versions(named, path).items() if version}
-        return versions
+        return {name: version for name, version in found.items() if version}
 
     @property
     def _needed(self) -> list[str]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.store.run_store import Publication
-from distrain.decisions.memory import MOST_COPIED, MOST_KEPT, KeptRounds, copy_hosts
+from distrain.decisions.memory import KeptRounds, copy_hosts
 from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.storage.files import full_disk_hint
-from distrain.system.log import say, warn
-from distrain.system.text import is_full_disk, size
+from distrain.system.log import warn
+from distrain.system.text import is_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +109,6 @@ class MemoryRounds:
         """By round: what was said about damaged or lost files. All hosts say the same of a lost one."""
         self._failed_copies = 0
         """Copies in a row that have failed."""
-        self._is_announced = False
         self._is_ending = False
 
     @property
@@ -188,7 +187,6 @@ class MemoryRounds:
             host = plan.ranks[rank].host
             parts[rank] = MemoryPart(host, report.folder, copies[host])
         kept = MemoryRound(name, manifest, dict(self._store.metadata), dict(new.positions), parts)
-        self._announce(kept)
         if not keeps_start:
             self._kept.start = ""
         self._kept.add(kept, known)
@@ -208,20 +206,6 @@ class MemoryRounds:
         ]
         self._copy_folders = {name: of for name, of in self._copy_folders.items() if name in known}
         self._gathered = {key: folder for key, folder in self._gathered.items() if key[1] in known}
-
-    def _announce(self, kept: MemoryRound) -> None:
-        """Say once how much memory the checkpoints take."""
-        if self._is_announced:
-            return
-        self._is_announced = True
-        own = dict.fromkeys(self._hosts, 0)
-        for rank, part in kept.parts.items():
-            length = sum(length for length, _ in kept.files[rank].values())
-            own[part.host] += MOST_KEPT * length
-            if part.copy:
-                own[part.copy] += MOST_COPIED * length
-        host = max(own, key=lambda host: own[host])
-        say(f"checkpoints in memory take up to {size(own[host])} on {host}")
 
     def skip_to(self, latest: CommittedCheckpoint) -> None:
         """Note after a rollback to a round up to where rows are left out."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.observers import Observers
     from distrain.coordinator.store.run_store import RunStore
     from distrain.coordinator.validations import Validations
-    from distrain.decisions import barriers, checkpoint_assembly
+    from distrain.decisions import checkpoint_assembly
     from distrain.storage.records import CommittedCheckpoint
 
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
@@ -394,7 +394,7 @@ class ReportHandler:
 
     # -- actions --------------------------------------------------------------------------------------------------
 
-    def _do(self, actions: Sequence[checkpoint_assembly.Action | barriers.Action | ReportsJoined]) -> None:
+    def _do(self, actions: Sequence[checkpoint_assembly.Action | EndCall | ReportsJoined]) -> None:
         for action in actions:
             match action:
                 case RequestFiles():

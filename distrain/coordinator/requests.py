@@ -7,7 +7,6 @@ network port is open, and only the user of the run can ask.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import time
@@ -103,14 +102,12 @@ def ask(paths: RunPaths, word: str, argument: str = "") -> str:
     try:
         pipe = os.open(paths.requests, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise _not_a_pipe(paths.requests) from None
         raise StorageError(
             f"no run is active in {paths.root} on this machine ({error.strerror}); ask where fit() runs"
         ) from None
     try:
         if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
-            raise _not_a_pipe(paths.requests)
+            raise StorageError(f"{paths.requests} is not a named pipe, so no run has put it there: delete it")
         os.write(pipe, f"{word} {token} {argument}\n".encode())
     finally:
         os.close(pipe)
@@ -128,7 +125,3 @@ def ask(paths: RunPaths, word: str, argument: str = "") -> str:
     if text.startswith(_REFUSED):
         raise NoSuchRun(text.removeprefix(_REFUSED))
     return text
-
-
-def _not_a_pipe(path: Path) -> StorageError:
-    return StorageError(f"{path} is not a named pipe, so no run has put it there: delete it")

@@ -10,14 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.decisions.events import ShowLine
 from distrain.system.text import name_ranks, ranks_have
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-WARN_AFTER_S = 60.0
-"""Seconds that ranks wait in a collective before the user is told which ranks they wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +24,6 @@ class EndCall:
     index: int
     data: bytes = b""
     refused: str | None = None
-
-
-Action = EndCall | ShowLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +41,12 @@ class BarrierTracker:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._waiting: dict[int, _Call] = {}
-        """By rank, in the order of time. Between two events, all of them are the same call: index and operation."""
+        """By rank. Between two events, all of them are the same call: index and operation."""
         self._limit = math.inf
         """When the first timeout of a waiting rank is over."""
         self._finished: set[int] = set()
         self._refused: dict[int, str] = {}
         """By index of the call: why it failed on some rank, and fails on the ranks that make it later."""
-        self._warned_index = 0
 
     def entered(
         self,
@@ -66,7 +58,7 @@ class BarrierTracker:
         timeout_s: float | None = None,
         *,
         gathers: bool = False,
-    ) -> Sequence[Action]:
+    ) -> Sequence[EndCall]:
         """Note that the rank waits in its ``index``-th collective, for ``timeout_s`` at most.
 
         All ranks get the ``data`` of rank 0; if the collective gathers, that of all ranks as lines, in their order.
@@ -85,42 +77,24 @@ class BarrierTracker:
             return self._end_calls(index, data=b"\n".join(self._waiting[sender].data for sender in senders))
         return abandoned
 
-    def finished(self, rank: int) -> Sequence[Action]:
+    def finished(self, rank: int) -> Sequence[EndCall]:
         """Note that the rank has done its work and will make no further call."""
         self._finished.add(rank)
         abandoned = self._abandon_call(rank)
         return [*abandoned, *(self._refuse_calls() if self._waiting else [])]
 
-    def tick(self, now: float) -> Sequence[Action]:
-        """End the calls whose timeout is over; warn once of each call that takes long."""
-        if now >= self._limit:
-            call = min(self._waiting.values(), key=lambda call: call.until)
-            return self._refuse(
-                call.index,
-                f"{ranks_have(self._missing())} not come to {call.operation} within {call.until - call.since:g} s",
-            )
-        if now < self._warn_at():
+    def tick(self, now: float) -> Sequence[EndCall]:
+        """End the calls whose timeout is over."""
+        if now < self._limit:
             return []
-        call = next(iter(self._waiting.values()))
-        self._warned_index = call.index
-        return [
-            ShowLine(
-                f"{ranks_have(self._waiting)} waited in {call.operation} for {WARN_AFTER_S:g} s; "
-                f"{ranks_have(self._missing())} not called it. distrain stacks shows where all ranks are"
-            )
-        ]
+        call = min(self._waiting.values(), key=lambda call: call.until)
+        missing = [rank for rank in range(self._world_size) if rank not in self._waiting]
+        within_s = call.until - call.since
+        return self._refuse(call.index, f"{ranks_have(missing)} not come to {call.operation} within {within_s:g} s")
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` has something to do if nothing else happens."""
-        moment = min(self._limit, self._warn_at())
-        return None if moment == math.inf else moment
-
-    def _warn_at(self) -> float:
-        first = next(iter(self._waiting.values()), None)
-        return math.inf if first is None or first.index <= self._warned_index else first.since + WARN_AFTER_S
-
-    def _missing(self) -> list[int]:
-        return [rank for rank in range(self._world_size) if rank not in self._waiting]
+        return None if self._limit == math.inf else self._limit
 
     def _abandon_call(self, rank: int) -> list[EndCall]:
         """End the call in which the rank seems to wait: an exception took it out, so it is never complete."""

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
     from distrain.api.config import CheckpointConfig
 
-FIRST_PATIENCE_S = 1.0
-"""Seconds for which a rank's first checkpoint waits for lower ranks, which may report the same files."""
-PATIENCE_S = 10.0
-"""Seconds that a later checkpoint waits for lower ranks if one of them reported the same files the last time."""
+PATIENCE_S = 1.0
+"""Seconds for which the files of a rank wait for lower ranks, which may report the same ones. This saves copying them
+twice; it never decides which are kept."""
 
 _SAY_IT = "If only some ranks save checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
 """The cure for waiting for ranks that never report a checkpoint."""
@@ -251,8 +250,6 @@ class CheckpointAssembly:
         self._metrics_of_rank_0: dict[str, Any] = {}
         self._missing_rank_s = config.missing_rank_s
         self._pending: dict[int, _Pending] = {}
-        self._sharing: frozenset[int] | None = None
-        """Ranks that have saved files of lower ranks with the previous checkpoint; None if there was none."""
         self._entered: deque[tuple[float, int]] = deque()
         """When ranks have entered train_func that may have never reported."""
         self._settled_ordinal = 0
@@ -367,7 +364,7 @@ class CheckpointAssembly:
             pending.in_place.add(rank)
         else:
             pending.patient[rank] = part
-            if not part.own or rank < pending.undecided or not self._patience_s(rank):
+            if not part.own or rank < pending.undecided:
                 pending.make_ready(rank)
         return []
 
@@ -432,7 +429,7 @@ class CheckpointAssembly:
         for pending in self._pending.values():
             moments.append(pending.last_at + self._missing_rank_s)
             if pending.patient:
-                moments.append(next(iter(pending.patient.values())).reported_at + self._longest_patience_s)
+                moments.append(next(iter(pending.patient.values())).reported_at + PATIENCE_S)
         while self._entered and self._is_over(*self._entered[0]):
             self._entered.popleft()
         if self._entered:
@@ -542,7 +539,7 @@ class CheckpointAssembly:
     def _end_patience(self, pending: _Pending, now: float) -> None:
         while pending.patient:
             rank, part = next(iter(pending.patient.items()))
-            if now < part.reported_at + self._longest_patience_s:
+            if now < part.reported_at + PATIENCE_S:
                 return
             pending.make_ready(rank)
 
@@ -556,17 +553,6 @@ class CheckpointAssembly:
         pending.lister = lowest
         pending.unstored -= ranks - {lowest}
         return [RequestFiles(lowest, ordinal, ())]
-
-    def _patience_s(self, rank: int) -> float:
-        """Return how long to wait for lower ranks that may report the same files.
-
-        Waiting saves copying the same file twice; it never decides which one is kept.
-        """
-        return self._longest_patience_s if self._sharing is None or rank in self._sharing else 0.0
-
-    @property
-    def _longest_patience_s(self) -> float:
-        return FIRST_PATIENCE_S if self._sharing is None else PATIENCE_S
 
     def _is_decided(self, rank: int, pending: _Pending, now: float) -> bool:
         return rank in pending.parts or rank in pending.failed or self._brings_nothing(rank, pending, now)
@@ -604,7 +590,6 @@ class CheckpointAssembly:
             return self._warn_of_missing(ordinal, pending, now) or None
         del self._pending[ordinal]
         self._settled_ordinal = ordinal
-        self._note_sharing(pending.parts)
         silent = self._write_off(pending)
         if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:
             return [ShowLine(f"checkpoint {ordinal} is dropped{problem}"), Drop(ordinal)]
@@ -624,13 +609,6 @@ class CheckpointAssembly:
     def _missing(self, pending: _Pending, now: float) -> list[int]:
         """Return the ranks that may still report a part. This looks at all ranks."""
         return [rank for rank in range(self._world_size) if not self._is_decided(rank, pending, now)]
-
-    def _note_sharing(self, parts: Mapping[int, _Part]) -> None:
-        """Note which ranks have shared files, which changes the patience of the next checkpoints."""
-        self._sharing = frozenset(rank for rank, part in parts.items() if len(part.own) < len(part.files))
-        for pending in self._pending.values():
-            for rank in [rank for rank in pending.patient if not self._patience_s(rank)]:
-                pending.make_ready(rank)
 
     def _write_off(self, pending: _Pending) -> list[int]:
         """Wait no longer for the ranks without a part, until they report one. Return those that were just silent."""

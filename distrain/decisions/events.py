@@ -59,7 +59,6 @@ class RunRequest:
     filesystem, metadata: see :class:`~distrain.hosts.world.WorkerFacts`.
     debug_rank: see :class:`~distrain.RunConfig`.
     resume_from: the checkpoint that a new run starts from.
-    sys_path: the module search path of the user's process.
     plan: where the ranks are, if another launcher has placed them.
     keeps_logs: the run gets what the ranks print, and has a log of each.
     checks_hosts: the run ends before its ranks start, see :mod:`distrain.coordinator.host_check`.
@@ -88,7 +87,6 @@ class RunRequest:
     is_script: bool = False
     stop_signals: Sequence[str] | None = None
     resume_from: Checkpoint | None = None
-    sys_path: list[str] = field(default_factory=list)
     plan: WorldPlan | None = None
     memory_every: int | None = None
     keeps_logs: bool = True
@@ -169,19 +167,9 @@ class StorageFailed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAvailable:
-    """A checkpoint was committed, or later ones turned out to lack files; restarts resume from it.
+    """A checkpoint was committed, or later ones turned out to be damaged or to lack files; attempts start from it.
 
-    path: None if restarts begin from scratch.
-    """
-
-    path: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointReplaced:
-    """The checkpoint of the :class:`RunRequest` is damaged; no rank has started yet.
-
-    path: the checkpoint for the first attempt, None to start from scratch.
+    path: None if they start from scratch.
     """
 
     path: str | None
@@ -267,7 +255,6 @@ Event = (
     | StopRequested
     | StorageFailed
     | CheckpointAvailable
-    | CheckpointReplaced
     | Outstanding
     | HangDetected
     | HostSlow

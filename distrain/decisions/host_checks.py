@@ -1,7 +1,6 @@
 """Questions to hosts before they train together, and findings from their answers. Runs in: coordinator.
 
-No I/O and no clock: the caller sends the questions and passes the answers on. Two callers do so: the checks of a launch
-or of ``--check``, and the hang monitor, which only asks hosts to connect to each other.
+No I/O and no clock: the checks of a launch, or of ``--check``, send the questions and pass the answers on.
 """
 
 from __future__ import annotations

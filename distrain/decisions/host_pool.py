@@ -9,7 +9,7 @@ import enum
 import heapq
 import itertools
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 from distrain.hosts.host import Gpu, HostInfo, chosen_interface
@@ -85,14 +85,10 @@ class HostPool:
         self._most = min(most, sum(self._slots.values()))
         self._least = min(scaling.min_workers, self._most)
         self._connected: dict[str, HostInfo] = {}
-        self._contacted_at: dict[str, float] = {}
-        """The hosts whose agents are starting, and since when."""
-        self._prompt: deque[tuple[float, str]] = deque()
-        """Times and names of the contacted hosts that were not slow yet when :meth:`_look_at_clock` ran last."""
-        self._late: deque[tuple[float, str]] = deque()
-        """Times and names of those that were slow by then."""
-        self._slow: dict[str, None] = {}
-        """The contacted hosts that are slow."""
+        self._prompt: OrderedDict[str, float] = OrderedDict()
+        """The hosts whose agents are starting, and since when, in this order; without those that are slow."""
+        self._slow: OrderedDict[str, float] = OrderedDict()
+        """The same of the slow ones. Only an OrderedDict finds its first item quickly after many were removed."""
         self._connect_at: dict[str, float] = {}
         """The hosts that may be connected, and from when on."""
         self._queue: list[tuple[float, int]] = []
@@ -121,7 +117,7 @@ class HostPool:
         self._reconnect_until = now + reconnect_s
         self._wait_until = now + wait_s
         for host in self.losses:
-            if host not in self._contacted_at:
+            if not self._is_contacted(host):
                 self._turned_away.pop(host, None)
                 self._forbid(host)
                 self._allow(host, now)
@@ -136,7 +132,7 @@ class HostPool:
     @property
     def slow(self) -> Collection[str]:
         """The hosts that have not answered for so long that spare ones may replace them."""
-        return self._slow
+        return self._slow.keys()
 
     def mark_connected(self, host: str, info: HostInfo) -> None:
         """Note the HELLO of a host."""
@@ -168,14 +164,14 @@ class HostPool:
         self._turned_away[host] += 1
         if self._turned_away[host] >= _MOST_TRIES or not self._end_contact(host):
             return False
-        self._at_once = max(1, self._prompt_hosts // 2)
+        self._at_once = max(1, len(self._prompt) // 2)
         self._allow(host, now + RECONNECT_INTERVAL_S)
         self._later.add(host)
         return True
 
     def is_lost(self, host: str) -> bool:
         """Return True if the host was lost and is not being reconnected."""
-        return host in self.losses and host not in self._contacted_at
+        return host in self.losses and not self._is_contacted(host)
 
     def spares_for(self, host: str, used: Collection[str], workers: int) -> list[str]:
         """Return unused hosts that would take the place of a used one, none if the good hosts have too few slots."""
@@ -210,8 +206,7 @@ class HostPool:
         while self._wants_more and self._next_moment() <= now:
             host = self._names[self._queue[0][1]]
             self._forbid(host)
-            self._contacted_at[host] = now
-            self._prompt.append((now, host))
+            self._prompt[host] = now
             self._prompt_slots += self._slots[host]
             chosen.append(host)
         return chosen
@@ -223,7 +218,9 @@ class HostPool:
         slots for all workers, it does not wait for slow hosts.
         """
         slots = self._connected_slots
-        awaited = self._prompt_hosts if slots >= self._most else len(self._contacted_at) + len(self._later)
+        awaited = len(self._prompt)
+        if slots < self._most:
+            awaited += len(self._slow) + len(self._later)
         if slots >= self._least and (not awaited or now >= self._wait_until):
             return Readiness.READY
         possible = slots + self._prompt_slots + self._slow_slots + self._possible_slots
@@ -231,29 +228,26 @@ class HostPool:
 
     def deadline(self) -> float:
         """Return when :meth:`hosts_to_connect` or :meth:`readiness` may have a new answer if no host answers before."""
-        self._skip_answered()
-        moments = [since + SLOW_HOST_S for since, _ in [*self._prompt][:1]]
-        moments += [since + HOST_ANSWER_TIMEOUT_S for since, _ in [*self._late][:1]]
+        moments = [_first(self._prompt) + SLOW_HOST_S, _first(self._slow) + HOST_ANSWER_TIMEOUT_S]
         if self._wants_more:
             moments.append(self._next_moment())
         if self._connected_slots >= self._least:
             moments.append(self._wait_until)
-        return min(moments, default=math.inf)
+        return min(moments)
 
     def describe_progress(self) -> str:
         """Return how many of the contacted hosts have answered, and which have not; empty if all have."""
-        answered, awaited = len(self._connected), self._contacted_at
+        answered, awaited = len(self._connected), [*self._slow, *self._prompt]
         count = f"{answered:,} of {max(self._needed, answered + len(awaited)):,} hosts"
         return f"{count} have answered; waiting for {name_hosts(awaited)}" if awaited else ""
 
     @property
     def _wants_more(self) -> bool:
         """True if further hosts should be contacted: those that have answered, or will soon, have too few slots."""
-        return self._connected_slots + self._prompt_slots < self._most and self._prompt_hosts < self._at_once
+        return self._connected_slots + self._prompt_slots < self._most and len(self._prompt) < self._at_once
 
-    @property
-    def _prompt_hosts(self) -> int:
-        return len(self._contacted_at) - len(self._slow)
+    def _is_contacted(self, host: str) -> bool:
+        return host in self._prompt or host in self._slow
 
     def _next_moment(self) -> float:
         """Return from when on the next host may be connected; infinity if there is none."""
@@ -273,33 +267,24 @@ class HostPool:
 
     def _end_contact(self, host: str) -> bool:
         """Stop waiting for a host. Return False if nobody did."""
-        if self._contacted_at.pop(host, None) is None:
-            return False
-        if host in self._slow:
-            del self._slow[host]
+        if self._prompt.pop(host, None) is not None:
+            self._prompt_slots -= self._slots[host]
+        elif self._slow.pop(host, None) is not None:
             self._slow_slots -= self._slots[host]
         else:
-            self._prompt_slots -= self._slots[host]
+            return False
         return True
 
     def _look_at_clock(self, now: float) -> None:
         """Note which contacted hosts are slow by now, and which are lost."""
-        self._skip_answered()
-        while self._prompt and self._prompt[0][0] + SLOW_HOST_S <= now:
-            since, host = self._prompt.popleft()
-            self._late.append((since, host))
-            self._slow[host] = None
+        while _first(self._prompt) + SLOW_HOST_S <= now:
+            host, since = self._prompt.popitem(last=False)
+            self._slow[host] = since
             self._prompt_slots -= self._slots[host]
             self._slow_slots += self._slots[host]
-            self._skip_answered()
-        while self._late and self._late[0][0] + HOST_ANSWER_TIMEOUT_S <= now:
-            self.mark_lost(self._late.popleft()[1], f"no answer within {HOST_ANSWER_TIMEOUT_S:g} s", now)
-            self._skip_answered()
+        while _first(self._slow) + HOST_ANSWER_TIMEOUT_S <= now:
+            self.mark_lost(next(iter(self._slow)), f"no answer within {HOST_ANSWER_TIMEOUT_S:g} s", now)
 
-    def _skip_answered(self) -> None:
-        for contacts, are_slow in ((self._prompt, False), (self._late, True)):
-            while contacts and not self._is_awaited(*contacts[0], is_slow=are_slow):
-                contacts.popleft()
 
-    def _is_awaited(self, since: float, host: str, *, is_slow: bool) -> bool:
-        return self._contacted_at.get(host) == since and (host in self._slow) == is_slow
+def _first(contacts: Mapping[str, float]) -> float:
+    return next(iter(contacts.values()), math.inf)

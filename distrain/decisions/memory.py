@@ -14,11 +14,6 @@ if TYPE_CHECKING:
 
     from distrain.storage.commit import MemoryRound
 
-MOST_KEPT = 4
-"""Checkpoints that a host holds of its own ranks at most, with the one that they are writing."""
-MOST_COPIED = 2
-"""Checkpoints of which a host holds copies of other hosts' parts at most."""
-
 
 def copy_hosts(hosts: Sequence[str], racks: Mapping[str, str]) -> dict[str, str]:
     """Return for each host the one that copies its parts: the next in the ring, of another rack if there is one.

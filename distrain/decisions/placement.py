@@ -16,7 +16,7 @@ from distrain.decisions.health import pace
 from distrain.errors import LaunchError, ResourcesError
 from distrain.hosts.host import collective_variables
 from distrain.hosts.world import RankPlan, WorldPlan
-from distrain.system.text import name_hosts
+from distrain.system.text import count, name_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ def shares_of(slots: Mapping[str, int | None], workers: int) -> dict[str, int]:
     if left:
         listed = name_hosts([f"{name} {most}" for name, most in slots.items()])
         raise ResourcesError(
-            f"num_workers is {workers}, but the hosts have only {_count(workers - left, 'slot')}: {listed}. Ask for "
+            f"num_workers is {workers}, but the hosts have only {count(workers - left, 'slot')}: {listed}. Ask for "
             "fewer workers, or give hosts more slots."
         )
     return shares
@@ -154,10 +154,6 @@ def _is_type(name: str, wanted: str) -> bool:
     return all(part in parts or f"{part}b" in parts for part in re.split(r"[^a-z0-9]+", wanted.lower()))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _needed_gpus(workers: int, each: float) -> float:
     """Return the number of whole GPUs: three workers with 0.4 each need two, because no worker uses parts of two."""
     return math.ceil(workers / math.floor(1 / each + 1e-9)) if 0 < each < 1 else workers * each
@@ -167,7 +163,7 @@ def _shortage(host: str, workers: int, name: str, each: float, needed: float, av
     unit = "bytes of memory" if name == "memory" else name if available == 1 else f"{name}s"
     form = ",.0f" if name == "memory" else "g"
     text = (
-        f"{host} has {available:{form}} {unit}, but {_count(workers, 'worker')} with {each:{form}} each need "
+        f"{host} has {available:{form}} {unit}, but {count(workers, 'worker')} with {each:{form}} each need "
         f"{needed:{form}}. Ask for fewer workers (num_workers) or less per worker (resources_per_worker)"
     )
     if name == "GPU" and not available:

@@ -26,12 +26,11 @@ def start_without_checkpoint(*, is_script: bool) -> str:
 class RetryPolicy:
     """The restarts of one run.
 
-    checkpoint: the checkpoint that the first attempt starts from.
     is_script: the ranks run a script, which may keep snapshots of its own. Unless it reports checkpoints to distrain,
         nobody can tell whether it made progress, so that an equal failure counts as another one.
     """
 
-    def __init__(self, config: FailureConfig, checkpoint: str | None = None, *, is_script: bool = False) -> None:
+    def __init__(self, config: FailureConfig, *, is_script: bool = False) -> None:
         self.used = 0
         """The number of restarts so far."""
         self.ever_entered = False
@@ -40,7 +39,8 @@ class RetryPolicy:
         """Why the run was not restarted although its budget allowed a restart."""
         self._config = config
         self._is_script = is_script
-        self._started_from = checkpoint
+        self.started_from: str | None = None
+        """The checkpoint that the latest attempt has started from."""
         self._without_progress = 0
         """How many attempts in a row have failed without a new checkpoint."""
         self._last_failure: object = None
@@ -58,8 +58,8 @@ class RetryPolicy:
         checkpoint: the latest checkpoint.
         """
         repeated = self._is_repeated(culprit, reports, checkpoint)
-        self._without_progress = self._without_progress + 1 if checkpoint == self._started_from else 1
-        self._started_from = checkpoint
+        self._without_progress = self._without_progress + 1 if checkpoint == self.started_from else 1
+        self.started_from = checkpoint
         if self.refusal is not None or 0 <= self._config.max_failures <= self.used:
             return False
         if not self.ever_entered:
@@ -88,6 +88,6 @@ class RetryPolicy:
             return False
         if self._is_script and checkpoint is None:
             return False
-        if checkpoint == self._started_from:
+        if checkpoint == self.started_from:
             self._last_failure = (culprit.rank, _ADDRESS.sub("0x", culprit.traceback or culprit.summary), reports)
         return self._last_failure is not None and self._last_failure == before

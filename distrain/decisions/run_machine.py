@@ -20,7 +20,6 @@ from distrain.decisions.events import (
     AttemptEnded,
     AttemptStarts,
     CheckpointAvailable,
-    CheckpointReplaced,
     CheckpointsInProgress,
     ConnectHost,
     Event,
@@ -107,7 +106,7 @@ class RunStateMachine:
         """The plan of the latest attempt."""
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
         """The latest moves of the run and its ranks, for InvalidTransition."""
-        self.retries = RetryPolicy(request.failure_config, request.checkpoint, is_script=request.is_script)
+        self.retries = RetryPolicy(request.failure_config, is_script=request.is_script)
         self.hung: HangDetected | None = None
         """The hang that ended the latest attempt."""
         self.lost_ranks: set[int] = set()
@@ -254,10 +253,6 @@ class RunStateMachine:
                 return []
             case Outstanding():
                 return self._on_outstanding(event, now)
-            case CheckpointReplaced(path):
-                self.checkpoint = path
-                self.retries = RetryPolicy(self.request.failure_config, path, is_script=self.request.is_script)
-                return []
             case Tick():
                 return self._on_tick(now)
 
@@ -459,7 +454,7 @@ class RunStateMachine:
         except LaunchError as error:
             return self._give_up(str(error))
         self._move(RunState.STARTING)
-        self._deadline = None
+        self._deadline, self.retries.started_from = None, self.checkpoint
         starts = [SendMessage(host, self._start_message(self.plan, host, rendezvous)) for host in self.plan.hosts]
         return [*self._describe_restart(), *starts, WorkersStart(self.plan)]
 

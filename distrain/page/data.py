@@ -354,7 +354,7 @@ def _checkpoints(run: Run, kept: Sequence[CommittedCheckpoint], events: Sequence
     return _table(("checkpoint", "step", "after", "size", "took", "state", "metrics"), rows[::-1], (1, 2, 3, 4))
 
 
-_SHOWN_ELSEWHERE = ("attempts", "status", "name", "agents")
+_SHOWN_ELSEWHERE = ("attempts", "status", "name")
 
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, Table | None]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import threading
 import time
 from typing import IO, TYPE_CHECKING
 
@@ -63,25 +62,17 @@ def log_level(level: str) -> Iterator[None]:
 
     Of several runs at once, the level of the one that started last counts.
     """
-    global _usual_level
-    mine = object()
-    with _levels_lock:
-        if not _levels:
-            _usual_level = _logger.level
-        _levels[mine] = level
-        _logger.setLevel(level)
+    _levels.append(level)
+    _logger.setLevel(level)
     try:
         yield
     finally:
-        with _levels_lock:
-            del _levels[mine]
-            _logger.setLevel(next(reversed(_levels.values()), _usual_level))
+        _levels.remove(level)
+        _logger.setLevel(_levels[-1])
 
 
-_levels: dict[object, str] = {}
-"""Levels of the runs of this process that have not ended, in the order in which they started."""
-_usual_level: int | str = logging.INFO
-_levels_lock = threading.Lock()
+_levels: list[int | str] = [logging.INFO]
+"""The usual level, then those of the runs of this process that have not ended, in the order in which they started."""
 
 
 def print_to(console: IO[str] | None, text: str | bytes) -> None:

@@ -764,30 +764,12 @@ def run_tied(
 # -- other programs --------------------------------------------------------------------------------------------------
 
 
-class SilentProgram:
-    """A program that runs without a terminal, in a session of its own. Raises OSError if there is none."""
-
-    def __init__(self, argv: Sequence[str], *, directory: str) -> None:
-        nothing = subprocess.DEVNULL
-        self._child = subprocess.Popen(  # noqa: S603
-            list(argv), stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, cwd=directory, start_new_session=True
-        )
-
-    def output(self) -> str | None:
-        """Return the few bytes that it has written once it has ended, None while it runs."""
-        if self._child.poll() is None:
-            return None
-        assert self._child.stdout is not None
-        with self._child.stdout as pipe:
-            return pipe.read().decode()
-
-    def end(self, patience_s: float) -> None:
-        """Wait for the end of the program, and kill it after some seconds."""
-        try:
-            self._child.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            reap(self._child)
+def start_silent(argv: Sequence[str], *, directory: str) -> Process:
+    """Start a program without a terminal, in a session of its own. Raises OSError if there is none."""
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen(  # noqa: S603
+        list(argv), stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, cwd=directory, start_new_session=True
+    )
 
 
 def output_of(argv: Sequence[str], directory: str, timeout_s: float = 30) -> bytes | None:

@@ -32,13 +32,12 @@ _MOST_PIECES = 256
 """Messages that are written together."""
 _FULL = range(48 << 10, _PIPE_BYTES + 1)
 """Bytes in a full pipe of the default size. Each write of a line may leave a part of a page unused."""
-_F_SETPIPE_SZ = 1031  # linux/fcntl.h; fcntl.F_SETPIPE_SZ exists from Python 3.10 on, on Linux only
 
 
 def widen_pipe(fd: int, size: int = _WIDE_PIPE_BYTES) -> None:
     """Ask for a larger pipe buffer (bytes); best effort, the default of 64 KiB works too."""
     with contextlib.suppress(OSError):
-        fcntl.fcntl(fd, _F_SETPIPE_SZ, size)
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size)
 
 
 def read_pipe(fd: int) -> bytes | None:

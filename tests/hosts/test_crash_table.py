@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 import signal
 import subprocess
 import time
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from distrain.hosts.reachability import CONNECT_TIMEOUT_S
 from tests.conftest import NOTHING_LEFT_WITHIN_S, is_alive, run_members, wait_until
 from tests.hosts.lab import Hosts, Lab, end_lab, start_lab
 from tests.hosts.running import LEASE_S, Running, cut_power, set_link
@@ -302,7 +300,7 @@ def train():
 
 
 @pytest.mark.sample(1, of="long waits for a host")
-def test_two_hosts_that_do_not_reach_each_other_are_a_hang_that_shows_where(start: Callable[..., Running]) -> None:
+def test_two_hosts_that_do_not_reach_each_other_are_a_hang(start: Callable[..., Running]) -> None:
     """Both live, and both can be reached: nobody is lost, and no rank is to blame."""
     script = SCRIPT.replace("\nrun = ", TORCH + "\nrun = ")
     running = start(script=script, hang_timeout_s=HANG_TIMEOUT_S)
@@ -312,10 +310,8 @@ def test_two_hosts_that_do_not_reach_each_other_are_a_hang_that_shows_where(star
         output, ended = running.end()
     finally:
         isolate(running.lab, "off")
-    assert ended - struck < HANG_TIMEOUT_S + CONNECT_TIMEOUT_S + ENDS_WITHIN_S
+    assert ended - struck < HANG_TIMEOUT_S + ENDS_WITHIN_S
     assert "ENDED HangError no rank has reported or printed anything for 12 s; they were:" in output
-    for one, other in (("alpha", "beta"), ("beta", "alpha")):
-        assert re.search(rf"{one}: {other} cannot connect to it at [0-9.]+ \(\w+\): no answer within 4 s", output)
     assert "2 ranks (0, 1) in all_reduce at script.py:" in output
 
 

@@ -19,8 +19,6 @@ import pytest
 import distrain
 from distrain import FailureConfig, WorkerGroupError
 from distrain.coordinator.connection import resting_agents
-from distrain.storage.paths import read_manifest
-from distrain.system.remote_path import locate
 from tests.conftest import is_alive, run_members, wait_until
 from tests.process.conftest import WAYS, log_of, make_fit, records
 
@@ -269,14 +267,3 @@ def test_nothing_is_left_of_a_users_process(tmp_path: Path, test_run_id: str, en
     if end in ("exit", "fork"):
         assert not run_members(test_run_id)
     wait_until(lambda: not run_members(test_run_id), timeout_s=5)
-
-
-def test_what_a_dead_process_has_left_is_found_by_the_agents_id(fit: Fit) -> None:
-    def train() -> str:
-        return os.environ["DISTRAIN_RUN_IDS"]
-
-    first, second = fit(train), fit(train)
-    agents = read_manifest(locate(second.path))["agents"]
-    assert read_manifest(locate(first.path))["agents"] == []
-    assert agents == [read_manifest(locate(first.path))["run_id"]]
-    assert agents[0] in second.return_value.split(":")

@@ -291,16 +291,13 @@ def test_a_storage_that_fails_in_the_middle(fault: Fault, tmp_path: Path, undo: 
     assert_reports_are_kept_once(disk.run)
 
 
-def test_reports_that_fill_the_disk_leave_space_for_how_the_run_ended(
-    tmp_path: Path, undo: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reports_that_fill_the_disk_leave_space_for_how_the_run_ended(tmp_path: Path, undo: ExitStack) -> None:
     """More reports wait for space than the run has reserved."""
 
     def report_much() -> None:
         for _ in range(500):
             distrain.report({"pad": "x" * 1000})
 
-    monkeypatch.setattr("distrain.coordinator.run.run._FULL_DISK_WAIT_S", 0.0)
     disk = small_disk(tmp_path, undo)
     for kind in (ControllerError, StorageError):  # the second run does not get its reserve, and leaves nothing of it
         with pytest.raises(kind, match=r"No space left on device; free some space there"):

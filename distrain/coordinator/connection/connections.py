@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from distrain import wire
@@ -35,8 +34,6 @@ _PING_AFTER = 0.4
 """A sign of life is sent after this part of the lease. With its answer, it wakes this process every 3 s by default."""
 _LEASE_MARGIN_S = 0.01
 _SWEEPS_AT_ONCE = 64
-_SWEEP_LIMIT_S = 15.0
-"""Seconds after which no further host is swept. Its guard kills what is left there when the lease has expired."""
 _PING = wire.encode(wire.Ping())
 _WAKE_TIMEOUT_S = 10.0
 """Seconds to wait for an agent that has rested, before another one is started."""
@@ -45,14 +42,12 @@ _WAKE_TIMEOUT_S = 10.0
 class Connections:
     """One link to each host that was connected to. See :class:`~distrain.coordinator.ranks.port.Ranks`.
 
-    stale_run_ids: ids of processes that an earlier part of the run may have left on the hosts when it died.
+    stale_id: id of processes that an earlier part of the run may have left on the hosts when it died.
     """
 
-    def __init__(
-        self, transports: Sequence[Transport], request: RunRequest, *, stale_run_ids: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, transports: Sequence[Transport], request: RunRequest, *, stale_id: str | None = None) -> None:
         self.errors: Mapping[int, BaseException] = {}
-        self._stale_run_ids = stale_run_ids
+        self._stale_id = stale_id
         self._transports = {transport.host.name: transport for transport in transports}
         self._position = {name: position for position, name in enumerate(self._transports)}
         self._ping_interval_s = min([PING_INTERVAL_S, *(_PING_AFTER * one.lease_s for one in transports)])
@@ -81,8 +76,8 @@ class Connections:
         self._loop, self._on_message, self._on_lost = loop, on_message, on_lost
 
     def open(self) -> None:
-        for run_id in self._stale_run_ids:
-            self._sweep(dict.fromkeys(self._transports, run_id))
+        if self._stale_id:
+            self._sweep(dict.fromkeys(self._transports, self._stale_id))
         self._ping()
 
     def connect(self, name: str) -> None:
@@ -117,11 +112,6 @@ class Connections:
         agent.link.wake(self._loop, callbacks)
         self._loop.call_in("wake", _WAKE_TIMEOUT_S, give_up)
         return True
-
-    @property
-    def inherited_ids(self) -> list[str]:
-        """The ids of agents of earlier runs that serve this one."""
-        return [run_id.rpartition(".")[0] for name, run_id in self._ids.items() if run_id != self._id_on(name)]
 
     def _start(self, name: str) -> None:
         """Start an agent. One that replaces another kills what that one left behind before it sends its HELLO."""
@@ -228,8 +218,4 @@ class Connections:
             return
         flags = self._request.python_flags
         commands = (sweeper_argv(self._transports[name], run_id, flags=flags) for name, run_id in ids.items())
-        until = time.monotonic() + _SWEEP_LIMIT_S
-        left = run_all(commands, timeout_s=CLOSE_TIMEOUT_S, at_once=_SWEEPS_AT_ONCE, until=until)
-        if left:
-            text = f"{left:,} of {len(ids):,} hosts were not cleaned up, because too many others did not answer"
-            warn(f"{text}; processes left there end by themselves when the lease expires")
+        run_all(commands, timeout_s=CLOSE_TIMEOUT_S, at_once=_SWEEPS_AT_ONCE)

@@ -83,11 +83,6 @@ def _forwarded(own: Mapping[str, str], host: HostSpec) -> dict[str, str]:
     }
 
 
-def interpreter_entries(sys_path: Sequence[str]) -> list[str]:
-    """Return the entries of ``sys_path`` that belong to this interpreter."""
-    return [entry for entry in sys_path if is_library(entry)]
-
-
 def for_another_interpreter(sys_path: Sequence[str]) -> list[str | None]:
     """Replace the entries that belong to this interpreter by None, which stands for those of the other one."""
     replaced = [None if is_library(entry) else entry for entry in sys_path]

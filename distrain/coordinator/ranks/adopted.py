@@ -49,8 +49,6 @@ class AdoptedRanks:
     port: that of the rendezvous if the ranks have met already.
     """
 
-    inherited_ids: Sequence[str] = ()
-
     def __init__(
         self,
         connections: Mapping[int, socket.socket],

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from distrain import wire
     from distrain.decisions.events import HostLost
@@ -30,10 +30,6 @@ class Ranks(Protocol):
     @property
     def errors(self) -> Mapping[int, BaseException]:
         """The exceptions that were raised in this process, by rank. Those of other processes are pickled."""
-
-    @property
-    def inherited_ids(self) -> Sequence[str]:
-        """The ids of earlier runs whose processes serve this one."""
 
     def drive(self, run: Callable[[], None]) -> None:
         """Call ``run``, which returns when the run has ended: here, or in a thread if this thread has to be a rank."""

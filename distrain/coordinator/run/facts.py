@@ -9,6 +9,7 @@ import getpass
 import math
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -57,24 +58,27 @@ class RunFacts:
             "versions": _versions(sys.path),
             "argv": without_secrets(sys.argv),
         }
-        self._git: process.SilentProgram | None = None
+        self._git: process.Process | None = None
 
     def begin(self) -> None:
         """Start to look for the commit of the working directory, and for changed files."""
         with contextlib.suppress(OSError):  # there is no git
-            self._git = process.SilentProgram(_DESCRIBE, directory=os.getcwd())
+            self._git = process.start_silent(_DESCRIBE, directory=os.getcwd())
 
     def end(self) -> None:
-        """Wait a moment for git."""
+        """Wait a moment for git, then kill it."""
         if self._git is not None:
-            self._git.end(_PATIENCE_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._git.wait(_PATIENCE_S)
+            self._git.kill()
+            process.reap(self._git)
             self.known()
 
     def known(self) -> dict[str, Any]:
         """Return what is known now. ``git`` is absent without a commit, and until git has answered."""
-        if self._git is not None and (found := self._git.output()) is not None:
+        if self._git is not None and self._git.poll() is not None:  # it has written a few bytes
+            commit, _, dirty = self._git.communicate()[0].decode().strip().partition("-")
             self._git = None
-            commit, _, dirty = found.strip().partition("-")
             if commit:
                 self._facts["git"] = {"commit": commit, "dirty": bool(dirty)}
         return dict(self._facts)

@@ -24,8 +24,7 @@ class RunManifest:
     """The manifest of one run in its directory. Times are seconds since 1970.
 
     Attributes: ``before``, the manifest that an earlier ``fit()`` of this run has left, ``{}`` if there is none;
-    ``agents``, the ids of earlier runs of this process whose agents serve this one; ``exit_code``, with which
-    `distrain run` ends.
+    ``exit_code``, with which `distrain run` ends.
     """
 
     def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any], facts: RunFacts) -> None:
@@ -34,7 +33,6 @@ class RunManifest:
         self._run_id = run_id
         self.skip_to: dict[str, Any] = self.before.get("skip_to", {})
         """After a rollback without a checkpoint: up to where rows are left out while the run has none."""
-        self.agents: list[str] = []
         self.exit_code: int | None = None
         self._configs = configs
         self._facts = facts
@@ -47,11 +45,9 @@ class RunManifest:
         """Number of the first attempt of this ``fit()``. Attempts of an earlier one keep their numbers."""
 
     @property
-    def stale_ids(self) -> list[str]:
-        """The ids of processes that the earlier ``fit()`` may have left, because its own process died."""
-        if self.before.get("status") != "running":
-            return []
-        return [*filter(None, (self.before.get("run_id"),)), *self.before.get("agents", [])]
+    def stale_id(self) -> str | None:
+        """The id of processes that the earlier ``fit()`` may have left, because its own process died."""
+        return self.before.get("run_id") if self.before.get("status") == "running" else None
 
     def write(self, status: str) -> None:
         """Write the manifest now. Raises OSError.
@@ -64,7 +60,6 @@ class RunManifest:
         return {
             "name": self._store.location.name,
             "run_id": self._run_id,
-            "agents": self.agents,
             "status": status,
             "exit_code": self.exit_code,
             "started": self.before.get("started", self._started),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from distrain.coordinator.run.errors import RunErrors, exit_code_of
 from distrain.coordinator.run.facts import RunFacts, plain
 from distrain.coordinator.run.manifest import RunManifest
 from distrain.coordinator.store.event_log import EventLog
-from distrain.coordinator.store.run_store import RESERVED_BYTES
 from distrain.decisions.blame import RunSummary
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.retries import start_without_checkpoint
@@ -33,7 +33,7 @@ from distrain.storage.ownership import check_owners
 from distrain.storage.paths import read_manifest
 from distrain.storage.records import damage_of, last_metrics
 from distrain.system.log import say, warn
-from distrain.system.text import is_full_disk, stopped_by
+from distrain.system.text import stopped_by
 from distrain.worker.job import job
 from distrain.worker.job.origin import script_of
 
@@ -53,14 +53,6 @@ if TYPE_CHECKING:
     from distrain.hosts.hostfile import HostSpec
     from distrain.storage.checkpoint import Checkpoint
     from distrain.system.remote_path import RemotePath
-
-_FULL_DISK_WAIT_S = 5.0
-"""Seconds that the end of a run waits for free space on a full disk before it gives up a file."""
-_FULL_DISK_PAUSE_S = 0.5
-"""Seconds between two attempts to write on a full disk."""
-_LEFT_BY_REPORTS = RESERVED_BYTES * 3 // 4
-_LEFT_BY_RESULTS = RESERVED_BYTES // 2
-"""Bytes of reserved disk space that the last reports leave for results and errors, and these for run.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +96,6 @@ class Run:
         self._facts = RunFacts(script_of(work), config)
         self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
-        self._write_until: float | None = None
         self._log_dir = None if run.log_dir is None else absolute(run.log_dir)
         if self._log_dir is not None:
             check_owners(self._log_dir / store.paths.root.name)
@@ -150,8 +141,6 @@ class Run:
                 shipping=self._where.shipping.for_run(self._store, request.run_id),
             )
             ranks.drive(coordinator.run)
-            complaint = "the last reports could not be written"
-            self._write_at_end(self._store.directory.write_last_lines, complaint, left=_LEFT_BY_REPORTS)
             result, failure = self._conclude(coordinator, observers.status)
         except BaseException as error:
             failure = error
@@ -216,9 +205,10 @@ class Run:
             self._write_at_end(
                 lambda: self._manifest.write(status),
                 "the run directory does not say how the run ended, because that could not be written",
-                left=0,
             )
-        finally:  # Ctrl-C may end the wait for a full disk
+            lines = partial(self._store.directory.append_lines, b"", b"")  # those that a full disk did not take
+            self._write_at_end(lines, "the last reports could not be written")
+        finally:  # Ctrl-C may come meanwhile
             observers.end(
                 Ended(
                     status=status,
@@ -245,24 +235,15 @@ class Run:
                 f"cannot use the run directory {self._store.location}: {error}{full_disk_hint(str(error))}"
             ) from error
 
-    def _write_at_end(self, write: Callable[[], None], complaint: str, *, left: int = _LEFT_BY_RESULTS) -> None:
-        """Write a file at the end of the run. Wait some seconds for space on a full disk.
-
-        If it cannot be written, only warn: an exception would hide the error that has ended the run.
-
-        left: bytes of the reserved space that must stay for more important files.
-        """
-        while not self._store.is_stalled:
-            try:
-                self._store.directory.shrink_reserve(left)
-                write()
-                return
-            except OSError as error:
-                self._write_until = self._write_until or time.monotonic() + _FULL_DISK_WAIT_S
-                if not is_full_disk(str(error)) or time.monotonic() > self._write_until:
-                    warn(f"{complaint}: {error}")
-                    return
-                time.sleep(_FULL_DISK_PAUSE_S)
+    def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:
+        """Write a file at the end of the run. If that fails, only warn: the error that has ended the run is raised."""
+        if self._store.is_stalled:
+            return
+        try:
+            self._store.directory.clear()
+            write()
+        except OSError as error:
+            warn(f"{complaint}: {error}")
 
     def _start_without_own(self) -> str | None:
         """Return the checkpoint to start from if the run has none itself. Raise CheckpointError if it is damaged."""
@@ -303,7 +284,7 @@ class Run:
         if not self._where.starts_workers:
             request = request_for_adopted(request)
             return InProcessRank(request, self._work), request
-        return Connections(self._where.transports, request, stale_run_ids=self._manifest.stale_ids), request
+        return Connections(self._where.transports, request, stale_id=self._manifest.stale_id), request
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from distrain.system.loop import Loop
     from distrain.system.remote_path import RemotePath
 
-RESERVED_BYTES = 64 << 10
+_RESERVED_BYTES = 64 << 10
 """Disk space that a run keeps for its end."""
 _LINE_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _T = TypeVar("_T")
@@ -83,7 +83,7 @@ class RunDirectory:
 
     def _reserve(self) -> None:
         """Write the reserve, and read it, so that a storage that cannot do that fails before the training begins."""
-        content = os.urandom(RESERVED_BYTES)  # no file system can compress it
+        content = os.urandom(_RESERVED_BYTES)  # no file system can compress it
         with open(self._paths.reserve, "wb+", opener=open_without_links) as file:
             file.write(content)
             file.seek(0)
@@ -110,21 +110,8 @@ class RunDirectory:
         self._metrics.write()
         self._events.write()
 
-    def shrink_reserve(self, size: int) -> None:
-        """Free reserved space down to so many bytes."""
-        with contextlib.suppress(FileNotFoundError):
-            if size == 0:  # then its inode is free, too
-                self._paths.reserve.unlink()
-            elif self._paths.reserve.stat().st_size > size:
-                os.truncate(self._paths.reserve, size)
-
-    def write_last_lines(self) -> None:
-        """Write the lines that a full disk did not take."""
-        shutil.rmtree(self._paths.staging, ignore_errors=True)
-        self.append_lines(b"", b"")
-
     def clear(self) -> None:
-        """Delete the files that only a running coordinator needs."""
+        """Delete the files that only a running coordinator needs. Their space is for what a run writes at its end."""
         shutil.rmtree(self._paths.staging, ignore_errors=True)
         with contextlib.suppress(OSError):  # the directory has become read-only; the next run replaces the file
             self._paths.reserve.unlink(missing_ok=True)
@@ -317,16 +304,6 @@ class RunStore(ABC):
     def delete_file(self, path: Path) -> None:
         """Delete a file of the run."""
         self._do_optional(f"{path} could not be deleted", lambda: path.unlink(missing_ok=True))
-
-    def delete_files(self, pattern: str, *, but: Path) -> None:
-        """Delete files of the run by a pattern, except those in a directory."""
-
-        def delete() -> None:
-            for path in self.paths.root.glob(pattern):
-                if path.parent != but:
-                    path.unlink(missing_ok=True)
-
-        self._do_optional(f"{pattern} could not be deleted", delete)
 
     def append_metrics(self, line: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
         """Add one report, which the next :meth:`flush` writes.

@@ -84,13 +84,12 @@ def test_programs_run_some_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "running"
     folder.mkdir()
     commands = [["sh", "-c", script, "sh", str(folder), str(number)] for number in range(6)]
-    assert run_all(commands, timeout_s=20.0, at_once=2, until=time.monotonic() + 20.0) == 0
+    run_all(commands, timeout_s=20.0, at_once=2)
     counts = [int(line) for line in Path(f"{folder}.counts").read_text().split()]
     assert (len(counts), max(counts)) == (6, 2)
 
 
 def test_programs_that_take_too_long_are_killed() -> None:
     began = time.monotonic()
-    left = run_all([["sleep", "60"]] * 5, timeout_s=0.3, at_once=2, until=began + 0.5)
-    assert left in (1, 3)  # two at once, until the time is over
+    run_all([["sleep", "60"]] * 3, timeout_s=0.3, at_once=2)
     assert time.monotonic() - began < 10.0

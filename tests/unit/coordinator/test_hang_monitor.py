@@ -22,7 +22,7 @@ class Run:
         this: Any = self
         self.monitor = HangMonitor(
             this, this, FailureConfig(), ask_for_stacks=self.ask_for_stacks, ask_for_records=lambda: None,
-            addresses=dict, send=lambda host, message: None, on_hang=lambda hang: None, tell=lambda fact: None,
+            on_hang=lambda hang: None, tell=lambda fact: None,
         )  # fmt: skip
         self.monitor.begin(4)
         for rank in range(4):

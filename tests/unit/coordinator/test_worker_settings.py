@@ -12,7 +12,7 @@ import pytest
 
 from distrain.api.config import ScalingConfig
 from distrain.coordinator.connection.choice import transports_for
-from distrain.coordinator.connection.worker_settings import for_another_interpreter, interpreter_entries, settings_for
+from distrain.coordinator.connection.worker_settings import for_another_interpreter, settings_for
 from distrain.hosts.hostfile import HostSpec
 
 if TYPE_CHECKING:
@@ -96,6 +96,5 @@ def test_another_interpreters_libraries_come_where_those_of_this_one_are() -> No
     """A program that pip has installed has its directory first on the path. The user's PYTHONPATH comes next."""
     installed = ["/lib/site-packages", "/lib/site-packages/nested", "/lib/dist-packages", "/lib/python311.zip"]
     mine = ["", os.path.dirname(sys.executable), "/home/me/my-packages", "/home/me/.ipython", "/home/me/other.zip"]
-    assert interpreter_entries([*mine, *installed]) == installed
     assert for_another_interpreter([*mine, *installed, "/last"]) == [*mine, None, "/last"]
     assert for_another_interpreter(mine) == [*mine, None]

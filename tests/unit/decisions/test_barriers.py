@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distrain.decisions.barriers import WARN_AFTER_S, BarrierTracker, EndCall
-from distrain.decisions.events import ShowLine
+from distrain.decisions.barriers import BarrierTracker, EndCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,7 +115,7 @@ def test_a_rank_that_an_exception_took_out_is_named_and_all_meet_in_the_next_cal
     collectives = BarrierTracker(3)
     join(collectives, 0, 1, timeout_s=5.0)
     assert join(collectives, 0, 2, BROADCAST) == []
-    assert collectives.deadline() == WARN_AFTER_S
+    assert collectives.deadline() is None
     for rank in (1, 2):
         assert refusals(join(collectives, rank, 1)) == {rank: GAVE_UP}
     assert join(collectives, 1, 2, BROADCAST) == []
@@ -170,47 +169,16 @@ def test_all_that_have_finished_are_named() -> None:
 # -- ranks that are late ---------------------------------------------------------------------------------------------
 
 
-def test_the_notice_names_who_waits_and_who_is_missing() -> None:
-    collectives = BarrierTracker(5)
-    for rank, now in ((3, 10.0), (0, 20.0), (1, 30.0)):
-        join(collectives, rank, now=now)
-    assert collectives.deadline() == 10.0 + WARN_AFTER_S
-    assert collectives.tick(10.0 + WARN_AFTER_S * 0.99) == []
-    [late] = collectives.tick(10.0 + WARN_AFTER_S)
-    assert isinstance(late, ShowLine)
-    assert "ranks 0, 1, 3 have waited in barrier()" in late.text
-    assert "ranks 2, 4 have not called it. " in late.text
-
-
-def test_a_collective_is_late_once() -> None:
-    collectives = BarrierTracker(3)
-    join(collectives, 0)
-    assert len(collectives.tick(WARN_AFTER_S)) == 1
-    assert collectives.deadline() is None
-    assert collectives.tick(WARN_AFTER_S * 3) == []
-    join(collectives, 1, now=WARN_AFTER_S * 4)
-    assert (collectives.deadline(), collectives.tick(WARN_AFTER_S * 9)) == (None, [])
-
-
 def test_who_has_waited_for_its_timeout_hears_for_whom() -> None:
     collectives = BarrierTracker(4)
     join(collectives, 2, now=10.0, timeout_s=5.0)
     join(collectives, 0, now=12.0, timeout_s=5.0)
     assert collectives.deadline() == 15.0
     assert collectives.tick(14.9) == []
-    told = refusals([answer for answer in collectives.tick(15.0) if isinstance(answer, EndCall)])
+    told = refusals(collectives.tick(15.0))
     assert told == dict.fromkeys((0, 2), "ranks 1, 3 have not come to barrier() within 5 s")
     assert refusals(join(collectives, 1, now=16.0, timeout_s=5.0)) == {1: told[0]}, "the same for who comes later"
     assert collectives.deadline() is None
-
-
-def test_a_long_timeout_comes_after_the_notice() -> None:
-    collectives = BarrierTracker(2)
-    join(collectives, 0, timeout_s=WARN_AFTER_S * 2)
-    assert collectives.deadline() == WARN_AFTER_S
-    assert [type(told) for told in collectives.tick(WARN_AFTER_S)] == [ShowLine]
-    assert collectives.deadline() == WARN_AFTER_S * 2
-    assert [type(told) for told in collectives.tick(WARN_AFTER_S * 2)] == [EndCall]
 
 
 # -- any order -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from distrain.api.config import CheckpointConfig
 from distrain.decisions.checkpoint_assembly import (
-    FIRST_PATIENCE_S,
     PATIENCE_S,
     Action,
     CheckpointAssembly,
@@ -245,7 +244,7 @@ def test_ranks_1_and_3_only() -> None:
     assembly = assembly_of(4)
     bring(assembly, 1, 1, "shard-1")
     bring(assembly, 3, 1, "shard-3")
-    assert only(RequestFiles, assembly.tick(FIRST_PATIENCE_S)) == [
+    assert only(RequestFiles, assembly.tick(PATIENCE_S)) == [
         RequestFiles(1, 1, ("shard-1",)),
         RequestFiles(3, 1, ("shard-3",)),
     ]
@@ -355,7 +354,7 @@ def test_of_the_same_file_name_the_lowest_rank_is_kept_and_the_others_copy_nothi
 def test_rank_1_waits_for_rank_0_and_is_then_spared_the_copy() -> None:
     assembly = assembly_of(2)
     assert bring(assembly, 1, 1, "model") == []
-    assert bring(assembly, 0, 1, "model", now=FIRST_PATIENCE_S / 2) == [
+    assert bring(assembly, 0, 1, "model", now=PATIENCE_S / 2) == [
         RequestFiles(0, 1, ("model",)),
         RequestFiles(1, 1, ()),
     ]
@@ -364,34 +363,14 @@ def test_rank_1_waits_for_rank_0_and_is_then_spared_the_copy() -> None:
 def test_rank_1_waits_no_longer_than_its_patience() -> None:
     assembly = assembly_of(2)
     bring(assembly, 1, 1, "model")
-    assert assembly.tick(FIRST_PATIENCE_S * 0.99) == []
-    assert assembly.tick(FIRST_PATIENCE_S) == [RequestFiles(1, 1, ("model",))]
-
-
-def test_rank_1_waits_longer_for_what_rank_0_brought_last_time() -> None:
-    assembly = assembly_of(2)
-    for rank in (0, 1):
-        bring(assembly, rank, 1, "model")
-    deliver(assembly, 0, 1, "model")
-    deliver(assembly, 1, 1)
-    assert bring(assembly, 1, 2, "model", now=100) == []
-    assert assembly.tick(100 + PATIENCE_S * 0.99) == []
-    assert assembly.tick(100 + PATIENCE_S) == [RequestFiles(1, 2, ("model",))]
-
-
-def test_rank_1_does_not_wait_at_all_for_what_only_it_brought_last_time() -> None:
-    assembly = assembly_of(2)
-    for rank in (0, 1):
-        bring(assembly, rank, 1, f"shard-{rank}")
-        assembly.tick(FIRST_PATIENCE_S)
-        deliver(assembly, rank, 1, f"shard-{rank}", now=FIRST_PATIENCE_S)
-    assert bring(assembly, 1, 2, "shard-1", now=100) == [RequestFiles(1, 2, ("shard-1",))]
+    assert assembly.tick(PATIENCE_S * 0.99) == []
+    assert assembly.tick(PATIENCE_S) == [RequestFiles(1, 1, ("model",))]
 
 
 def test_when_patience_ran_out_the_lowest_rank_is_kept_all_the_same() -> None:
     assembly = assembly_of(2)
     bring(assembly, 1, 1, "model")
-    assert assembly.tick(FIRST_PATIENCE_S) == [RequestFiles(1, 1, ("model",))]
+    assert assembly.tick(PATIENCE_S) == [RequestFiles(1, 1, ("model",))]
     deliver(assembly, 1, 1, "model", now=2)
     assert bring(assembly, 0, 1, "model", now=3) == [RequestFiles(0, 1, ("model",))]
     assert owners(the_commit(deliver(assembly, 0, 1, "model", now=4))) == {"model": 0}
@@ -401,11 +380,11 @@ def test_no_two_ranks_store_a_file_of_the_same_name_at_the_same_time() -> None:
     """Else the bytes of the higher rank could be the last ones, with the lower rank's crc32 in the manifest."""
     assembly = assembly_of(4)
     bring(assembly, 3, 1, "model", "shard-3")
-    assert assembly.tick(FIRST_PATIENCE_S) == [RequestFiles(3, 1, ("model", "shard-3"))]
+    assert assembly.tick(PATIENCE_S) == [RequestFiles(3, 1, ("model", "shard-3"))]
     bring(assembly, 2, 1, "model", now=2)
     assert bring(assembly, 1, 1, "model", "shard-1", now=2) == [RequestFiles(2, 1, ())]
     deliver(assembly, 2, 1, now=2)
-    assert assembly.tick(2 + FIRST_PATIENCE_S) == []
+    assert assembly.tick(2 + PATIENCE_S) == []
     ordered = deliver(assembly, 3, 1, "model", "shard-3", now=4)
     assert ordered == [RequestFiles(1, 1, ("model", "shard-1"))]
     assert bring(assembly, 0, 1, "model", now=5) == []
@@ -416,7 +395,7 @@ def test_no_two_ranks_store_a_file_of_the_same_name_at_the_same_time() -> None:
 def test_a_rank_replaces_files_of_a_rank_that_could_not_store_them() -> None:
     assembly = assembly_of(2)
     bring(assembly, 1, 1, "model")
-    assembly.tick(FIRST_PATIENCE_S)
+    assembly.tick(PATIENCE_S)
     assert bring(assembly, 0, 1, "model", now=3) == []
     assert assembly.stored(1, 1, [], [], 4, failed="no") == [RequestFiles(0, 1, ("model",))]
 
@@ -757,7 +736,7 @@ def test_different_contents_give_one_notice() -> None:
 def test_different_contents_are_noticed_also_when_both_were_copied() -> None:
     assembly = assembly_of(2)
     bring(assembly, 1, 1, "model")
-    assembly.tick(FIRST_PATIENCE_S)
+    assembly.tick(PATIENCE_S)
     deliver(assembly, 1, 1, "model", crc=2, now=2)
     bring(assembly, 0, 1, "model", now=3)
     assert len(only(ShowLine, deliver(assembly, 0, 1, "model", crc=1, now=4))) == 1
@@ -801,7 +780,7 @@ def test_a_name_that_is_a_file_and_a_directory_is_refused_and_the_checkpoint_dro
 def test_the_first_deadline_is_the_end_of_patience() -> None:
     assembly = assembly_of(2)
     bring(assembly, 1, 1, "model", now=5)
-    assert assembly.deadline() == 5 + FIRST_PATIENCE_S
+    assert assembly.deadline() == 5 + PATIENCE_S
 
 
 def test_then_comes_the_deadline_of_missing_ranks() -> None:
@@ -822,9 +801,9 @@ def test_a_deadline_that_nobody_looked_at_is_not_forgotten() -> None:
     """However long the loop was busy with something else."""
     assembly = assembly_of(2)
     bring(assembly, 1, 1, "model", now=0)
-    assert assembly.deadline() == FIRST_PATIENCE_S
-    assert assembly.deadline() == FIRST_PATIENCE_S  # still, as no tick came
-    assert len(assembly.tick(FIRST_PATIENCE_S + 5)) == 1
+    assert assembly.deadline() == PATIENCE_S
+    assert assembly.deadline() == PATIENCE_S  # still, as no tick came
+    assert len(assembly.tick(PATIENCE_S + 5)) == 1
 
 
 # -- many ranks ------------------------------------------------------------------------------------------------------
@@ -938,7 +917,7 @@ class JoiningMachine(RuleBasedStateMachine):
             contents = [(path, 1, 1) for path in me.granted[ordinal]]
             self._obey(self.assembly.stored(rank, ordinal, contents, [], self.now))
 
-    @rule(seconds=st.sampled_from((0.1, FIRST_PATIENCE_S, PATIENCE_S)))
+    @rule(seconds=st.sampled_from((0.1, PATIENCE_S, PATIENCE_S)))
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self._obey(self.assembly.tick(self.now))

@@ -14,7 +14,8 @@ from distrain.errors import RankFailure
 def retries(
     *, entered: bool = True, checkpoint: str | None = None, is_script: bool = False, **config: Any
 ) -> RetryPolicy:
-    made = RetryPolicy(FailureConfig(**config), checkpoint, is_script=is_script)
+    made = RetryPolicy(FailureConfig(**config), is_script=is_script)
+    made.started_from = checkpoint
     made.ever_entered = entered
     return made
 

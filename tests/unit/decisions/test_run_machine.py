@@ -27,7 +27,6 @@ from distrain.decisions.run_machine import (
     AttemptEnded,
     AttemptStarts,
     CheckpointAvailable,
-    CheckpointReplaced,
     CheckpointsInProgress,
     ConnectHost,
     HangDetected,
@@ -430,7 +429,7 @@ def test_another_checkpoint_than_the_damaged_one_is_where_the_first_attempt_star
     failure_config = FailureConfig(max_failures=3)
     play = Play(failure_config=failure_config, checkpoint="/runs/run/checkpoint_000001")
     play.connect()
-    play.happens(CheckpointReplaced(path))
+    play.happens(CheckpointAvailable(path))
     [(_, start)] = told(play.reserve(), wire.Start)
     assert {spec["checkpoint"] for spec in start.ranks} == {path}
     play.enter()
@@ -1595,7 +1594,7 @@ def test_workers_start_when_the_checkpoint_is_verified_and_the_files_are_there(w
     if work == "verifying":
         assert said(play.tick()).startswith("verifying the checkpoint checkpoint_000002, from which the run continues")
     assert play.machine.deadline() is None  # the line is shown once, and nothing limits the wait
-    play.happens(CheckpointReplaced("/runs/run/checkpoint_000001"))
+    play.happens(CheckpointAvailable("/runs/run/checkpoint_000001"))
     [(_, start)] = told(waiting(play), wire.Start)
     assert start.ranks[0]["checkpoint"] == "/runs/run/checkpoint_000001"
 
