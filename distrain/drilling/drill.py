@@ -193,7 +193,7 @@ class Drill:
     def _killed(self, disturbance: str, order: ProbeOrder) -> None:
         trial = self._trial(order.act.replace(" ", "-"))
         trial.start(order)
-        self._judge(disturbance, trial)
+        self._judge(disturbance, trial, victim=order.rank)
 
     def _all_killed(self, order: ProbeOrder, only: Collection[str]) -> None:
         trial, fewer = self._trial("all"), len(self._straight.attempt.notes) - 1
@@ -232,8 +232,13 @@ class Drill:
 
     # -- verdicts -------------------------------------------------------------------------------------------------
 
-    def _judge(self, disturbance: str, trial: Trial, *, started: float | None = None, prefix: str = "") -> None:
-        """Wait until a trial has resumed and caught up, and compare. started: when it was started for the last time."""
+    def _judge(
+        self, disturbance: str, trial: Trial, *, victim: int = 0, started: float | None = None, prefix: str = ""
+    ) -> None:
+        """Wait until a trial has resumed and caught up, and compare.
+
+        victim: the rank that has died. started: when the run was started again, if it was not restarted by itself.
+        """
         has_caught_up = trial.watch(self._has_caught_up)
         trial.stop()
         journal, straight = trial.journal(), self._straight
@@ -251,7 +256,7 @@ class Drill:
             text = f"drifts from {unit} {found.drift.at}: {found.drift.what}"
         loss = f"loses {lost} {unit}{'s' * (lost > 1)}" if lost > 0 else ""
         words = "; ".join(filter(None, (text, *found.aside, loss)))
-        times = self._times(before, resumed, started)
+        times = self._times(before, resumed, victim, started)
         self._add(Verdict(disturbance, found.outcome, prefix + words, found.causes, lost, times))
 
     def _judge_fewer(self, workers: int, order: ProbeOrder) -> None:
@@ -290,17 +295,17 @@ class Drill:
                     return replace(found, outcome="drift", drift=drift, causes=[Cause("unknown", "")])
         return found
 
-    def _times(self, before: Attempt, resumed: Attempt, started: float | None) -> Times | None:
-        killed = [note["time"] for note in before.of("kill")]
+    def _times(self, before: Attempt, resumed: Attempt, victim: int, started: float | None) -> Times | None:
+        died = max((note["time"] for note in before.notes.get(victim, ())), default=None)
         begins = [note["time"] for note in resumed.of("begin")]
         trains = [note["time"] for note in (*resumed.of("step"), *resumed.of("report"))]
         known = before.ended if started is None else started
-        if not begins or not trains or known is None or (started is None and not killed):
+        if not begins or not trains or known is None or died is None:
             return None
         done = [note["time"] for note in self._straight.attempt.of("report", self._straight.attempt.rank)]
         last = min(before.done("report"), len(done))
         return Times(
-            detection_s=max(known - killed[0], 0.0) if started is None else 0.0,
+            detection_s=max(known - died, 0.0) if started is None else 0.0,
             restart_s=min(begins) - known,
             load_s=min(trains) - min(begins),
             repeat_s=done[last - 1] - done[resumed.first - 1] if 0 < resumed.first < last else 0.0,

@@ -1,4 +1,4 @@
-"""``distrain drill`` over hosts: one of them is lost, and what the ranks note comes back from hosts that share nothing."""
+"""``distrain drill`` over hosts, one of which is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def train(config):
     state = checkpoint.to_dict() if checkpoint else {}
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    torch.nn.init.ones_(model.weight)
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter)
     if state:
         model.load_state_dict(state["model"])
         if config.get("remembers"):
