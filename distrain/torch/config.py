@@ -10,14 +10,13 @@ import os
 import socket
 import sys
 import time
-import warnings
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.api.backend import BackendConfig
 from distrain.api.ray_names import without
-from distrain.system.arguments import check_choice, check_fields, check_seconds, check_type
+from distrain.system.arguments import check_fields, check_seconds, check_type
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ _PROBE_INTERVAL_S = 0.002
 _PROBE_TIMEOUT_S = 2.0
 
 
-@without()
+@without("init_method")
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig(BackendConfig):
     """Settings of ``torch.distributed``'s process group.
@@ -41,7 +40,6 @@ class TorchConfig(BackendConfig):
         GPU, which NCCL refuses. Combined ones such as ``"cpu:gloo,cuda:nccl"`` work, too. A backend of another package
         must be registered with ``torch.distributed.Backend`` in this process and, when train_func is imported, in the
         workers.
-    init_method: ``"env"``: rendezvous by MASTER_ADDR and MASTER_PORT, which distrain sets.
     timeout_s: seconds after which a collective gives up.
 
     >>> TorchConfig(backend="gloo", timeout_s=600).backend
@@ -53,17 +51,12 @@ class TorchConfig(BackendConfig):
     """Connecting to rank 0 needs the last one."""
 
     backend: str | None = None
-    init_method: str = "env"
     timeout_s: float = 1800
 
     def __post_init__(self) -> None:
         check_fields(self, check_type, "backend", kind=str, optional=True)
         if self.backend is not None:
             _check_backend(self.backend)
-        if self.init_method == "tcp":
-            warnings.warn('distrain uses init_method="env" instead of "tcp"', UserWarning, stacklevel=4)
-            object.__setattr__(self, "init_method", "env")
-        check_fields(self, check_choice, "init_method", choices=("env",))
         check_fields(self, check_seconds, "timeout_s", above_zero=True)
 
     def for_debugging(self) -> TorchConfig:
