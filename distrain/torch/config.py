@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchConfig"]
 
-_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
 _group_numbers = itertools.count()
 _DEBUGGING_TIMEOUT_S = 24 * 3600.0
 _PROBE_INTERVAL_S = 0.002
@@ -38,8 +37,7 @@ class TorchConfig(BackendConfig):
 
     backend: process group backend. By default nccl for workers with a GPU each, else gloo, also where workers share a
         GPU, which NCCL refuses. Combined ones such as ``"cpu:gloo,cuda:nccl"`` work, too. A backend of another package
-        must be registered with ``torch.distributed.Backend`` in this process and, when train_func is imported, in the
-        workers.
+        must be registered with ``torch.distributed.Backend`` when train_func is imported.
     timeout_s: seconds after which a collective gives up.
 
     >>> TorchConfig(backend="gloo", timeout_s=600).backend
@@ -55,8 +53,6 @@ class TorchConfig(BackendConfig):
 
     def __post_init__(self) -> None:
         check_fields(self, check_type, "backend", kind=str, optional=True)
-        if self.backend is not None:
-            _check_backend(self.backend)
         check_fields(self, check_seconds, "timeout_s", above_zero=True)
 
     def for_debugging(self) -> TorchConfig:
@@ -137,19 +133,6 @@ class TorchConfig(BackendConfig):
         store: object = distributed.distributed_c10d._get_default_store()
         distributed.destroy_process_group()
         return store
-
-
-def _check_backend(backend: str) -> None:
-    """Raise ValueError for a name that neither PyTorch has nor anybody has registered in this process."""
-    registry = getattr(sys.modules.get("torch.distributed"), "Backend", None)
-    known = {*_BACKENDS, *getattr(registry, "backend_list", ())}
-    for name in (part.rpartition(":")[2].strip().lower() for part in backend.split(",")):
-        if name not in known:
-            raise ValueError(
-                f"TorchConfig.backend={backend!r}: PyTorch has no backend {name!r}, it has {', '.join(_BACKENDS)}; "
-                "TPUs are not supported. For a backend of another package, import it before you make the "
-                "TorchConfig, and in the file of train_func"
-            )
 
 
 def _check_interface() -> None:
