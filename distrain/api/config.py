@@ -153,9 +153,7 @@ class ScalingConfig:
         if name not in RESOURCES and amount == 0:
             return
         if name not in RESOURCES:
-            raise ValueError(
-                f"{label}: unknown resource; known are {', '.join(RESOURCES)}; accelerator_type= names a GPU"
-            )
+            raise ValueError(f"{label}: unknown resource; known are {', '.join(RESOURCES)}, and accelerator_type=")
         if isinstance(amount, bool) or not isinstance(amount, (int, float)):
             raise TypeError(f"{label} must be a number, got {amount!r} ({type(amount).__name__})")
         if not (math.isfinite(amount) and amount >= 0):
