@@ -8,7 +8,6 @@ import time
 
 from distrain.storage.names import LOCK
 
-
 _POLL_S = 0.025
 
 
