@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 _PACKET_BYTES = 64 << 10
 _MOST_FDS = 8
 _CUDA_DRIVER = "libcuda.so.1"
-_CUDA_DEVICE = "/dev/nvidia-uvm"
 _CUDA_NOT_INITIALISED = 3
 _FOR_IMPORTS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Variables without which imports make forks unsafe. The first one makes torch.cuda.is_available() use NVML; by default
@@ -300,22 +299,8 @@ def _why_not_fork(culprits: Sequence[str]) -> str | None:
 
 
 def _cuda_is_initialised() -> bool:
-    """Tell if CUDA was initialised: ask its driver, if it is loaded, and look for its open device for unified memory.
-
-    NVML opens other devices. Forks survive that.
-    """
+    """Tell if CUDA was initialised, by its driver, if that is loaded. Forks survive that NVML was."""
     with contextlib.suppress(OSError):  # the driver is not loaded
         driver = ctypes.CDLL(_CUDA_DRIVER, mode=os.RTLD_NOLOAD)
-        if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_NOT_INITIALISED:
-            return True
-    return any(target.startswith(_CUDA_DEVICE) for target in _open_files())
-
-
-def _open_files() -> list[str]:
-    """Return what the open descriptors of this process refer to."""
-    targets = []
-    with contextlib.suppress(OSError):  # no /proc
-        for fd in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                targets.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return targets
+        return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_NOT_INITIALISED)
+    return False

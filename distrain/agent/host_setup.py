@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import threading
 from dataclasses import replace
@@ -114,12 +113,9 @@ class HostSetup:
         """
 
         def delete() -> None:
-            from distrain.storage.checkpoint import locked_for_deletion
+            from distrain.storage.checkpoint import delete_unread
 
-            for folder in folders:
-                with locked_for_deletion(Path(folder)) as is_unread:
-                    if is_unread:
-                        shutil.rmtree(folder, ignore_errors=True)
+            delete_unread(map(Path, folders))
 
         self._thread.do(delete)
 

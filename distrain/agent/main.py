@@ -277,8 +277,6 @@ class Agent:
             self._cpus = None
             self._fail(str(error))
             return
-        if self._cpus.notice:
-            self._notify(self._cpus.notice)
         if self._job_fd < 0:
             self._job_fd = os.memfd_create("distrain-job")  # all workers can read it
         _overwrite(self._job_fd, message.body)

@@ -27,7 +27,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
+from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, delete_unread
 from distrain.storage.commit import MemoryRound
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.files import write_atomically
@@ -132,7 +132,7 @@ class MemoryKeeper:
         unused += [
             folder for folder in self._root.glob("gathered/*") if folder.name.rpartition("-")[0] not in order.keep
         ]
-        self._cleaner.do(partial(_delete, unused))
+        self._cleaner.do(partial(delete_unread, unused))
 
     def _free(self, last: tuple[int, int]) -> None:
         """Free the parts up to an attempt and ordinal that belong to no checkpoint that is kept."""
@@ -146,7 +146,7 @@ class MemoryKeeper:
                         part.rename(home / f"free-{next(self._numbers)}")
                 for part in list(home.glob("free-*"))[most:]:
                     deleted = part.rename(self._root / f"deleted-{next(self._numbers)}")
-                    self._cleaner.do(partial(_delete, [deleted]))
+                    self._cleaner.do(partial(delete_unread, [deleted]))
                 if not most:
                     home.rmdir()  # fails if it has a part that is kept
 
@@ -357,10 +357,3 @@ def _unlink_shared_files(folder: Path) -> None:
             path = os.path.join(parent, name)
             if os.lstat(path).st_nlink > 1:
                 os.unlink(path)
-
-
-def _delete(folders: list[Path]) -> None:
-    for folder in folders:
-        with locked_for_deletion(folder) as is_unread:
-            if is_unread:
-                shutil.rmtree(folder, ignore_errors=True)

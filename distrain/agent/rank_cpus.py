@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 class RankCpus:
     """The CPUs of each local rank, and the threads of each.
 
-    bound: empty if every rank may use all CPUs of the host. threads: value of OMP_NUM_THREADS, at least 1. notice: what
-    the user should know; may be empty.
+    bound: empty if every rank may use all CPUs of the host. threads: value of OMP_NUM_THREADS, at least 1.
     """
 
     bound: Sequence[frozenset[int]]
     threads: int
-    notice: str = ""
 
     def of(self, local_rank: int) -> list[int] | None:
         """Return the CPUs of a rank in order; None if it is not bound."""
@@ -51,25 +49,20 @@ def rank_cpus(numa_binding: str, workers: int, gpus_per_worker: float, gpus: Seq
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError("numa_binding needs Linux: this system cannot bind processes to CPUs")
     cpus = read_cpus()
-    gpu_nodes, notice = _gpu_nodes(gpus, cpus)
-    nodes = nodes_near_gpus(gpu_nodes, gpus_per_worker or 1, workers)
+    nodes = nodes_near_gpus(_gpu_nodes(gpus, cpus), gpus_per_worker or 1, workers)
     if len(nodes) < workers:
         nodes = nodes_of_cpus(cpus, workers)
     bound = bind(numa_binding, cpus, nodes)
     threads = min(equal_share, threads_each(bound))  # the cgroup may allow less time than the CPUs have
-    return RankCpus(bound, threads, notice)
+    return RankCpus(bound, threads)
 
 
-def _gpu_nodes(gpus: Sequence[Gpu], cpus: Sequence[Cpu]) -> tuple[list[int], str]:
-    """Return the NUMA node of each GPU, and a notice. Return none if a node is not known.
+def _gpu_nodes(gpus: Sequence[Gpu], cpus: Sequence[Cpu]) -> list[int]:
+    """Return the NUMA node of each GPU. Return none if a node is not known.
 
     If all CPUs are on one node, there is no nearer one.
     """
     if len(nodes := {cpu.node for cpu in cpus}) == 1:
-        return [*nodes] * len(gpus), ""
+        return [*nodes] * len(gpus)
     found = [numa_node_of(gpu.pci) for gpu in gpus]
-    if None not in found:
-        return [node for node in found if node is not None], ""
-    unknown = gpus[found.index(None)]
-    what = f"Linux does not tell the NUMA node of {unknown.name} at {unknown.pci or 'an unknown address'}"
-    return [], f"numa_binding: {what}, so workers are bound to CPUs in the order of their ranks, not near their GPUs"
+    return [] if None in found else [node for node in found if node is not None]

@@ -47,8 +47,6 @@ HostChecks = Literal["launch", "deep"]
 NumaBinding = Literal["node", "socket"]
 ProgressDisplay = Literal["auto", "live", "plain", "off"]
 RESOURCES = ("CPU", "GPU", "memory")
-_ACCELERATOR = "accelerator_type:"
-"""Prefix of Ray's resource for a GPU product, such as ``accelerator_type:T4``."""
 _INTERFACES = re.compile(r"[^\s/,]{1,15}(,[^\s/,]{1,15})*")
 """Names of network interfaces as Linux allows them."""
 _SHORTEST_LEASE_S = 1.0
@@ -146,26 +144,8 @@ class ScalingConfig:
 
     def _check_resources(self) -> None:
         check_fields(self, check_type, "resources_per_worker", kind=dict, optional=True)
-        self._use_accelerator_resource()
         for name, amount in (self.resources_per_worker or {}).items():
             self._check_resource(name, amount)
-
-    def _use_accelerator_resource(self) -> None:
-        """Turn Ray's ``{"accelerator_type:T4": 0.001}`` into ``accelerator_type="T4"``."""
-        resources = self.resources_per_worker or {}
-        named = [name for name in resources if str(name).startswith(_ACCELERATOR)]
-        if not named:
-            return
-        rest = {name: amount for name, amount in resources.items() if name not in named}
-        object.__setattr__(self, "resources_per_worker", rest)
-        wanted = sorted({name.removeprefix(_ACCELERATOR) for name in named if resources[name]})
-        if not self.use_gpu:
-            _warn(f"ScalingConfig.resources_per_worker[{named[0]!r}] has no effect because use_gpu is False", deeper=2)
-        elif len({*wanted, self.accelerator_type} - {None}) > 1:
-            given = f"accelerator_type={self.accelerator_type!r} and " if self.accelerator_type else ""
-            raise ValueError(f"ScalingConfig: {given}resources_per_worker names {', '.join(wanted)}; name one of them")
-        elif wanted:
-            object.__setattr__(self, "accelerator_type", wanted[0])
 
     @staticmethod
     def _check_resource(name: object, amount: object) -> None:
@@ -173,7 +153,7 @@ class ScalingConfig:
         if name not in RESOURCES and amount == 0:
             return
         if name not in RESOURCES:
-            raise ValueError(f"{label}: unknown resource; known are {', '.join(RESOURCES)}")
+            raise ValueError(f"{label}: unknown resource; known are {', '.join(RESOURCES)}, and accelerator_type=")
         if isinstance(amount, bool) or not isinstance(amount, (int, float)):
             raise TypeError(f"{label} must be a number, got {amount!r} ({type(amount).__name__})")
         if not (math.isfinite(amount) and amount >= 0):
@@ -644,10 +624,11 @@ class RunConfig:
         check_fields(self, check_type, "worker_runtime_env", kind=dict, optional=True)
         runtime_env = self.worker_runtime_env or {}
         if others := sorted(str(name) for name in runtime_env if name != "env_vars" and runtime_env[name]):
-            _warn(
+            warnings.warn(
                 f"RunConfig.worker_runtime_env: no effect for {', '.join(others)}: workers use the interpreter, the "
                 "packages, the directory and the files of this process, or of their host",
-                deeper=1,
+                UserWarning,
+                stacklevel=5,  # the user's line that makes the config
             )
         check_type("RunConfig.worker_runtime_env['env_vars']", self.env_vars, dict)
         for name, value in self.env_vars.items():
@@ -689,14 +670,6 @@ def _is_variable(name: object, value: object) -> bool:
     if not isinstance(name, str) or not isinstance(value, str):
         return False
     return bool(name) and "=" not in name and "\0" not in name + value
-
-
-def _warn(text: str, *, deeper: int = 0) -> None:
-    """Warn at the user's line that makes the config.
-
-    deeper: number of calls between this function and ``__post_init__``.
-    """
-    warnings.warn(text, UserWarning, stacklevel=5 + deeper)
 
 
 # -- callbacks -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import os
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,10 +63,6 @@ class StorageContext:
     def build_checkpoint_path_from_name(self, checkpoint_dir_name: str) -> str:
         """Return the path of a checkpoint of the run."""
         return f"{self.experiment_fs_path}/{checkpoint_dir_name}"
-
-    def make_default_checkpoint_dir_name(self) -> str:
-        """Return a name that no checkpoint of the run has. distrain itself numbers them (``checkpoint_000000``)."""
-        return time.strftime(f"checkpoint_%Y-%m-%d_%H-%M-%S.{time.time_ns() // 1000 % 1_000_000:06d}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,7 @@ IGNORED = {
     "enable_shard_locality": "each worker reads its own rows",
     "execution_options": "workers read the data themselves; see prefetch_batches of iter_batches()",
     "fail_fast": "use max_failures=0",
+    "init_method": "the rendezvous is by MASTER_ADDR and MASTER_PORT, which distrain sets",
     "log_to_file": "output is always kept, in logs/ of the run directory",
     "max_preemption_failures": "a run that was stopped continues when it is started again under its name",
     "placement_strategy": "hosts are filled in order, up to their slots",
@@ -117,6 +118,7 @@ _DEFAULTS = {
     "controller_failure_limit": -1,
     "elastic_resize_monitor_interval_s": 60.0,
     "enable_shard_locality": True,
+    "init_method": "env",
     "max_preemption_failures": -1,
     "placement_strategy": "PACK",
 }

@@ -183,10 +183,7 @@ def _words(line: str) -> Iterator[str]:
     while position < len(line):
         found = _WORD.match(line, position)
         if found is None:
-            rest = line[position:].strip()
-            if rest.endswith("\\") and not {"'", '"'} & set(rest):
-                raise ValueError(f"{rest}: nothing follows the backslash; write each host in one line")
-            raise ValueError(f"a quote is not closed: {rest}")
+            raise ValueError(f"a quote or a backslash is not closed: {line[position:].strip()}")
         if found["comment"]:
             return
         if found["word"]:
@@ -221,8 +218,7 @@ def _parse_host(word: str) -> tuple[HostSpec, str | None]:
     """Split ``[user@]host[:number]`` into the host and the number. Raises ValueError."""
     found = _HOST.fullmatch(word)
     if found is None:
-        text = f"{word!r} is not a host: must be host, user@host, host:number or [IPv6 address]"
-        raise ValueError(text + _hint(word))
+        raise ValueError(f"{word!r} is not a host: must be host, user@host, host:number or [IPv6 address]")
     address = found["name"]
     if address is None:
         try:
@@ -230,16 +226,6 @@ def _parse_host(word: str) -> tuple[HostSpec, str | None]:
         except ValueError:
             raise ValueError(f"[{found['v6']}] is not an IPv6 address") from None
     return HostSpec(name=_bracketed(address), address=address, user=found["user"]), found["number"]
-
-
-def _hint(word: str) -> str:
-    """Return a guess at what the user meant by a word that is not a host."""
-    if re.search("[,;]", word):
-        return f"; several hosts are several lines of a hostfile, or hosts={re.sub('[,;]+', ',', word)}"
-    try:
-        return f"; an IPv6 address needs brackets: [{ipaddress.IPv6Address(word)}]"
-    except ValueError:
-        return ""
 
 
 def _bracketed(address: str) -> str:

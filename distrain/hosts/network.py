@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import os
 import socket
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +17,6 @@ if TYPE_CHECKING:
 _ANY_PORT = 9
 _ANYWHERE = "192.0.2.1"
 """An address that no host has (RFC 5737). Packets to it would take the default route."""
-_SIOCGIFFLAGS, _SIOCGIFADDR, _IFREQ_BYTES = 0x8913, 0x8915, 40
-"""Linux: requests for the state and the address of an interface, and the size of their struct ifreq (netdevice(7))."""
-_UP, _LOOPBACK, _RUNNING = 0x1, 0x8, 0x40
-_PASSING = 0x69
-"""Flags of addresses that are temporary, in conflict, deprecated, or not ready (linux/if_addr.h)."""
-_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
-"""Lines of address, index, prefix length, scope, flags and interface, all but the last in hexadecimal digits."""
 
 
 def network_id() -> str:
@@ -63,29 +54,17 @@ def is_loopback(address: str) -> bool:
 
 def interfaces() -> dict[str, str]:
     """Return the address of each interface that is up, but not of loopback: IPv4, or else IPv6 of global scope."""
-    found, running = {}, []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = name.encode().ljust(_IFREQ_BYTES, b"\0")
-            with contextlib.suppress(OSError):
-                flags = int.from_bytes(fcntl.ioctl(probe, _SIOCGIFFLAGS, request)[16:18], sys.byteorder)
-                if flags & _LOOPBACK or (~flags & (_UP | _RUNNING)):
-                    continue
-                running.append(name)
-                found[name] = socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
-    for name, address in _ipv6_addresses():
-        if name in running:
-            found.setdefault(name, address)
+    import psutil
+
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):  # a sandbox does not tell
+        running = {name for name, state in psutil.net_if_stats().items() if state.isup}
+        for name, entries in psutil.net_if_addrs().items():
+            for entry in entries if name in running else ():
+                is_global = entry.family in (socket.AF_INET, socket.AF_INET6) and "%" not in entry.address
+                if is_global and not is_loopback(entry.address):
+                    found.setdefault(name, entry.address)
     return found
-
-
-def _ipv6_addresses() -> Iterator[tuple[str, str]]:
-    """Yield interfaces and their addresses of global scope that are there to stay."""
-    with contextlib.suppress(OSError):
-        for line in _IPV6_ADDRESSES.read_text().splitlines():
-            digits, _, _, scope, flags, name = line.split()
-            if scope == "00" and not int(flags, 16) & _PASSING:
-                yield name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
 
 
 def address_toward(peer: str) -> str:

@@ -12,7 +12,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -493,6 +493,14 @@ def locked_for_deletion(folder: Path) -> Iterator[bool]:
     """
     with contextlib.ExitStack() as stack:
         yield all(_lock_alone(path, stack) for path in _paths_to_lock(folder))
+
+
+def delete_unread(folders: Iterable[Path]) -> None:
+    """Delete local checkpoints, but not those that a process reads."""
+    for folder in folders:
+        with locked_for_deletion(folder) as is_unread:
+            if is_unread:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lock_alone(path: Path, stack: contextlib.ExitStack) -> bool:

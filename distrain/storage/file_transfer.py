@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
-import time
 import zlib
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
 Files = list[tuple[str, int, int]]
 """Relative path, size in bytes and crc32 of each file."""
-_NEW_NS = 1_000_000_000
-"""Nanoseconds since the last change for which a file may be changed again without a new modification time."""
 _READ_BYTES = 1 << 20
 _PART_BYTES = 16 << 20
 """Size of the parts of a large file that are copied and hashed at the same time."""
@@ -195,8 +191,9 @@ class LocalFiles:
                 is_empty = False
                 if entry.is_dir(follow_symlinks=False):
                     self._note_folder(entry.path)
-                elif (status := _dated(entry)) is not None:
-                    self._files[entry.path] = _state(status)
+                else:
+                    with contextlib.suppress(FileNotFoundError):  # another rank deletes files of an earlier checkpoint
+                        self._files[entry.path] = _state(entry.stat(follow_symlinks=False))
         self._folders[folder] = is_empty
 
     def overlaps(self, folder: Path) -> bool:
@@ -221,25 +218,6 @@ class LocalFiles:
                 if path in emptied:
                     os.rmdir(path)
                     emptied.add(os.path.dirname(path))
-
-
-def _dated(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Return the status of a file whose modification time differs from that of any later change.
-
-    Returns None if the file is gone: another rank deletes files of an earlier checkpoint.
-
-    File systems take the time from a clock that ticks every few milliseconds. A new file is set back by 1 ns, so that a
-    change within the same tick is noticed.
-    """
-    try:
-        status = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    if stat.S_ISREG(status.st_mode) and time.time_ns() - status.st_mtime_ns < _NEW_NS:
-        with contextlib.suppress(OSError):  # the file belongs to another user
-            os.utime(entry.path, ns=(status.st_atime_ns, status.st_mtime_ns - 1), follow_symlinks=False)
-            status = os.lstat(entry.path)
-    return status
 
 
 def _state(status: os.stat_result) -> tuple[int, int, int]:

@@ -9,7 +9,6 @@ an agent, or the next coordinator of the run.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -22,7 +21,7 @@ from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE
 from distrain.storage.file_transfer import store_files
 from distrain.storage.files import sync_directories, sync_directory, write_and_sync
-from distrain.storage.lock_probe import is_locked
+from distrain.storage.lock_probe import is_locked, lock_alone
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import committed_at, complete_manifest
 from distrain.system.log import warn
@@ -81,7 +80,7 @@ def store_alone(
                 _describe(kept, hidden, staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        _lock_alone(lock, deadline)
+        lock_alone(lock, deadline)
         if not hidden.exists():
             return (run / kept.name).exists()
         if is_locked(run) and (hidden / MANIFEST_FILE).exists():
@@ -95,12 +94,12 @@ def take_over(run: Path) -> None:
     for hidden in run.glob(f"{_PREFIX}*"):
         with _lock_of(hidden) as lock:
             try:
-                _lock_alone(lock, 0.0)
-            except TimeoutError:
+                lock_alone(lock, 0.0)
+            except BlockingIOError:
                 name = hidden.name.removeprefix(_PREFIX)
                 warn(f"waiting up to {_PATIENCE_S:g} s for the hosts that still store {name} from their memory")
-                with contextlib.suppress(TimeoutError):
-                    _lock_alone(lock, deadline)
+                with contextlib.suppress(BlockingIOError):
+                    lock_alone(lock, deadline)
             if hidden.exists():
                 _publish_or_delete(hidden)
 
@@ -119,21 +118,6 @@ def _lock_of(hidden: Path) -> Iterator[int]:
                 return
         finally:
             os.close(lock)
-
-
-def _lock_alone(lock: int, deadline: float) -> None:
-    """Wait until nobody else has the lock. Raise TimeoutError."""
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
-            time.sleep(_POLL_S)
-        except OSError:
-            return
-        else:
-            return
 
 
 def _publish_or_delete(hidden: Path) -> bool:

@@ -110,8 +110,6 @@ class RunPaths:
             return f"must not be {name!r}, as the run directory has something else of that name"
         if not name or "/" in name or not name.isprintable() or name.startswith((".", DAMAGED)):
             return f"must be a plain name of a directory, got {name!a}"
-        if (why_not := encoding_problem(name)) is not None:
-            return why_not
         size = len(os.fsencode(name))
         return f"must not be longer than {_LONGEST_NAME} bytes, got {size}" if size > _LONGEST_NAME else None
 
@@ -247,22 +245,11 @@ def choose_run(
         root = storage / given_name
     except OSError as error:
         raise StorageError(f"cannot use the storage: {error}") from error
-    if not isinstance(root, RemotePath) and (why_not := encoding_problem(str(root))) is not None:
-        raise StorageError(f"cannot use the storage: the path {why_not}")
     number = 1
     while name is not None and read_manifest(root).get("status") == "finished":
         number += 1
         root = storage / f"{name}-{number}"
     return root
-
-
-def encoding_problem(name: str) -> str | None:
-    """Return why there can be no file of this name because the locale lacks a character of it, or None."""
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError as error:
-        return f"must use characters of your locale's encoding ({error.encoding}), got {name!a}: set PYTHONUTF8=1"
-    return None
 
 
 def read_manifest(root: Path | RemotePath) -> dict[str, Any]:

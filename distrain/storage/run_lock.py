@@ -9,7 +9,6 @@ looks: clocks are not compared.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
-from distrain.storage.lock_probe import is_locked
+from distrain.storage.lock_probe import is_locked, lock_alone
 from distrain.storage.ownership import open_without_links
 from distrain.system import process
 from distrain.system.log import warn
@@ -62,7 +61,7 @@ class LocalLock:
         self.fd = open_without_links(path, os.O_RDWR | os.O_CREAT)
         _locks.add(self)
         try:
-            if _flock(self.fd):
+            if lock_alone(self.fd, time.monotonic() + _READER_S):
                 os.ftruncate(self.fd, 0)
                 os.write(self.fd, f"{os.getpid()}\n".encode())
         except BlockingIOError:
@@ -81,22 +80,6 @@ class LocalLock:
         if self in _locks:
             _locks.remove(self)
             os.close(self.fd)
-
-
-def _flock(fd: int) -> bool:
-    """Lock the file. Return False on a file system without locks, raise BlockingIOError if another run has the lock."""
-    deadline = time.monotonic() + _READER_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_READER_S / 20)
-        except OSError:
-            return False
-        else:
-            return True
 
 
 def _release_all() -> None:

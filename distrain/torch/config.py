@@ -10,14 +10,13 @@ import os
 import socket
 import sys
 import time
-import warnings
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.api.backend import BackendConfig
 from distrain.api.ray_names import without
-from distrain.system.arguments import check_choice, check_fields, check_seconds, check_type
+from distrain.system.arguments import check_fields, check_seconds, check_type
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
@@ -25,23 +24,20 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchConfig"]
 
-_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
 _group_numbers = itertools.count()
 _DEBUGGING_TIMEOUT_S = 24 * 3600.0
 _PROBE_INTERVAL_S = 0.002
 _PROBE_TIMEOUT_S = 2.0
 
 
-@without()
+@without("init_method")
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig(BackendConfig):
     """Settings of ``torch.distributed``'s process group.
 
     backend: process group backend. By default nccl for workers with a GPU each, else gloo, also where workers share a
         GPU, which NCCL refuses. Combined ones such as ``"cpu:gloo,cuda:nccl"`` work, too. A backend of another package
-        must be registered with ``torch.distributed.Backend`` in this process and, when train_func is imported, in the
-        workers.
-    init_method: ``"env"``: rendezvous by MASTER_ADDR and MASTER_PORT, which distrain sets.
+        must be registered with ``torch.distributed.Backend`` when train_func is imported.
     timeout_s: seconds after which a collective gives up.
 
     >>> TorchConfig(backend="gloo", timeout_s=600).backend
@@ -53,17 +49,10 @@ class TorchConfig(BackendConfig):
     """Connecting to rank 0 needs the last one."""
 
     backend: str | None = None
-    init_method: str = "env"
     timeout_s: float = 1800
 
     def __post_init__(self) -> None:
         check_fields(self, check_type, "backend", kind=str, optional=True)
-        if self.backend is not None:
-            _check_backend(self.backend)
-        if self.init_method == "tcp":
-            warnings.warn('distrain uses init_method="env" instead of "tcp"', UserWarning, stacklevel=4)
-            object.__setattr__(self, "init_method", "env")
-        check_fields(self, check_choice, "init_method", choices=("env",))
         check_fields(self, check_seconds, "timeout_s", above_zero=True)
 
     def for_debugging(self) -> TorchConfig:
@@ -144,19 +133,6 @@ class TorchConfig(BackendConfig):
         store: object = distributed.distributed_c10d._get_default_store()
         distributed.destroy_process_group()
         return store
-
-
-def _check_backend(backend: str) -> None:
-    """Raise ValueError for a name that neither PyTorch has nor anybody has registered in this process."""
-    registry = getattr(sys.modules.get("torch.distributed"), "Backend", None)
-    known = {*_BACKENDS, *getattr(registry, "backend_list", ())}
-    for name in (part.rpartition(":")[2].strip().lower() for part in backend.split(",")):
-        if name not in known:
-            raise ValueError(
-                f"TorchConfig.backend={backend!r}: PyTorch has no backend {name!r}, it has {', '.join(_BACKENDS)}; "
-                "TPUs are not supported. For a backend of another package, import it before you make the "
-                "TorchConfig, and in the file of train_func"
-            )
 
 
 def _check_interface() -> None:

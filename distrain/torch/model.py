@@ -50,8 +50,8 @@ def prepare_model(
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state_dict = get_model_state_dict(model, options=options)  # empty on all ranks but 0
 
-    Raises ValueError for an unknown strategy, TypeError for anything but a module and for options of FSDP1,
-    RuntimeError outside of a worker, and for ``"fsdp"`` on the CPU with an older torch.
+    Raises ValueError for an unknown strategy, TypeError for anything but a module and for unknown options, RuntimeError
+    outside of a worker, and for ``"fsdp"`` on the CPU with an older torch.
     """
     context = session_of("torch.prepare_model").context
     if not isinstance(model, nn.Module):
@@ -59,8 +59,6 @@ def prepare_model(
     if parallel_strategy not in ("ddp", "fsdp", None):
         raise ValueError(f'prepare_model: parallel_strategy must be "ddp", "fsdp" or None, got {parallel_strategy!r}')
     kwargs = dict(parallel_strategy_kwargs or {})
-    if parallel_strategy == "fsdp":
-        _check_fsdp_options(kwargs)
     device = get_device() if isinstance(move_to_device, bool) else torch.device(move_to_device)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -89,24 +87,8 @@ def _data_parallel(model: nn.Module, kwargs: dict[str, Any]) -> nn.Module:
 
 # -- FSDP2 -------------------------------------------------------------------------------------------------------------
 
-_FSDP1_OPTIONS = frozenset(
-    {
-        "auto_wrap_policy", "backward_prefetch", "cpu_offload", "device_id", "device_mesh", "forward_prefetch",
-        "ignored_modules", "ignored_states", "limit_all_gathers", "mixed_precision", "param_init_fn", "process_group",
-        "sharding_strategy", "sync_module_states", "use_orig_params",
-    }
-)  # fmt: skip
 _BROADCAST_BYTES = 250 * 2**20
 """Most bytes to broadcast at a time, as in DDP."""
-
-
-def _check_fsdp_options(kwargs: Mapping[str, Any]) -> None:
-    if former := sorted(_FSDP1_OPTIONS & kwargs.keys()):
-        raise TypeError(
-            f"prepare_model: {', '.join(former)} belong to FSDP1 (FullyShardedDataParallel), but distrain uses FSDP2: "
-            "give the options of torch.distributed.fsdp.fully_shard(), which are mesh, reshard_after_forward, "
-            "mp_policy, offload_policy and ignored_params"
-        )
 
 
 def _fully_sharded(model: nn.Module, device: torch.device, kwargs: dict[str, Any]) -> nn.Module:

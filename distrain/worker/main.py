@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import io
 import json
+import mmap
 import os
 import random
 import signal
@@ -212,21 +213,13 @@ def _reseed() -> None:
 
 
 def _load(job_fd: int) -> job.Work:
-    work = job.loads(_read_all(job_fd))
+    with mmap.mmap(job_fd, 0, access=mmap.ACCESS_READ) as blob:  # other workers read it, too
+        work = job.loads(bytes(blob))
     if isinstance(work, job.FunctionWork):
         main_module.publish(work.function)
     elif isinstance(work, job.ScriptWork):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return work
-
-
-def _read_all(fd: int) -> bytes:
-    size = os.fstat(fd).st_size
-    parts, offset = [], 0
-    while offset < size:
-        parts.append(os.pread(fd, size - offset, offset))
-        offset += len(parts[-1])
-    return b"".join(parts)
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------

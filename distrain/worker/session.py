@@ -244,14 +244,9 @@ class Session:
             if self._reports == before:
                 self._reports, self._checkpoints = before + 1, self._checkpoints + has_checkpoint
                 with contextlib.suppress(Exception):  # of __str__, of a signal handler, or the coordinator is gone
-                    self._channel.send(
-                        wire.Reported(
-                            attempt=self.context.attempt,
-                            rank=self.context.world_rank,
-                            index=self._reports,
-                            ordinal=self._checkpoints if has_checkpoint else None,
-                            failed=f"{type(error).__name__}: {error}",
-                        )
+                    ordinal = self._checkpoints if has_checkpoint else None
+                    self._send(
+                        wire.Reported, index=self._reports, ordinal=ordinal, failed=f"{type(error).__name__}: {error}"
                     )
             raise
 
@@ -402,9 +397,7 @@ class Session:
             self._memory.drop()
 
     def _send_written(self, ordinal: int, failed: str | None) -> None:
-        self._channel.send(
-            wire.PartWritten(attempt=self.context.attempt, rank=self.context.world_rank, ordinal=ordinal, failed=failed)
-        )
+        self._send(wire.PartWritten, ordinal=ordinal, failed=failed)
 
     def _await_uploads(self, most: int) -> None:
         """Wait until at most so many checkpoints are not stored yet."""
@@ -529,16 +522,7 @@ class Session:
         return copied, hash_files(folder, [path for path in files if path not in ordered])
 
     def _send_copied(self, ordinal: int, copied: Files, skipped: Files, failed: str | None = None) -> None:
-        self._channel.send(
-            wire.FilesCopied(
-                attempt=self.context.attempt,
-                rank=self.context.world_rank,
-                ordinal=ordinal,
-                files=copied,
-                skipped=skipped,
-                failed=failed,
-            )
-        )
+        self._send(wire.FilesCopied, ordinal=ordinal, files=copied, skipped=skipped, failed=failed)
 
     # -- deleting local files -------------------------------------------------------------------------------------
 
@@ -615,16 +599,8 @@ class Session:
 
     def _request_list(self, *, validated: bool = False, at_once: bool = False, synced: bool = False) -> None:
         self._list_requests += 1
-        self._channel.send(
-            wire.AskCheckpointList(
-                attempt=self.context.attempt,
-                rank=self.context.world_rank,
-                index=self._list_requests,
-                validated=validated,
-                at_once=at_once,
-                synced=synced,
-            )
-        )
+        options = {"validated": validated, "at_once": at_once, "synced": synced}
+        self._send(wire.AskCheckpointList, index=self._list_requests, **options)
 
     def should_stop(self) -> bool:
         """Do what :func:`distrain.should_stop` does."""
@@ -632,7 +608,7 @@ class Session:
             self._listen()
             self._stop_calls += 1
             if self._stop_calls == 1:
-                self._channel.send(wire.StopVote(attempt=self.context.attempt, rank=self.context.world_rank))
+                self._send(wire.StopVote)
             if self._stop_at is None and self._stop_calls >= self._vote_at:
                 self._agree()
             self.stopped = self.stopped or (self._stop_at is not None and self._stop_calls >= self._stop_at)
@@ -643,9 +619,7 @@ class Session:
 
         See :mod:`distrain.decisions.stop_consensus`.
         """
-        self._channel.send(
-            wire.StopVote(attempt=self.context.attempt, rank=self.context.world_rank, call=self._stop_calls)
-        )
+        self._send(wire.StopVote, call=self._stop_calls)
         while self._stop_at is None and self._vote_at <= self._stop_calls:
             self._listen(wait=True)
 
@@ -677,16 +651,13 @@ class Session:
         """
         with self._alone(operation):
             self._collectives += 1
-            self._channel.send(
-                wire.CollectiveEntered(
-                    attempt=self.context.attempt,
-                    rank=self.context.world_rank,
-                    index=self._collectives,
-                    operation=operation,
-                    body=data,
-                    gathers=gathers,
-                    timeout_s=timeout_s,
-                )
+            self._send(
+                wire.CollectiveEntered,
+                index=self._collectives,
+                operation=operation,
+                body=data,
+                gathers=gathers,
+                timeout_s=timeout_s,
             )
             done = self._await_collective()
             if done.refused is not None:
@@ -729,9 +700,7 @@ class Session:
             raise CheckpointError(f"{path} is not on this host: call as_directory() in the worker, not in its child")
         try:
             with self._lock:
-                self._channel.send(
-                    wire.FetchCheckpoint(attempt=self.context.attempt, rank=self.context.world_rank, path=path)
-                )
+                self._send(wire.FetchCheckpoint, path=path)
                 while path not in self._fetched:
                     self._listen(wait=True)
                 answer = self._fetched.pop(path)
@@ -752,6 +721,10 @@ class Session:
             while not self._debugger_input:
                 self._listen(wait=True)
             return self._debugger_input.popleft()
+
+    def _send(self, message: Callable[..., wire.FromWorker], **fields: Any) -> None:
+        """Send a message of this rank in this attempt."""
+        self._channel.send(message(attempt=self.context.attempt, rank=self.context.world_rank, **fields))
 
     def _listen(self, *, wait: bool = False, until: float | None = None) -> None:
         """Handle the messages that have arrived.

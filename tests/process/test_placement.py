@@ -108,8 +108,7 @@ def test_a_worker_is_bound_near_its_gpu(
     gpu_nodes: tuple[int, int], shown: str, use_gpu: bool, nodes: tuple[int, int], tmp_path: Path
 ) -> None:
     """Scripts may take GPUs without asking for them, as under torchrun. The node of a GPU may not be known."""
-    machine, said = run_on_two_nodes(gpu_nodes, shown, use_gpu, tmp_path)
-    assert ("does not tell the NUMA node of Fake at 0000:02:00.0" in said) == (-1 in gpu_nodes), said
+    machine, _ = run_on_two_nodes(gpu_nodes, shown, use_gpu, tmp_path)
     rows = map(json.loads, (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines())
     cpus = {row["rank"]: row["metrics"]["cpus"] for row in rows}
     assert cpus == {rank: [cpu for cpu in CPUS if machine.node_of(cpu) == node] for rank, node in enumerate(nodes)}

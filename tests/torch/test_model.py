@@ -101,13 +101,6 @@ def test_a_torch_that_cannot_shard_on_the_cpu_is_named(monkeypatch: pytest.Monke
         prepare_model(nn.Linear(2, 2), parallel_strategy="fsdp")
 
 
-@pytest.mark.usefixtures("lone_worker")
-def test_options_of_fsdp1_are_answered_with_those_of_fsdp2() -> None:
-    options = {"mixed_precision": None, "auto_wrap_policy": None}
-    with pytest.raises(TypeError, match=r"auto_wrap_policy, mixed_precision belong to FSDP1 .* mp_policy"):
-        prepare_model(nn.Linear(2, 2), parallel_strategy="fsdp", parallel_strategy_kwargs=options)
-
-
 def test_outside_of_a_worker_it_says_where_it_belongs() -> None:
     with pytest.raises(RuntimeError, match=r"distrain\.torch\.prepare_model\(\) only works inside a worker"):
         prepare_model(nn.Linear(2, 2))

@@ -88,8 +88,6 @@ class Follower:
         self._last = last
         self._read: dict[int, int] = {}
         """Bytes read of the log of each rank."""
-        self._mid_line: set[int] = set()
-        """The ranks whose output so far does not end with a line end."""
         self._rests: dict[int, bytes] = {}
         """By rank: its output after the last line end."""
 
@@ -113,15 +111,6 @@ class Follower:
 
     def new_lines(self, *, is_over: bool = False) -> Iterator[tuple[int, int, str]]:
         """Yield attempt, rank and line of what is new now."""
-        for attempt, rank, data in self._new_output(is_over=is_over):
-            *lines, self._rests[rank] = (self._rests.get(rank, b"") + data).split(b"\n")
-            yield from ((attempt, rank, _shown(line)) for line in lines)
-
-    def _new_output(self, *, is_over: bool) -> Iterator[tuple[int, int, bytes]]:
-        """Yield attempt, rank and bytes of what is new now.
-
-        Once a later attempt has logs, or the run is over, the output of each rank ends with a line end.
-        """
         later = [number for number in attempts_with_logs(self._run) if self._attempt is None or number > self._attempt]
         if self._attempt is not None:
             yield from self._of_attempt(self._attempt, to_end=bool(later) or is_over)
@@ -129,16 +118,22 @@ class Follower:
             self._attempt, self._read = number, {}
             yield from self._of_attempt(number, to_end=number != later[-1] or is_over)
 
-    def _of_attempt(self, attempt: int, *, to_end: bool) -> Iterator[tuple[int, int, bytes]]:
+    def _of_attempt(self, attempt: int, *, to_end: bool) -> Iterator[tuple[int, int, str]]:
+        """Yield what is new in an attempt; ``to_end``: also last lines without a line end, as nothing follows them."""
         folder = log_folder(self._run) / f"attempt_{attempt}"
         for rank in _numbers(folder, _RANK):
             if self._ranks is not None and rank not in self._ranks:
                 continue
-            if data := self._of_rank(folder / f"rank_{rank}.log", rank, to_end=to_end):
-                yield attempt, rank, data
+            data = self._rests.pop(rank, b"") + self._of_rank(folder / f"rank_{rank}.log", rank)
+            *lines, rest = data.split(b"\n")
+            if rest and to_end:
+                lines.append(rest)
+            elif rest:
+                self._rests[rank] = rest
+            yield from ((attempt, rank, _shown(line)) for line in lines)
         self._last = None  # later lines are all wanted
 
-    def _of_rank(self, file: Any, rank: int, *, to_end: bool) -> bytes:
+    def _of_rank(self, file: Any, rank: int) -> bytes:
         data = b""
         if os.stat(file).st_size != self._read.get(rank):  # few of many logs grow between two looks
             with open(file, "rb") as log:
@@ -148,11 +143,6 @@ class Follower:
                     log.seek(self._read.get(rank, 0))
                     data = log.read()
                 self._read[rank] = log.tell()
-        if data:
-            (self._mid_line.discard if data.endswith(b"\n") else self._mid_line.add)(rank)
-        if to_end and rank in self._mid_line:
-            self._mid_line.remove(rank)
-            data += b"\n"
         return data
 
 

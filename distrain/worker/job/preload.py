@@ -27,25 +27,10 @@ _NEVER_PRELOADED = frozenset({"tensorflow", "keras", "tf_keras"})
 def makes_optimizers(blob: bytes, function: Callable[..., Any] | None = None) -> bool:
     """Tell if a pickled function, or one that is pickled by name, probably makes an optimizer of torch."""
     words = set(_words(blob))
-    if function is not None:
-        words |= _words_of_function(function)
-    return any(word == "optim" or word.startswith(("torch.optim", "transformers", "lightning")) for word in words)
-
-
-def _words_of_function(function: object) -> set[str]:
-    """Return the names in a function and in the user's functions that it names, and the modules of what they name."""
     function = inspect.unwrap(getattr(function, "func", function))  # type: ignore[arg-type]
-    words, waiting = set[str](), [function]
-    while waiting:
-        value = waiting.pop()
-        home = _home(value)
-        if isinstance(home, str):
-            words.add(home)
-        if isinstance(value, types.FunctionType) and not _is_installed(value.__module__ or "__main__"):
-            found = global_names(value.__code__) - words
-            words |= found
-            waiting += [value.__globals__[name] for name in found if name in value.__globals__]
-    return words
+    if isinstance(function, types.FunctionType):
+        words |= global_names(function.__code__) | _modules_in_namespace(function.__module__)
+    return any(word == "optim" or word.startswith(("torch.optim", "transformers", "lightning")) for word in words)
 
 
 def third_party_modules(blob: bytes, function: Callable[..., Any] | None = None) -> list[str]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from distrain.agent import forkserver
 from distrain.hosts import gpus
 from distrain.hosts.host import Gpu, gpu_problem
 from tests.nvml import make_driver
@@ -209,21 +208,3 @@ def test_without_a_driver_there_is_no_gpu_and_nothing_wrong(tmp_path: Path, monk
     """If this host has a driver, a file that is no library shadows its library."""
     (tmp_path / "libnvidia-ml.so.1").touch()
     assert found_by(LD_LIBRARY_PATH=str(tmp_path)) == ([], "")
-
-
-# -- what must not be forked -----------------------------------------------------------------------------------------
-
-
-def test_an_open_gpu_is_seen_behind_a_gap_in_the_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The descriptor that lists the others takes the free number, and is closed before its own turn."""
-    gpu = tmp_path / "nvidia-uvm"
-    gpu.touch()
-    monkeypatch.setattr(forkserver, "_CUDA_DEVICE", str(gpu))
-    gap = os.open(os.devnull, os.O_RDONLY)
-    fd = os.open(gpu, os.O_RDONLY)
-    os.close(gap)
-    try:
-        assert forkserver._cuda_is_initialised()
-    finally:
-        os.close(fd)
-    assert not forkserver._cuda_is_initialised()

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from distrain.hosts import network
 from distrain.hosts.network import address_toward, interface_variables, interfaces, network_id, own_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 
 def test_all_processes_of_a_machine_have_the_same_network() -> None:
@@ -61,23 +59,6 @@ def test_interfaces_have_the_addresses_that_others_reach() -> None:
     found = interfaces()
     assert "lo" not in found
     assert set(found.items()) <= set(own_addresses((socket.AF_INET, socket.AF_INET6)))
-
-
-def test_ipv6_addresses_that_are_not_there_to_stay_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Link-local, permanent, temporary, deprecated and tentative ones, and loopback."""
-    lines = [
-        ("fe80", "20", "80"),
-        ("2001", "00", "80"),
-        ("2002", "00", "01"),
-        ("2003", "00", "a0"),
-        ("2004", "00", "40"),
-    ]
-    text = "".join(f"{start:0<31}1 02 40 {scope} {flags}     ib0\n" for start, scope, flags in lines)
-    (tmp_path / "if_inet6").write_text(f"{'1':0>32} 01 80 10 80       lo\n{text}")
-    monkeypatch.setattr(network, "_IPV6_ADDRESSES", tmp_path / "if_inet6")
-    assert list(network._ipv6_addresses()) == [("ib0", "2001::1")]
 
 
 def test_no_way_is_an_error() -> None:

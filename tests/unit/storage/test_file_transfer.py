@@ -215,17 +215,6 @@ def test_a_file_that_was_changed_or_added_since_stays_and_the_others_go(source: 
     assert (source / "deep" / "file").read_text() == "next"
 
 
-def test_a_file_that_was_rewritten_at_once_with_the_same_size_stays(source: Path) -> None:
-    """The clock of a file system ticks every few milliseconds."""
-    path = source / "deep" / "file"
-    for number in range(200):
-        path.write_text("text")
-        files = LocalFiles(source)
-        path.write_text("next")
-        files.delete()
-        assert path.read_text() == "next", number
-
-
 def test_a_file_that_was_replaced_stays(source: Path) -> None:
     files = LocalFiles(source)
     (source / "new").write_text("text")

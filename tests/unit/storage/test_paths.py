@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -52,21 +49,6 @@ def test_no_checkpoint_has_a_name_that_acts_on_a_terminal(root: Path, name: str)
     problem = RunPaths(root).name_problem(name)
     assert problem is not None
     assert problem.isprintable()
-
-
-def test_names_that_the_locale_cannot_write_are_explained(tmp_path: Path) -> None:
-    """With LC_ALL=C alone, Python uses UTF-8."""
-    code = (
-        "from pathlib import Path\nfrom distrain.storage.paths import RunPaths, choose_run\n"
-        "print(RunPaths(Path()).name_problem('f\xfcnf'))\n"
-        f"choose_run({str(tmp_path)!r} + '/gr\xf6\xdfe', 'run')"
-    )
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run([sys.executable, "-c", f"exec({code!a})"], env=environment, capture_output=True)
-    assert done.stdout == b"must use characters of your locale's encoding (ascii), got 'f\\xfcnf': set PYTHONUTF8=1\n"
-    assert (
-        b"StorageError: cannot use the storage: the path must use characters of your locale's encoding" in done.stderr
-    )
 
 
 def made(storage_path: Path, name: str, status: str | None) -> None:

@@ -318,8 +318,16 @@ def optimize_in_a_helper() -> None:
     optimize_by_attribute()
 
 
-@pytest.mark.parametrize("function", [optimize_by_attribute, optimize_by_import, optimize_in_a_helper])
-@pytest.mark.parametrize("by_value", [False, True], ids=["by name", "by value"])
+@pytest.mark.parametrize(
+    ("function", "by_value"),
+    [
+        (optimize_by_attribute, False),
+        (optimize_by_attribute, True),
+        (optimize_by_import, False),
+        (optimize_by_import, True),
+        (optimize_in_a_helper, True),
+    ],
+)
 def test_what_an_optimizer_imports_is_preloaded_for_many_workers(function: Callable[..., Any], by_value: bool) -> None:
     module = sys.modules[__name__]
     if by_value:
