@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from distrain.cli.run.command import run_command
 from distrain.coordinator import fit
 from distrain.drilling.fence import fence
-from distrain.drilling.order import Order
-from distrain.drilling.work import probed
+from distrain.drilling.probe import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distrain.api.config import RunConfig, ScalingConfig
+    from distrain.drilling.order import Order
     from distrain.worker.job.job import Work
 
 _RESTARTS = 3
@@ -50,15 +50,16 @@ class _Preparation:
             checkpoint_config=replace(run.checkpoint_config, num_to_keep=None),
         )
         workers = order.workers if order.workers is not None else scaling.num_workers
-        return probed(work, order.probe), replace(scaling, num_workers=workers), trial
+        probe = Probe(order.probe, uses_torch="torch" in work.backend.preload)
+        return replace(work, before=probe), replace(scaling, num_workers=workers), trial
 
 
 def run_trial(path: str, user_path: Sequence[str]) -> int:
     """Run an order and return the exit code. ``user_path``: as in :func:`distrain.cli.main.run_main`."""
-    order = Order.read(Path(path))
+    order: Order = pickle.loads(Path(path).read_bytes())  # noqa: S301 - made by the drill
     fit.prepare = _Preparation(order)
     fence(order.probe.fenced, order.probe.allowed)
-    if order.trainer:
-        pickle.loads(Path(order.trainer).read_bytes()).fit()  # noqa: S301 - made by drill() in another process
+    if order.trainer is not None:
+        order.trainer.fit()
         return 0
     return run_command(order.arguments, user_path, prog="distrain run")

@@ -20,7 +20,6 @@ from distrain.drilling.trial import Trial
 from distrain.drilling.verdict import DrillReport, Saving, Times, Verdict
 from distrain.errors import JobError
 from distrain.storage import names
-from distrain.system.pickling import pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -53,18 +52,13 @@ def drill(
         before it reports a checkpoint), ``host`` (the loss of one of several) and ``workers`` (one fewer).
     keep: do not delete the directory, which is ``report.directory``.
 
-    Raises JobError if the trainer cannot be pickled, fails undisturbed, or reports too little to compare. ::
+    Raises JobError if the trainer fails undisturbed, or reports too little to compare, and what pickling it raises. ::
 
         report = distrain.drill(TorchTrainer(train_func, scaling_config=ScalingConfig(num_workers=2)))
         assert report.ok, [verdict.text for verdict in report.verdicts]
     """
     with drill_directory(keep=keep) as folder:
-        path = folder / "trainer.pkl"
-        try:
-            path.write_bytes(pickled(trainer))
-        except Exception as error:
-            raise JobError(f"cannot pickle the trainer for the processes of a drill: {error}") from error
-        report = Drill(Order(trainer=str(path)), folder, reports=reports, minutes=minutes).run(only)
+        report = Drill(Order(trainer=trainer), folder, reports=reports, minutes=minutes).run(only)
     return replace(report, directory=str(folder) if keep else None)
 
 

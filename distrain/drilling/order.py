@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from distrain.coordinator.trainer import DataParallelTrainer
 
 Unit = Literal["report", "step"]
 """What is counted: calls of report(), or training steps of a script that does not report."""
@@ -35,23 +34,13 @@ class ProbeOrder:
 class Order:
     """What a process runs.
 
-    arguments: those of ``distrain run``. trainer: the path of a pickled trainer, which is run instead.
+    arguments: those of ``distrain run``. trainer: is run instead.
     storage: the storage path of the run, whose name is ``run``.
     workers: the number of workers, or None for the script's own.
     """
 
     arguments: tuple[str, ...] = ()
-    trainer: str = ""
+    trainer: DataParallelTrainer | None = None
     storage: str = ""
     workers: int | None = None
     probe: ProbeOrder = ProbeOrder()
-
-    def write(self, path: Path) -> None:
-        """Write the order into a file."""
-        path.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, path: Path) -> Order:
-        """Read what :meth:`write` has written."""
-        data: dict[str, Any] = json.loads(path.read_text())
-        return cls(**{**data, "probe": ProbeOrder(**data["probe"])})

@@ -28,21 +28,21 @@ MARK = "\x1edrill "
 class Probe:
     """Watches the session of this process, and training with torch."""
 
-    def __init__(self, order: ProbeOrder) -> None:
+    def __init__(self, order: ProbeOrder, *, uses_torch: bool) -> None:
         self._order = order
-        self._session = session_of("drill")
+        self._uses_torch = uses_torch
         self._counts: dict[Unit, int] = {"report": 0, "step": 0}
-        self.check_path: Callable[[object], None] = fence(order.fenced, order.allowed)
-        """Raises PermissionError if this file must not be written."""
 
-    def install(self, *, uses_torch: bool) -> None:
-        """Seed the random numbers, and begin to watch."""
-        session, rank = self._session, self._session.context.world_rank
+    def __call__(self) -> None:
+        """Seed the random numbers, and begin to watch. Called in the worker."""
+        self._session = session = session_of("drill")
+        self.check_path: Callable[[object], None] = fence(self._order.fenced, self._order.allowed)
+        rank = session.context.world_rank
         random.seed(rank)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(rank)
         self.note("begin")
-        if uses_torch or "torch" in sys.modules:
+        if self._uses_torch:
             from distrain.torch.drill.training_state import watch
 
             watch(self, seed=rank)

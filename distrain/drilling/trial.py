@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from distrain.drilling.fence import mirror
 from distrain.drilling.journal import Journal, read_journal
 from distrain.storage import names
+from distrain.system.pickling import pickled
 from distrain.system.process import kill_tree, spawn_quiet
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Trial:
             workers=workers or template.workers,
             probe=replace(probe, fenced=template.probe.fenced, allowed=str(folder)),
         )
-        order.write(folder / "order.json")
+        (folder / "order.pkl").write_bytes(pickled(order))
         own = {
             "DISTRAIN_TRACKERS": "",
             "MLFLOW_TRACKING_URI": f"file:{folder / 'mlruns'}",
@@ -64,7 +65,7 @@ class Trial:
         }
         with open(folder / "console.log", "ab") as console:
             self._process = spawn_quiet(
-                [sys.executable, "-m", "distrain", "drill-trial", str(folder / "order.json")],
+                [sys.executable, "-m", "distrain", "drill-trial", str(folder / "order.pkl")],
                 directory=str(folder / "work"),
                 environment=os.environ | own,
                 output=console.fileno(),

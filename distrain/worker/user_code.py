@@ -130,6 +130,8 @@ class _Steps:
             self.stage = "run"
             channel.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
             with observed:
+                if work.before is not None:
+                    work.before()
                 value = work.run()
             if os.getpid() != pid:
                 _end_forked_child(None)

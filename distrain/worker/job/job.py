@@ -47,8 +47,9 @@ _SHARED_FROM = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The base of all work: what a worker unpickles and runs."""
+    """The base of all work: what a worker unpickles and runs. ``before``: called just before it runs."""
 
+    before: Callable[[], None] | None = None
     backend: BackendConfig
     run_datasets: RunDatasets | None = None
     initialises_backend: bool = True
