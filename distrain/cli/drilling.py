@@ -61,7 +61,7 @@ def run_drill(arguments: Sequence[str]) -> int:
     script = Path(target.target or "").resolve()
     if script.is_file() and not target.as_ray and (is_for_ray(target) or _calls_fit(script)):
         words = ["--as-ray", *words]  # which only means that the script calls fit() itself
-    console = Console(highlight=False, soft_wrap=True, quiet=options.json)
+    console = Console(record=True, highlight=False, soft_wrap=True, file=io.StringIO() if options.json else None)
     try:
         with drill_directory(keep=options.keep) as folder:
             console.print(f"drilling {target.target or target.module[0]}; all files are in {folder}", markup=False)
@@ -80,7 +80,7 @@ def run_drill(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(report.to_dict(), indent=1))
     if options.page:
-        _write_page(report, options.failures_per_day, options.page)
+        console.save_html(os.path.expanduser(options.page))
     return 0 if report.ok else 1
 
 
@@ -145,18 +145,9 @@ def _findings(report: DrillReport, failures_per_day: float) -> RenderableType:
         lines.append(f"a preemption takes {seconds:.1f} s, which {' and '.join(fits)}")
     lines += [*report.notes, *([f"all files are in {report.directory}"] if report.directory else [])]
     size = f"{report.workers} workers, {report.until} {report.unit}s, {report.seconds:.0f} s"
-    bad = sum(not one.is_good for one in report.verdicts)
-    result = (
-        ("resumes exactly, or within noise", "green") if report.ok else (f"{bad} disturbances change it", "bold red")
-    )
-    return Group(
-        "", table, "", *map(Text, lines), Text.assemble((f"{report.target}: {result[0]}", result[1]), f" ({size})")
-    )
-
-
-def _write_page(report: DrillReport, failures_per_day: float, path: str) -> None:
-    console = Console(record=True, file=io.StringIO(), width=120, highlight=False)
-    for verdict in report.verdicts:
-        console.print(_line(verdict))
-    console.print(_findings(report, failures_per_day))
-    console.save_html(os.path.expanduser(path))
+    if report.ok:
+        result = Text(f"{report.target} resumes exactly, or within noise", "green")
+    else:
+        bad = ", ".join(one.disturbance for one in report.verdicts if not one.is_good)
+        result = Text(f"{report.target} does not resume exactly: {bad}", "bold red")
+    return Group("", table, "", *map(Text, lines), result.append(f" ({size})", "not bold default"))

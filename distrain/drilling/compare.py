@@ -117,7 +117,7 @@ class Straight:
         if not all(ours) or any(len(steps) <= start for steps in theirs):
             return []
         step, expected = _whole([steps[0] for steps in ours]), _whole([steps[start] for steps in theirs])
-        keys = self._keys(step, expected, rounding=_ROUNDING if expected.get("sharded") else 0.0)
+        keys = self._keys(step, expected, rounding=_ROUNDING)
         keys = {part: names for part, names in keys.items() if part not in ("random", "data", "lr")}
         differences = Differences(0, keys, step, expected, theirs[0], expected, attempt.of("misfit", 0))
         return differences.causes() if keys else []
@@ -144,7 +144,10 @@ class Straight:
         keys = {}
         for part in PARTS:
             allowed = self.noise.get(part, 0.0) * _NOISE_FACTOR + rounding
-            sizes = _different(step.get(part, {}), expected.get(part, {}))
+            ours, theirs = step.get(part, {}), expected.get(part, {})
+            if part == "averages":  # a variable may still hold what was loaded
+                ours = {name: value for name, value in ours.items() if name in theirs}
+            sizes = _different(ours, theirs)
             if names := sorted(name for name, size in sizes if size > allowed):
                 keys[part] = names
         return keys
@@ -197,17 +200,16 @@ def _causes(found: Sequence[tuple[int, Differences]]) -> list[Cause]:
 
 def _whole(steps: Sequence[Step]) -> Step:
     """Return the state of rank 0, in which tensors that are divided among the ranks are summed up."""
-    if not steps[0].get("sharded"):
-        return steps[0]
+
+    def summed(part: str, name: str, value: Any) -> Any:
+        if not isinstance(value, list) or len(value) < 3:
+            return value
+        sums, norms, _ = zip(*(step[part][name] for step in steps), strict=True)
+        return [sum(sums), math.hypot(*norms), 0.0]
+
     return {
-        **steps[0],
-        **{
-            part: {
-                name: [sum(step[part][name][0] for step in steps), math.hypot(*(step[part][name][1] for step in steps))]
-                for name in steps[0][part]
-            }
-            for part in ("model", "optimizer")
-        },
+        part: {name: summed(part, name, value) for name, value in values.items()} if part in PARTS else values
+        for part, values in steps[0].items()
     }
 
 

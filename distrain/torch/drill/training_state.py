@@ -152,7 +152,6 @@ class _Watch:
             "counters": found.counters,
             "loader": dict(self._loader),
             "data": {"inputs": _digest([*tree_leaves(inputs), *tree_leaves(keywords)])},
-            "sharded": any(hasattr(one, "device_mesh") for one in trained),
         }
 
 
@@ -265,12 +264,13 @@ def _random_states() -> Part:
 
 
 def _digests(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
-    """Return the sum and the norm of each tensor; of those that are divided among ranks, of this rank's part."""
+    """Return the sum and the norm of each tensor. A third number means that they are those of this rank's part."""
     found = {}
     for name, tensor in tensors.items():
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        is_part = hasattr(tensor, "to_local")
+        local = tensor.to_local() if is_part else tensor
         values = (torch.view_as_real(local) if local.is_complex() else local).detach().double()
-        found[name] = [float(values.sum()), float(torch.linalg.vector_norm(values))]
+        found[name] = [float(values.sum()), float(torch.linalg.vector_norm(values)), *([0.0] if is_part else [])]
     return found
 
 

@@ -28,7 +28,6 @@ def state(number: int, rank: int = 0) -> Step:
         "data": {"inputs": 700 + number},
         "loader": {"epoch": number // 3, "batch": number % 3 + 1},
         "counters": {"step": number, "epoch": number // 3, "first": 0},
-        "sharded": False,
     }
 
 
@@ -151,11 +150,15 @@ def test_a_number_that_only_says_where_an_attempt_began_is_no_drift() -> None:
     assert list(found.aside) == ["`began_at` is 6 instead of 0, without an effect"]
 
 
-def test_sharded_states_are_summed_over_the_ranks() -> None:
+def test_states_that_are_divided_among_ranks_are_summed_up() -> None:
     """Two ranks become one, which has it all."""
-    whole = state(6) | {"sharded": True}
-    half = whole | {"model": {"weight": [3.5, 2.0 / 2**0.5]}, "optimizer": {"Adam.exp_avg.0": [0.3, 1.2 / 2**0.5]}}
+    whole = state(6) | {"model": {"weight": [7.0, 2.0, 0.0]}}
+    half = state(6) | {"model": {"weight": [3.5, 2.0 / 2**0.5, 0.0]}}
     straight = Straight(Attempt(notes={0: [state(0), half], 1: [state(0), half]}), "step", 2)
     assert straight.compare_start(Attempt(number=1, notes={0: [whole]}), 1) == []
-    other = whole | {"model": {"weight": [8.0, 2.0]}}
+    other = whole | {"model": {"weight": [8.0, 2.0, 0.0]}}
     assert [one.name for one in straight.compare_start(Attempt(number=1, notes={0: [other]}), 1)] == ["model"]
+
+
+def test_variables_that_hold_what_was_loaded_are_no_averages() -> None:
+    assert causes(resumed(averages={**state(6)["averages"], "loaded.weight": [1.0, 1.0]})) == ["unknown"]
