@@ -58,8 +58,11 @@ def run_drill(arguments: Sequence[str]) -> int:
     target = parse(make_parser("distrain drill"), words)
     if target.target is None and target.module is None:
         parser.error("nothing to drill: name a script, `-m MODULE`, or file.py:function")
-    script = Path(target.target or "").resolve()
-    if script.is_file() and not target.as_ray and (is_for_ray(target) or _calls_fit(script)):
+    home, colon, name = (target.target or "").partition(":")
+    script = Path(home).resolve()
+    if script.is_file():  # it is run from where it is, as it may read what is beside it
+        words[words.index(target.target)] = f"{script}{colon}{name}"
+    if script.is_file() and not colon and not target.as_ray and (is_for_ray(target) or _calls_fit(script)):
         words = ["--as-ray", *words]  # which only means that the script calls fit() itself
     console = Console(record=True, highlight=False, soft_wrap=True, file=io.StringIO() if options.json else None)
     try:

@@ -36,6 +36,7 @@ class Probe:
     def __call__(self) -> None:
         """Seed the random numbers, and begin to watch. Called in the worker."""
         self._session = session = session_of("drill")
+        self._pid = os.getpid()
         self.check_path: Callable[[object], None] = fence(self._order.fenced, self._order.allowed)
         rank = session.context.world_rank
         random.seed(rank)
@@ -63,7 +64,9 @@ class Probe:
         session.report, session.should_stop = noted_report, noted_should_stop
 
     def note(self, what: str, **facts: Any) -> None:
-        """Write a line into the log of this rank."""
+        """Write a line into the log of this rank, unless this is another process that it has forked."""
+        if os.getpid() != self._pid:
+            return
         data = f"\n{MARK}{json.dumps({'what': what, 'time': time.time(), **facts})}\n".encode()
         while data:
             data = data[os.write(1, data) :]

@@ -7,6 +7,7 @@ functions that are being called.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import sysconfig
@@ -62,6 +63,7 @@ def watch(probe: Probe, seed: int) -> None:
 class _Watch:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
+        self._pid = os.getpid()
         self._is_new_step = True
         self._made: dict[str, list[ref[Any]]] = {"optimizer": [], "scheduler": [], "scaler": []}
         self._loader: Part = {}
@@ -71,9 +73,11 @@ class _Watch:
             _after(kind, "__init__", lambda made, *_, name=name: self._made[name].append(ref(made)))
         nn.modules.module.register_module_forward_pre_hook(self._at_call)
         register_optimizer_step_post_hook(self._at_step_end)
+        _after(torch.amp.GradScaler, "update", self._at_step_end)  # a scaler leaves out steps
         _after(nn.Module, "load_state_dict", self._note_load)
         iterators: Any = dataloader._BaseDataLoaderIter
         _after(iterators, "__init__", self._note_loop)
+        _after(iterators, "_reset", self._note_loop)  # of persistent workers
         _after(iterators, "__next__", self._note_batch)
         torch.save = self._saving(torch.save)
 
@@ -106,8 +110,8 @@ class _Watch:
     def _at_call(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling() or not (self._is_new_step and module.training and torch.is_grad_enabled()):
             return
-        if not self._made["optimizer"]:
-            return  # such as a first look at the shapes
+        if os.getpid() != self._pid or self._trained().isdisjoint(map(id, module.parameters())):
+            return  # a worker of a loader, or a module of another kind, such as a transform
         self._is_new_step = False
         frame = sys._getframe(1)
         try:
@@ -122,11 +126,16 @@ class _Watch:
     def _living(self, kind: str) -> list[Any]:
         return [one for made in self._made[kind] if (one := made()) is not None]
 
+    def _trained(self) -> set[int]:
+        """Return the ids of the parameters that optimizers have."""
+        optimizers = self._living("optimizer")
+        return {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
+
     def _state(self, module: nn.Module, inputs: Any, frame: FrameType) -> Part:
         """Return all parts of the state, by what they are."""
         optimizers = self._living("optimizer")
         trained = [one for each in optimizers for group in each.param_groups for one in group["params"]]
-        found = _Found({id(one) for one in trained})
+        found = _Found(self._trained())
         found.add("", module, 0)
         keywords: Any = {}
         for function in _callers(frame):
@@ -267,8 +276,8 @@ def _digests(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
     """Return the sum and the norm of each tensor. A third number means that they are those of this rank's part."""
     found = {}
     for name, tensor in tensors.items():
-        is_part = hasattr(tensor, "to_local")
-        local = tensor.to_local() if is_part else tensor
+        is_part = hasattr(tensor, "device_mesh")
+        local: Any = getattr(tensor, "_local_tensor", tensor)
         values = (torch.view_as_real(local) if local.is_complex() else local).detach().double()
         found[name] = [float(values.sum()), float(torch.linalg.vector_norm(values)), *([0.0] if is_part else [])]
     return found
