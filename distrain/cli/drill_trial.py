@@ -14,6 +14,7 @@ from distrain.cli.run.command import run_command
 from distrain.coordinator import fit
 from distrain.drilling.fence import fence
 from distrain.drilling.probe import Probe
+from distrain.storage import names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,7 @@ def run_trial(path: str, user_path: Sequence[str]) -> int:
     """Run an order and return the exit code. ``user_path``: as in :func:`distrain.cli.main.run_main`."""
     order: Order = pickle.loads(Path(path).read_bytes())  # noqa: S301 - made by the drill
     fit.prepare = _Preparation(order)
+    names.DEFAULT_STORAGE = order.storage
     fence(order.probe.fenced, order.probe.allowed)
     if order.trainer is not None:
         order.trainer.fit()

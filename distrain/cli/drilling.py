@@ -7,6 +7,8 @@ import ast
 import io
 import json
 import os
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,9 +50,10 @@ exit codes: 0 if every resume is exact, or equal within noise; 1 if not; 2 if no
 def run_drill(arguments: Sequence[str]) -> int:
     """Run ``distrain drill`` and return its exit code. Raises SystemExit for a wrong command line."""
     parser = drill_parser()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the trial, too
     split = [*arguments, "--"].index("--")
     options, words = parser.parse_known_args(arguments[:split])
-    words += arguments[split + 1 :]
+    words = [os.path.abspath(word) if _is_above(word) else word for word in (*words, *arguments[split + 1 :])]
     kinds = options.only.split(",")
     for kind in kinds:
         if kind not in DISTURBANCES:
@@ -77,8 +80,11 @@ def run_drill(arguments: Sequence[str]) -> int:
                 tell=lambda verdict: console.print(_line(verdict)),
             ).run(kinds)
     except JobError as error:
-        parser.error(str(error))
-    report = replace(report, directory=str(folder) if options.keep else None)
+        parser.exit(2, f"distrain drill: error: {error}\n")
+    except KeyboardInterrupt:
+        return 130
+    name = target.target or f"-m {target.module[0]}"
+    report = replace(report, target=name, directory=str(folder) if options.keep else None)
     console.print(_findings(report, options.failures_per_day))
     if options.json:
         print(json.dumps(report.to_dict(), indent=1))
@@ -101,18 +107,33 @@ def drill_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--workers", type=int, metavar="N", help="the number of workers (default: that of the script, or 1)")
     add("--reports", type=int, default=20, metavar="N", help="reports of an undisturbed run (default: 20)")
-    add("--minutes", type=float, default=2.0, metavar="M", help="its longest time (default: 2)")
+    add("--minutes", type=_positive, default=2.0, metavar="M", help="its longest time (default: 2)")
     add("--only", default=kinds, metavar="KIND,...", help=f"disturbances (default: {kinds})")
-    add("--failures-per-day", type=float, default=1.0, metavar="F", help="for the checkpoint interval (default: 1)")
+    add("--failures-per-day", type=_positive, default=1.0, metavar="F", help="for the checkpoint interval (default: 1)")
     add("--json", action="store_true", help="write the report as a JSON object")
     add("--page", metavar="FILE.html", help="also write the report as a page")
     add("--keep", action="store_true", help="keep the directory with all runs")
     return parser
 
 
+def _is_above(word: str) -> bool:
+    """Return whether a word is a path that the working directory of a trial has not."""
+    return word.startswith("..") and os.path.exists(word)
+
+
+def _positive(text: str) -> float:
+    if not float(text) > 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return float(text)
+
+
 def _calls_fit(script: Path) -> bool:
     """Return whether a script calls ``fit()`` of a trainer: without arguments, which other libraries need."""
-    calls = [node for node in ast.walk(ast.parse(script.read_bytes())) if isinstance(node, ast.Call)]
+    try:
+        tree = ast.parse(script.read_bytes())
+    except SyntaxError:  # the run says it better
+        return False
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     bare = [call.func for call in calls if not call.args and not call.keywords]
     return any(isinstance(function, ast.Attribute) and function.attr == "fit" for function in bare)
 

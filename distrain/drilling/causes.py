@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 PARTS = ("model", "optimizer", "lr", "scheduler", "scaler", "buffers", "averages", "random", "data")
 """The parts of the state on which the training depends."""
+TRAINED = ("model", "optimizer", "buffers", "averages")
+"""Those that every step changes, so that they differ once anything has differed."""
 WORDS = {
     "not-loaded": "no checkpoint is loaded, and training starts again from the beginning",
     "prefix": "keys of the model have another prefix, such as `module.`, and are not loaded",
@@ -49,11 +51,13 @@ class Cause:
 class Differences:
     """The state of a rank at the beginning of a step, compared with that of the undisturbed run.
 
-    keys: by part, the names of what differs. step, expected: the states. straight: all steps of the undisturbed run.
+    index: the number of the step in its attempt, from 0. keys: by part, the names of what differs.
+    step, expected: the states. straight: all steps of the undisturbed run.
     at_0: the state of its rank 0 at this step. misfits: notes about keys of models that did not fit.
     """
 
     rank: int
+    index: int
     keys: Mapping[str, Sequence[str]]
     step: Step
     expected: Step
@@ -62,12 +66,12 @@ class Differences:
     misfits: Sequence[Mapping[str, Any]]
 
     def causes(self) -> list[Cause]:
-        """Return the likely causes."""
-        if "model" in self.keys:
+        """Return the likely causes. After the first step, what training changes differs as a consequence."""
+        if self.index == 0 and "model" in self.keys:
             return [self._of_model()]
-        if started_again := self._counter("epoch"):
+        if self.index == 0 and "data" in self.keys and (started_again := self.counter("epoch")):
             return [Cause("epoch", started_again)]
-        return list(self._of_parts()) or [Cause("unknown", "")]
+        return list(self._of_parts([part for part in self.keys if self.index == 0 or part not in TRAINED]))
 
     def _of_model(self) -> Cause:
         same = [index for index, step in enumerate(self.straight) if step.get("model") == self.step["model"]]
@@ -83,8 +87,7 @@ class Differences:
             return Cause("early", f"the parameters are those that step {same[0] + 1} begins with")
         return Cause("model", f"the checkpoint has no `{missing[0]}`" if missing else self._tensors("model"))
 
-    def _of_parts(self) -> Iterator[Cause]:
-        keys = self.keys
+    def _of_parts(self, keys: Sequence[str]) -> Iterator[Cause]:
         if "optimizer" in keys:
             yield Cause("optimizer", self._tensors("optimizer") if self.step["optimizer"] else "its state is empty")
         if "scheduler" in keys or ("lr" in keys and "optimizer" not in keys):
@@ -93,35 +96,34 @@ class Differences:
             yield Cause("scaler", self._value("scaler"))
         if "random" in keys:
             name = "rank-0" if self._is_of_rank_0("random") else "random"
-            yield Cause(name, f"the random state of {', '.join(keys['random'])} differs on rank {self.rank}")
+            yield Cause(name, f"the random state of {', '.join(self.keys['random'])} differs on rank {self.rank}")
         yield from self._of_data()
         for part in ("buffers", "averages"):
             if part in keys:
                 yield Cause(part, self._tensors(part))
-        if "data" not in keys and (started_again := self._counter("")):
-            yield Cause("step", started_again)
 
     def _of_data(self) -> Iterator[Cause]:
         now, then = self.step["loader"], self.expected["loader"]
         if "data" not in self.keys:
             return
+        same = [index for index, step in enumerate(self.straight) if step.get("data") == self.step["data"]]
         if now.get("epoch") != then.get("epoch"):
             yield Cause("sampler", f"the sampler's epoch is {now.get('epoch')} instead of {then.get('epoch')}")
         elif now.get("batch") != then.get("batch"):
             yield Cause("position", f"batch {now.get('batch')} is read instead of batch {then.get('batch')}")
+        elif same:
+            yield Cause("position", f"the batch of step {same[0] + 1} is read again")
         elif "random" not in self.keys:  # on which the data may depend
-            same = [index for index, step in enumerate(self.straight) if step["data"] == self.step["data"]]
-            again = f"the batch of step {same[0] + 1} is read again" if same else ""
-            yield Cause("position", again) if same else Cause("sampler", "no undisturbed step reads this batch")
+            yield Cause("sampler", "no undisturbed step reads this batch")
 
     def _is_of_rank_0(self, part: str) -> bool:
         names = self.keys[part]
         return self.rank > 0 and all(self.step[part].get(name) == self.at_0[part].get(name) for name in names)
 
-    def _counter(self, word: str) -> str:
+    def counter(self, word: str) -> str:
         """Return which counter with a word in its name has begun again, or ``""``."""
-        first, expected = self.straight[0]["counters"], self.expected["counters"]
-        for name, value in self.step["counters"].items():
+        first, expected = (step.get("counters", {}) for step in (self.straight[0], self.expected))
+        for name, value in self.step.get("counters", {}).items():
             if word in name.lower() and value == first.get(name) and value < expected.get(name, value):
                 return f"`{name}` is {value} instead of {expected[name]}"
         return ""

@@ -80,12 +80,12 @@ class Straight:
         found = replace(self, noise={}).first_differences(second, 0)
         if not found:
             return f"`{next(iter(self.noise))}` differs; give the random numbers that it depends on a seed"
-        index, differences = min(found, key=lambda item: item[0])
+        differences = min(found, key=lambda one: one.index)
         what, cure = "the results of operations", "call distrain.torch.enable_reproducibility()"
         if {"random", "data"} & differences.keys.keys():
             what = "random numbers" if "random" in differences.keys else "the data"
             cure = "give each generator, sampler and worker a seed"
-        return f"not deterministic: {what} differ from step {index + 1} on; {cure}"
+        return f"not deterministic: {what} differ from step {differences.index + 1} on; {cure}"
 
     def start_of(self, attempt: Attempt, killed_at: int) -> int:
         """Return the steps before the one with which a resumed attempt should begin.
@@ -93,7 +93,7 @@ class Straight:
         Where a script that does not report resumes is shown by its parameters, or else follows from what it has saved.
         """
         if self.unit == "report":
-            return self.attempt.steps_before(attempt.first)
+            return attempt.offset
         first = attempt.of("step", attempt.rank)[:1]
         steps = self.attempt.of("step", self.attempt.rank)[: killed_at + 1]
         same = [index for index, step in enumerate(steps) if first and step.get("model") == first[0].get("model")]
@@ -105,10 +105,10 @@ class Straight:
         """Compare a resumed attempt, which should begin after ``start`` steps."""
         found = self.first_differences(attempt, start)
         metrics, aside = self._drift_of_metrics(attempt)
-        rounding = 0.0 if any(index == 0 for index, _ in found) else _ROUNDING
+        rounding = 0.0 if any(one.index == 0 for one in found) else _ROUNDING
         drifts = [one for one in (metrics, self._drift_of_model(attempt, start)) if one is not None]
         if real := [one for one in drifts if one.size > rounding]:
-            return Comparison("drift", real[0], _causes(found), aside)
+            return Comparison("drift", real[0], self.causes(attempt, start), aside)
         return Comparison("noise" if drifts or not self.is_deterministic else "exact", aside=aside)
 
     def compare_start(self, attempt: Attempt, start: int) -> list[Cause]:
@@ -119,29 +119,58 @@ class Straight:
         step, expected = _whole([steps[0] for steps in ours]), _whole([steps[start] for steps in theirs])
         keys = self._keys(step, expected, rounding=_ROUNDING)
         keys = {part: names for part, names in keys.items() if part not in ("random", "data", "lr")}
-        differences = Differences(0, keys, step, expected, theirs[0], expected, attempt.of("misfit", 0))
-        return differences.causes() if keys else []
+        return self._differences(attempt, 0, 0, keys, step, expected, start).causes() if keys else []
 
-    def first_differences(self, attempt: Attempt, start: int) -> list[tuple[int, Differences]]:
+    def causes(self, attempt: Attempt, start: int) -> list[Cause]:
+        """Return the likely causes of a drift, each once: of the earliest differences, or of counters that differ."""
+        found = self.first_differences(attempt, start)
+        first = min((one.index for one in found), default=0)
+        named = [cause for one in found if one.index == first for cause in one.causes()]
+        if not named:
+            rank = attempt.rank
+            pairs = zip(attempt.of("step", rank)[:1], self.attempt.of("step", rank)[start:], strict=False)
+            beginnings = [self._differences(attempt, rank, 0, {}, step, expected) for step, expected in pairs]
+            named = [Cause("step", again) for one in beginnings if (again := one.counter(""))] or [Cause("unknown", "")]
+        return list({cause.name: cause for cause in reversed(named)}.values())[::-1]
+
+    def first_differences(self, attempt: Attempt, start: int) -> list[Differences]:
         """Return, for each rank, the first of its steps with another state, and what differs."""
         found = []
         for rank in sorted(attempt.notes):
-            theirs = self.attempt.of("step", rank)
-            of_rank_0 = self.attempt.of("step", 0)[start:]
-            pairs = zip(attempt.of("step", rank), theirs[start:], of_rank_0, strict=False)
-            for index, (step, expected, at_0) in enumerate(pairs):
-                keys = self._keys(step, expected)
-                if index == 0 and step.get("counters") != expected.get("counters"):
-                    keys["counters"] = []
-                if keys and "blind" not in step:
-                    misfits = attempt.of("misfit", rank)
-                    found.append((index, Differences(rank, keys, step, expected, theirs, at_0, misfits)))
+            pairs = zip(attempt.of("step", rank), self.attempt.of("step", rank)[start:], strict=False)
+            for index, (step, expected) in enumerate(pairs):
+                if keys := self._keys(step, expected):
+                    found.append(self._differences(attempt, rank, index, keys, step, expected, start + index))
                     break
         return found
 
+    def _differences(
+        self,
+        attempt: Attempt,
+        rank: int,
+        index: int,
+        keys: Mapping[str, Sequence[str]],
+        step: Step,
+        expected: Step,
+        at: int = 0,
+    ) -> Differences:
+        of_rank_0 = self.attempt.of("step", 0)
+        return Differences(
+            rank=rank,
+            index=index,
+            keys=keys,
+            step=step,
+            expected=expected,
+            straight=self.attempt.of("step", rank),
+            at_0=of_rank_0[at] if at < len(of_rank_0) else {},
+            misfits=attempt.of("misfit", rank),
+        )
+
     def _keys(self, step: Step, expected: Step, rounding: float = 0.0) -> dict[str, list[str]]:
         """Return the names of what differs in each part by more than noise."""
-        keys = {}
+        keys: dict[str, list[str]] = {}
+        if "blind" in step or "blind" in expected:
+            return keys
         for part in PARTS:
             allowed = self.noise.get(part, 0.0) * _NOISE_FACTOR + rounding
             ours, theirs = step.get(part, {}), expected.get(part, {})
@@ -159,13 +188,10 @@ class Straight:
         ):
             size = max((size for _, size in _different(step.get("model", {}), expected.get("model", {}))), default=0.0)
             if size > self.noise.get("model", 0.0) * _NOISE_FACTOR:
-                at = start + index + 1 if self.unit == "step" else self._report_after(start + index)
-                return Drift(at, "the parameters differ", size)
+                ends = [note["steps"] > start + index for note in self.attempt.of("report", self.attempt.rank)]
+                at = start + index if self.unit == "step" else (ends.index(True) if True in ends else len(ends) - 1)
+                return Drift(at + 1, "the parameters differ", size)
         return None
-
-    def _report_after(self, steps: int) -> int:
-        done = len(self.attempt.of("report", self.attempt.rank))
-        return next((count for count in range(1, done + 1) if self.attempt.steps_before(count) > steps), done)
 
     def _drift_of_metrics(self, attempt: Attempt) -> tuple[Drift | None, list[str]]:
         """Return the first metric that differs by more than noise, and those that only tell where an attempt began."""
@@ -173,8 +199,8 @@ class Straight:
         for number, name, mine, yours, size in self._metric_differences(attempt):
             if name in self.measured or size <= self.noise.get(name, 0.0) * _NOISE_FACTOR:
                 continue
-            values = {metrics.get(name) for metrics in attempt.metrics.values()}
-            if len(values) == 1 < len(attempt.metrics) and not isinstance(mine, float):
+            values = [metrics.get(name) for metrics in attempt.metrics.values()]
+            if len(values) > 1 and not isinstance(mine, float) and all(value == mine for value in values):
                 aside[name] = f"`{name}` is {mine} instead of {yours}, without an effect"
             elif drift is None:
                 drift = Drift(number, f"{name} {_number(mine)} instead of {_number(yours)}", size)
@@ -182,20 +208,13 @@ class Straight:
 
     def _metric_differences(self, attempt: Attempt) -> Iterator[tuple[int, str, Any, Any, float]]:
         """Yield number, name, both values and relative difference of each metric that differs, the earliest first."""
-        for (rank, number), ours in sorted(attempt.metrics.items(), key=lambda item: item[0][::-1]):
-            theirs = self.attempt.metrics.get((rank, number))
-            if theirs is not None and number <= self.until:
+        straight = {key: row for key, row in self.attempt.rows().items() if row[0] <= self.until}
+        rows = sorted(attempt.rows().items(), key=lambda item: item[1][0])
+        for key, (number, ours) in rows:
+            if key in straight:
+                theirs = straight[key][1]
                 for name, size in _different(ours, theirs):
                     yield number, name, ours.get(name), theirs.get(name), size
-
-
-def _causes(found: Sequence[tuple[int, Differences]]) -> list[Cause]:
-    """Return the causes of the earliest differences, each once."""
-    first = min((index for index, _ in found), default=0)
-    causes = [cause for index, differences in found if index == first for cause in differences.causes()]
-    by_name = {cause.name: cause for cause in reversed(causes)}
-    known = [by_name[name] for name in dict.fromkeys(cause.name for cause in causes) if name != "unknown"]
-    return known or [Cause("unknown", "")]
 
 
 def _whole(steps: Sequence[Step]) -> Step:
@@ -221,15 +240,14 @@ def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[t
 
 
 def _distance(one: Any, other: Any) -> float:
-    """Return the relative difference of two numbers, or of two lists of numbers; infinity for anything else."""
+    """Return the relative difference of two numbers, or of lists of numbers by their largest; else infinity."""
     if one == other or (one != one and other != other):  # NaN
         return 0.0
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return max(map(_distance, one, other))
-    if {type(one), type(other)} <= {int, float} and float in (type(one), type(other)):
-        largest = max(abs(one), abs(other))
-        return abs(one - other) / largest if math.isfinite(largest) else math.inf
-    return math.inf
+    ours, theirs = (value if isinstance(value, list) else [value] for value in (one, other))
+    numbers = [*ours, *theirs]
+    if len(ours) != len(theirs) or not all(type(value) in (int, float) and math.isfinite(value) for value in numbers):
+        return math.inf
+    return max(abs(mine - yours) for mine, yours in zip(ours, theirs, strict=True)) / max(map(abs, numbers))
 
 
 def _number(value: Any) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from distrain.drilling.causes import Cause
 from distrain.drilling.compare import Comparison, Drift, Straight
+from distrain.drilling.journal import LEAST
 from distrain.drilling.order import Order, ProbeOrder
 from distrain.drilling.trial import Trial
 from distrain.drilling.verdict import DrillReport, Saving, Times, Verdict
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
     from distrain.coordinator.trainer import DataParallelTrainer
     from distrain.drilling.journal import Attempt, Journal
+    from distrain.drilling.order import Unit
 
 __all__ = ["drill"]
 
 DISTURBANCES = ("kill", "all", "stop", "report", "host", "workers")
-_LEAST = 3
-"""The units, and saves, without which there is little to compare."""
+_LEAST_SAVES = 3
 
 
 def drill(
@@ -46,7 +47,7 @@ def drill(
 
     All runs have a directory of their own, which is deleted. See docs/drill.md.
 
-    reports: of an undisturbed run, which also goes on until it has three checkpoints.
+    reports: of an undisturbed run, which goes on until it has three checkpoints, too.
     minutes: the longest time of an undisturbed run.
     only: some of ``kill`` (of a rank), ``all`` (everything is killed), ``stop`` (SIGTERM), ``report`` (a rank dies
         before it reports a checkpoint), ``host`` (the loss of one of several) and ``workers`` (one fewer).
@@ -98,34 +99,49 @@ class Drill:
         self._late = self._began + minutes * 60
         self._limit_s = minutes * 60 + 60
         self._straight: Straight
-        self._checkpoints: list[dict[int, Path]] = []
+        self._checkpoints: list[Mapping[int, Path]] = []
         """Those of the undisturbed runs."""
+        self._trial: Trial | None = None
         self._verdicts: list[Verdict] = []
         self._preemption_s: float | None = None
 
     def run(self, only: Collection[str] = DISTURBANCES) -> DrillReport:
-        """Run all trials. Raises JobError for a script that fails by itself."""
+        """Run all trials. Raises JobError for a script that fails by itself, or cannot be compared."""
+        try:
+            return self._run(only)
+        finally:
+            if self._trial is not None:
+                self._trial.kill()
+
+    def _run(self, only: Collection[str]) -> DrillReport:
         first = self._undisturbed("undisturbed-1", self._is_enough)
         attempt = first.attempts[0]
         unit, until = attempt.unit, attempt.done(attempt.unit)
-        seconds = time.time() - self._began
-        if until < _LEAST:
+        seconds, steps = time.time() - self._began, attempt.of("step")
+        blind = [step["blind"] for step in steps if "blind" in step]
+        if until < LEAST or (unit == "step" and len(blind) == len(steps)):
             raise JobError(
-                f"there is too little to compare: {until} calls of report(), or steps of an optimizer of torch, in "
-                f"{seconds:.0f} s. Have the script report more often, or give it more time (--minutes)"
+                f"there is too little to compare in {seconds:.0f} s: {until} calls of report(), or steps of an "
+                f"optimizer of torch{''.join(f' ({why})' for why in blind[:1])}. Have the script report more often, or raise "
+                "--minutes"
             )
         self._limit_s = 3 * seconds + 60
         second = self._undisturbed("undisturbed-2", lambda now: now.attempts[0].done(unit) >= until)
         self._straight = Straight(attempt, unit, until).with_second(second.attempts[0])
-        self._checkpoints = [dict(one.checkpoints) for one in (first, second)]
+        self._checkpoints = [first.checkpoints, second.checkpoints]
         is_exact = self._straight.is_deterministic
         why = "the same, bit by bit" if is_exact else self._straight.why_noisy(second.attempts[0])
         self._add(Verdict("undisturbed, twice", "exact" if is_exact else "noise", why))
-        if saves := [count for count in attempt.saves(unit) if count < until]:
+        saves = [count for count in attempt.saves(unit) if count < until]
+        if not saves and not first.has_finished:
+            raise JobError(f"there is no checkpoint in {until} {unit}s: save more often, or raise --minutes")
+        if saves:
             self._disturb(saves, first.hosts, only)
         else:
             text = f"no checkpoint in {until} {unit}s: training starts again from the beginning"
             self._add(Verdict("any failure", "failed", text, [Cause("not-loaded", "")]))
+        if len(self._verdicts) == 1:
+            raise JobError(f"none of {', '.join(only)} can be tried with this script, these workers and these hosts")
         return DrillReport(
             target=" ".join(self._template.arguments) or "trainer",
             workers=len(attempt.notes),
@@ -134,7 +150,7 @@ class Drill:
             verdicts=self._verdicts,
             saving=self._saving(attempt),
             preemption_s=self._preemption_s,
-            notes=self._notes(attempt),
+            notes=self._notes(attempt, blind),
             seconds=time.time() - self._began,
         )
 
@@ -142,22 +158,25 @@ class Drill:
         self._verdicts.append(verdict)
         self._tell(verdict)
 
-    def _trial(self, name: str) -> Trial:
-        return Trial(self._template, self._folder / name, self._limit_s)
+    def _new_trial(self, name: str) -> Trial:
+        self._trial = Trial(self._template, self._folder / name, self._limit_s)
+        return self._trial
 
     def _is_enough(self, now: Journal) -> bool:
         attempt = now.attempts[0]
-        has_enough = attempt.done(attempt.unit) >= self._reports and len(attempt.saves(attempt.unit)) >= _LEAST
+        unit: Unit = "report" if attempt.of("report") else "step"
+        has_enough = attempt.done(unit) >= self._reports and len(attempt.saves(unit)) >= _LEAST_SAVES
         return has_enough or time.time() > self._late
 
     def _undisturbed(self, name: str, is_enough: Callable[[Journal], bool]) -> Journal:
-        trial = self._trial(name)
+        trial = self._new_trial(name)
         trial.start(ProbeOrder())
         is_stopped = trial.watch(is_enough) and trial.is_running
-        code, journal = trial.stop(), trial.journal()
+        seen, code = trial.journal(), trial.stop()
+        journal = trial.journal()
         if (code and not is_stopped) or journal.resumed.number:
-            raise JobError(f"the script fails without any disturbance: {trial.why_failed()}")
-        return journal
+            raise JobError(f"the script fails without any disturbance: {trial.why_failed()[0]}")
+        return replace(journal, attempts=seen.attempts) if is_stopped else journal  # without what the stop has caused
 
     # -- disturbances ---------------------------------------------------------------------------------------------
 
@@ -173,7 +192,8 @@ class Drill:
         if "stop" in only:
             self._preempted(order)
         if "report" in only and unit == "report":
-            act = replace(order, act="kill before report", rank=attempt.rank)
+            at = middle if saves[-1] > middle else 1
+            act = replace(order, act="kill before report", rank=attempt.rank, at=at)
             self._killed(f"rank {attempt.rank} dies between its checkpoint and report()", act)
         if "host" in only and len(hosts) > 1:
             self._killed(f"host {host} is lost", replace(order, act="kill host"))
@@ -185,12 +205,12 @@ class Drill:
         return resumed.number > 0 and before + resumed.done(straight.unit) >= straight.until
 
     def _killed(self, disturbance: str, order: ProbeOrder) -> None:
-        trial = self._trial(order.act.replace(" ", "-"))
+        trial = self._new_trial(order.act.replace(" ", "-"))
         trial.start(order)
         self._judge(disturbance, trial, victim=order.rank)
 
     def _all_killed(self, order: ProbeOrder, only: Collection[str]) -> None:
-        trial, fewer = self._trial("all"), len(self._straight.attempt.notes) - 1
+        trial, fewer = self._new_trial("all"), len(self._straight.attempt.notes) - 1
         trial.start(order)
         has_paused = trial.watch(lambda now: bool(now.attempts[0].of("pause")))
         trial.kill()
@@ -204,20 +224,20 @@ class Drill:
             self._judge_fewer(fewer, order)
 
     def _preempted(self, order: ProbeOrder) -> None:
-        trial = self._trial("stop")
-        trial.start(ProbeOrder())
-        trial.watch(lambda now: now.attempts[0].done(order.unit) >= order.at)
+        trial = self._new_trial("stop")
+        trial.start(replace(order, act="linger"))
+        trial.watch(lambda now: bool(now.attempts[0].of("linger")))
         signalled = time.time()
         trial.ask_to_stop()
         trial.watch(lambda now: not trial.is_running)
         ended, attempt = time.time(), trial.journal().attempts[0]
-        notes = (*attempt.of("report"), *attempt.of("save"))
+        notes = [*attempt.of("save"), *(attempt.of("report") if attempt.of("should_stop") else [])]
         saved = [note["time"] - signalled for note in notes if note.get("saves", True) and note["time"] > signalled]
         if saved:
             self._preemption_s = ended - signalled
             how = f"saves {max(saved):.1f} s after SIGTERM"
         elif attempt.of("should_stop"):
-            how = f"saves nothing, and has ended {ended - signalled:.0f} s after SIGTERM"
+            how = f"saves nothing in its grace, which ends {ended - signalled:.0f} s after SIGTERM"
         else:
             how = "never saves: no rank called should_stop()"
         started = time.time()
@@ -237,13 +257,18 @@ class Drill:
         trial.stop()
         journal, straight = trial.journal(), self._straight
         resumed, unit = journal.resumed, straight.unit
+        if journal.has_finished and not resumed.number:
+            self._add(Verdict(disturbance, "untested", f"{prefix}the script ends before anything is left to train"))
+            return
         if not resumed.number or not (has_caught_up or journal.has_finished):
-            why = trial.why_failed()
-            self._add(Verdict(disturbance, "failed", f"{prefix}does not go on: {why}", _causes_of_error(why)))
+            why, causes = trial.why_failed()
+            self._add(Verdict(disturbance, "failed", f"{prefix}does not go on: {why}", causes))
             return
         before = next(one for one in journal.attempts if one.number == resumed.number - 1)
         start = straight.start_of(resumed, before.done(unit))
-        found = self._with_checkpoints(straight.compare(resumed, start), journal)
+        found = straight.compare(resumed, start)
+        if found.outcome == "exact" and straight.attempt.steps_before(resumed.first) == resumed.offset:
+            found = self._with_checkpoints(found, journal, start)
         lost = before.done(unit) - (resumed.first if unit == "report" else start)
         text = {"exact": "exact", "noise": "equal within noise"}.get(found.outcome, "")
         if found.drift is not None:
@@ -256,7 +281,7 @@ class Drill:
     def _judge_fewer(self, workers: int, order: ProbeOrder) -> None:
         disturbance, trial, unit = (
             f"{workers} instead of {workers + 1} workers",
-            self._trial("workers"),
+            self._new_trial("workers"),
             self._straight.unit,
         )
         trial.start(ProbeOrder(), workers)
@@ -266,27 +291,28 @@ class Drill:
         trial.stop()
         resumed = trial.journal().resumed
         if not resumed.number:
-            why = trial.why_failed()
-            self._add(Verdict(disturbance, "refused", f"does not start: {why}", _causes_of_error(why)))
+            why, causes = trial.why_failed()
+            self._add(Verdict(disturbance, "refused", f"does not start: {why}", causes))
         elif causes := self._straight.compare_start(resumed, self._straight.start_of(resumed, order.at)):
             self._add(Verdict(disturbance, "drift", "begins with another state", causes))
         else:
             self._add(Verdict(disturbance, "state", "begins with the same state; its batches must differ"))
 
-    def _with_checkpoints(self, found: Comparison, journal: Journal) -> Comparison:
+    def _with_checkpoints(self, found: Comparison, journal: Journal, start: int) -> Comparison:
         """Return the comparison with what only the checkpoints show."""
         if find_spec("torch") is None:
             return found
         from distrain.torch.drill.contents import differing_tensors
 
-        for step, path in sorted(journal.checkpoints.items()):
-            undisturbed = [each[step] for each in self._checkpoints if step in each]
-            if found.outcome != "drift" and step > journal.resumed.first and len(undisturbed) == 2:
-                tensors = differing_tensors(path, *undisturbed)
-                what = ", ".join(f"`{name}`" for name in tensors[:2]) + (" and more" if len(tensors) > 2 else "")
-                if tensors:
-                    drift = Drift(step, f"in {path.name}, {what} differ")
-                    return replace(found, outcome="drift", drift=drift, causes=[Cause("unknown", "")])
+        for number, path in sorted(journal.checkpoints.items()):
+            undisturbed = [each[number] for each in self._checkpoints if number in each]
+            if number <= journal.resumed.first or number > self._straight.until or len(undisturbed) < 2:
+                continue
+            if tensors := differing_tensors(path, *undisturbed):
+                named = ", ".join(f"`{name}`" for name in tensors[:2]) + (" and more" if len(tensors) > 2 else "")
+                drift = Drift(number, f"in {path.name}, {named} differ")
+                causes = self._straight.causes(journal.resumed, start)
+                return replace(found, outcome="drift", drift=drift, causes=causes)
         return found
 
     def _times(self, before: Attempt, resumed: Attempt, victim: int, started: float | None) -> Times | None:
@@ -306,22 +332,20 @@ class Drill:
         )
 
     def _saving(self, attempt: Attempt) -> Saving | None:
-        notes = attempt.of("report" if self._straight.unit == "report" else "save", attempt.rank)
-        saving = [note for note in notes if note.get("saves", True)]
+        saved = attempt.costs(self._straight.unit)
         restarts = [one.times.total_s for one in self._verdicts if one.times is not None]
-        if len(saving) < 2 or not restarts:
+        if len(saved) < 2 or not restarts:
             return None
-        plain = [note["seconds"] for note in notes if not note.get("saves", True)] or [0.0]
-        cost_s = statistics.median(note["seconds"] for note in saving) - statistics.median(plain)
-        interval_s = (saving[-1]["time"] - saving[0]["time"]) / (len(saving) - 1)
-        return Saving(max(cost_s, 1e-6), interval_s, max(restarts))
+        cost_s = statistics.median(seconds for _, seconds in saved)
+        period_s = (saved[-1][0] - saved[0][0]) / (len(saved) - 1)
+        return Saving(max(cost_s, 1e-6), max(period_s - cost_s, 0.0), max(restarts))
 
-    def _notes(self, attempt: Attempt) -> list[str]:
+    def _notes(self, attempt: Attempt, blind: Sequence[str]) -> list[str]:
         found = []
         if self._straight.measured:
             named = ", ".join(sorted(self._straight.measured))
             found.append(f"not compared, as they differ between undisturbed runs of equal models: {named}")
-        if blind := [note["blind"] for note in attempt.of("step") if "blind" in note]:
+        if blind:
             found.append(f"the state of the training could not be read: {blind[0]}")
         elif not attempt.of("step"):
             found.append("no optimizer of torch was seen, so only metrics and checkpoints are compared")
@@ -333,7 +357,3 @@ def _between(saves: Sequence[int], until: int, goal: float) -> int:
     at = max((save for save in saves if save <= goal), default=saves[0])
     after = min((save for save in saves if save > at), default=until)
     return at + (after - at) // 2
-
-
-def _causes_of_error(why: str) -> list[Cause]:
-    return [Cause("prefix", "")] if "state_dict" in why else []

@@ -1,11 +1,12 @@
-"""The working directory of a trial, and a fence around the user's own. Runs in: coordinator, worker.
+"""The working directory of a trial, and a fence around everything else. Runs in: coordinator, worker.
 
 A script finds its files in the working directory of a trial, and what it writes there is the trial's. Writing elsewhere
-in the user's directories raises an error. Native code is not seen, except for torch.save().
+raises an error. Native code is not seen, except for torch.save().
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -21,8 +22,10 @@ _LARGEST_COPY = 1_000_000
 """Bytes; larger files are linked."""
 _MOST_COPIES = 5000
 """Files that are copied. Those deeper down are linked, and directories with as many entries as a whole."""
+_LINKED = (".git", ".venv", "__pycache__", "node_modules", "venv")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
+_FREE = ("/dev", "/proc", "/run")
 
 
 def mirror(source: str | os.PathLike[str], target: Path) -> None:
@@ -32,38 +35,40 @@ def mirror(source: str | os.PathLike[str], target: Path) -> None:
     while folders:
         folder, made = folders.popleft()
         for entry in os.scandir(folder):
-            copy = made / entry.name
-            is_folder = entry.is_dir() and not entry.is_symlink() and not entry.name.startswith((".", "__"))
-            if is_folder and len(os.listdir(entry)) <= left:
-                copy.mkdir()
-                folders.append((Path(entry), copy))
-            elif entry.is_file() and entry.stat().st_size <= _LARGEST_COPY and left > 0:
-                shutil.copy2(entry, copy)
-                left -= 1
-            else:
-                copy.symlink_to(os.path.abspath(entry))
+            copy, is_own = made / entry.name, target.resolve().is_relative_to(os.path.abspath(entry))
+            with contextlib.suppress(OSError):  # it cannot be read, or has gone
+                is_folder = entry.is_dir() and not entry.is_symlink() and entry.name not in _LINKED and not is_own
+                if is_folder and len(os.listdir(entry)) <= left:
+                    copy.mkdir()
+                    folders.append((Path(entry), copy))
+                elif entry.is_file() and entry.stat().st_size <= _LARGEST_COPY and left > 0:
+                    shutil.copy2(entry, copy)
+                    left -= 1
+                else:
+                    copy.symlink_to(os.path.abspath(entry))
 
 
-def fence(roots: Sequence[str], allowed: str) -> Callable[[object], None]:
-    """From now on, raise PermissionError if Python code of this process writes below ``roots``.
+def fence(users: Sequence[str], allowed: str) -> Callable[[object], None]:
+    """From now on, raise PermissionError if Python code of this process writes anywhere but below ``allowed``.
 
-    Hidden files and directories are not fenced: caches are there. Return the check, for a path.
+    Caches are free, too: hidden directories of the home, and directories that variables such as HF_HOME name, unless
+    they are in a directory of ``users``. Return the check, for a path.
     """
-    temporary = os.path.realpath(tempfile.gettempdir())
-    free = [os.path.realpath(allowed), *(temporary for root in roots if _is_below(temporary, root))]
+    home = os.path.expanduser("~")
+    named = [value for name, value in os.environ.items() if name.endswith(("_HOME", "CACHE", "_CACHE_DIR"))]
+    free = [os.path.realpath(path) for path in (*_FREE, tempfile.gettempdir(), *filter(os.path.isabs, named))]
 
     def check(path: object) -> None:
         if not isinstance(path, (str, bytes, os.PathLike)):
             return
         real = os.path.realpath(os.fsdecode(path))
-        for root in roots:
-            parts = real[len(root) :].split(os.sep)
-            is_hidden = any(part.startswith((".", "__pycache__")) for part in parts)
-            if _is_below(real, root) and not is_hidden and not any(_is_below(real, one) for one in free):
-                raise PermissionError(
-                    f"distrain drill: the script writes {real}, which is yours. Relative paths are redirected into the "
-                    "drill's directory; in arguments, write {drill} for that directory, as in --output {drill}/out"
-                )
+        is_users = any(_is_below(real, root) for root in users) and "__pycache__" not in real
+        is_cache = real.startswith(f"{home}/.") or any(_is_below(real, root) for root in free)
+        if not _is_below(real, allowed) and (is_users or not is_cache):
+            raise PermissionError(
+                f"distrain drill: the script writes {real}, which may be yours. Relative paths are redirected into the "
+                "drill's directory; in arguments, write {drill} for that directory, as in --output {drill}/out"
+            )
 
     def hear(event: str, arguments: tuple[object, ...]) -> None:
         if event == "open":

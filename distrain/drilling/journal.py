@@ -23,16 +23,21 @@ if TYPE_CHECKING:
     Note = dict[str, Any]
 
 
+LEAST = 3
+"""The units without which there is too little to compare."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One attempt of a trial.
 
-    first: the reports before it. notes: those of each rank, in order.
+    first, offset: the reports, and the steps, before it. notes: those of each rank, in order.
     metrics: by rank and number of the report over the whole run.
     """
 
     number: int = 0
     first: int = 0
+    offset: int = 0
     ended: float | None = None
     notes: Mapping[int, list[Note]] = field(default_factory=dict)
     metrics: Mapping[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
@@ -49,27 +54,53 @@ class Attempt:
 
     @property
     def unit(self) -> Unit:
-        """What can be counted."""
-        return "report" if self.of("report") else "step"
+        """What can be counted: reports, if there are enough."""
+        return "report" if len(self.of("report", self.rank)) >= LEAST else "step"
 
     def done(self, unit: Unit) -> int:
         """Return how many units of the whole run are done; of steps, those of this attempt."""
         return len(self.of(unit, self.rank)) + (self.first if unit == "report" else 0)
 
     def saves(self, unit: Unit) -> list[int]:
-        """Return after how many units something was saved: with a report or, in steps, by torch.save()."""
+        """Return after how many units something was saved: with a report or, if steps are counted, by torch.save()."""
         found, count = [], 0
         for note in self.notes.get(self.rank, []):
             count += note["what"] == unit
-            if note["what"] == "save" if unit == "step" else note.get("saves"):
+            if note.get("saves") or (note["what"] == "save" and unit == "step"):
                 found.append(count)
         return list(dict.fromkeys(found))
 
+    def costs(self, unit: Unit) -> list[tuple[float, float]]:
+        """Return when each checkpoint was saved, and how long that took."""
+        found, seconds = [], 0.0
+        for note in self.notes.get(self.rank, []):
+            if note["what"] == "save" or note.get("saves"):
+                seconds += note["seconds"]
+            if seconds and (note.get("saves") or (note["what"] == "step" and unit == "step")):
+                found.append((note["time"], seconds))
+                seconds = 0.0
+        return found
+
     def steps_before(self, reports: int) -> int:
-        """Return the steps before so many reports."""
-        whats = [note["what"] for note in self.notes.get(self.rank, []) if note["what"] in ("report", "step")]
-        ends = [index for index, what in enumerate(whats) if what == "report"]
-        return whats[: ends[reports - 1]].count("step") if 0 < reports <= len(ends) else 0
+        """Return the steps that had ended after so many reports of this attempt."""
+        return int(self.of("report", self.rank)[reports - 1]["steps"]) if reports > 0 else 0
+
+    def rows(self) -> dict[tuple[int, int, int], tuple[int, dict[str, Any]]]:
+        """Return the numbers and metrics of reports by rank, steps of the whole run, and place among equal ones.
+
+        Numbers alone do not tell which reports belong together: one that is made after a signal is an additional one.
+        Without steps, they have to do.
+        """
+        found: dict[tuple[int, int, int], tuple[int, dict[str, Any]]] = {}
+        for rank in self.notes:
+            counts: dict[int, int] = {}
+            for index, note in enumerate(self.of("report", rank)):
+                number = self.first + index + 1
+                steps = self.offset + note["steps"] if self.of("step", rank) else number
+                place = counts[steps] = counts.get(steps, 0) + 1
+                if (rank, number) in self.metrics:
+                    found[rank, steps, place] = number, self.metrics[rank, number]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +128,13 @@ def read_journal(root: Path) -> Journal:
     metrics: dict[int, list[dict[str, Any]]] = {}
     for line in read_metrics(paths.metrics, rank=None):
         metrics.setdefault(line["attempt"], []).append(line)
-    attempts = [
-        Attempt(
-            number=(number := one["attempt"]),
-            first=(first := one.get("first_step", 0)),
-            ended=one.get("ended"),
-            notes=logs.get(number, {}),
-            metrics={
-                (line["rank"], first + line["index"]): flatten(line["metrics"]) for line in metrics.get(number, [])
-            },
-        )
-        for one in manifest.get("attempts", [])
-    ]
+    attempts: list[Attempt] = []
+    for one in manifest.get("attempts", []):
+        number, first = one["attempt"], one.get("first_step", 0)
+        rows = {(line["rank"], first + line["index"]): flatten(line["metrics"]) for line in metrics.get(number, [])}
+        before = [each for each in attempts if each.first < first <= each.done("report")]
+        offset = before[-1].offset + before[-1].steps_before(first - before[-1].first) if before else 0
+        attempts.append(Attempt(number, first, offset, one.get("ended"), logs.get(number, {}), rows))
     return Journal(
         attempts=attempts or [Attempt()],
         checkpoints={json.loads((path / ".manifest.json").read_text())["step"]: path for path in paths.checkpoints()},

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 Unit = Literal["report", "step"]
 """What is counted: calls of report(), or training steps of a script that does not report."""
-Act = Literal["", "kill", "kill before report", "kill host", "pause"]
+Act = Literal["", "kill", "kill before report", "kill host", "pause", "linger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class ProbeOrder:
     """What each rank does.
 
     act: what ``rank`` does after the ``at``-th unit of the first attempt: it kills its process or its host, kills its
-        process before it reports its next checkpoint, or waits until the drill kills everything.
-    fenced: directories of the user in which nothing must be written, except below ``allowed``.
+        process before it reports its next checkpoint, waits until the drill kills everything, or lingers for a moment.
+    fenced: directories of the user. allowed: the directory in which everything may be written.
     """
 
     unit: Unit = "report"

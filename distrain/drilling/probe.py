@@ -10,6 +10,8 @@ import os
 import random
 import sys
 import time
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.current import session_of
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 MARK = "\x1edrill "
 """Begins a line of notes."""
+_LINGERS_S = 0.5
+"""Seconds in which the drill sends a signal."""
 
 
 class Probe:
@@ -32,6 +36,8 @@ class Probe:
         self._order = order
         self._uses_torch = uses_torch
         self._counts: dict[Unit, int] = {"report": 0, "step": 0}
+        self.steps_done = 0
+        """Steps that have ended, while those that are counted have begun."""
 
     def __call__(self) -> None:
         """Seed the random numbers, and begin to watch. Called in the worker."""
@@ -40,10 +46,10 @@ class Probe:
         self.check_path: Callable[[object], None] = fence(self._order.fenced, self._order.allowed)
         rank = session.context.world_rank
         random.seed(rank)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(rank)
+        if find_spec("numpy"):
+            import_module("numpy").random.seed(rank)
         self.note("begin")
-        if self._uses_torch:
+        if self._uses_torch or "torch" in sys.modules:
             from distrain.torch.drill.training_state import watch
 
             watch(self, seed=rank)
@@ -54,7 +60,8 @@ class Probe:
                 self._kill(os.getpid())
             began = time.time()
             report(metrics, checkpoint, *more, **options)
-            self.count("report", saves=checkpoint is not None, seconds=time.time() - began)
+            seconds = time.time() - began
+            self.count("report", saves=checkpoint is not None, seconds=seconds, steps=self.steps_done)
 
         def noted_should_stop() -> bool:
             if session._stop_calls == 0:
@@ -86,6 +93,9 @@ class Probe:
                 self.note("pause")
                 while True:
                     time.sleep(1)
+            case "linger" if self._counts[unit] == self._order.at:
+                self.note("linger")
+                time.sleep(_LINGERS_S)
 
     def _is_due(self) -> bool:
         context, order = self._session.context, self._order

@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from distrain.drilling.causes import Cause
 from distrain.drilling.fence import mirror
 from distrain.drilling.journal import Journal, read_journal
 from distrain.storage import names
@@ -40,9 +41,10 @@ class Trial:
     def __init__(self, template: Order, folder: Path, limit_s: float) -> None:
         self._template, self._folder = template, folder
         self._deadline = time.time() + limit_s
-        self._process: Process
+        self._process: Process | None = None
         if not folder.exists():
             (folder / "files").mkdir(parents=True)
+            (folder / "tmp").mkdir()
             mirror(os.getcwd(), folder / "work")
 
     def start(self, probe: ProbeOrder, workers: int | None = None) -> None:
@@ -60,6 +62,7 @@ class Trial:
             "DISTRAIN_TRACKERS": "",
             "MLFLOW_TRACKING_URI": f"file:{folder / 'mlruns'}",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "TMPDIR": str(folder / "tmp"),
             "WANDB_MODE": "offline",
             "XDG_STATE_HOME": str(folder),
         }
@@ -74,12 +77,12 @@ class Trial:
     def watch(self, until: Callable[[Journal], bool]) -> bool:
         """Wait until something is so, the run ends, or its time is over. Return whether it has become so."""
         while time.time() < self._deadline:
-            has_ended = not self.is_running
+            has_ended, began = not self.is_running, time.time()
             if until(self.journal()):
                 return True
             if has_ended:
                 return False
-            time.sleep(_POLL_S)
+            time.sleep(max(_POLL_S, 3 * (time.time() - began)))  # a large model has long notes
         return False
 
     def journal(self) -> Journal:
@@ -88,16 +91,17 @@ class Trial:
 
     @property
     def is_running(self) -> bool:
-        return self._process.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM, as before a preemption."""
-        self._process.send_signal(signal.SIGTERM)
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
 
     def stop(self) -> int:
         """End the run at once, and return the exit code."""
         for wait_s in (0.5, _STOP_S):
-            if self.is_running:
+            if self._process is not None and self.is_running:
                 self.ask_to_stop()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(wait_s)
@@ -105,6 +109,8 @@ class Trial:
 
     def kill(self) -> int:
         """Kill all processes of the run at once, so that none sees another one die. Return the exit code."""
+        if self._process is None:
+            return 0
         if self.is_running:
             kill_tree(self._process.pid)
         return self._process.wait()
@@ -113,10 +119,11 @@ class Trial:
         """Copy what a killed run has left, for another trial."""
         shutil.copytree(self._folder, folder, symlinks=True, ignore=shutil.ignore_patterns(names.REQUESTS))
 
-    def why_failed(self) -> str:
-        """Return the error of the run, or the last that the process has said."""
+    def why_failed(self) -> tuple[str, list[Cause]]:
+        """Return the error of the run, or the last that the process has said, and what it points to."""
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
             error = json.loads((self._folder / "runs/run/error.json").read_text())
-            return str(error["failures"][0]["summary"])
+            is_prefix = "state_dict" in error["message"] and "module." in error["message"]
+            return str(error["failures"][0]["summary"]), [Cause("prefix", "")] if is_prefix else []
         said = (self._folder / "console.log").read_text(errors="replace").splitlines()
-        return next((line for line in reversed(said) if line.strip() and "\x1e" not in line), "it says nothing")
+        return next((line for line in reversed(said) if line.strip() and "\x1e" not in line), "it says nothing"), []

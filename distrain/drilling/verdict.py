@@ -44,12 +44,13 @@ class Verdict:
 
     disturbance: such as ``kill -9 of rank 1``.
     outcome: ``noise``: equal within it; ``state``: the state at the start is the same, with another number of workers;
-        ``failed``: the script does not go on; ``refused``: it does not start with another number of workers.
+        ``failed``: the script does not go on; ``refused``: it does not start with another number of workers;
+        ``untested``: it ended too early.
     text: the verdict in words. lost: units that were repeated.
     """
 
     disturbance: str
-    outcome: Literal["exact", "noise", "state", "drift", "failed", "refused"]
+    outcome: Literal["exact", "noise", "state", "drift", "failed", "refused", "untested"]
     text: str
     causes: Sequence[Cause] = ()
     lost: int | None = None
@@ -91,7 +92,7 @@ class Saving:
         0.0069
         """
         per_failure_s = self.restart_s + (interval_s + self.cost_s) / 2
-        return self.cost_s / (interval_s + self.cost_s) + per_failure_s * failures_per_day / _DAY_S
+        return min(self.cost_s / (interval_s + self.cost_s) + per_failure_s * failures_per_day / _DAY_S, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class Probe(Protocol):
     """Hears what happens."""
 
     check_path: Callable[[object], None]
+    steps_done: int
 
     def note(self, what: str, **facts: Any) -> None: ...
 
@@ -84,6 +85,7 @@ class _Watch:
     # -- what happens ---------------------------------------------------------------------------------------------
 
     def _at_step_end(self, *_: Any) -> None:
+        self._probe.steps_done += not self._is_new_step
         self._is_new_step = True
 
     def _note_load(self, module: nn.Module, keys: Any, *_: Any) -> None:
@@ -143,16 +145,14 @@ class _Watch:
                 keywords = function.f_locals.get("kwargs", {})
             found.look_into(function)
         names = {identity: name for name, identity in reversed(found.names)}
-        of_models = {names.get(id(one), f"parameter {index}"): one for index, one in enumerate(trained)}
+        of_models: dict[str, torch.Tensor] = {}
+        for index, one in enumerate(trained):
+            name = names.get(id(one), "parameter")
+            of_models[f"{name} ({index})" if name in of_models else name] = one
         return {
             "model": _digests(of_models),
             "optimizer": _digests(_tensors_of(optimizers)),
-            "lr": {
-                f"{type(each).__name__}.{key}": [_plain(group[key]) for group in each.param_groups]
-                for each in optimizers
-                for key in ("lr", "betas", "momentum", "weight_decay")
-                if key in each.param_groups[0]
-            },
+            "lr": {name: [_plain(group["lr"]) for group in each.param_groups] for name, each in _named(optimizers)},
             "scheduler": _states(self._living("scheduler")),
             "scaler": _states(self._living("scaler")),
             "buffers": _digests(found.buffers),
@@ -193,12 +193,12 @@ class _Found:
         self._seen.add(id(value))
         if isinstance(value, nn.Module):
             self._add_module(name, value)
-        elif isinstance(value, torch.Generator):
-            self.generators[name] = _digest([value.get_state()])
-        elif hasattr(value, "bit_generator"):
-            self.generators[name] = _digest([repr(value.bit_generator.state)])
         elif isinstance(value, dict):
             self._add_mapping(name, value)
+        elif isinstance(value, torch.Generator):
+            self.generators[name] = _digest([value.get_state()])
+        elif type(value).__name__ == "Generator" and type(value).__module__.startswith("numpy"):
+            self.generators[name] = _digest([repr(value.bit_generator.state)])
         elif depth < _DEEPEST and _is_users(value):
             for key, one in list(vars(value).items()):
                 if type(one) is int and not key.startswith("_"):
@@ -210,7 +210,9 @@ class _Found:
         self._seen |= {id(one) for one in module.modules()}
         if any(id(one) in self._trained for one in parameters.values()):
             self.names += [(key.removeprefix("module."), id(one)) for key, one in parameters.items()]
-            self.buffers |= {key.removeprefix("module."): one for key, one in buffers.items()}
+            for key, one in buffers.items():
+                plain = key.removeprefix("module.")
+                self.buffers[f"{name}.{plain}" if plain in self.buffers else plain] = one
         elif parameters and not isinstance(module, nn.modules.loss._Loss):
             self.averages |= {f"{name}.{key}": one for key, one in (parameters | buffers).items()}
 
@@ -235,23 +237,30 @@ def _is_users(value: object) -> bool:
     return is_users and hasattr(value, "__dict__")
 
 
+def _named(made: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield objects with the names of their classes, numbered if there are several."""
+    for index, one in enumerate(made):
+        number = sum(type(other) is type(one) for other in made[:index]) + 1
+        yield f"{type(one).__name__} {number}" if number > 1 else type(one).__name__, one
+
+
 def _tensors_of(optimizers: list[Optimizer]) -> dict[str, torch.Tensor]:
     """Return the state of optimizers, such as ``AdamW.exp_avg.0`` of the first parameter."""
     found = {}
-    for optimizer in optimizers:
+    for name, optimizer in _named(optimizers):
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         for index, parameter in enumerate(parameters):
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, (torch.Tensor, int, float)):
-                    found[f"{type(optimizer).__name__}.{key}.{index}"] = torch.as_tensor(value)
+                    found[f"{name}.{key}.{index}"] = torch.as_tensor(value)
     return found
 
 
 def _states(made: list[Any]) -> Part:
     """Return the plain values in the states of schedulers or scalers."""
     return {
-        f"{type(one).__name__}.{key}": _plain(value)
-        for one in made
+        f"{name}.{key}": _plain(value)
+        for name, one in _named(made)
         for key, value in one.state_dict().items()
         if isinstance(value, (int, float, list, tuple))
     }
@@ -283,7 +292,7 @@ def _digests(tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
     return found
 
 
-def _digest(leaves: list[Any]) -> int:
+def _digest(leaves: list[Any]) -> str:
     """Return a checksum of tensors and texts."""
     checksum = 0
     for leaf in leaves:
@@ -293,7 +302,7 @@ def _digest(leaves: list[Any]) -> int:
         else:
             data = str(leaf).encode()
         checksum = zlib.crc32(data, checksum)
-    return checksum
+    return f"{checksum:08x}"
 
 
 def _after(kind: Any, name: str, then: Callable[..., None]) -> None:

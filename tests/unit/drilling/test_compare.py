@@ -19,13 +19,13 @@ def state(number: int, rank: int = 0) -> Step:
         "what": "step",
         "model": {"weight": [1.0 + number, 2.0]},
         "optimizer": {"Adam.exp_avg.0": [0.1 * number, 0.2 * number]} if number else {},
-        "lr": {"Adam.lr": [0.1]},
+        "lr": {"Adam": [0.1]},
         "scheduler": {"StepLR.last_epoch": float(number)},
         "scaler": {"GradScaler.scale": 8.0},
         "buffers": {"running_mean": [float(number), 1.0]},
         "averages": {"ema.weight": [0.5 * number, 1.0]},
-        "random": {"torch": 1000 * rank + number, "Python": 5000 + number},
-        "data": {"inputs": 700 + number},
+        "random": {"torch": f"torch {rank} {number}", "Python": f"Python {number}"},
+        "data": {"inputs": f"batch {number}"},
         "loader": {"epoch": number // 3, "batch": number % 3 + 1},
         "counters": {"step": number, "epoch": number // 3, "first": 0},
     }
@@ -36,9 +36,10 @@ def attempt(
 ) -> Attempt:
     """An attempt of one rank that reports after each step."""
     steps = [state(each) for each in range(first, last)] if steps is None else steps
-    notes = [note for step in steps for note in (step, {"what": "report", "saves": False})]
+    ends = [{"what": "report", "saves": False, "steps": index + 1} for index in range(len(steps))]
+    notes = [note for pair in zip(steps, ends, strict=True) for note in pair]
     metrics = {(0, first + index + 1): {"loss": loss + first + index, **more} for index in range(len(steps))}
-    return Attempt(number=number, first=first, notes={0: notes}, metrics=metrics)
+    return Attempt(number=number, first=first, offset=first, notes={0: notes}, metrics=metrics)
 
 
 STRAIGHT = Straight(attempt(), "report", 12).with_second(attempt())
@@ -75,17 +76,17 @@ def test_the_first_difference_is_named_with_both_values() -> None:
         ({"optimizer": {}}, "optimizer"),
         ({"optimizer": {"Adam.exp_avg.0": [9.0, 9.0]}}, "optimizer"),
         ({"scheduler": {"StepLR.last_epoch": 0.0}}, "scheduler"),
-        ({"lr": {"Adam.lr": [0.2]}}, "scheduler"),
+        ({"lr": {"Adam": [0.2]}}, "scheduler"),
         ({"scaler": {"GradScaler.scale": 4.0}}, "scaler"),
-        ({"random": {"torch": 1, "Python": 5006}}, "random"),
+        ({"random": {"torch": "other", "Python": "Python 6"}}, "random"),
         ({"buffers": {"running_mean": [0.0, 1.0]}}, "buffers"),
         ({"averages": {"ema.weight": [0.0, 1.0]}}, "averages"),
-        ({"data": {"inputs": 1}, "loader": {"epoch": 0, "batch": 1}}, "sampler"),
-        ({"data": {"inputs": 1}, "loader": {"epoch": 2, "batch": 2}}, "position"),
-        ({"data": {"inputs": 703}}, "position"),
-        ({"data": {"inputs": 1}}, "sampler"),
+        ({"data": {"inputs": "other"}, "loader": {"epoch": 0, "batch": 1}}, "sampler"),
+        ({"data": {"inputs": "other"}, "loader": {"epoch": 2, "batch": 2}}, "position"),
+        ({"data": {"inputs": "batch 3"}}, "position"),
+        ({"data": {"inputs": "other"}}, "sampler"),
         ({"counters": {"step": 0, "epoch": 2, "first": 6}}, "step"),
-        ({"counters": {"step": 6, "epoch": 0, "first": 6}}, "epoch"),
+        ({"counters": {"step": 6, "epoch": 0, "first": 6}, "data": {"inputs": "other"}}, "epoch"),
         ({"model": state(0)["model"]}, "not-loaded"),
         ({"model": state(5)["model"]}, "early"),
         ({"model": {"weight": [3.0, 9.0]}}, "model"),
@@ -96,7 +97,7 @@ def test_what_differs_at_the_start_is_the_cause(changes: dict[str, Any], cause: 
 
 
 def test_data_that_depend_on_random_numbers_are_no_cause_of_their_own() -> None:
-    assert causes(resumed(random={"torch": 1, "Python": 2}, data={"inputs": 1})) == ["random"]
+    assert causes(resumed(random={"torch": "a", "Python": "b"}, data={"inputs": "other"})) == ["random"]
 
 
 def test_a_prefix_is_known_from_keys_that_did_not_fit() -> None:
@@ -162,3 +163,34 @@ def test_states_that_are_divided_among_ranks_are_summed_up() -> None:
 
 def test_variables_that_hold_what_was_loaded_are_no_averages() -> None:
     assert causes(resumed(averages={**state(6)["averages"], "loaded.weight": [1.0, 1.0]})) == ["unknown"]
+
+
+def test_an_additional_report_after_a_signal_does_not_shift_the_others() -> None:
+    """The stopped attempt has reported after its seventh step, in the middle of an interval of three."""
+
+    def each_third(first: int, last: int, *, number: int, reports: int, extra: int = 0) -> Attempt:
+        notes: list[Step] = []
+        metrics: dict[tuple[int, int], dict[str, Any]] = {}
+        for step in range(first, last):
+            notes.append(state(step))
+            if (step + 1) % 3 == 0 or step + 1 == extra:
+                notes.append({"what": "report", "saves": True, "steps": step + 1 - first})
+                reports += 1
+                metrics[0, reports] = {"loss": float(step)}
+        return Attempt(number=number, first=reports - len(metrics), offset=first, notes={0: notes}, metrics=metrics)
+
+    straight = Straight(each_third(0, 12, number=0, reports=0), "report", 4)
+    stopped = each_third(0, 7, number=0, reports=0, extra=7)
+    late = each_third(7, 12, number=1, reports=3)
+    assert (stopped.steps_before(3), late.first) == (7, 3)
+    assert straight.compare(late, straight.start_of(late, 3)).outcome == "exact"
+
+
+def test_a_difference_that_comes_later_is_traced_to_what_caused_it() -> None:
+    """The learning rate is another one after a while; models differ as a consequence."""
+    steps = [state(number) for number in range(6, 12)]
+    steps[2]["lr"] = {"Adam": [0.2]}
+    for step in steps[3:]:
+        step["model"] = {"weight": [99.0, 99.0]}
+    found = STRAIGHT.compare(attempt(6, number=1, steps=steps), 6)
+    assert [cause.name for cause in found.causes] == ["scheduler"]

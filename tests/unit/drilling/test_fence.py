@@ -15,7 +15,7 @@ PROGRAM = """
 import os, shutil, sys
 from distrain.drilling.fence import fence
 os.chdir(sys.argv[2])
-fence([os.path.realpath(sys.argv[1])], sys.argv[2])
+fence([os.path.realpath(sys.argv[1])], os.path.realpath(sys.argv[2]))
 print(open(sys.argv[1] + "/data.txt").read())
 for write in sys.argv[3:]:
     try:
@@ -37,7 +37,7 @@ def results(user: Path, own: Path, *writes: str) -> list[str]:
     return others
 
 
-def test_only_the_directories_of_the_user_are_fenced(tmp_path: Path) -> None:
+def test_nothing_is_written_outside_of_the_directory_that_is_allowed(tmp_path: Path) -> None:
     user, own = tmp_path / "user", tmp_path / "own"
     user.mkdir()
     own.mkdir()
@@ -54,7 +54,8 @@ def test_only_the_directories_of_the_user_are_fenced(tmp_path: Path) -> None:
         "shutil.rmtree(sys.argv[1])",
     ]
     assert results(user, own, *writes) == ["refused 2"] * len(writes)
-    allowed = ["open('out.txt', 'w')", "os.mkdir('new')", "os.mkdir(sys.argv[1] + '/.cache')"]
+    assert results(user, own, "open('/opt/new', 'w')", "os.mkdir(sys.argv[1] + '/.cache')") == ["refused 2"] * 2
+    allowed = ["open('out.txt', 'w')", "os.mkdir('new')", "open('/dev/null', 'w')"]
     assert results(user, own, *allowed) == ["written"] * len(allowed)
 
 
