@@ -122,7 +122,7 @@ class Drill:
         if until < LEAST or (unit == "step" and len(blind) == len(steps)):
             raise JobError(
                 f"there is too little to compare in {seconds:.0f} s: {until} calls of report(), or steps of an "
-                f"optimizer of torch{''.join(f' ({why})' for why in blind[:1])}. Have the script report more often, or raise "
+                f"optimizer of torch{''.join(f' ({why})' for why in blind[:1])}. Report more often, or raise "
                 "--minutes"
             )
         self._limit_s = 3 * seconds + 60
