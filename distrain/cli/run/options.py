@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
+from distrain.cli.parsers import Parser
 from distrain.cli.run.config_options import add_options_of, parse_ranks
 from distrain.hosts.hostfile import ALWAYS_SET
 from distrain.system import __version__
@@ -55,12 +56,6 @@ exit codes: 0; after a failure that of the culprit (1 for an exception, 128 + n 
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Exit with one line. argparse would put the long usage in front of it."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. A function takes no arguments, so options of the launcher may follow it."""
     options, unknown = parser.parse_known_args(arguments)
@@ -97,7 +92,7 @@ def ignored_options(options: argparse.Namespace) -> list[str]:
 
 def make_parser(prog: str = "python -m distrain.launch") -> argparse.ArgumentParser:
     """Make the parser of the command line. ``tests/cli/launch_help.txt`` holds its ``--help``."""
-    parser = _Parser(
+    parser = Parser(
         prog=prog,
         description="Run a PyTorch script, module or function on several workers, on this machine or on many.",
         epilog=_EPILOG.replace("python -m distrain.launch", prog.replace(" check", " run")),

@@ -13,7 +13,6 @@ from distrain.coordinator.connection.agent_link import (
     LinkCallbacks,
     agent_argv,
     close_all,
-    run_all,
     stream_argv,
     sweeper_argv,
 )
@@ -21,6 +20,7 @@ from distrain.coordinator.connection.transport import LocalTransport
 from distrain.decisions.events import HostLost
 from distrain.hosts.host import Gpu, gpu_problem, interface_problem
 from distrain.system import process
+from distrain.system.background import in_threads
 from distrain.system.log import warn
 
 if TYPE_CHECKING:
@@ -214,8 +214,6 @@ class Connections:
 
     def _sweep(self, ids: Mapping[str, str]) -> None:
         """Kill the processes with these ids, by host; on many hosts at the same time."""
-        if not ids:
-            return
         flags = self._request.python_flags
-        commands = (sweeper_argv(self._transports[name], run_id, flags=flags) for name, run_id in ids.items())
-        run_all(commands, timeout_s=CLOSE_TIMEOUT_S, at_once=_SWEEPS_AT_ONCE)
+        commands = [sweeper_argv(self._transports[name], run_id, flags=flags) for name, run_id in ids.items()]
+        in_threads(lambda argv: process.output_of(argv, ".", CLOSE_TIMEOUT_S), commands, threads=_SWEEPS_AT_ONCE)
