@@ -26,13 +26,11 @@ _WITHOUT_EFFECT = (
 """Options of torchrun for things that distrain always does, or never needs."""
 _SHORT = {"redirects": "-r", "tee": "-t"}
 _INSTEAD = {
-    "detach": "start it with nohup or in tmux; `distrain logs RUN -f` shows its output",
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
     "print-completion": "`distrain run --help` lists the options",
-    "stacks": "`distrain stacks RUN` shows them",
     "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",
 }
-"""Options that distrain does not have, most of them torchrun's, and what to do instead."""
+"""Options of torchrun that distrain does not have, and what to do instead."""
 
 _EPILOG = """\
 targets:
