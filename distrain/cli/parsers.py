@@ -16,7 +16,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line; argparse would put the usage in front of it."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
+        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def make_parser(name: str, what: str, examples: str) -> Parser:

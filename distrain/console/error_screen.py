@@ -5,14 +5,14 @@ from __future__ import annotations
 from distrain.system.text import without_controls
 
 
-def show_error(kind: type[BaseException], text: str, title: str = "") -> None:
-    """Show the error of a run on stderr. ``title``: what has happened, by default what the kind of the error says."""
+def show_error(kind: type[BaseException], text: str) -> None:
+    """Show the error of a run on stderr."""
     from rich.console import Console  # these take a while, and most commands show no such error
     from rich.rule import Rule
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Rule(f"distrain: {title or _title_of(kind)}", style="red"))
+    console.print(Rule(f"distrain: {_title_of(kind)}", style="red"))
     first, _, rest = without_controls(text).partition("\n")
     console.print(Text(first, style="bold red"))
     if rest:

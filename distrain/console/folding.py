@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 WAIT_S = 0.2
 """Seconds for which a line waits for the same line of other ranks."""
-_MOST_WAITING = 2000
-"""Lines that may wait. Ranks that print more than that print too much to be read."""
 _NUMBER = attrgetter("number")
 
 
@@ -74,7 +72,7 @@ class Folding:
 
     def take(self, now: float) -> Iterator[FoldedLine]:
         """Remove and yield the lines that need not wait any longer."""
-        while self._waiting and (self._is_due(self._waiting[0], now) or len(self._waiting) > _MOST_WAITING):
+        while self._waiting and self._is_due(self._waiting[0], now):
             yield self._pop()
 
     def take_all(self) -> Iterator[FoldedLine]:

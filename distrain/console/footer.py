@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 _BAR_CELLS = 30
 _FEWEST_BAR_CELLS = 5
-_VERY_LATE = 6
-"""A report is very late, which is red, after so many times the seconds after which it is late."""
-_ARROWS = {1: " ↑", 0: "", -1: " ↓"}
 _GAP = "   "
 _MARKS = {
     "failed": ("✗", "bold red"),
@@ -89,7 +86,7 @@ def _progress(status: RunStatus, now: float, width: int) -> Text | None:
         f"{share:.0%}" if status.progress else None,
         rate(speed) if speed else None,
         f"{duration(left)} left" if left else None,
-        None if late_s is None else _late(status, late_s),
+        None if late_s is None else Text(f"no report for {duration(late_s)}", style="yellow"),
     )
     room = min(_BAR_CELLS, width - 2 - text.cell_len)
     return _drawn(share, room) + " " + text if status.progress and room >= _FEWEST_BAR_CELLS else text
@@ -100,20 +97,15 @@ def _drawn(share: float, cells: int) -> Text:
     return Text.assemble(("━" * done, "green"), ("╌" * (cells - done), "dim"))
 
 
-def _late(status: RunStatus, seconds: float) -> Text:
-    style = "bold red" if seconds > _VERY_LATE * status.report_patience_s else "yellow"
-    return Text(f"no report for {duration(seconds)}", style=style)
-
-
 def _metrics(status: RunStatus) -> Text | None:
     numbers = [(name, value) for name, value in status.metrics.items() if isinstance(value, (int, float))]
-    metrics = [_metric(name, value, _ARROWS[status.trend(name)]) for name, value in numbers[:_MOST_METRICS]]
+    metrics = [_metric(name, value) for name, value in numbers[:_MOST_METRICS]]
     return Text(_GAP).join(metrics) if metrics else None
 
 
-def _metric(name: str, value: float, arrow: str) -> Text:
+def _metric(name: str, value: float) -> Text:
     is_wrong = isinstance(value, float) and not math.isfinite(value)
-    return Text.assemble(f"{name} ", (amount(value), "bold red" if is_wrong else ""), arrow)
+    return Text.assemble(f"{name} ", (amount(value), "bold red" if is_wrong else ""))
 
 
 def _bar(bar: tuple[int, str] | None) -> Text | None:

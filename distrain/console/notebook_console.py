@@ -34,12 +34,8 @@ _BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
 _GREEN, _YELLOW, _RED, _BLUE = (46, 158, 68), (184, 134, 11), (217, 54, 62), (63, 127, 217)
 _COLOURS = TerminalTheme(_WHITE, _BLACK, [_BLACK, _RED, _GREEN, _YELLOW, _BLUE, (160, 80, 200), (23, 145, 155), _WHITE])
 """Colours that can be read on white and on black."""
-_PHASES = {"finished": _GREEN, "failed": _RED} | dict.fromkeys(
-    ("stopping", "restarting", "waiting", "aborted"), _YELLOW
-)
-"""By phase of the run: the colour of the line beside the block."""
 _BLOCK = (
-    '<pre style="margin:0.2em 0; padding:0.1em 0 0.1em 0.8em; border-left:3px solid rgb{colour}; background:none; '
+    '<pre style="margin:0.2em 0; padding:0.1em 0 0.1em 0.8em; border-left:3px solid rgb(63,127,217); background:none; '
     'color:inherit; font-size:var(--jp-code-font-size, inherit); line-height:1.35; white-space:pre-wrap">{html}</pre>'
 )
 
@@ -79,9 +75,8 @@ class NotebookConsole(LiveConsole):
         self._show_block(footer(self.status, now, width=_COLUMNS, interrupt=interrupt, bar=self._bar))
 
     def _show_block(self, lines: Sequence[Text]) -> None:
-        colour = _PHASES.get(self.status.shown_phase, _BLUE)
         shown = Text("\n").join(lines)
-        self._block.show(shown.plain, _BLOCK.format(colour=colour, html=_html(shown)))
+        self._block.show(shown.plain, _BLOCK.format(html=_html(shown)))
 
 
 def _html(text: Text) -> str:

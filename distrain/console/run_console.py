@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from distrain.storage.retention import Retention
 
 INTERVAL_S = 30.0
-"""Seconds between two lines. metrics.jsonl has all reports."""
+"""Seconds between two lines about the progress. metrics.jsonl has all reports."""
 _LONGEST_VALUE = 60
 
 
 class RunConsole:
     """A console that gets lines: those of the ranks, each with its rank, and now and then one about the progress.
 
-    shows_progress: False leaves out the latter. ranks: those whose output is shown; None for all.
+    The latter comes with the first report of rank 0, then at most once per :data:`INTERVAL_S`, and with the last one.
+
+    shows_progress: False leaves it out. ranks: those whose output is shown; None for all.
     retention: says which metric of a checkpoint is its score.
     """
 
@@ -43,7 +45,10 @@ class RunConsole:
         retention: Retention | None = None,
     ) -> None:
         self.status = status
-        self._lines = StatusLines(status) if shows_progress else None
+        self._shows_progress = shows_progress
+        self._shown_at = -INTERVAL_S
+        self._has_news = False
+        """True if rank 0 has made a report that was not shown."""
         self._shown_ranks = None if ranks is None else frozenset(ranks)
         self._retention = retention
         self._streams: dict[tuple[int, int], LineCutter] = {}
@@ -58,8 +63,9 @@ class RunConsole:
             case Printed():
                 if self._shown_ranks is None or fact.rank in self._shown_ranks:
                     self._feed(fact)
-            case Reported(rank=0) if self._lines is not None:
-                self._lines.reported(fact.now)
+            case Reported(rank=0) if self._shows_progress:
+                self._has_news = True
+                self.tick(fact.now)
             case AttemptBegan(hosts=hosts):
                 self._width, self._has_many_hosts = len(str(len(hosts) - 1)), len(set(hosts)) > 1
                 self._begin(len(hosts))
@@ -118,7 +124,7 @@ class RunConsole:
 
     def deadline(self) -> float | None:
         """Return when to call :meth:`tick` (time.monotonic), or None."""
-        return self._lines.deadline() if self._lines else None
+        return self._shown_at + INTERVAL_S if self._has_news else None
 
     def tick(self, now: float) -> None:
         """Show what is due by now."""
@@ -127,8 +133,9 @@ class RunConsole:
 
     def flush(self, now: float) -> None:
         """Show everything that waits to be shown."""
-        if self._lines is not None:
-            self._lines.flush(now)
+        if self._has_news:
+            say(status_line(self.status))
+            self._has_news, self._shown_at = False, now
 
     def close(self) -> None:
         self._end_streams()
@@ -136,31 +143,6 @@ class RunConsole:
 
 
 # -- the progress ----------------------------------------------------------------------------------------------------
-
-
-class StatusLines:
-    """A line for the first report of rank 0, then at most one per :data:`INTERVAL_S`, and always one for the last."""
-
-    def __init__(self, status: RunStatus) -> None:
-        self._status = status
-        self._shown_at = -INTERVAL_S
-        self._is_pending = False
-
-    def reported(self, now: float) -> None:
-        """Note that rank 0 has made a report, which the status has."""
-        self._is_pending = True
-        if now >= self._shown_at + INTERVAL_S:
-            self.flush(now)
-
-    def deadline(self) -> float | None:
-        """Return the time for the next :meth:`flush` if no report comes before, or None."""
-        return self._shown_at + INTERVAL_S if self._is_pending else None
-
-    def flush(self, now: float) -> None:
-        """Show the newest report, unless it was shown."""
-        if self._is_pending:
-            say(status_line(self._status))
-            self._is_pending, self._shown_at = False, now
 
 
 def status_line(status: RunStatus) -> str:

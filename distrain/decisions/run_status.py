@@ -37,11 +37,6 @@ _PATIENCE_INTERVALS = 5
 _SILENT_AFTER_S = 20.0
 _LATE_AFTER_S = 10.0
 _ENDS = ("finished", "failed", "aborted")
-_LARGEST = 1e300
-"""The largest number that counts for trends. Integers may be larger than any float."""
-_TREND_WEIGHT = 0.2
-_TREND_LEAST = 0.005
-"""A metric goes up or down if it differs by this share from the average of its last values."""
 
 
 @dataclass(slots=True)
@@ -96,7 +91,6 @@ class RunStatus:
     _lost_since: float | None = None
     _begun: int = 0
     """The number of ranks that have entered train_func."""
-    _averages: dict[str, float] = field(default_factory=dict)
     _samples: deque[tuple[float, float]] = field(default_factory=deque)
     """Times, and the steps or reports of rank 0 that were done by then."""
     _pace: Pace = field(default_factory=Pace)
@@ -188,14 +182,10 @@ class RunStatus:
         return [one for one in troubles if one.key not in then], [one for one in before if one.key not in now]
 
     def _take_sample(self, now: float, done: float) -> None:
-        """Take a sample for the rate and for the trends."""
+        """Take a sample for the rate."""
         self._samples.append((now, done))
         while self._samples[0][0] < now - _RATE_WINDOW_S and len(self._samples) > 2:
             self._samples.popleft()
-        for name, value in self.metrics.items():
-            if isinstance(value, (int, float)) and abs(value) <= _LARGEST:
-                average = self._averages.setdefault(name, value)
-                self._averages[name] = average + _TREND_WEIGHT * (value - average)
 
     # -- what follows ---------------------------------------------------------------------------------------------
 
@@ -224,25 +214,12 @@ class RunStatus:
             return None
         return (self.progress[1] - self.progress[0]) / rate
 
-    def trend(self, name: str) -> int:
-        """Return 1 if a metric rises, -1 if it falls, else 0."""
-        value, average = self.metrics[name], self._averages.get(name)
-        if average is None or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
-            return 0
-        least = _TREND_LEAST * abs(average)
-        return (value > average + least) - (value < average - least)
-
     def late_s(self, now: float) -> float | None:
         """Return the seconds since the last report of rank 0 if the next one is late, or None."""
         if self.is_debugged or not self.ranks or not self.ranks[0].is_at_work or not self.ranks[0].reports:
             return None
         seconds = now - self.ranks[0].reported
-        return seconds if seconds > self.report_patience_s else None
-
-    @property
-    def report_patience_s(self) -> float:
-        """The seconds after which the next report of rank 0 is late."""
-        return _patience_s(self.ranks[0], _LATE_AFTER_S)
+        return seconds if seconds > _patience_s(self.ranks[0], _LATE_AFTER_S) else None
 
     def silent(self, now: float) -> dict[int, float]:
         """Return the ranks that give no sign of life while others do or wait for them, and for how many seconds."""

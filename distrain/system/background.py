@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import threading
+import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,7 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 _THREADS = 4
 _READ_BYTES = 4096
+_POLL_S = 0.0005
 
 
 class Background:
@@ -153,11 +155,12 @@ def _attempt(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 def in_threads(function: Callable[[_T], _R], items: Sequence[_T], *, threads: int = _THREADS) -> list[_R]:
     """Return the results of the function for all items, computed in this thread and some others. Raise its error.
 
-    No lock is taken here: if a signal handler raised just after that, the lock would stay taken forever. Instead, each
-    thread writes into a pipe when it ends.
+    No lock is taken here: if a signal handler raised just after that, the lock would stay taken forever.
     """
     results: dict[int, _R] = {}
     errors: list[BaseException] = []
+    ended: list[None] = []
+    """One for each of the other threads that has ended."""
     todo = iter(list(enumerate(items)))  # next() of a list's iterator needs no lock
 
     def work() -> None:
@@ -169,30 +172,21 @@ def in_threads(function: Callable[[_T], _R], items: Sequence[_T], *, threads: in
         except BaseException as error:
             errors.append(error)
 
-    def help_out(end: int) -> None:
+    def help_out() -> None:
         work()
-        with contextlib.suppress(OSError):  # nobody waits any more
-            os.write(end, b".")
-        os.close(end)
+        ended.append(None)
 
-    ended, end = os.pipe()
-    with open(ended, "rb", buffering=0) as reader, open(end, "wb", buffering=0):
-        helpers = 0
-        with contextlib.suppress(RuntimeError):  # the user may have no more threads
-            while helpers < min(threads, len(items)) - 1:
-                own = os.dup(end)
-                try:
-                    _thread.start_new_thread(help_out, (own,))
-                except RuntimeError:
-                    os.close(own)
-                    raise
-                helpers += 1
-        work()
-        try:
-            for _ in range(helpers):
-                reader.read(1)
-        except BaseException as error:  # such as an alarm of the user's
-            errors.append(error)
+    helpers = 0
+    with contextlib.suppress(RuntimeError):  # the user may have no more threads
+        while helpers < min(threads, len(items)) - 1:
+            _thread.start_new_thread(help_out, ())
+            helpers += 1
+    work()
+    try:
+        while len(ended) < helpers:
+            time.sleep(_POLL_S)
+    except BaseException as error:  # such as an alarm of the user's
+        errors.append(error)
     if errors:
         raise errors[0]
     return [results[number] for number in range(len(items))]

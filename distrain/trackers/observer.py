@@ -15,8 +15,6 @@ from distrain.storage.paths import RunPaths
 from distrain.system.log import say, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from distrain.api.config import RunContext
     from distrain.api.observer import Fact
     from distrain.api.tracker import Tracker
@@ -54,7 +52,8 @@ class TrackerObserver(Observer):
         self._attempt = 0
         self._heard = 0
         """The index of the last report of rank 0 in this attempt. Later ones may have been left out."""
-        self._told: set[str] = set()
+        self._has_warned = False
+        """True once the user knows of a failure: the tracker fails again and again if its server is down."""
 
     def hear(self, fact: Fact) -> None:
         if isinstance(fact, AttemptBegan):
@@ -73,8 +72,9 @@ class TrackerObserver(Observer):
             self._act(self._log or self._start(), fact)
         except BaseException as error:  # SystemExit, too
             self._log, self._next_try = None, time.monotonic() + _RETRY_S
-            text = f"{self.name} failed: {type(error).__name__}: {error}; the run continues; {self.advice}"
-            self._once("problem", lambda: warn(text))
+            if not self._has_warned:
+                warn(f"{self.name} failed: {type(error).__name__}: {error}; the run continues; {self.advice}")
+            self._has_warned = True
             with contextlib.suppress(OSError):
                 self._error_log.parent.mkdir(parents=True, exist_ok=True)
                 with open(self._error_log, "a", opener=open_without_links) as file:
@@ -86,7 +86,7 @@ class TrackerObserver(Observer):
         log = TrackerLog(self._tracker, self._run.directory, self._run.location)
         log.start()
         if log.url:
-            self._once(log.url, lambda: say(f"{name_of(self._tracker)}: {log.url}"))
+            say(f"{name_of(self._tracker)}: {log.url}")
         self._log = log
         return log
 
@@ -103,9 +103,3 @@ class TrackerObserver(Observer):
                 log.finish(fact.status)
             case None:
                 log.flush()
-
-    def _once(self, what: str, tell: Callable[[], None]) -> None:
-        """Tell the user once: a tracker fails again and again if its server is down."""
-        if what not in self._told:
-            self._told.add(what)
-            tell()

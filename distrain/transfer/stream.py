@@ -153,8 +153,9 @@ class Arrivals:
     def store(self, path: str, size: int, digest: str = _CRC32) -> str:
         """Store the next file, and return its digest, of the same kind as ``digest``. Raise StreamEndedError."""
         found = _hash_for(digest)
-        fd = self._open(path)
-        start = flushed = 0
+        fd, start, flushed = -1, 0, 0
+        with self.noting(path):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             while start < size:
                 data = self._reader.some(size - start)
@@ -167,13 +168,6 @@ class Arrivals:
         finally:
             self._close(fd, path)
         return found.hexdigest()
-
-    def _open(self, path: str) -> int:
-        try:
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            self.problem = self.problem or error
-            return -1
 
     def _write(self, fd: int, path: str, data: memoryview) -> None:
         with self.noting(path):

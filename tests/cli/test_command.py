@@ -101,7 +101,7 @@ def test_the_help_fits_on_a_screen_and_each_command_has_its_own_with_an_example(
     [
         (("lst",), "distrain: error: there is no command 'lst'; did you mean ls?"),
         (("run", "--num-wokers", "2"), "distrain run: error: there is no option --num-wokers"),
-        (("show",), "distrain show: error: the following arguments are required: RUN (see --help)"),
+        (("show",), "distrain show: error: the following arguments are required: RUN"),
         (("show", "x", "--storage-path", "."), "distrain show: error: no run in"),
         (("ls", "missing"), "distrain ls: error: "),
         (("ls", "x", "--storage-path", "y"), "distrain ls: error: argument --storage-path: not allowed with argument"),

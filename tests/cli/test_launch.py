@@ -393,7 +393,6 @@ def test_a_function_may_call_fit(launch: Launch, tmp_path: Path) -> None:
         (["--set", "novalue", "train.py:train"], "--set 'novalue': must be KEY=VALUE"),
         (["--set", "a=1", "--set", "a.b=2", "train.py:train"], "--set a.b: 'a' is not an object in the config"),
         (["--set", "a=1", "train.py"], "--config and --set are for functions"),
-        (["--stacks", "run", "train.py"], "there is no option --stacks; `distrain stacks RUN` shows them"),
     ],
 )
 def test_a_wrong_command_line_gives_one_line_before_anything_starts(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import pickle
-import time
 from typing import TYPE_CHECKING, Any
 
 from distrain.as_ray.core.exceptions import RayError, task_error
@@ -19,8 +18,6 @@ from distrain.system.pickling import pickled
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_NOTICE_AFTER_S = 1.0
-"""Seconds that several tasks take, one after the other, before a line says so."""
 _WITHOUT_EFFECT = ("placement_group", "resources", "retry_exceptions", "runtime_env")
 """Options of tasks and actors on which a result may depend in Ray."""
 
@@ -51,11 +48,11 @@ def put(value: Any, **options: object) -> ObjectRef:
 
 def get(refs: ObjectRef | list[ObjectRef], *, timeout: float | None = None, **options: object) -> Any:
     """Return the result of a task, or a list of results. Raises the error of the first task that has one."""
-    _pace.rest()
     if isinstance(refs, ObjectRef):
         return refs.value()
     if not isinstance(refs, list) or not all(isinstance(ref, ObjectRef) for ref in refs):
         raise ValueError(f"ray.get() takes an ObjectRef or a list of them, got {refs!r}")
+    _note_order(refs)
     return [ref.value() for ref in refs]
 
 
@@ -63,10 +60,19 @@ def wait(
     refs: Sequence[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """Return the first ``num_returns`` of the references, and the others: all tasks have ended."""
-    _pace.rest()
+    _note_order(refs)
     if not 0 < num_returns <= len(refs):
         raise ValueError(f"num_returns must be between 1 and the {len(refs)} references, got {num_returns}")
     return list(refs[:num_returns]), list(refs[num_returns:])
+
+
+def _note_order(refs: Sequence[ObjectRef]) -> None:
+    """Tell the user once that tasks do not run side by side."""
+    if len(refs) > 1:
+        warn_once(
+            "ray.remote: tasks and actors run in this process, one after the other; use concurrent.futures, joblib or "
+            "submitit for work that should run side by side"
+        )
 
 
 def cancel(ref: ObjectRef, **options: object) -> None:
@@ -74,30 +80,6 @@ def cancel(ref: ObjectRef, **options: object) -> None:
 
 
 # -- calls -----------------------------------------------------------------------------------------------------------
-
-
-class _Pace:
-    """The time that tasks take between two calls of ``ray.get()``. More than one were meant to run side by side."""
-
-    def __init__(self) -> None:
-        self.rest()
-
-    def rest(self) -> None:
-        """Begin anew."""
-        self._calls, self._seconds = 0, 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count a call, and tell the user once if several take long."""
-        self._calls += 1
-        self._seconds += seconds
-        if self._calls > 1 and self._seconds > _NOTICE_AFTER_S:
-            warn_once(
-                "ray.remote: tasks and actors run in this process, one after the other, which takes longer here; use "
-                "concurrent.futures, joblib or submitit for work that should run side by side"
-            )
-
-
-_pace = _Pace()
 
 
 def note_options(options: Mapping[str, Any]) -> None:
@@ -110,11 +92,9 @@ def call(
     name: str, function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any], returns: Any = 1
 ) -> Any:
     """Run a task, and return the reference to its result; a list of them for ``num_returns`` other than 1."""
-    began = time.monotonic()
     blob = packed(name, args, named)
     count = returns if isinstance(returns, int) else 1
     refs = [ObjectRef(outcome) for outcome in _outcomes(name, function, blob, count)]
-    _pace.add(time.monotonic() - began)
     return None if not refs else refs[0] if len(refs) == 1 else refs
 
 

@@ -19,13 +19,7 @@ from distrain.coordinator.connection.choice import hosts_of
 from distrain.coordinator.fit import check_hosts, run_work
 from distrain.coordinator.run.errors import exit_code_of
 from distrain.decisions.placement import shares_of, workers_on
-from distrain.errors import (
-    ControllerError,
-    DistrainError,
-    PreemptionError,
-    ResourcesError,
-    WorkerGroupError,
-)
+from distrain.errors import ControllerError, DistrainError, PreemptionError, ResourcesError, WorkerGroupError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
@@ -38,8 +32,6 @@ if TYPE_CHECKING:
 
     from distrain.hosts.hostfile import HostSpec
     from distrain.worker.job.job import Work
-
-_SIGINT_EXIT = 130
 
 
 def run_command(
@@ -177,10 +169,8 @@ def _run(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]
     except KeyboardInterrupt as error:
         return exit_code_of(error)
     except DistrainError as error:
-        is_of_run = isinstance(
-            error, (WorkerGroupError, PreemptionError, ControllerError)
-        )  # it quotes ranks, and paths
-        show_error(type(error), str(error) if is_of_run else in_users_words(str(error)))
+        quotes_ranks = isinstance(error, (WorkerGroupError, PreemptionError, ControllerError))
+        show_error(type(error), str(error) if quotes_ranks else in_users_words(str(error)))
         return exit_code_of(error)
     return 0
 
@@ -192,8 +182,8 @@ def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[st
     try:
         with log_level(run.log_level):
             findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path)
-    except KeyboardInterrupt:
-        return _SIGINT_EXIT
+    except KeyboardInterrupt as error:
+        return exit_code_of(error)
     except DistrainError as error:
         show_error(type(error), in_users_words(str(error)))
         return exit_code_of(error)

@@ -31,16 +31,11 @@ BY_HAND = {
     "worker_runtime_env": "--env",
 }
 """Fields whose options take something else than their values, see :mod:`distrain.cli.run.options`."""
-_OWN_CONFIG = "a config, whose fields have options of their own"
-NO_OPTION = {
-    "callbacks": "objects of Python",
-    "checkpoint_config": _OWN_CONFIG,
-    "failure_config": _OWN_CONFIG,
-    "logging_config": _OWN_CONFIG,
-    "shipping_config": _OWN_CONFIG,
-    "storage_filesystem": "an object of Python; a URL as --storage-path names its file system",
-}
-"""Fields that make no sense on a command line, and why."""
+NO_OPTION = (
+    *("callbacks", "storage_filesystem"),  # objects of Python
+    *("checkpoint_config", "failure_config", "logging_config", "shipping_config"),  # their fields have options
+)
+"""Fields that make no sense on a command line."""
 _NAMES = {
     "enabled": ("--no-ship",),
     "host_wait_s": ("--hosts-wait",),

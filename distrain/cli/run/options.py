@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
+from distrain.cli.parsers import Parser
 from distrain.cli.run.config_options import add_options_of, parse_ranks
 from distrain.hosts.hostfile import ALWAYS_SET
 from distrain.system import __version__
@@ -25,13 +26,11 @@ _WITHOUT_EFFECT = (
 """Options of torchrun for things that distrain always does, or never needs."""
 _SHORT = {"redirects": "-r", "tee": "-t"}
 _INSTEAD = {
-    "detach": "start it with nohup or in tmux; `distrain logs RUN -f` shows its output",
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
     "print-completion": "`distrain run --help` lists the options",
-    "stacks": "`distrain stacks RUN` shows them",
     "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",
 }
-"""Options that distrain does not have, most of them torchrun's, and what to do instead."""
+"""Options of torchrun that distrain does not have, and what to do instead."""
 
 _EPILOG = """\
 targets:
@@ -53,12 +52,6 @@ examples:
 exit codes: 0; after a failure that of the culprit (1 for an exception, 128 + n for signal n); 130 after Ctrl-C;
 143 after SIGTERM, 129 after SIGHUP; 2 for a wrong command line or a launch that is not possible.
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Exit with one line. argparse would put the long usage in front of it."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -97,7 +90,7 @@ def ignored_options(options: argparse.Namespace) -> list[str]:
 
 def make_parser(prog: str = "python -m distrain.launch") -> argparse.ArgumentParser:
     """Make the parser of the command line. ``tests/cli/launch_help.txt`` holds its ``--help``."""
-    parser = _Parser(
+    parser = Parser(
         prog=prog,
         description="Run a PyTorch script, module or function on several workers, on this machine or on many.",
         epilog=_EPILOG.replace("python -m distrain.launch", prog.replace(" check", " run")),

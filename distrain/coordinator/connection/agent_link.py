@@ -19,7 +19,7 @@ from distrain.transfer.program import arrival_argv, parcel
 from distrain.wire.child_link import ChildLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distrain.coordinator.connection.transport import Transport
 
@@ -355,11 +355,3 @@ def close_all(links: Sequence[AgentLink]) -> set[AgentLink]:
             link.dispose()
         loop.close()
     return closed
-
-
-def run_all(commands: Iterable[Sequence[str]], *, timeout_s: float, at_once: int) -> None:
-    """Run programs whose output does not matter, some at once. Kill each after ``timeout_s``."""
-    from concurrent.futures import ThreadPoolExecutor  # most runs sweep no host
-
-    with ThreadPoolExecutor(max_workers=at_once) as pool:
-        list(pool.map(lambda argv: process.output_of(argv, ".", timeout_s), commands))

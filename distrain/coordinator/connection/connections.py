@@ -13,7 +13,6 @@ from distrain.coordinator.connection.agent_link import (
     LinkCallbacks,
     agent_argv,
     close_all,
-    run_all,
     stream_argv,
     sweeper_argv,
 )
@@ -21,6 +20,7 @@ from distrain.coordinator.connection.transport import LocalTransport
 from distrain.decisions.events import HostLost
 from distrain.hosts.host import Gpu, gpu_problem, interface_problem
 from distrain.system import process
+from distrain.system.background import in_threads
 from distrain.system.log import warn
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ class Connections:
             on_message=self._receive,
             on_end=lambda link, why: self._on_lost(HostLost(name, why, turned_away=link.was_turned_away)),
         )
-        run_id, own_id = self._request.run_id, self._id_on(name)
+        run_id = self._request.run_id
+        own_id = f"{run_id}.{self._position[name]}"
         lost = [self._ids[name]] if name in self._ids else []
         ids = f"{process.extended_run_ids(run_id)}:{own_id}"  # two hosts may be one machine
         argv = agent_argv(transport, ids, run_id, self._gpus(transport), *lost, flags=self._request.python_flags)
@@ -139,9 +140,6 @@ class Connections:
     def _gpus(self, transport: Transport) -> str:
         scaling, checks = self._request.scaling, self._request.checks_hosts
         return "gpus" if checks or scaling.use_gpu or scaling.numa_binding or transport.host.gpus else "no-gpus"
-
-    def _id_on(self, name: str) -> str:
-        return f"{self._request.run_id}.{self._position[name]}"
 
     def _receive(self, link: AgentLink, message: wire.Message) -> None:
         if isinstance(message, wire.HostFailed) and message.leaves:
@@ -214,8 +212,6 @@ class Connections:
 
     def _sweep(self, ids: Mapping[str, str]) -> None:
         """Kill the processes with these ids, by host; on many hosts at the same time."""
-        if not ids:
-            return
         flags = self._request.python_flags
-        commands = (sweeper_argv(self._transports[name], run_id, flags=flags) for name, run_id in ids.items())
-        run_all(commands, timeout_s=CLOSE_TIMEOUT_S, at_once=_SWEEPS_AT_ONCE)
+        commands = [sweeper_argv(self._transports[name], run_id, flags=flags) for name, run_id in ids.items()]
+        in_threads(lambda argv: process.output_of(argv, ".", CLOSE_TIMEOUT_S), commands, threads=_SWEEPS_AT_ONCE)

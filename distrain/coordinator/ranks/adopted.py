@@ -233,10 +233,6 @@ class AdoptedRanks:
         if not is_consequence and self._stop is not None and not (self._stop.grace_s or self._is_ending):
             self._take_last_stacks()
 
-    @property
-    def _is_culprit_known(self) -> bool:
-        return not all(is_consequence for is_consequence, _, _ in self._failures)
-
     def _end_work(self, rank: int) -> None:
         self._working.discard(rank)
         self._note_stacks(rank)
@@ -295,7 +291,7 @@ class AdoptedRanks:
             for rank in self._working:
                 self._queue(rank, stop)
             self._loop.call_in("rank_ends", stop.grace_s, self._take_last_stacks)
-        elif stop.culprit_known or self._is_culprit_known:
+        elif stop.culprit_known or not all(is_consequence for is_consequence, _, _ in self._failures):
             self._take_last_stacks()
         else:
             self._loop.call_in("rank_ends", _CULPRIT_S, self._take_last_stacks)

@@ -47,8 +47,6 @@ class LeftOut:
         """Directories with a repository that git could not read. Their code is shipped."""
         self.links: dict[str, str] = {}
         """Links that lead out of the project, and their targets."""
-        self.broken: set[str] = set()
-        """Links without a target that have the name of a module."""
         self._secrets: set[str] = set()
         self._large: set[str] = set()
 
@@ -75,8 +73,6 @@ class LeftOut:
         if paths := sorted(self.links.keys() - shipped):
             leads = [f"{shown(path)} (to {shown(self.links[path])})" for path in paths]
             yield f"not shipped because these links lead out of the project: {_some(leads)}; {_CURE}"
-        if paths := sorted(self.broken - shipped):
-            yield f"not shipped because these links lead nowhere: {some_paths(paths)}"
         if paths := sorted(self._secrets - shipped):
             yield f"not shipped because they may hold secrets: {some_paths(paths)}; {_CURE}"
         if paths := sorted(self._large - shipped):

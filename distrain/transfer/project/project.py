@@ -275,8 +275,6 @@ class _Search:
         try:
             status = os.stat(target)
         except OSError:  # broken
-            if path.endswith(".py"):
-                self._left_out.broken.add(path)
             return
         self._left_out.links.pop(path, None)  # of an earlier visit, before a directory was named
         if wanted is not Wanted.ALL and not any(is_below(target, folder) for folder in self._inside):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -202,16 +201,14 @@ def test_what_is_wrong_is_said(case: tuple[Callable[[], Any], type[Exception], s
 # -- notices ---------------------------------------------------------------------------------------------------------
 
 
-def test_tasks_that_take_long_name_a_tool_once(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    monkeypatch.setattr("distrain.as_ray.core.tasks._NOTICE_AFTER_S", 0.01)
-    slow = ray.remote(lambda: time.sleep(0.01))
+def test_several_tasks_name_a_tool_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
-        ray.get(slow.remote())  # one after the other, also in Ray
+        ray.get(double.remote(1))  # one after the other, also in Ray
     assert not notices(caplog)
     for _ in range(2):
-        ray.get([slow.remote() for _ in range(3)])
+        ray.get([double.remote(1), double.remote(2)])
     (notice,) = notices(caplog)
-    assert "one after the other, which takes longer here; use concurrent.futures, joblib or submitit" in notice
+    assert "one after the other; use concurrent.futures, joblib or submitit" in notice
 
 
 def test_options_that_have_no_effect_are_named_once(caplog: pytest.LogCaptureFixture) -> None:

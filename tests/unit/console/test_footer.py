@@ -38,7 +38,7 @@ def test_it_says_how_far_the_run_is() -> None:
     assert shown(status) == [
         "running · 22 s · 4 workers · train-1",
         "━" * 6 + "╌" * 24 + " 20/100 · 20% · 1.0/s · 1 min 20 s left",
-        "loss 0.05 ↓   lr 0.1",
+        "loss 0.05   lr 0.1",
         "checkpoint_000001, 2.0 s ago",
         "ranks ●●●●  4 at work",
         "Ctrl-C: stops the run; no checkpoint is saved because train_func has not called should_stop()",

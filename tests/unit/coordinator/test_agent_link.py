@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.coordinator.connection.agent_link import AgentLink, LinkCallbacks, close_all, run_all
+from distrain.coordinator.connection.agent_link import AgentLink, LinkCallbacks, close_all
 from distrain.coordinator.connection.transport import CommandTransport
 from distrain.hosts.hostfile import HostSpec
 from distrain.system.loop import Loop
@@ -77,19 +76,3 @@ def test_agents_that_end_when_they_are_told_to_are_clean(loop: Loop) -> None:
     lost.drop()
     assert close_all([obedient, lost]) == {obedient}
     assert not ended
-
-
-def test_programs_run_some_at_once(tmp_path: Path) -> None:
-    script = 'mkdir "$1/$2" && ls "$1" | wc -l >>"$1.counts"; sleep 0.2; rmdir "$1/$2"'
-    folder = tmp_path / "running"
-    folder.mkdir()
-    commands = [["sh", "-c", script, "sh", str(folder), str(number)] for number in range(6)]
-    run_all(commands, timeout_s=20.0, at_once=2)
-    counts = [int(line) for line in Path(f"{folder}.counts").read_text().split()]
-    assert (len(counts), max(counts)) == (6, 2)
-
-
-def test_programs_that_take_too_long_are_killed() -> None:
-    began = time.monotonic()
-    run_all([["sleep", "60"]] * 3, timeout_s=0.3, at_once=2)
-    assert time.monotonic() - began < 10.0
