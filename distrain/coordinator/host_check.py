@@ -16,6 +16,7 @@ from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, info_of
 from distrain.decisions.placement import make_plan
 from distrain.errors import ResourcesError, StorageError
 from distrain.hosts.gpu_health import GpuHealth
+from distrain.storage.host_records import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,8 +56,8 @@ class HostCheck(Coordinator):
         """Hosts that have not come back so far, and why each was lost."""
         self._deep = None
         if self._request.scaling.checks == "deep":
-            found, folder = Measurements(), self._request.storage_path
-            self._deep = DeepCheck(self._loop, folder, found, self._hosts.send, self._report)
+            found = Measurements(read_records().checks)
+            self._deep = DeepCheck(self._loop, self._request.storage_path, found, self._hosts.send, self._report)
         self.run()
         if self.machine.stop_reason is not None:
             raise KeyboardInterrupt

@@ -247,7 +247,8 @@ def _distance(one: Any, other: Any) -> float:
     numbers = [*ours, *theirs]
     if len(ours) != len(theirs) or not all(type(value) in (int, float) and math.isfinite(value) for value in numbers):
         return math.inf
-    return max(abs(mine - yours) for mine, yours in zip(ours, theirs, strict=True)) / max(map(abs, numbers))
+    apart = max(abs(mine - yours) for mine, yours in zip(ours, theirs, strict=True))
+    return float(apart / max(map(abs, numbers)))
 
 
 def _number(value: Any) -> str:

@@ -4,6 +4,7 @@
 
     $XDG_STATE_HOME/distrain/hosts.json, else ~/.local/state/distrain/hosts.json
         troubles    what was wrong in the last days: time, host, what (one of TROUBLES), text, run
+        checks      by host: kind and results of its latest deep checks
 """
 
 from __future__ import annotations
@@ -28,18 +29,23 @@ KEPT_S = 7 * 86400.0
 TROUBLES = {"lost": 1, "GPU": 1, "slow": 1, "failed": 3}
 """How often a trouble of this kind makes a host a bad one. slow: as measured in a deep check or in a run. failed: one
 of its ranks was the culprit, and not by an exception of the user's code."""
-_MOST_TROUBLES = 1000
+_MOST_TROUBLES, _MOST_CHECKS = 1000, 20
 
 
 @dataclass(slots=True)
 class HostRecords:
-    """Troubles of hosts, the oldest first."""
+    """Troubles and deep checks of hosts, the oldest first."""
 
     troubles: list[dict[str, Any]] = field(default_factory=list)
+    checks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def add_trouble(self, host: str, what: str, text: str, run: str) -> None:
         """Add a trouble of now."""
         self.troubles.append({"host": host, "time": time.time(), "what": what, "text": text, "run": run})
+
+    def add_check(self, host: str, kind: str, results: dict[str, float]) -> None:
+        """Add a deep check."""
+        self.checks[host] = [*self.checks.get(host, []), {"kind": kind, "results": results}][-_MOST_CHECKS:]
 
     def forgive(self, hosts: Collection[str]) -> None:
         """Forget the troubles of these hosts."""
@@ -55,7 +61,7 @@ def read_records() -> HostRecords:
     """Return what is known. A damaged file is ignored, with a warning: nothing depends on it."""
     path = _path()
     try:
-        records = HostRecords(json.loads(path.read_bytes())["troubles"])
+        records = HostRecords(**json.loads(path.read_bytes()))
         records.troubles = [one for one in records.troubles if one["time"] > time.time() - KEPT_S]
     except FileNotFoundError:
         return HostRecords()

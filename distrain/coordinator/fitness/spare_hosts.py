@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 
 def note_check(hosts: Mapping[str, HostFacts]) -> None:
-    """Remember the hosts that a deep check has found to be slow."""
+    """Remember the results of a deep check, and the hosts that it has found to be slow."""
 
     def change(known: HostRecords) -> None:
-        for host, facts in hosts.items():
-            if facts.fitness.slow:
-                known.add_trouble(host, "slow", facts.fitness.slow.partition(";")[0], "distrain check --deep")
+        for host, one in ((host, facts.fitness) for host, facts in hosts.items() if facts.fitness.kind):
+            known.add_check(host, one.kind, one.results)
+            if one.slow:
+                known.add_trouble(host, "slow", one.slow.partition(";")[0], "distrain check --deep")
 
     change_records(change)
 

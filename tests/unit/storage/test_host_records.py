@@ -23,6 +23,13 @@ def add(what: str, text: str = "", host: str = "me@box/2") -> None:
     change_records(lambda known: known.add_trouble(host, what, text, "r1"))
 
 
+def test_the_latest_checks_are_kept() -> None:
+    assert read_records().checks == {}
+    for number in range(25):
+        change_records(lambda known, number=number: known.add_check("alpha", "small", {"cpu": float(number)}))
+    assert [one["results"]["cpu"] for one in read_records().checks["alpha"]] == [float(cpu) for cpu in range(5, 25)]
+
+
 def test_troubles_are_forgiven_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     add("lost")
     assert list(read_records().bad_hosts()) == ["me@box/2"]
