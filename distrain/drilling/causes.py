@@ -30,7 +30,7 @@ WORDS = {
     "position": "the position in the data is not restored",
     "buffers": "buffers of the model, such as BatchNorm's statistics, are not in the checkpoint",
     "averages": "the moving average of the weights is not in the checkpoint",
-    "step": "the step counter is not in the checkpoint",
+    "step": "a counter starts again, which may be what the checkpoint lacks",
     "unknown": "all that the probe sees is equal, so something else has a state",
 }
 """By the name of a cause: what it means. docs/drill.md has a section with the lines to add for each."""
