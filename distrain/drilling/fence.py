@@ -24,7 +24,7 @@ _MOST_COPIES = 5000
 """Files that are copied. Those deeper down are linked, and directories with as many entries as a whole."""
 _LINKED = (".git", ".venv", "__pycache__", "node_modules", "venv")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
+_CHANGES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.symlink", "shutil.rmtree")
 _FREE = ("/dev", "/proc", "/run")
 
 
@@ -62,7 +62,7 @@ def fence(users: Sequence[str], allowed: str) -> Callable[[object], None]:
         if not isinstance(path, (str, bytes, os.PathLike)):
             return
         real = os.path.realpath(os.fsdecode(path))
-        is_users = any(_is_below(real, root) for root in users) and "__pycache__" not in real
+        is_users = any(_is_below(real, root) for root in users) and not real.endswith(".lock")
         is_cache = real.startswith(f"{home}/.") or any(_is_below(real, root) for root in free)
         if not _is_below(real, allowed) and (is_users or not is_cache):
             raise PermissionError(
@@ -75,11 +75,10 @@ def fence(users: Sequence[str], allowed: str) -> Callable[[object], None]:
             path, mode, flags = arguments
             if (isinstance(flags, int) and flags & _WRITING) or (isinstance(mode, str) and set(mode) & set("wax+")):
                 check(path)
-        elif event in _CHANGES:
-            check(arguments[0])
-        elif event == "os.rename":
-            check(arguments[0])
-            check(arguments[1])
+        elif event in _CHANGES and arguments[-1] in (-1, None, arguments[0]):  # not relative to an open directory
+            for path in arguments["link" in event : 2]:
+                if event != "os.mkdir" or not os.path.isdir(str(path)):  # as makedirs() tries
+                    check(path)
 
     sys.addaudithook(hear)
     return check

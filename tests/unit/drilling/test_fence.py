@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROGRAM = """
-import os, shutil, sys
+import os, shutil, sys, tempfile
 from distrain.drilling.fence import fence
 os.chdir(sys.argv[2])
 fence([os.path.realpath(sys.argv[1])], os.path.realpath(sys.argv[2]))
@@ -52,10 +52,16 @@ def test_nothing_is_written_outside_of_the_directory_that_is_allowed(tmp_path: P
         "os.remove(sys.argv[1] + '/data.txt')",
         "os.replace(sys.argv[2] + '/link', sys.argv[1] + '/data.txt')",
         "shutil.rmtree(sys.argv[1])",
+        "os.symlink('/etc', sys.argv[1] + '/new')",
     ]
     assert results(user, own, *writes) == ["refused 2"] * len(writes)
     assert results(user, own, "open('/opt/new', 'w')", "os.mkdir(sys.argv[1] + '/.cache')") == ["refused 2"] * 2
-    allowed = ["open('out.txt', 'w')", "os.mkdir('new')", "open('/dev/null', 'w')"]
+    allowed = [
+        "os.makedirs(sys.argv[1], exist_ok=True)",
+        "open('out.txt', 'w')",
+        "os.mkdir('new')",
+        "open('/dev/null', 'w')",
+    ]
     assert results(user, own, *allowed) == ["written"] * len(allowed)
 
 
