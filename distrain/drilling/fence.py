@@ -62,7 +62,7 @@ def fence(users: Sequence[str], allowed: str) -> Callable[[object], None]:
         if not isinstance(path, (str, bytes, os.PathLike)):
             return
         real = os.path.realpath(os.fsdecode(path))
-        is_users = any(_is_below(real, root) for root in users) and not real.endswith(".lock")
+        is_users = any(_is_below(real, root) for root in users)
         is_cache = real.startswith(f"{home}/.") or any(_is_below(real, root) for root in free)
         if not _is_below(real, allowed) and (is_users or not is_cache):
             raise PermissionError(

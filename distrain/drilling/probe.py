@@ -10,8 +10,6 @@ import os
 import random
 import sys
 import time
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.current import session_of
@@ -46,8 +44,8 @@ class Probe:
         self.check_path: Callable[[object], None] = fence(self._order.fenced, self._order.allowed)
         rank = session.context.world_rank
         random.seed(rank)
-        if find_spec("numpy"):
-            import_module("numpy").random.seed(rank)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(rank)
         self.note("begin")
         if self._uses_torch or "torch" in sys.modules:
             from distrain.torch.drill.training_state import watch

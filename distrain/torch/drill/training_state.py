@@ -14,6 +14,7 @@ import sysconfig
 import time
 import zlib
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import ref
@@ -55,9 +56,13 @@ class Probe(Protocol):
 def watch(probe: Probe, seed: int) -> None:
     """Note the state at the beginning of each step, what is saved, and what does not fit when it is loaded.
 
-    seed: of torch's random numbers.
+    seed: of the random numbers of torch and NumPy.
     """
     torch.manual_seed(seed)
+    if find_spec("numpy"):
+        import numpy
+
+        numpy.random.seed(seed)
     _Watch(probe)
 
 
