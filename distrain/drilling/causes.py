@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 PARTS = ("model", "optimizer", "lr", "scheduler", "scaler", "buffers", "averages", "random", "data")
 """The parts of the state on which the training depends."""
-TRAINED = ("model", "optimizer", "buffers", "averages")
+SAVED = ("model", "optimizer")
+"""Those that every checkpoint has."""
+TRAINED = (*SAVED, "buffers", "averages")
 """Those that every step changes, so that they differ once anything has differed."""
 WORDS = {
     "not-loaded": "no checkpoint is loaded, and training starts again from the beginning",

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from distrain.drilling.causes import PARTS, Cause, Differences
+from distrain.drilling.causes import PARTS, SAVED, Cause, Differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -90,19 +90,25 @@ class Straight:
     def start_of(self, attempt: Attempt, killed_at: int) -> int:
         """Return the steps before the one with which a resumed attempt should begin.
 
-        Where a script that does not report resumes is shown by its parameters, or else follows from what it has saved.
+        It follows from the report of the checkpoint, unless all that is trained is that of another step: a checkpoint
+        may be reported later than it is taken. A script that does not report shows it by its parameters, or else by
+        what it has saved.
         """
-        if self.unit == "report":
-            return attempt.offset
-        first = attempt.of("step", attempt.rank)[:1]
-        steps = self.attempt.of("step", self.attempt.rank)[: killed_at + 1]
-        same = [index for index, step in enumerate(steps) if first and step.get("model") == first[0].get("model")]
-        return max(same, default=0) or max(
-            (save for save in self.attempt.saves("step") if save <= killed_at), default=0
-        )
+        steps, ours = self.attempt.of("step", attempt.rank), attempt.of("step", attempt.rank)
+        if self.unit == "step":
+            steps = steps[: killed_at + 1]
+            same = [index for index, step in enumerate(steps) if ours and step.get("model") == ours[0].get("model")]
+            saves = [save for save in self.attempt.saves("step") if save <= killed_at]
+            return max(same, default=0) or max(saves, default=0)
+        start = attempt.offset
+        if ours and len(steps) > start > 0:
+            same = [index for index in range(1, start + 1) if not {*SAVED} & self._keys(ours[0], steps[index]).keys()]
+            start = max(same, default=start)
+        return start
 
     def compare(self, attempt: Attempt, start: int) -> Comparison:
         """Compare a resumed attempt, which should begin after ``start`` steps."""
+        attempt = replace(attempt, offset=start)
         found = self.first_differences(attempt, start)
         metrics, aside = self._drift_of_metrics(attempt)
         rounding = 0.0 if any(one.index == 0 for one in found) else _ROUNDING

@@ -194,3 +194,11 @@ def test_a_difference_that_comes_later_is_traced_to_what_caused_it() -> None:
         step["model"] = {"weight": [99.0, 99.0]}
     found = STRAIGHT.compare(attempt(6, number=1, steps=steps), 6)
     assert [cause.name for cause in found.causes] == ["scheduler"]
+
+
+def test_a_checkpoint_may_be_reported_later_than_it_was_taken() -> None:
+    """The state is wholly that of the fifth step, though the checkpoint came with the sixth report."""
+    late = attempt(6, number=1, steps=[state(number) for number in range(4, 12)], loss=-2.0)
+    start = STRAIGHT.start_of(late, 8)
+    assert start == 4
+    assert STRAIGHT.compare(late, start).outcome == "exact"
