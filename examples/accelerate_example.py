@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -29,7 +29,8 @@ def make_data() -> TensorDataset:
 
 
 def train_func(config: dict[str, Any]) -> None:
-    accelerator = Accelerator()
+    # The order of the data follows from the epoch, also after a resume.
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
     set_seed(0)
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
@@ -44,6 +45,7 @@ def train_func(config: dict[str, Any]) -> None:
         first = checkpoint.get_metadata()["epoch"] + 1
 
     for epoch in range(first, config["epochs"]):
+        loader.set_epoch(epoch)
         right = []
         for points, labels in loader:
             outputs = model(points)
