@@ -47,15 +47,6 @@ if TYPE_CHECKING:
 
     from distrain.data.blocks import Block
 
-_MISSING = {
-    "size_bytes": "see materialize() and pandas' memory_usage()",
-    "with_column": "use map_batches() or add_column()",
-    "with_columns": "use map_batches() or add_column()",
-    "mix": "use union()",
-    "streaming_split": "pass the dataset to datasets= of a trainer, whose workers share the rows",
-    "streaming_train_test_split": "use train_test_split()",
-}
-
 
 class Dataset(PlainDataset):
     """Rows to train on, as ``ray.data`` makes them. See :class:`distrain.data.Dataset`."""
@@ -78,7 +69,7 @@ class Dataset(PlainDataset):
             raise AttributeError(name)
         if name in AGGREGATES:
             return partial(self._aggregated, name)
-        raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {_MISSING.get(name, ELSEWHERE)}")
+        raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {ELSEWHERE}")
 
     # -- operations -----------------------------------------------------------------------------------------------
 
