@@ -34,8 +34,8 @@ class DataIterator:
     not count, so that a script may look at a batch first.
 
     All arguments are keyword-only. ``uneven`` says what happens to rows that do not divide evenly among the workers:
-    ``"drop"`` leaves fewer rows than there are workers out, ``"pad"`` repeats some, ``"error"`` raises DataError. All
-    workers get equally many batches.
+    ``"drop"`` leaves fewer rows than there are workers out, ``"pad"`` repeats some. All workers get equally many
+    batches.
 
     ::
 

