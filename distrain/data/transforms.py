@@ -133,6 +133,13 @@ class ChosenSource(DerivedSource):
         ends: Indices = np.cumsum(self._inner.block_rows)
         return ends
 
+    def _counts(self, kept: Iterable[Indices]) -> Indices:
+        """Return how many rows of each block are kept. ``kept``: the numbers of all that are."""
+        counts = np.zeros(len(self._ends), dtype=np.int64)
+        for numbers in kept:
+            np.add.at(counts, np.searchsorted(self._ends, numbers, side="right"), 1)
+        return counts
+
     def _chosen(self, blocks: Sequence[int]) -> Iterator[tuple[Indices, Block]]:
         """Yield the rows of these blocks that are kept, with their numbers."""
         sizes = self._inner.block_rows[blocks]
@@ -179,10 +186,7 @@ class FilteredSource(ChosenSource):
 
     @cached_property
     def block_rows(self) -> Indices:
-        counts = np.zeros(len(self._ends), dtype=np.int64)
-        for numbers, _ in self._chosen(range(len(counts))):
-            np.add.at(counts, np.searchsorted(self._ends, numbers, side="right"), 1)
-        return counts
+        return self._counts(numbers for numbers, _ in self._chosen(range(len(self._ends))))
 
     def _kept(self, numbers: Indices, rows: Block) -> Mask:
         return keeps(self._function, rows)
@@ -200,12 +204,9 @@ class SplitSource(SlicedSource):
 
     @cached_property
     def block_rows(self) -> Indices:
-        counts = np.zeros(len(self._ends), dtype=np.int64)
-        for start in range(0, self._inner.rows, _NUMBERS_AT_ONCE):
-            numbers = np.arange(start, min(self._inner.rows, start + _NUMBERS_AT_ONCE))
-            kept = numbers[self._kept(numbers, None)]
-            np.add.at(counts, np.searchsorted(self._ends, kept, side="right"), 1)
-        return counts
+        starts = range(0, self._inner.rows, _NUMBERS_AT_ONCE)
+        numbers = (np.arange(start, min(self._inner.rows, start + _NUMBERS_AT_ONCE)) for start in starts)
+        return self._counts(some[self._kept(some, None)] for some in numbers)
 
     def _kept(self, numbers: Indices, rows: Block) -> Mask:
         return super()._kept(Permutation(self._inner.rows, self._seed, "split")(numbers), rows)
