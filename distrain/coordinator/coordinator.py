@@ -535,7 +535,7 @@ class Coordinator:
         self._host_files.end_attempt()
         self._report_handler.end()
         self._hang_monitor.end_hang()
-        self._outputs.close()
+        self._outputs.flush()
         self._manifest.attempt_ended(ended.failures, ended.why)
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
         own = dict(self._hosts.errors)
@@ -686,7 +686,7 @@ class Coordinator:
             self._store_memory,
             self._close_hosts,
             self._debuggers.close,
-            self._outputs.close,
+            self._outputs.flush,
             self._report_handler.flush,
             self._requests.close,
             self._await_storage,

@@ -131,7 +131,7 @@ def range(n: int) -> Dataset:
         distrain.data.range(1000)
     """
     check_int("n", n, minimum=1)
-    return Dataset(partial(RangeSource, n, "id"))
+    return Dataset(partial(RangeSource, n))
 
 
 def _files(

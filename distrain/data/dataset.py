@@ -299,7 +299,7 @@ class Dataset:
                 if _keeps_rows(operation, source, functions):
                     functions = (*functions, operation)
                     continue
-                operation = _remaking(operation.making_rows())
+                operation = _remaking(replace(operation, keeps_rows=False))
             if operation.reads_rows:
                 source, functions = _mapped(source, functions), ()
             source = operation.on_stream(source) if isinstance(source, Stream) else operation.on_table(source)

@@ -38,8 +38,6 @@ SUFFIXES = {
     ".ndjson": "json",
 }
 """By ending of a file name: pyarrow's name of the format."""
-_FORMAT_CLASSES = {"parquet": "ParquetFileFormat", "csv": "CsvFileFormat", "json": "JsonFileFormat"}
-"""The classes of ``pyarrow.dataset``."""
 _COMPRESSED = (".gz", ".bz2", ".zst")
 _SCAN_BYTES = 8 << 20
 """Memory of one batch of the scanner, about; it reads a few ahead."""
@@ -101,17 +99,13 @@ class FileSource(TableSource):
             arrow_filesystem = fs.PyFileSystem(fs.FSSpecHandler(filesystem))
         datasets = require("pyarrow.dataset")
         try:
-            form = getattr(datasets, _FORMAT_CLASSES[kind])(**self._options)
+            form = getattr(datasets, f"{kind.capitalize()}FileFormat")(**self._options)
             options = datasets.FileSystemFactoryOptions(
                 partition_base_dir=self._root(filesystem), partitioning=datasets.HivePartitioning.discover()
             )
             return datasets.FileSystemDatasetFactory(arrow_filesystem, files, form, options).finish()
         except (OSError, ValueError, TypeError) as error:
-            for file in files:
-                for name in re.findall(r"/([^/=]+)=", file):
-                    if f"Field {name} has incompatible types" in str(error):
-                        raise _twice(name, file) from error
-            raise DataError(f"cannot read {_named_in(error, files)}: {error}") from error
+            raise DataError(f"cannot read {files[0]}: {error}") from error
 
     def _root(self, filesystem: Any) -> str:
         """Return the directory below which ``key=value`` in a path is a column."""
@@ -157,18 +151,18 @@ class FileSource(TableSource):
                 raise DataError(f"there is no column {name!r} in {fragment.path}; it has {expected.names}")
             place = fragment.physical_schema.get_field_index(name)
             if place >= 0 and name in _partitions(fragment):
-                raise _twice(name, fragment.path)
+                raise DataError(
+                    f"column {name!r} is in {fragment.path}, and comes from the name of its directory, too; rename one "
+                    "of them"
+                )
             if has_gaps or name in _partitions(fragment):
                 continue
             found = fragment.physical_schema.field(place).type if place >= 0 else None
-            if found is None and (other := next((file for file in self._files[1] if f"/{name}=" in file), None)):
-                raise DataError(
-                    f"column {name!r} comes from the names of directories, as in {other}, but {fragment.path} is not "
-                    f"in a directory named {name}=...; move it, or leave the column out with columns="
-                )
             if found is None or (kind == "parquet" and found != expected.field(name).type):
+                files = self._files[1]
+                first = next((file for file in files if f"/{name}=" in file), files[0])
                 raise DataError(
-                    f"column {name!r} is {expected.field(name).type} in {self._files[1][0]}, but "
+                    f"column {name!r} is {expected.field(name).type} in {first}, but "
                     f"{'missing' if found is None else found} in {fragment.path}; convert the files to the same "
                     "columns, or leave the column out with columns="
                 )
@@ -287,10 +281,6 @@ def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: s
         chosen = [file for file in visible if file == path or is_wanted(file)]
         if not chosen:
             raise DataError(f"{given} has no {kinds} files, but {count(len(visible), 'other')}")
-        if special := [file for file in chosen if files[file]["type"] == "other"]:
-            raise DataError(
-                f"{special[0]} is a pipe, a device or a broken link; remove it, or name the files that you want"
-            )
         found += chosen
     return filesystem, found
 
@@ -321,20 +311,17 @@ class _Following(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         return found
 
 
-def _files_in(filesystem: Any, path: str, given: str) -> dict[str, dict[str, Any]]:
-    """Return facts about a file, or about those in a directory or of a pattern. Raises DataError if there are none."""
+def _files_in(filesystem: Any, path: str, given: str) -> set[str]:
+    """Return a file, or those in a directory or of a pattern. Raises DataError if there are none."""
     if filesystem.isfile(path):  # the cheapest question to a server
-        return {path: {"type": "file"}}
+        return {path}
     if filesystem.isdir(path):
-        in_directory: dict[str, dict[str, Any]] = filesystem.find(path, detail=True)
-        return in_directory
-    if filesystem.exists(path):
-        return {path: {"type": "other"}}
+        return set(filesystem.find(path))
     if not _is_pattern(path):
         raise DataError(f"there is no file or directory {given}")
-    found: dict[str, dict[str, Any]] = {}
+    found: set[str] = set()
     for name, about in filesystem.glob(path, detail=True).items():
-        found |= filesystem.find(name, detail=True) if about["type"] == "directory" else {name: about}
+        found |= set(filesystem.find(name)) if about["type"] == "directory" else {name}
     if not found:
         raise DataError(f"no file matches {given}")
     return found
@@ -361,12 +348,3 @@ def _is_visible(file: str, folder: str) -> bool:
 
 def _partitions(fragment: Any) -> dict[str, Any]:
     return dict(require("pyarrow.dataset").get_partition_keys(fragment.partition_expression))
-
-
-def _twice(name: str, file: str) -> DataError:
-    return DataError(f"column {name!r} is in {file}, and comes from the name of its directory, too; rename one of them")
-
-
-def _named_in(error: Exception, files: Sequence[str]) -> str:
-    """Return the file that an error names, else the first one."""
-    return next((file for file in files if file in str(error)), files[0])

@@ -18,7 +18,6 @@ from distrain.system.arguments import check_choice, check_int
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from distrain.data.blocks import Block
     from distrain.data.positions import DataLoop
     from distrain.data.sources import Schema
 
@@ -34,8 +33,8 @@ class DataIterator:
     not count, so that a script may look at a batch first.
 
     All arguments are keyword-only. ``uneven`` says what happens to rows that do not divide evenly among the workers:
-    ``"drop"`` leaves fewer rows than there are workers out, ``"pad"`` repeats some, ``"error"`` raises DataError. All
-    workers get equally many batches.
+    ``"drop"`` leaves fewer rows than there are workers out, ``"pad"`` repeats some. All workers get equally many
+    batches.
 
     ::
 
@@ -188,7 +187,9 @@ class DataIterator:
         wanted = [(feature_columns, feature_type_spec), (label_columns, label_type_spec)]
         if additional_columns is not None:
             wanted.append((additional_columns, additional_type_spec))
-        return tensorflow.dataset_of(batches, wanted, self._first_row())
+        with self._loops.naming_errors():
+            first = to_columns(self._dataset.sample())
+        return tensorflow.dataset_of(batches, wanted, first)
 
     def iter_rows(self, *, uneven: str = "drop") -> Iterable[Any]:
         """Return the rows of an epoch, one by one; dicts, unless the dataset has other objects.
@@ -275,10 +276,6 @@ class DataIterator:
     def position(self) -> dict[str, Any]:
         """Return the position after the batches that train_func has got, as JSON. A checkpoint stores it."""
         return self._loops.position()
-
-    def _first_row(self) -> Block:
-        with self._loops.naming_errors():
-            return to_columns(self._dataset.sample())
 
     def _options(
         self, batch_size: int | None, drop_last: bool, window: int | None, seed: int | None, uneven: str

@@ -109,10 +109,9 @@ def rows_left(rows: int, divisions: Iterable[Division]) -> list[Span]:
     return _joined(left)
 
 
-def shares(left: Sequence[Span], ranks: int, *, pad: bool) -> int:
+def share_of_each(rows: int, ranks: int, *, pad: bool) -> int:
     """Return the number of rows of each rank. With ``pad`` no row is left out, but some may come twice."""
-    total = length(left)
-    return -(-total // ranks) if pad else total // ranks
+    return -(-rows // ranks) if pad else rows // ranks
 
 
 def share_of(left: Sequence[Span], rank: int, share: int, skip: int = 0) -> list[Span]:

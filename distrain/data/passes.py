@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distrain.data.blocks import in_pieces, joined, row_count, rows_at, rows_between
-from distrain.data.order import Division, length, rows_left, share_of, shares
+from distrain.data.order import Division, length, rows_left, share_of, share_of_each
 from distrain.data.sources import in_order, shuffled
 from distrain.data.streams import Mark, OpenStream, Stream
 from distrain.errors import DataError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distrain.data.order import RowOrder
     from distrain.data.sources import TableSource
 
-UNEVEN = ("drop", "pad", "error")
+UNEVEN = ("drop", "pad")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +52,12 @@ class Worker:
     ranks: int
 
 
-def _check_division(rows: int, ranks: int, uneven: str, before: int) -> None:
-    if uneven == "error" and rows % ranks:
-        raise DataError(
-            f"{rows} rows{' that are left of the epoch' if before else ''} do not divide evenly among {ranks} ranks; "
-            f"uneven='drop' leaves {rows % ranks} of them out, uneven='pad' repeats some"
-        )
-    if not before and rows < ranks and uneven == "drop":
+def _new_share(rows: int, ranks: int, uneven: str, before: int) -> int:
+    """Return the number of rows of each rank. Raises DataError if there are none, and none came before."""
+    share = share_of_each(rows, ranks, pad=uneven == "pad")
+    if not share and not before:
         raise DataError(f"{rows} rows are too few for {ranks} ranks; uneven='pad' repeats some")
+    return share
 
 
 # -- sources that know their rows ------------------------------------------------------------------------------------
@@ -90,8 +88,7 @@ class TablePass:
             self._before.pop()
             left, share, self._taken = rows_left(rows, self._before), last.share, last.taken_by(worker.rank)
         else:
-            share = shares(left, worker.ranks, pad=options.uneven == "pad")
-            _check_division(length(left), worker.ranks, options.uneven, self.begun)
+            share = _new_share(length(left), worker.ranks, options.uneven, self.begun)
         self.left_out = max(0, length(left) - share * worker.ranks)
         self._division = Division(worker.ranks, share, 0)
         self._spans = share_of(left, worker.rank, share, self._taken)
@@ -105,8 +102,8 @@ class TablePass:
         if not self._before or self._before[-1].ranks != ranks or isinstance(self._before[-1].taken, list):
             return None
         *before, last = self._before
-        left = rows_left(rows, before)
-        return last if last.share in (shares(left, ranks, pad=False), shares(left, ranks, pad=True)) else None
+        left = length(rows_left(rows, before))
+        return last if last.share in (share_of_each(left, ranks, pad=pad) for pad in (False, True)) else None
 
     def blocks(self) -> Iterator[tuple[Block, int, Any]]:
         """Yield each batch before the functions, its number of rows, and what :meth:`took` needs to know."""
@@ -172,7 +169,8 @@ class StreamPass:
         for step in in_pieces(found, self._size * ranks):
             count, share = row_count(step), self._size
             if count < share * ranks:
-                share = self._last_share(count, rows)
+                share = _new_share(count, ranks, self._options.uneven, rows)
+                self.left_out = max(0, count - share * ranks)
                 if not share or (share < self._size and self._options.drop_last):
                     return
             rows += count
@@ -187,12 +185,6 @@ class StreamPass:
             yield own, share, (rows, marks[0] if marks and marks[0].rows <= rows else None)
         if not rows:
             raise DataError("it has no rows")
-
-    def _last_share(self, count: int, before: int) -> int:
-        ranks, uneven = self._worker.ranks, self._options.uneven
-        _check_division(count, ranks, uneven, before)
-        self.left_out = 0 if uneven == "pad" else count % ranks
-        return -(-count // ranks) if uneven == "pad" else count // ranks
 
     def _unshuffled(self, marks: deque[Mark]) -> Iterator[Block]:
         step = self._size * self._worker.ranks

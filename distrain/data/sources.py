@@ -169,19 +169,19 @@ def _checksum(column: np.ndarray[Any, Any]) -> int:
 
 
 class RangeSource(RandomSource):
-    """The numbers below ``rows``, in a column."""
+    """The numbers below ``rows``, in the column ``id``."""
 
     at_once = _ROWS_FROM_MEMORY
 
-    def __init__(self, rows: int, column: str) -> None:
-        self._rows, self._column = rows, column
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
 
     @property
     def rows(self) -> int:
         return self._rows
 
     def take(self, rows: Indices) -> Block:
-        return {self._column: rows}
+        return {"id": rows}
 
     def facts(self) -> dict[str, Any]:
         return {"rows": self._rows}

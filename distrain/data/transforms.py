@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +134,13 @@ class ChosenSource(DerivedSource):
         ends: Indices = np.cumsum(self._inner.block_rows)
         return ends
 
+    def _counts(self, kept: Iterable[Indices]) -> Indices:
+        """Return how many rows of each block are kept. ``kept``: the numbers of all that are."""
+        counts = np.zeros(len(self._ends), dtype=np.int64)
+        for numbers in kept:
+            np.add.at(counts, np.searchsorted(self._ends, numbers, side="right"), 1)
+        return counts
+
     def _chosen(self, blocks: Sequence[int]) -> Iterator[tuple[Indices, Block]]:
         """Yield the rows of these blocks that are kept, with their numbers."""
         sizes = self._inner.block_rows[blocks]
@@ -179,10 +187,7 @@ class FilteredSource(ChosenSource):
 
     @cached_property
     def block_rows(self) -> Indices:
-        counts = np.zeros(len(self._ends), dtype=np.int64)
-        for numbers, _ in self._chosen(range(len(counts))):
-            np.add.at(counts, np.searchsorted(self._ends, numbers, side="right"), 1)
-        return counts
+        return self._counts(numbers for numbers, _ in self._chosen(range(len(self._ends))))
 
     def _kept(self, numbers: Indices, rows: Block) -> Mask:
         return keeps(self._function, rows)
@@ -200,12 +205,9 @@ class SplitSource(SlicedSource):
 
     @cached_property
     def block_rows(self) -> Indices:
-        counts = np.zeros(len(self._ends), dtype=np.int64)
-        for start in range(0, self._inner.rows, _NUMBERS_AT_ONCE):
-            numbers = np.arange(start, min(self._inner.rows, start + _NUMBERS_AT_ONCE))
-            kept = numbers[self._kept(numbers, None)]
-            np.add.at(counts, np.searchsorted(self._ends, kept, side="right"), 1)
-        return counts
+        starts = range(0, self._inner.rows, _NUMBERS_AT_ONCE)
+        numbers = (np.arange(start, min(self._inner.rows, start + _NUMBERS_AT_ONCE)) for start in starts)
+        return self._counts(some[self._kept(some, None)] for some in numbers)
 
     def _kept(self, numbers: Indices, rows: Block) -> Mask:
         return super()._kept(Permutation(self._inner.rows, self._seed, "split")(numbers), rows)
@@ -289,38 +291,34 @@ def span_of_split(rows: int, *, size: float, test: bool) -> Span:
 # -- functions of the user's -----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class Batched:
     """A function of the user's for blocks.
 
+    name: of the method that it was given to, for error messages.
+    batch_size: the most rows of a call; None: those of the block.
     keeps_rows: it returns as many rows as it gets; None: the first rows tell, see :meth:`keeps`.
     """
 
-    def __init__(
-        self, function: Callable[[Block], Any], name: str, batch_size: int | None, *, keeps_rows: bool | None = True
-    ) -> None:
-        self.keeps_rows = keeps_rows
-        self._function = function
-        self._name = name
-        self._batch_size = batch_size
+    function: Callable[[Block], Any]
+    name: str
+    batch_size: int | None = None
+    keeps_rows: bool | None = True
 
     def keeps(self, first: Block) -> bool:
         """Return whether it returns as many rows as these."""
-        return not row_count(first) or row_count(as_block(self._function(first), self._name)) == row_count(first)
-
-    def making_rows(self) -> Batched:
-        """Return the same function, which may return any number of rows."""
-        return Batched(self._function, self._name, self._batch_size, keeps_rows=False)
+        return not row_count(first) or row_count(as_block(self.function(first), self.name)) == row_count(first)
 
     def __call__(self, block: Block) -> Block:
         """Return the rows that the function makes of these. Raises DataError for more or fewer than it may return."""
-        pieces = in_pieces([block], self._batch_size) if self._batch_size else [block]
+        pieces = in_pieces([block], self.batch_size) if self.batch_size else [block]
         return joined([self._call(piece) for piece in pieces])
 
     def _call(self, piece: Block) -> Block:
-        made = as_block(self._function(piece), self._name)
+        made = as_block(self.function(piece), self.name)
         if self.keeps_rows is not False and row_count(made) != row_count(piece):
             raise DataError(
-                f"{self._name} returned {row_count(made)} rows for {row_count(piece)}; it must keep the number of "
+                f"{self.name} returned {row_count(made)} rows for {row_count(piece)}; it must keep the number of "
                 "rows, so that all ranks get equally many batches. Use filter() to drop rows, flat_map(), or "
                 "map_batches(keeps_rows=False), which is udf_modifying_row_count=True in a script of Ray's."
             )
@@ -354,7 +352,7 @@ def for_batches(
     def mapped(block: Block) -> Any:
         return function(writable(to_format(block)))
 
-    return Batched(mapped, "map_batches()", batch_size, keeps_rows=keeps_rows)
+    return Batched(mapped, "map_batches()", batch_size, keeps_rows)
 
 
 def for_rows(function: Callable[[Any], Any]) -> Batched:
@@ -366,7 +364,7 @@ def for_rows(function: Callable[[Any], Any]) -> Batched:
             raise DataError("map(): the function returned None for a row; it must return the new row")
         return rows
 
-    return Batched(mapped, "map()", None)
+    return Batched(mapped, "map()")
 
 
 def _as_row(made: Any) -> Any:
@@ -379,6 +377,5 @@ def for_lists(function: Callable[[Any], Iterable[Any]]) -> Batched:
     return Batched(
         lambda block: [_as_row(made) for row in to_rows(block) for made in function(row)],
         "flat_map()",
-        None,
         keeps_rows=False,
     )

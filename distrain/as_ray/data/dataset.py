@@ -47,15 +47,6 @@ if TYPE_CHECKING:
 
     from distrain.data.blocks import Block
 
-_MISSING = {
-    "size_bytes": "see materialize() and pandas' memory_usage()",
-    "with_column": "use map_batches() or add_column()",
-    "with_columns": "use map_batches() or add_column()",
-    "mix": "use union()",
-    "streaming_split": "pass the dataset to datasets= of a trainer, whose workers share the rows",
-    "streaming_train_test_split": "use train_test_split()",
-}
-
 
 class Dataset(PlainDataset):
     """Rows to train on, as ``ray.data`` makes them. See :class:`distrain.data.Dataset`."""
@@ -78,7 +69,7 @@ class Dataset(PlainDataset):
             raise AttributeError(name)
         if name in AGGREGATES:
             return partial(self._aggregated, name)
-        raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {_MISSING.get(name, ELSEWHERE)}")
+        raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {ELSEWHERE}")
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -170,7 +161,7 @@ class Dataset(PlainDataset):
             _check_columns(name, new, columns)
             return {other: columns[old] for old, other in new.items()}
 
-        return self._then(Batched(chosen, f"{name}()", None))
+        return self._then(Batched(chosen, f"{name}()"))
 
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None, **options: Any) -> Dataset:
         """Shuffle the rows anew in each epoch."""

@@ -30,7 +30,6 @@ from distrain.decisions.states import RunState
 from distrain.errors import CheckpointError, StorageError, TrainingFailedError, WorkerGroupError
 from distrain.storage.files import full_disk_hint, write_atomically
 from distrain.storage.ownership import check_owners
-from distrain.storage.paths import read_manifest
 from distrain.storage.records import damage_of, last_metrics
 from distrain.system.log import say, warn
 from distrain.system.text import stopped_by
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from distrain.decisions.host_checks import Finding
     from distrain.hosts.hostfile import HostSpec
     from distrain.storage.checkpoint import Checkpoint
-    from distrain.system.remote_path import RemotePath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,26 +360,14 @@ def _check_intact(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError for a checkpoint that does not exist or is damaged."""
     if not checkpoint.exists():
         raise CheckpointError(f"resume_from_checkpoint: there is no directory {checkpoint.path}")
-    folder, damage = Path(checkpoint.path), None
-    if checkpoint.path and _is_run(checkpoint.remote_path or folder):
-        raise CheckpointError(
-            f"resume_from_checkpoint: {checkpoint.path} is a run directory; give one of its checkpoints, "
-            f"Result.from_path({checkpoint.path!r}).checkpoint for the latest"
-        )
+    damage = None
     try:
         if checkpoint.path:
-            damage = damage_of(checkpoint.remote_path or folder, needs_manifest=False)
+            damage = damage_of(checkpoint.remote_path or Path(checkpoint.path), needs_manifest=False)
     except OSError as error:
         damage = f"it cannot be read: {error}"
     if damage is not None:
         raise CheckpointError(f"resume_from_checkpoint: {checkpoint.path} is damaged: {damage}")
-
-
-def _is_run(folder: Path | RemotePath) -> bool:
-    try:
-        return {"run_id", "attempts"} <= read_manifest(folder).keys()
-    except (StorageError, AttributeError):  # another program's file of that name
-        return False
 
 
 def _plain_run_config(config: RunConfig) -> dict[str, Any]:

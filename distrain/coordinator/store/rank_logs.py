@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from functools import partial
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from distrain.storage.ownership import open_without_links
 from distrain.system.log import warn
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _MOST_UNWRITTEN_BYTES = 64 << 20
 """Output of a rank that may wait for a slow disk. More output is left out of the log."""
-_MOST_OPEN_LOGS = 64
 _LINES_KEPT = 300
 _LONGEST_KEPT = 2 << 10
 _BYTES_KEPT = 48 << 10
@@ -114,19 +113,16 @@ _Written: TypeAlias = "tuple[RankLog, int | OSError]"
 class RankLogs:
     """Output of all ranks, of one attempt after the other.
 
-    file_of: returns the log file of an attempt and a rank. background: its thread writes the files, and keeps few of
-    them open.
+    file_of: returns the log file of an attempt and a rank. background: its thread writes the files.
     """
 
     def __init__(self, file_of: Callable[[int, int], Path], background: Background) -> None:
         self._file_of = file_of
         self._background = background
-        self._open: OrderedDict[RankLog, IO[bytes]] = OrderedDict()
-        """Used by the thread only. The file that was written last is the last one."""
         self.begin(-1)
 
     def begin(self, attempt: int) -> None:
-        """Begin an attempt. The last one must be closed."""
+        """Begin an attempt, after the output of the last one was flushed."""
         self._attempt = attempt
         self._ranks: dict[int, RankLog] = {}
         """The ranks that have printed something, or have exited."""
@@ -148,51 +144,26 @@ class RankLogs:
         batch = [(log, data) for log in self._changed if (data := log.take())]
         self._changed.clear()
         if batch:
-            self._do(partial(self._write, batch), [log for log, _ in batch])
-
-    def close(self) -> None:
-        """Write all new output, and close the files."""
-        self.flush()
-        self._do(self._close_all, [])
-
-    def _do(self, work: Callable[[], list[_Written]], logs: list[RankLog]) -> None:
-        def note(results: list[_Written]) -> None:
-            for log, written in results:
-                log.on_written(written)
-
-        self._background.do(work, note, lambda error: note([(log, error) for log in logs]))  # the latter: no thread
-
-    # -- in the thread --------------------------------------------------------------------------------------------
-
-    def _write(self, batch: list[tuple[RankLog, bytes]]) -> list[_Written]:
-        results: list[_Written] = []
-        for log, data in batch:
-            results.append((log, self._append(log, data)))
-            if len(self._open) > _MOST_OPEN_LOGS:
-                results.append(_close(*self._open.popitem(last=False)))
-        return results
-
-    def _append(self, log: RankLog, data: bytes) -> int | OSError:
-        try:
-            if log not in self._open:
-                self._open[log] = open(log.path, "ab", buffering=0, opener=open_without_links)  # noqa: SIM115
-            self._open.move_to_end(log)
-            rest = memoryview(data)
-            while rest:
-                rest = rest[self._open[log].write(rest) :]
-        except OSError as error:
-            return error
-        return len(data)
-
-    def _close_all(self) -> list[_Written]:
-        results = [_close(*item) for item in self._open.items()]
-        self._open.clear()
-        return results
+            self._background.do(
+                partial(_write, batch),
+                _note,
+                lambda error: _note([(log, error) for log, _ in batch]),  # no thread
+            )
 
 
-def _close(log: RankLog, file: IO[bytes]) -> _Written:
+def _note(results: list[_Written]) -> None:
+    for log, written in results:
+        log.on_written(written)
+
+
+def _write(batch: list[tuple[RankLog, bytes]]) -> list[_Written]:
+    return [(log, _append(log.path, data)) for log, data in batch]
+
+
+def _append(path: Path, data: bytes) -> int | OSError:
     try:
-        file.close()
+        with open(path, "ab", opener=open_without_links) as file:
+            file.write(data)
     except OSError as error:
-        return log, error
-    return log, 0
+        return error
+    return len(data)

@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 _ATTEMPT = re.compile(r"attempt_(\d+)")
 _RANK = re.compile(r"rank_(\d+)\.log")
 _POLL_S = 0.2
-"""Seconds between two looks at the logs that are followed."""
+"""Seconds between two looks at the logs that are followed, and at the state of their run."""
 _TAIL, _LONG_LINE = 1 << 20, 1000
 """Bytes in which the last lines of a log are searched: at least, and for each line."""
-_STATE_S = 1.0
-"""Seconds between two looks at the state of a run whose logs do not grow."""
 
 
 def log_folder(run: Run) -> Path | RemotePath:
@@ -93,21 +91,12 @@ class Follower:
 
     def lines(self) -> Iterator[tuple[int, int, str]]:
         """Yield attempt, rank and line until the run ends. It may be asked for forever: break, or Ctrl-C."""
-        looked_at = 0.0
-        is_over = False
         while True:
-            is_new = False
-            for item in self.new_lines(is_over=is_over):
-                is_new = True
-                yield item
+            is_over = current(self._run).state not in (RUNNING, STARTING)
+            yield from self.new_lines(is_over=is_over)
             if is_over:
                 return
-            if not is_new and time.monotonic() >= looked_at + _STATE_S:
-                looked_at = time.monotonic()
-                is_over = current(self._run).state not in (RUNNING, STARTING)
-                continue
-            if not is_new:
-                time.sleep(_POLL_S)
+            time.sleep(_POLL_S)
 
     def new_lines(self, *, is_over: bool = False) -> Iterator[tuple[int, int, str]]:
         """Yield attempt, rank and line of what is new now."""

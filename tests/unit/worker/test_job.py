@@ -139,18 +139,6 @@ def test_a_function_that_a_call_does_not_run_is_refused(function: Callable[..., 
         DataParallelTrainer(lambda: None, validation_config=ValidationConfig(fn=function))
 
 
-@pytest.mark.parametrize("function", [coroutine, async_generator, generator])
-def test_what_was_not_run_is_no_return_value(function: Callable[..., Any]) -> None:
-    """A decorator hides such a function, and may well run it."""
-
-    @functools.wraps(function)
-    def hidden(config: dict[str, Any]) -> Any:
-        return function(config)
-
-    with pytest.raises(TypeError, match=f"{function.__name__} has returned an? .*of which nothing has run"):
-        work(hidden).run()
-
-
 def test_a_wrapper_that_runs_it_is_accepted() -> None:
     @functools.wraps(coroutine)
     def runs(config: dict[str, Any]) -> None:
