@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -24,16 +25,19 @@ class Prefetched(Generic[_T]):
     def __init__(self, items: Iterator[_T], count: int) -> None:
         self._items = items
         self._count = count
-        self._made: list[_T] = []
-        self._made_in_s = 0.0
-        """Seconds that it took to make those."""
-        self._changed = threading.Condition()
+        self._made: SimpleQueue[list[_T] | None] = SimpleQueue()
+        """Groups. None is the end."""
+        self._allowed: SimpleQueue[None] = SimpleQueue()
+        """One entry for each group that may be made."""
+        self._group: list[_T] = []
+        """The group that is being made."""
         self._is_awaited = False
         """True if the caller has nothing left: it gets the next item at once."""
-        self._is_over = False
-        self._is_stopped = False
+        self._lock = threading.Lock()
+        """For the group, and for moving it."""
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._make, name="distrain-data", daemon=True)
+        self._is_stopped = False
 
     def __iter__(self) -> Iterator[_T]:
         if not self._count:
@@ -41,57 +45,63 @@ class Prefetched(Generic[_T]):
             return
         self._thread.start()
         try:
-            while group := self._next_group():
+            for _ in range(self._count):
+                self._allowed.put(None)
+            while (group := self._next_group()) is not None:
                 yield from group
             if self._error is not None:
                 raise self._error
         finally:
             self._tell_to_stop()
 
-    def _next_group(self) -> list[_T]:
-        """Return a part of what is there. Wait for one item if nothing is; return none at the end."""
-        with self._changed:
-            if not self._made:
-                self._changed.wait_for(lambda: self._is_full or self._is_over, _TOGETHER_S)
-                self._is_awaited = True
-                self._changed.wait_for(lambda: self._made or self._is_over)
-                self._is_awaited = False
-            size = -(-len(self._made) // self._count)
-            group, self._made = self._made[:size], self._made[size:]
-            self._made_in_s *= len(self._made) / max(1, size + len(self._made))
-            self._changed.notify()
-            return group
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._made) >= self._count and self._made_in_s >= self._count * _TOGETHER_S
+    def _next_group(self) -> list[_T] | None:
+        """Return what is there. Wait for one item if nothing is."""
+        try:
+            group = self._made.get(timeout=_TOGETHER_S)
+        except Empty:
+            with self._lock:
+                if self._made.empty():
+                    part, self._group = self._group, []
+                    if part:
+                        return part
+                    self._is_awaited = True
+            group = self._made.get()
+        self._allowed.put(None)
+        return group
 
     def _make(self) -> None:
         try:
+            self._allowed.get()
             began = time.monotonic()
             for item in self._items:
-                with self._changed:
-                    self._made.append(item)
-                    self._made_in_s += time.monotonic() - began
-                    if self._is_awaited or self._is_full:
-                        self._changed.notify()
-                    self._changed.wait_for(lambda: self._is_stopped or not self._is_full)
-                    if self._is_stopped:
-                        self._made.clear()
-                        return
-                began = time.monotonic()
+                with self._lock:
+                    self._group.append(item)
+                    is_complete = self._is_awaited or time.monotonic() - began > _TOGETHER_S
+                    if is_complete:
+                        self._hand_over()
+                if is_complete:
+                    self._allowed.get()
+                    began = time.monotonic()
+                if self._is_stopped:
+                    return
         except BaseException as error:
             self._error = error
         finally:
-            with self._changed:
-                self._is_over = True
-                self._changed.notify()
+            with self._lock:
+                self._hand_over()
+            self._made.put(None)
+
+    def _hand_over(self) -> None:
+        if self._group and not self._is_stopped:
+            self._made.put(self._group)
+        self._group, self._is_awaited = [], False
 
     def _tell_to_stop(self) -> None:
-        with self._changed:
-            self._is_stopped = True
-            self._made.clear()  # else it stays in memory
-            self._changed.notify()
+        self._is_stopped = True
+        self._allowed.put(None)
+        while not self._made.empty():  # else what it holds stays in memory
+            self._made.get()
+        self._made.put(None)  # in case that the caller asks again
 
     def stop(self) -> None:
         """Make no more items. Return when the one that is being made is there."""

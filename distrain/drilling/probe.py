@@ -48,9 +48,9 @@ class Probe:
             sys.modules["numpy"].random.seed(rank)
         self.note("begin")
         if self._uses_torch or "torch" in sys.modules:
-            from distrain.torch.drill.training_state import watch
+            from distrain.torch.drill.training_state import TrainingWatch
 
-            watch(self, seed=rank)
+            TrainingWatch(self, seed=rank)
         report, should_stop = session.report, session.should_stop
 
         def noted_report(metrics: Any, checkpoint: Any = None, *more: Any, **options: Any) -> None:

@@ -13,11 +13,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distrain.hosts.inspection import package_versions
 from distrain.system import __version__, process
 from distrain.system.secrets import HIDDEN, hidden, is_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _PACKAGES = {
     "torch", "numpy", "tensorflow", "jax", "lightning", "transformers", "accelerate", "datasets", "xgboost", "lightgbm",
@@ -44,7 +46,6 @@ class RunFacts:
     """
 
     def __init__(self, script: str, config: Any) -> None:
-        versions = package_versions(sorted(_PACKAGES), sys.path)
         self._facts: dict[str, Any] = {
             "script": script,
             "train_loop_config": plain(config),
@@ -54,7 +55,7 @@ class RunFacts:
             "user": _user(),
             "distrain": __version__,
             "python": sys.version.split()[0],
-            "versions": {name: version for name, version in versions.items() if version},
+            "versions": _versions(sys.path),
             "argv": without_secrets(sys.argv),
         }
         self._git: process.Process | None = None
@@ -88,6 +89,21 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):  # this user id has no name
         return str(os.getuid())
+
+
+def _versions(path: Iterable[str]) -> dict[str, str]:
+    """Return the versions of some packages by the names of their directories, as reading their metadata takes long."""
+    found: dict[str, str] = {}
+    for folder in path:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for name in names:
+            package, dash, version = name.removesuffix(".dist-info").partition("-")
+            if dash and name.endswith(".dist-info") and package in _PACKAGES:
+                found.setdefault(package, version)
+    return dict(sorted(found.items()))
 
 
 # -- settings without secrets ----------------------------------------------------------------------------------------

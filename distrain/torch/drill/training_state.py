@@ -16,7 +16,7 @@ import zlib
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Part = dict[str, Any]
     """A part of the state: numbers, or digests, by name."""
 
-__all__ = ["watch"]
+__all__ = ["TrainingWatch"]
 
 _OWN = str(Path(__file__).parents[2])
 _LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN)
@@ -42,32 +42,18 @@ _DEEPEST = 2
 """How many attributes away from a variable a part may be."""
 
 
-class Probe(Protocol):
-    """Hears what happens."""
+class TrainingWatch:
+    """Notes the state at the beginning of each step, what is saved, and what does not fit when it is loaded.
 
-    check_path: Callable[[object], None]
-    steps_done: int
-
-    def note(self, what: str, **facts: Any) -> None: ...
-
-    def count(self, unit: Literal["report", "step"], **facts: Any) -> None: ...
-
-
-def watch(probe: Probe, seed: int) -> None:
-    """Note the state at the beginning of each step, what is saved, and what does not fit when it is loaded.
-
-    seed: of the random numbers of torch and NumPy.
+    probe: hears it, a :class:`distrain.drilling.probe.Probe`. seed: of the random numbers of torch and NumPy.
     """
-    torch.manual_seed(seed)
-    if find_spec("numpy"):
-        import numpy
 
-        numpy.random.seed(seed)
-    _Watch(probe)
+    def __init__(self, probe: Any, seed: int) -> None:
+        torch.manual_seed(seed)
+        if find_spec("numpy"):
+            import numpy
 
-
-class _Watch:
-    def __init__(self, probe: Probe) -> None:
+            numpy.random.seed(seed)
         self._probe = probe
         self._pid = os.getpid()
         self._is_new_step = True
