@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from distrain.cli.run.command import run_command
 from distrain.coordinator import fit
@@ -23,42 +24,37 @@ if TYPE_CHECKING:
     from distrain.drilling.order import Order
     from distrain.worker.job.job import Work
 
-_RESTARTS = 3
 
+def _prepared(
+    order: Order, work: Work, scaling: ScalingConfig, run: RunConfig
+) -> tuple[Work, ScalingConfig, RunConfig]:
+    """Turn the first fit() of a script into the trial. A further one ends the process."""
 
-class _Preparation:
-    """Turns the first fit() of a script into the trial. A further one ends the process."""
+    def end(*_: object) -> NoReturn:
+        raise SystemExit(0)
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self._is_first = True
-
-    def __call__(self, work: Work, scaling: ScalingConfig, run: RunConfig) -> tuple[Work, ScalingConfig, RunConfig]:
-        if not self._is_first:
-            raise SystemExit(0)  # a drill looks at the first run of a script
-        self._is_first, order = False, self._order
-        failures = run.failure_config
-        trial = replace(
-            run,
-            name="run",
-            storage_path=order.storage,
-            storage_filesystem=None,
-            log_dir=None,
-            callbacks=(),
-            trackers=(),
-            debug_rank=None,
-            failure_config=replace(failures, max_failures=failures.max_failures or _RESTARTS),
-            checkpoint_config=replace(run.checkpoint_config, num_to_keep=None),
-        )
-        workers = order.workers if order.workers is not None else scaling.num_workers
-        probe = Probe(order.probe, uses_torch="torch" in work.backend.preload)
-        return replace(work, before=probe), replace(scaling, num_workers=workers), trial
+    fit.prepare = end
+    failures = run.failure_config
+    trial = replace(
+        run,
+        name="run",
+        storage_path=order.storage,
+        storage_filesystem=None,
+        log_dir=None,
+        callbacks=(),
+        trackers=(),
+        debug_rank=None,
+        failure_config=replace(failures, max_failures=failures.max_failures or 3),
+        checkpoint_config=replace(run.checkpoint_config, num_to_keep=None),
+    )
+    probe = Probe(order.probe, uses_torch="torch" in work.backend.preload)
+    return replace(work, before=probe), replace(scaling, num_workers=order.workers or scaling.num_workers), trial
 
 
 def run_trial(path: str, user_path: Sequence[str]) -> int:
     """Run an order and return the exit code. ``user_path``: as in :func:`distrain.cli.main.run_main`."""
     order: Order = pickle.loads(Path(path).read_bytes())  # noqa: S301 - made by the drill
-    fit.prepare = _Preparation(order)
+    fit.prepare = partial(_prepared, order)
     names.DEFAULT_STORAGE = order.storage
     fence(order.probe.fenced, order.probe.allowed)
     if order.trainer is not None:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from distrain.cli.run.driver import is_for_ray
 from distrain.cli.run.options import make_parser, parse
-from distrain.drilling.drill import DISTURBANCES, Drill, drill_directory
+from distrain.drilling.drill import DISTURBANCES, Drill
 from distrain.drilling.order import Order
 from distrain.errors import JobError
 from distrain.system.text import did_you_mean
@@ -53,7 +53,8 @@ def run_drill(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the trial, too
     split = [*arguments, "--"].index("--")
     options, words = parser.parse_known_args(arguments[:split])
-    words = [os.path.abspath(word) if _is_above(word) else word for word in (*words, *arguments[split + 1 :])]
+    words += arguments[split + 1 :]
+    words = [os.path.abspath(word) if word.startswith("..") and os.path.exists(word) else word for word in words]
     kinds = options.only.split(",")
     for kind in kinds:
         if kind not in DISTURBANCES:
@@ -68,23 +69,22 @@ def run_drill(arguments: Sequence[str]) -> int:
     if script.is_file() and not colon and not target.as_ray and (is_for_ray(target) or _calls_fit(script)):
         words = ["--as-ray", *words]  # which only means that the script calls fit() itself
     console = Console(record=True, highlight=False, soft_wrap=True, file=io.StringIO() if options.json else None)
+    name = target.target or f"-m {target.module[0]}"
+    drill = Drill(
+        Order(arguments=tuple(words), workers=options.workers),
+        reports=options.reports,
+        minutes=options.minutes,
+        keep=options.keep,
+        fenced=[str(script.parent)] if script.is_file() else [],
+        tell=lambda verdict: console.print(_line(verdict)),
+    )
+    console.print(f"drilling {name}; all files are in {drill.folder}", markup=False)
     try:
-        with drill_directory(keep=options.keep) as folder:
-            console.print(f"drilling {target.target or target.module[0]}; all files are in {folder}", markup=False)
-            report = Drill(
-                Order(arguments=tuple(words), workers=options.workers),
-                folder,
-                reports=options.reports,
-                minutes=options.minutes,
-                fenced=[str(script.parent)] if script.is_file() else [],
-                tell=lambda verdict: console.print(_line(verdict)),
-            ).run(kinds)
+        report = replace(drill.run(kinds), target=name)
     except JobError as error:
         parser.exit(2, f"distrain drill: error: {error}\n")
     except KeyboardInterrupt:
         return 130
-    name = target.target or f"-m {target.module[0]}"
-    report = replace(report, target=name, directory=str(folder) if options.keep else None)
     console.print(_findings(report, options.failures_per_day))
     if options.json:
         print(json.dumps(report.to_dict(), indent=1))
@@ -114,11 +114,6 @@ def drill_parser() -> argparse.ArgumentParser:
     add("--page", metavar="FILE.html", help="also write the report as a page")
     add("--keep", action="store_true", help="keep the directory with all runs")
     return parser
-
-
-def _is_above(word: str) -> bool:
-    """Return whether a word is a path that the working directory of a trial has not."""
-    return word.startswith("..") and os.path.exists(word)
 
 
 def _positive(text: str) -> float:

@@ -139,10 +139,5 @@ class Differences:
 
     def _value(self, part: str) -> str:
         name = self.keys[part][0]
-        return f"`{name}` is {_shown(self.step[part].get(name))} instead of {_shown(self.expected[part].get(name))}"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list) and len(value) == 1:
-        return _shown(value[0])
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        now, then = (str(step[part].get(name)).strip("[]") for step in (self.step, self.expected))
+        return f"`{name}` is {now} instead of {then}"

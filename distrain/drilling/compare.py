@@ -81,11 +81,12 @@ class Straight:
         if not found:
             return f"`{next(iter(self.noise))}` differs; give the random numbers that it depends on a seed"
         differences = min(found, key=lambda one: one.index)
-        what, cure = "the results of operations", "call distrain.torch.enable_reproducibility()"
-        if {"random", "data"} & differences.keys.keys():
-            what = "random numbers" if "random" in differences.keys else "the data"
-            cure = "give each generator, sampler and worker a seed"
-        return f"not deterministic: {what} differ from step {differences.index + 1} on; {cure}"
+        what = [part for part in ("random", "data") if part in differences.keys]
+        cure = (
+            "give each generator, sampler and worker a seed" if what else "call distrain.torch.enable_reproducibility()"
+        )
+        named = {"random": "random numbers", "data": "the data"}[what[0]] if what else "the results of operations"
+        return f"not deterministic: {named} differ from step {differences.index + 1} on; {cure}"
 
     def start_of(self, attempt: Attempt, killed_at: int) -> int:
         """Return the steps before the one with which a resumed attempt should begin.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import statistics
@@ -23,7 +22,7 @@ from distrain.errors import JobError
 from distrain.storage import names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distrain.coordinator.trainer import DataParallelTrainer
     from distrain.drilling.journal import Attempt, Journal
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["drill"]
 
 DISTURBANCES = ("kill", "all", "stop", "report", "host", "workers")
-_LEAST_SAVES = 3
 
 
 def drill(
@@ -58,49 +56,38 @@ def drill(
         report = distrain.drill(TorchTrainer(train_func, scaling_config=ScalingConfig(num_workers=2)))
         assert report.ok, [verdict.text for verdict in report.verdicts]
     """
-    with drill_directory(keep=keep) as folder:
-        report = Drill(Order(trainer=trainer), folder, reports=reports, minutes=minutes).run(only)
-    return replace(report, directory=str(folder) if keep else None)
-
-
-@contextlib.contextmanager
-def drill_directory(*, keep: bool) -> Iterator[Path]:
-    """Make a directory for a drill, and delete it afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="distrain-drill-"))
-    try:
-        yield folder
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+    return Drill(Order(trainer=trainer), reports=reports, minutes=minutes, keep=keep).run(only)
 
 
 class Drill:
-    """One drill.
+    """One drill. ``folder`` has its files.
 
-    template: what all trials run. tell: hears each verdict as soon as it is known.
+    template: what all trials run. tell: hears each verdict as soon as it is known. Others: see :func:`drill`.
     fenced: directories in which nothing must be written, beside the working directory and the default storage.
     """
 
     def __init__(
         self,
         template: Order,
-        folder: Path,
         *,
         reports: int,
         minutes: float,
+        keep: bool,
         fenced: Sequence[str] = (),
         tell: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
         roots = {os.path.realpath(Path(one).expanduser()) for one in (os.getcwd(), names.DEFAULT_STORAGE, *fenced)}
         self._template = replace(template, probe=ProbeOrder(fenced=tuple(roots)))
-        self._folder = folder
-        self._reports, self._tell = reports, tell
+        self.folder = Path(tempfile.mkdtemp(prefix="distrain-drill-"))
+        self._reports, self._keep, self._tell = reports, keep, tell
         self._began = time.time()
         self._late = self._began + minutes * 60
         self._limit_s = minutes * 60 + 60
         self._straight: Straight
         self._checkpoints: list[Mapping[int, Path]] = []
         """Those of the undisturbed runs."""
+        self._files: set[str] = set()
+        """What an undisturbed run has written beside its run directory, if it has finished."""
         self._trial: Trial | None = None
         self._verdicts: list[Verdict] = []
         self._preemption_s: float | None = None
@@ -112,6 +99,8 @@ class Drill:
         finally:
             if self._trial is not None:
                 self._trial.kill()
+            if not self._keep:
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, only: Collection[str]) -> DrillReport:
         first = self._undisturbed("undisturbed-1", self._is_enough)
@@ -152,6 +141,7 @@ class Drill:
             preemption_s=self._preemption_s,
             notes=self._notes(attempt, blind),
             seconds=time.time() - self._began,
+            directory=str(self.folder) if self._keep else None,
         )
 
     def _add(self, verdict: Verdict) -> None:
@@ -159,13 +149,13 @@ class Drill:
         self._tell(verdict)
 
     def _new_trial(self, name: str) -> Trial:
-        self._trial = Trial(self._template, self._folder / name, self._limit_s)
+        self._trial = Trial(self._template, self.folder / name, self._limit_s)
         return self._trial
 
     def _is_enough(self, now: Journal) -> bool:
         attempt = now.attempts[0]
         unit: Unit = "report" if attempt.of("report") else "step"
-        has_enough = attempt.done(unit) >= self._reports and len(attempt.saves(unit)) >= _LEAST_SAVES
+        has_enough = attempt.done(unit) >= self._reports and len(attempt.saves(unit)) >= LEAST
         return has_enough or time.time() > self._late
 
     def _undisturbed(self, name: str, is_enough: Callable[[Journal], bool]) -> Journal:
@@ -174,8 +164,10 @@ class Drill:
         is_stopped = trial.watch(is_enough) and trial.is_running
         seen, code = trial.journal(), trial.stop()
         journal = trial.journal()
+        self._files = trial.files() if journal.has_finished else set()
         if (code and not is_stopped) or journal.resumed.number:
-            raise JobError(f"the script fails without any disturbance: {trial.why_failed()[0]}")
+            why = "it restarts by itself" if journal.resumed.number else trial.why_failed()[0]
+            raise JobError(f"the script fails without any disturbance: {why}")
         return replace(journal, attempts=seen.attempts) if is_stopped else journal  # without what the stop has caused
 
     # -- disturbances ---------------------------------------------------------------------------------------------
@@ -215,7 +207,7 @@ class Drill:
         has_paused = trial.watch(lambda now: bool(now.attempts[0].of("pause")))
         trial.kill()
         if "workers" in only and fewer and has_paused:
-            trial.copy_to(self._folder / "workers")
+            trial.copy_to(self.folder / "workers")
         if "all" in only:
             started = time.time()
             trial.start(ProbeOrder())
@@ -254,6 +246,8 @@ class Drill:
         victim: the rank that has died. started: when the run was started again, if it was not restarted by itself.
         """
         has_caught_up = trial.watch(self._has_caught_up)
+        if self._files:  # as it has ended without a disturbance
+            trial.watch(lambda now: not trial.is_running)
         trial.stop()
         journal, straight = trial.journal(), self._straight
         resumed, unit = journal.resumed, straight.unit
@@ -274,20 +268,17 @@ class Drill:
         if found.drift is not None:
             text = f"drifts from {unit} {found.drift.at}: {found.drift.what}"
         loss = f"loses {lost} {unit}{'s' * (lost > 1)}" if lost > 0 else ""
-        words = "; ".join(filter(None, (text, *found.aside, loss)))
+        lacking = sorted(self._files - trial.files()) if journal.has_finished else []
+        files = f"has not written {', '.join(lacking[:3])}" if lacking else ""
+        words = "; ".join(filter(None, (text, *found.aside, files, loss)))
         times = self._times(before, resumed, victim, started)
         self._add(Verdict(disturbance, found.outcome, prefix + words, found.causes, lost, times))
 
     def _judge_fewer(self, workers: int, order: ProbeOrder) -> None:
-        disturbance, trial, unit = (
-            f"{workers} instead of {workers + 1} workers",
-            self._new_trial("workers"),
-            self._straight.unit,
-        )
+        disturbance, trial = f"{workers} instead of {workers + 1} workers", self._new_trial("workers")
         trial.start(ProbeOrder(), workers)
-        trial.watch(
-            lambda now: now.resumed.number > 0 and now.resumed.done(unit) > (order.at if unit == "report" else 0)
-        )
+        goal = order.at if order.unit == "report" else 0
+        trial.watch(lambda now: now.resumed.number > 0 and now.resumed.done(order.unit) > goal)
         trial.stop()
         resumed = trial.journal().resumed
         if not resumed.number:
@@ -343,8 +334,7 @@ class Drill:
     def _notes(self, attempt: Attempt, blind: Sequence[str]) -> list[str]:
         found = []
         if self._straight.measured:
-            named = ", ".join(sorted(self._straight.measured))
-            found.append(f"not compared, as they differ between undisturbed runs of equal models: {named}")
+            found.append("not compared, as they differ between equal models: " + ", ".join(self._straight.measured))
         if blind:
             found.append(f"the state of the training could not be read: {blind[0]}")
         elif not attempt.of("step"):

@@ -25,7 +25,6 @@ _MOST_COPIES = 5000
 _LINKED = (".git", ".venv", "__pycache__", "node_modules", "venv")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.symlink", "shutil.rmtree")
-_FREE = ("/dev", "/proc", "/run")
 
 
 def mirror(source: str | os.PathLike[str], target: Path) -> None:
@@ -56,7 +55,10 @@ def fence(users: Sequence[str], allowed: str) -> Callable[[object], None]:
     """
     home = os.path.expanduser("~")
     named = [value for name, value in os.environ.items() if name.endswith(("_HOME", "CACHE", "_CACHE_DIR"))]
-    free = [os.path.realpath(path) for path in (*_FREE, tempfile.gettempdir(), *filter(os.path.isabs, named))]
+    free = [
+        os.path.realpath(path)
+        for path in ("/dev", "/proc", "/run", tempfile.gettempdir(), *filter(os.path.isabs, named))
+    ]
 
     def check(path: object) -> None:
         if not isinstance(path, (str, bytes, os.PathLike)):

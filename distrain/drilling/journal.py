@@ -83,7 +83,8 @@ class Attempt:
 
     def steps_before(self, reports: int) -> int:
         """Return the steps that had ended after so many reports of this attempt."""
-        return int(self.of("report", self.rank)[reports - 1]["steps"]) if reports > 0 else 0
+        ends = [int(note["steps"]) for note in self.of("report", self.rank)[:reports]]
+        return ends[-1] if ends else 0
 
     def rows(self) -> dict[tuple[int, int, int], tuple[int, dict[str, Any]]]:
         """Return the numbers and metrics of reports by rank, steps of the whole run, and place among equal ones.

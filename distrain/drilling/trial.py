@@ -115,6 +115,11 @@ class Trial:
             kill_tree(self._process.pid)
         return self._process.wait()
 
+    def files(self) -> set[str]:
+        """Return the files that there are beside the run directory."""
+        found = (path for name in ("files", "work") for path in (self._folder / name).rglob("*") if path.is_file())
+        return {str(path.relative_to(self._folder)) for path in found}
+
     def copy_to(self, folder: Path) -> None:
         """Copy what a killed run has left, for another trial."""
         shutil.copytree(self._folder, folder, symlinks=True, ignore=shutil.ignore_patterns(names.REQUESTS))
