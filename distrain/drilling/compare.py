@@ -81,11 +81,9 @@ class Straight:
         if not found:
             return f"`{next(iter(self.noise))}` differs; give the random numbers that it depends on a seed"
         differences = min(found, key=lambda one: one.index)
-        what = [part for part in ("random", "data") if part in differences.keys]
-        cure = (
-            "give each generator, sampler and worker a seed" if what else "call distrain.torch.enable_reproducibility()"
-        )
-        named = {"random": "random numbers", "data": "the data"}[what[0]] if what else "the results of operations"
+        part = next((part for part in ("random", "data") if part in differences.keys), "")
+        named = {"random": "random numbers", "data": "the data"}.get(part, "the results of operations")
+        cure = "seed each generator, sampler and worker" if part else "call distrain.torch.enable_reproducibility()"
         return f"not deterministic: {named} differ from step {differences.index + 1} on; {cure}"
 
     def start_of(self, attempt: Attempt, killed_at: int) -> int:
@@ -112,7 +110,7 @@ class Straight:
         attempt = replace(attempt, offset=start)
         found = self.first_differences(attempt, start)
         metrics, aside = self._drift_of_metrics(attempt)
-        rounding = 0.0 if any(one.index == 0 for one in found) else _ROUNDING
+        rounding = 0.0 if any(one.index == 0 and one.keys.keys() - {"random"} for one in found) else _ROUNDING
         drifts = [one for one in (metrics, self._drift_of_model(attempt, start)) if one is not None]
         if real := [one for one in drifts if one.size > rounding]:
             return Comparison("drift", real[0], self.causes(attempt, start), aside)
