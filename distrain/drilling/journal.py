@@ -119,8 +119,7 @@ class Journal:
     @property
     def resumed(self) -> Attempt:
         """The last attempt that has trained, or else the first."""
-        trained = [one for one in self.attempts if one.of("report") or one.of("step")]
-        return trained[-1] if trained else self.attempts[0]
+        return [self.attempts[0], *(one for one in self.attempts if one.of("report") or one.of("step"))][-1]
 
 
 def read_journal(root: Path) -> Journal:
