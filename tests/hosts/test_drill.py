@@ -31,6 +31,7 @@ def train(config):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        torch.distributed.barrier()
         state = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
         distrain.report({"loss": loss.item()}, distrain.Checkpoint.from_dict(state) if step % 3 == 2 else None)
 """
