@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -16,7 +15,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +27,6 @@ from distrain import (
     DistrainError,
     FailureConfig,
     LaunchError,
-    Observer,
     ResourcesError,
     Result,
     RunConfig,
@@ -39,11 +36,8 @@ from distrain import (
     WorkerGroupError,
 )
 from distrain.api import current
-from distrain.api.observer import Ended, Fact
 from distrain.collective import broadcast_from_rank_zero
 from distrain.coordinator.ranks.this_process import OwnRank
-from distrain.coordinator.run import run as run_module
-from distrain.coordinator.run.manifest import RunManifest
 from tests.process.conftest import files_of, records, reported
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -357,30 +351,6 @@ def test_the_run_ends_if_this_process_cannot_be_a_rank(local: Local, monkeypatch
     with pytest.raises(RuntimeError, match="can't start new thread"):
         local(lambda: None, max_failures=-1)
     assert threading.active_count() == threads
-
-
-def test_observers_hear_of_the_end_even_if_ctrl_c_ends_the_wait_for_a_full_disk(
-    local: Local, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Hearing(Observer):
-        hears = (Ended,)
-
-        def hear(self, fact: Fact) -> None:
-            heard.append(fact)
-
-    def write(manifest: RunManifest, status: str) -> None:
-        if status != "running":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    heard: list[Fact] = []
-    monkeypatch.setattr(RunManifest, "write", write)
-    monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupt))
-    with pytest.raises(KeyboardInterrupt):
-        local(lambda: None, callbacks=[Hearing()])
-    assert [type(fact) for fact in heard] == [Ended]
 
 
 # -- where it must not run -------------------------------------------------------------------------------------------
