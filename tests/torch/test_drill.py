@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(400)
-EXACT_EXAMPLES = ("accelerate_example", "async_dcp", "checkpoints", "exact_resume", "streaming_data")
+EXACT_EXAMPLES = ("accelerate_example", "checkpoints", "exact_resume", "streaming_data")
 
 
 @pytest.mark.sample(2)
