@@ -88,7 +88,7 @@ class HostPool:
         self._prompt: OrderedDict[str, float] = OrderedDict()
         """The hosts whose agents are starting, and since when, in this order; without those that are slow."""
         self._slow: OrderedDict[str, float] = OrderedDict()
-        """The same of the slow ones. Only an OrderedDict finds its first item quickly after many were removed."""
+        """The slow hosts, likewise. Only an OrderedDict finds its first item quickly after many were removed."""
         self._connect_at: dict[str, float] = {}
         """The hosts that may be connected, and from when on."""
         self._queue: list[tuple[float, int]] = []

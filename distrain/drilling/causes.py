@@ -1,4 +1,4 @@
-"""What a script may forget in its checkpoints, and how the state of the training shows it. Runs in: coordinator."""
+"""The causes of a drift, and how the state of the training shows them. Runs in: coordinator."""
 
 from __future__ import annotations
 

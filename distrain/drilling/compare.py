@@ -32,7 +32,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a resumed attempt has shown. aside: metrics that differ without having an effect."""
+    """The outcome of a comparison. aside: metrics that differ without having an effect."""
 
     outcome: Literal["exact", "noise", "drift"]
     drift: Drift | None = None

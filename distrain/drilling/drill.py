@@ -78,7 +78,7 @@ class Drill:
     ) -> None:
         roots = {os.path.realpath(Path(one).expanduser()) for one in (os.getcwd(), names.DEFAULT_STORAGE, *fenced)}
         self._template = replace(template, probe=ProbeOrder(fenced=tuple(roots)))
-        self.folder = Path(tempfile.mkdtemp(prefix="distrain-drill-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="distrain-drill-")).resolve()
         self._reports, self._keep, self._tell = reports, keep, tell
         self._began = time.time()
         self._late = self._began + minutes * 60
@@ -87,7 +87,7 @@ class Drill:
         self._checkpoints: list[Mapping[int, Path]] = []
         """Those of the undisturbed runs."""
         self._files: set[str] = set()
-        """What an undisturbed run has written beside its run directory, if it has finished."""
+        """Files of an undisturbed run beside its run directory, if it has finished."""
         self._trial: Trial | None = None
         self._verdicts: list[Verdict] = []
         self._preemption_s: float | None = None

@@ -1,4 +1,4 @@
-"""What a trial has left: the notes of the probes, metrics, attempts and checkpoints. Runs in: coordinator."""
+"""The traces of a trial: notes of the probes, metrics, attempts and checkpoints. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Attempt:
 
     @property
     def unit(self) -> Unit:
-        """What can be counted: reports, if there are enough."""
+        """The unit that can be counted: reports, if there are enough."""
         return "report" if len(self.of("report", self.rank)) >= LEAST else "step"
 
     def done(self, unit: Unit) -> int:

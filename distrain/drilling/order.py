@@ -1,4 +1,4 @@
-"""What a process of a drill runs, and what its ranks do there. Runs in: coordinator, worker."""
+"""Orders for the processes of a drill, and for their ranks. Runs in: coordinator, worker."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from distrain.coordinator.trainer import DataParallelTrainer
 
 Unit = Literal["report", "step"]
-"""What is counted: calls of report(), or training steps of a script that does not report."""
+"""The unit of progress: calls of report(), or training steps of a script that does not report."""
 Act = Literal["", "kill", "kill before report", "kill host", "pause", "linger"]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeOrder:
-    """What each rank does.
+    """The order for each rank.
 
     act: what ``rank`` does after the ``at``-th unit of the first attempt: it kills its process or its host, kills its
         process before it reports its next checkpoint, waits until the drill kills everything, or lingers for a moment.
@@ -32,7 +32,7 @@ class ProbeOrder:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a process runs.
+    """The order for a process.
 
     arguments: those of ``distrain run``. trainer: is run instead.
     storage: the storage path of the run, whose name is ``run``.

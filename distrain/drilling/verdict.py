@@ -1,4 +1,4 @@
-"""What a drill has found: a verdict for each disturbance, and the numbers beside them. Runs in: coordinator."""
+"""The findings of a drill: a verdict for each disturbance, and the numbers beside them. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one disturbance has shown.
+    """The finding about one disturbance.
 
     disturbance: such as ``kill -9 of rank 1``.
     outcome: ``noise``: equal within it; ``state``: the state at the start is the same, with another number of workers;
