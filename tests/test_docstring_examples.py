@@ -31,6 +31,8 @@ NEEDS = {
     "to_tf": "tensorflow",
 }
 """Packages that an example needs and the tests do without."""
+ELSEWHERE = ("distrain.drill",)
+"""Examples that take too long here: tests/torch/test_drill.py drills a trainer."""
 FIRST = ("accelerate", "restore")
 """Examples that must run before all others of their worker, the second one before there is a checkpoint."""
 
@@ -69,7 +71,7 @@ BLOCKS = {
     f"{name} {number}": block
     for name, text in docstrings()
     for number, block in enumerate(blocks(text))
-    if find_spec(NEEDS.get(name.rpartition(".")[2], "distrain"))
+    if name not in ELSEWHERE and find_spec(NEEDS.get(name.rpartition(".")[2], "distrain"))
 }
 WITH_FIT = {name: block for name, block in BLOCKS.items() if ".fit()" in block}
 IN_WORKERS = {name: block for name, block in BLOCKS.items() if name not in WITH_FIT}
