@@ -44,7 +44,11 @@ STACKS_TIMEOUT_S = 1.0
 LAST_STACKS_TIMEOUT_S = 0.05
 """Seconds to wait for the stacks of workers before they are killed."""
 STACKS_QUIET_S = 0.003
-"""Seconds to wait for more of a stack after all workers have begun to write theirs."""
+"""Seconds to wait for more after the stacks of all workers look complete."""
+_STACKS_PAUSE_S = 0.1
+"""Seconds that a worker may pause while it writes its stacks: on a busy machine it waits for a core."""
+_OUTERMOST = (b" in <module>\n", b"  ...\n")
+"""What the stack of the main thread, the last one, ends with; dots where it has more than 100 frames."""
 WAKE_S = 0.3
 """Seconds after a signal until workers are woken that may not have noticed it."""
 FORKSERVER_TIMEOUT_S = 1.0
@@ -618,11 +622,12 @@ class Agent:
         worker.stacks += data
         if not data:
             self._loop.forget(worker.stacks_fd)
-        elif not all(other.stacks for other in self._living()):
+        if not data or not all(other.stacks for other in self._living()):
             return
-        elif self._stopping is None:
-            self._loop.call_in("stacks", STACKS_QUIET_S, self._send_stacks)
-        elif self._takes_last_stacks and self._stopping.culprit_known:
+        is_complete = all(other.stacks.endswith(_OUTERMOST) for other in self._living())
+        if self._stopping is None:
+            self._loop.call_in("stacks", STACKS_QUIET_S if is_complete else _STACKS_PAUSE_S, self._send_stacks)
+        elif self._takes_last_stacks and self._stopping.culprit_known and is_complete:
             self._loop.call_in("kill", STACKS_QUIET_S, self._end_workers)
 
     def _end_workers(self) -> None:
