@@ -50,7 +50,6 @@ exit codes: 0 if every resume is exact, or equal within noise; 1 if not; 2 if no
 def run_drill(arguments: Sequence[str]) -> int:
     """Run ``distrain drill`` and return its exit code. Raises SystemExit for a wrong command line."""
     parser = drill_parser()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the trial, too
     split = [*arguments, "--"].index("--")
     options, words = parser.parse_known_args(arguments[:split])
     words += arguments[split + 1 :]
@@ -70,6 +69,7 @@ def run_drill(arguments: Sequence[str]) -> int:
         words = ["--as-ray", *words]  # which only means that the script calls fit() itself
     console = Console(record=True, highlight=False, soft_wrap=True, file=io.StringIO() if options.json else None)
     name = target.target or f"-m {target.module[0]}"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the trial, too
     drill = Drill(
         Order(arguments=tuple(words), workers=options.workers),
         reports=options.reports,
