@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
@@ -326,6 +327,7 @@ def test_a_signal_ends_a_child_of_train_func_that_calls_should_stop(local: Local
         began, begins = os.pipe()
         child = os.fork()
         if not child:
+            atexit._clear()  # those of pytest delete the directories of earlier runs, which can take long
             os.write(begins, b"!")  # before that, the interpreter may drop a signal
             while True:  # not signal.pause(), which would miss a signal that arrives right before it
                 time.sleep(0.05)
