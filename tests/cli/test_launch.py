@@ -63,6 +63,7 @@ for epoch in range(args.epochs):
     while not done.exists():
         time.sleep(0.001)
 dist.init_process_group("gloo")  # and it stays open
+dist.barrier()  # a rank that ends while another one is still connecting would make it fail
 told = [os.environ[name] for name in ("LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS")]
 print(int(total), args.epochs, *told)
 """
@@ -76,7 +77,7 @@ def test_a_torchrun_script_runs_unmodified_with_its_options(launch: Launch, tmp_
     options = ["--standalone", "--nnodes=1", "--nproc_per_node=2", "--max-restarts", "3"]
     ignored = ["--rdzv-backend", "c10d", "--master_port=29501"]
     run = launch(*options, *ignored, "--start-method", start_method, "train.py", "--epochs", "3")
-    assert lines(run) == [f"[rank {rank}] 2 3 {rank} 2 3" for rank in range(2)]
+    assert lines(run) == [f"[rank {rank}] 2 3 {rank} 2 3" for rank in range(2)], run.stderr
     assert "distrain: --master-port, --rdzv-backend: no effect; these options are for torchrun only\n" in run.stderr
 
 

@@ -67,11 +67,11 @@ time.sleep(30)
 
 @pytest.mark.parametrize("what", ["closes", "is killed", "is killed with host a"])
 def test_agents_without_a_coordinator(tmp_path: Path, what: str) -> None:
-    before = set(Path("/dev/shm").glob("distrain-run-*"))
     with subprocess.Popen([sys.executable, "-c", COORDINATOR, str(tmp_path), what], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
-        twins = set(Path("/dev/shm").glob("distrain-run-*")) - before
+        twins = [Path("/dev/shm", folder.name) for folder in tmp_path.glob("[ab]/distrain-run-*")]
+        assert len(twins) == 2
         hosts = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
         if what == "is killed with host a":
             for process in hosts[1:]:
