@@ -48,7 +48,7 @@ STACKS_QUIET_S = 0.003
 _STACKS_PAUSE_S = 0.1
 """Seconds that a worker may pause while it writes its stacks: on a busy machine it waits for a core."""
 _OUTERMOST = (b" in <module>\n", b"  ...\n")
-"""What the stack of the main thread, the last one, ends with; dots where it has more than 100 frames."""
+"""The end of the main thread's stack, which faulthandler writes last. Dots stand for frames beyond the first 100."""
 WAKE_S = 0.3
 """Seconds after a signal until workers are woken that may not have noticed it."""
 FORKSERVER_TIMEOUT_S = 1.0

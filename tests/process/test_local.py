@@ -339,6 +339,7 @@ def test_a_signal_ends_a_child_of_train_func_that_calls_should_stop(local: Local
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.05)
         os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
         return 0
 
     assert local(train).return_value == 128 + signal.SIGTERM
