@@ -57,6 +57,7 @@ for rank, (name, agent) in enumerate(agents.items()):
     while b"FilesCopied" not in seen:
         seen += os.read(agent.stdout.fileno(), 65536)
 print("ready", flush=True)
+sys.stdin.readline()
 if sys.argv[2] == "closes":
     for agent in agents.values():
         agent.stdin.write(wire.encode(wire.Close()))
@@ -67,8 +68,9 @@ time.sleep(30)
 
 @pytest.mark.parametrize("what", ["closes", "is killed", "is killed with host a"])
 def test_agents_without_a_coordinator(tmp_path: Path, what: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", COORDINATOR, str(tmp_path), what], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
+    command = [sys.executable, "-c", COORDINATOR, str(tmp_path), what]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
+        assert child.stdin is not None and child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         twins = [Path("/dev/shm", folder.name) for folder in tmp_path.glob("[ab]/distrain-run-*")]
         assert len(twins) == 2
@@ -77,7 +79,9 @@ def test_agents_without_a_coordinator(tmp_path: Path, what: str) -> None:
             for process in hosts[1:]:
                 if process.environ()["DISTRAIN_RUN_IDS"].endswith("run-a"):
                     process.send_signal(signal.SIGKILL)
-        if what != "closes":
+        if what == "closes":
+            child.stdin.write(b"go\n")
+        else:
             child.kill()
         wait_until(lambda: not any(is_alive(one) for one in hosts[1:]), 15.0)
         child.kill()
