@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.cli import parsers
 from distrain.cli.text import age, coloured, echo, metrics_line, paint, screen, table
-from distrain.storage.runs.listing import ABORTED, ENDED, FAILED, FINISHED, KILLED, Run, list_runs, storage_at
+from distrain.storage.runs.listing import ABORTED, ENDED, FAILED, FINISHED, KILLED, Run, list_runs
 from distrain.system.text import count, size
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def run_ls(options: argparse.Namespace) -> int:
     """List runs."""
     warnings.simplefilter("ignore")  # damaged lines of metrics
     gc.disable()  # it would look for circles in thousands of dicts, again and again
-    runs = _listed(storage_at(options.path), is_default=options.path is None)
+    storage = parsers.storage_of(options)
+    runs = _listed(storage, is_default=options.path is None)
     found = screen()
     limit = options.n
     if limit is None and found is not None and not (options.all or options.json):
@@ -55,7 +56,7 @@ def run_ls(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([_as_json(run) for run in shown], indent=1))
     elif not runs:
-        print(f"there are no runs in {storage_at(options.path)}", file=sys.stderr)
+        print(f"there are no runs in {storage}", file=sys.stderr)
     else:
         _print_table(shown, found and found[0])
         if len(runs) > len(shown):
@@ -151,7 +152,7 @@ def run_clean(options: argparse.Namespace) -> int:
         scratch.remove_abandoned()
     if options.older_than is None and not options.states:
         raise StorageError("name what to delete: --older-than 30d, --failed, --finished, --aborted or --killed")
-    storage, now = storage_at(options.path), time.time()
+    storage, now = parsers.storage_of(options), time.time()
     before, states = now - (options.older_than or 0), options.states or ENDED
     listed = _listed(storage, is_default=options.path is None)
     chosen = [run for run in listed if run.state in states and run.ended <= before and run.path != str(storage)]

@@ -1,17 +1,20 @@
-"""How times, metrics and tables are written for people. Runs in: coordinator."""
+"""How times, metrics and tables are written for people, and facts for programs. Runs in: coordinator."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import sys
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.storage.runs.listing import ABORTED, DAMAGED, FAILED, FINISHED, KILLED, RUNNING, STARTING
 from distrain.system.text import flatten, printable, without_controls
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
 _UNITS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "m"))
 _LONGEST_VALUE = 30
@@ -53,6 +56,30 @@ def metrics_line(metrics: Mapping[str, Any]) -> str:
     return " ".join(f"{printable(name)}={value(item)}" for name, item in flatten(metrics).items())
 
 
+# -- for programs ----------------------------------------------------------------------------------------------------
+
+_FORMAT = 1
+"""The version of all objects. It is raised when a key changes its meaning or goes away."""
+
+
+def write_json(kind: str, file: IO[str] | None = None, **facts: object) -> None:
+    """Print the facts of a command as a JSON object, which docs/json.md describes. ``file``: instead of stdout."""
+    print(json.dumps({"format": _FORMAT, "kind": kind, **_plain(facts)}, indent=1), file=file, flush=True)
+
+
+def _plain(item: Any) -> Any:
+    """Return a value of JSON: of a dataclass or a named tuple its fields, of other objects their text."""
+    if fields := getattr(item, "__dataclass_fields__", getattr(item, "_fields", ())):
+        item = {name: getattr(item, name) for name in fields}
+    if isinstance(item, Mapping):
+        return {str(key): _plain(one) for key, one in item.items()}
+    if isinstance(item, (list, tuple)):
+        return [_plain(one) for one in item]
+    if isinstance(item, float):
+        return item if math.isfinite(item) else json.dumps(item)  # JSON has no NaN
+    return item if item is None or isinstance(item, (str, int)) else str(item)
+
+
 # -- the terminal ----------------------------------------------------------------------------------------------------
 
 
@@ -79,9 +106,10 @@ def coloured(state: str) -> str:
 
 
 def paint(text: str, code: str) -> str:
-    """Return the text with an attribute of ANSI terminals, if stdout is one."""
-    is_plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if is_plain else f"\033[{code}m{text}\033[0m"
+    """Return the text with an attribute of ANSI terminals, if stdout is one; NO_COLOR and FORCE_COLOR overrule that."""
+    is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    is_coloured = (is_terminal or os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
+    return f"\033[{code}m{text}\033[0m" if is_coloured else text
 
 
 def table(rows: Sequence[Sequence[str]], columns: int | None = None, right: Collection[int] = ()) -> list[str]:
