@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.api.context import TrainContext as TrainContext
     from distrain.api.observer import Observer as Observer
     from distrain.api.result import Result as Result
+    from distrain.api.runs import RunInfo as RunInfo
+    from distrain.api.runs import runs as runs
     from distrain.coordinator.trainer import DataParallelTrainer as DataParallelTrainer
     from distrain.drilling.drill import drill as drill
     from distrain.errors import CheckpointError as CheckpointError
@@ -96,6 +98,7 @@ _HOMES = {
     ),
     "api.observer": ("Observer",),
     "api.result": ("Result",),
+    "api.runs": ("RunInfo", "runs"),
     "session": (
         "get_all_reported_checkpoints",
         "get_checkpoint",

@@ -17,7 +17,7 @@ author = "the authors of distrain"
 copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "commands", "docstrings", "links"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "commands", "docstrings", "links", "llms"]
 exclude_patterns = ["_generate"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import io
-import json
 import os
 import signal
 import sys
@@ -17,9 +16,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from distrain.cli import parsers
 from distrain.cli.run.driver import is_for_ray
 from distrain.cli.run.options import make_parser
 from distrain.cli.run.settings import parse_with_file
+from distrain.cli.text import write_json
 from distrain.drilling.drill import DISTURBANCES, Drill
 from distrain.drilling.order import Order
 from distrain.errors import JobError
@@ -88,7 +89,7 @@ def run_drill(arguments: Sequence[str]) -> int:
         return 130
     console.print(_findings(report, options.failures_per_day))
     if options.json:
-        print(json.dumps(report.to_dict(), indent=1))
+        write_json("drill", **report.to_dict())
     if options.page:
         console.save_html(os.path.expanduser(options.page))
     return 0 if report.ok else 1
@@ -111,7 +112,7 @@ def drill_parser() -> argparse.ArgumentParser:
     add("--minutes", type=_positive, default=2.0, metavar="M", help="its longest time (default: 2)")
     add("--only", default=kinds, metavar="KIND,...", help=f"disturbances (default: {kinds})")
     add("--failures-per-day", type=_positive, default=1.0, metavar="F", help="for the checkpoint interval (default: 1)")
-    add("--json", action="store_true", help="write the report as a JSON object")
+    parsers.add_json(parser)
     add("--page", metavar="FILE.html", help="also write the report as a page")
     add("--keep", action="store_true", help="keep the directory with all runs")
     return parser

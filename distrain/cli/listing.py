@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
-from distrain.cli.text import age, coloured, echo, metrics_line, paint, screen, table
-from distrain.storage.runs.listing import ABORTED, ENDED, FAILED, FINISHED, KILLED, Run, list_runs
+from distrain.cli.text import age, coloured, echo, metrics_line, paint, screen, table, write_json
+from distrain.storage.runs.listing import ABORTED, ENDED, FAILED, FINISHED, FOREIGN, KILLED, Run, list_runs
 from distrain.system.text import count, size
 
 if TYPE_CHECKING:
@@ -32,13 +31,13 @@ def ls_parser() -> argparse.ArgumentParser:
         "ls",
         "List the runs of a storage path, the newest first. A terminal shows as many as fit; a pipe gets all.",
         "  distrain ls\n  distrain ls -n 5 ~/runs\n  distrain ls s3://bucket/runs\n"
-        "  distrain ls --json | jq -r '.[] | select(.state == \"failed\") | .name'",
+        "  distrain ls --json | jq -r '.runs[] | select(.state == \"failed\") | .name'",
     )
     parsers.add_storage(parser, "the storage path, or a run")
     add = parser.add_argument
     add("-n", type=parsers.number, metavar="N", help="show the newest N")
     add("--all", action="store_true", help="show all, also on a terminal")
-    add("--json", action="store_true", help="write a list of JSON objects")
+    parsers.add_json(parser)
     return parser
 
 
@@ -54,7 +53,9 @@ def run_ls(options: argparse.Namespace) -> int:
         limit = max(found[1] - 3, 5)
     shown = runs[:limit]
     if options.json:
-        print(json.dumps([_as_json(run) for run in shown], indent=1))
+        from distrain.api.runs import info_of
+
+        write_json("ls", runs=[info_of(run) for run in shown if run.state != FOREIGN])
     elif not runs:
         print(f"there are no runs in {storage}", file=sys.stderr)
     else:
@@ -71,24 +72,6 @@ def _listed(storage: Path | RemotePath, *, is_default: bool) -> list[Run]:
         if is_default:  # there was no run yet
             return []
         raise
-
-
-def _as_json(run: Run) -> dict[str, Any]:
-    record = run.last_report()
-    return {
-        "name": run.name,
-        "path": run.path,
-        "state": run.state,
-        "problem": run.problem or None,
-        "began": run.began,
-        "updated": run.ended,
-        "script": run.manifest.get("script"),
-        "attempts": len(run.attempts),
-        "hosts": run.hosts,
-        "ranks": run.ranks,
-        "step": None if record is None else run.step_of(record),
-        "metrics": None if record is None else record["metrics"],
-    }
 
 
 def _print_table(runs: Sequence[Run], columns: int | None) -> None:

@@ -32,6 +32,7 @@ COMMANDS = {
     "report": ("reporting", "pack what is needed to ask for help into one file, without secrets"),
     "page": ("page", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
+    "skill": ("skill", "print a skill file, from which a coding agent learns distrain"),
 }
 """The module of each command in this package, and what the command does."""
 
@@ -59,8 +60,12 @@ act on runs
   profile    {profile}
   clean      {clean}
 
+for agents
+  skill      {skill}
+
 A RUN is a path, a URL, a name, the beginning of a name, or `last`, the newest.
-Names are looked up in --storage-path, by default ~/distrain_results.
+Names are looked up in --storage-path: by default that of the config file
+(distrain.toml or pyproject.toml), else ~/distrain_results.
 
   distrain run --num-workers 4 train.py --epochs 3
   distrain run --as-ray ray_train.py

@@ -51,12 +51,14 @@ def number(text: str) -> int:
     return int(text)
 
 
-def make_run_parser(name: str, what: str, examples: str) -> Parser:
+def make_run_parser(name: str, what: str, examples: str, *, has_json: bool = False) -> Parser:
     """Make the parser of a command for one run, with the argument that names it and the option where to look."""
     parser = make_parser(name, what, examples)
     parser.add_argument("run", metavar="RUN", help="path, URL, name, beginning of a name, or `last`")
     parser.add_argument("--storage-path", metavar="DIR", help=f"where the runs are {_DEFAULT}")
     add_config_file(parser)
+    if has_json:
+        add_json(parser)
     return parser
 
 
@@ -72,6 +74,11 @@ def add_config_file(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -
     """Add the options about the config file."""
     parser.add_argument("--on", metavar="TARGET", help="also take the options of a target of the config file")
     parser.add_argument("--no-config", action="store_true", help="ignore the config file")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option that has a command write for programs."""
+    parser.add_argument("--json", action="store_true", help="write a JSON object (docs/json.md)")
 
 
 def storage_of(options: argparse.Namespace) -> Path | RemotePath:

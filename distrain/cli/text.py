@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
-from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.storage.runs.listing import ABORTED, DAMAGED, FAILED, FINISHED, KILLED, RUNNING, STARTING
 from distrain.system.text import flatten, printable, without_controls
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 _UNITS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "m"))
 _LONGEST_VALUE = 30
@@ -62,22 +60,16 @@ _FORMAT = 1
 """The version of all objects. It is raised when a key changes its meaning or goes away."""
 
 
-def write_json(kind: str, file: IO[str] | None = None, **facts: object) -> None:
-    """Print the facts of a command as a JSON object, which docs/json.md describes. ``file``: instead of stdout."""
-    print(json.dumps({"format": _FORMAT, "kind": kind, **_plain(facts)}, indent=1), file=file, flush=True)
+def write_json(kind: str, **facts: object) -> None:
+    """Print the facts of a command as a JSON object, which docs/json.md describes."""
+    text = json.dumps({"format": _FORMAT, "kind": kind, **facts}, default=_plain)
+    print(json.dumps(json.loads(text, parse_constant=str), indent=1), flush=True)  # "NaN" is a string there
 
 
-def _plain(item: Any) -> Any:
-    """Return a value of JSON: of a dataclass or a named tuple its fields, of other objects their text."""
-    if fields := getattr(item, "__dataclass_fields__", getattr(item, "_fields", ())):
-        item = {name: getattr(item, name) for name in fields}
-    if isinstance(item, Mapping):
-        return {str(key): _plain(one) for key, one in item.items()}
-    if isinstance(item, (list, tuple)):
-        return [_plain(one) for one in item]
-    if isinstance(item, float):
-        return item if math.isfinite(item) else json.dumps(item)  # JSON has no NaN
-    return item if item is None or isinstance(item, (str, int)) else str(item)
+def _plain(item: object) -> dict[str, Any] | str:
+    """Return the fields of a dataclass, or the text of another object."""
+    fields = getattr(item, "__dataclass_fields__", None)
+    return str(item) if fields is None else {name: getattr(item, name) for name in fields}
 
 
 # -- the terminal ----------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ class Coordinator:
             self._loop,
             store,
             {
-                STACKS: lambda reply, _: self._hang_monitor.answer(reply),
+                STACKS: self._hang_monitor.answer,
                 STOP: lambda reply, _: self._on_stop_request(reply),
                 DEBUG: self._debuggers.connect,
                 PROFILE: self._take_profile,

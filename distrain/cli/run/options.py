@@ -105,7 +105,11 @@ def make_parser(prog: str = "python -m distrain.launch") -> Parser:
     reported = "checkpoints that are reported with distrain.report()"
     add_options_of(CheckpointConfig, parser.add_argument_group(reported).add_argument)
     add_config_file(parser.add_argument_group("config file (distrain.toml, or [tool.distrain] in pyproject.toml)"))
-    _add_actions(parser.add_argument_group("instead of a run").add_argument)
+    add = parser.add_argument_group("for checks and programs").add_argument
+    add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
+    add(
+        "--json", action="store_true", help="write a JSON object at the end (docs/json.md); other output goes to stderr"
+    )
     _add_target(parser)
     for name in ("standalone", "run-path"):  # what distrain does in any case
         parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
@@ -162,11 +166,6 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
         metavar="0,2-5",
         help="the same, for the local ranks of each host",
     )
-
-
-def _add_actions(add: Callable[..., object]) -> None:
-    add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
-    add("--json", action="store_true", help="with --check: write a JSON object instead of the table")
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

@@ -43,7 +43,7 @@ def parse_with_file(parser: Parser, arguments: Sequence[str]) -> argparse.Namesp
     try:
         for layer in layers(options.on):
             _set_defaults(parser, layer)
-    except (WrongArgument, OSError) as error:
+    except (WrongArgument, argparse.ArgumentError, OSError) as error:
         parser.error(str(error))
     options = parse(parser, arguments)
     _forget_replaced(parser, {name for name in vars(options) if is_given(parser, options, name)})
@@ -56,19 +56,15 @@ def is_given(parser: Parser, options: argparse.Namespace, name: str) -> bool:
 
 
 def _set_defaults(parser: Parser, layer: Layer) -> None:
-    """Have a parser take options of a config file for its defaults. Raises WrongArgument."""
+    """Have a parser take the options of a config file for its defaults. Raises WrongArgument or ArgumentError."""
     known = _options_for_files(parser)
-    values: dict[str, Any] = {}
-    places: dict[str, str] = {}
+    _forget_replaced(parser, {known[key].dest for key in layer.options if key in known})
     for key, value in layer.options.items():
-        place, action = f"{layer.label}{key}", known.get(key)
-        if action is None:
+        place = f"{layer.label}{key}"
+        if key not in known:
             raise WrongArgument(f"{place}: config files have no option {key}{did_you_mean(key, known)}")
-        values[action.dest] = _value(parser, layer, action, value, place)
-        places[action.dest] = place
-    _forget_replaced(parser, values.keys())
-    parser.set_defaults(**values)
-    parser.sources |= places
+        parser.sources[known[key].dest] = place
+        parser.set_defaults(**{known[key].dest: _value(parser, layer, known[key], value)})
 
 
 def _forget_replaced(parser: Parser, given: Set[str]) -> None:
@@ -78,23 +74,20 @@ def _forget_replaced(parser: Parser, given: Set[str]) -> None:
     parser.sources = {name: place for name, place in parser.sources.items() if name not in given | rivals}
 
 
-def _value(parser: Parser, layer: Layer, action: argparse.Action, value: Any, place: str) -> Any:
-    """Return the value of an option as the parser would from the command line, to which repeated ones are added."""
+def _value(parser: Parser, layer: Layer, action: argparse.Action, value: Any) -> Any:
+    """Return the value of an option as the parser would from the command line; repeated ones add up."""
     if action.nargs == 0:
         if not isinstance(value, bool):
-            raise WrongArgument(f"{place}: must be true or false, got {value!r}")
+            raise argparse.ArgumentError(action, f"must be true or false, got {value!r}")
         return action.const if value else not action.const
     if isinstance(value, dict):
         value = [f"{name}={_typed(item)}" for name, item in value.items()]
     texts = [_typed(item) for item in (value if isinstance(value, list) else [value])]
     if action.metavar in _PATHS:
         texts = [layer.path(text) for text in texts]
-    try:
-        if isinstance(action, argparse._AppendAction):
-            return [*(action.default or ()), *(parser._get_values(action, [text]) for text in texts)]
-        return parser._get_values(action, [",".join(texts)])
-    except argparse.ArgumentError as error:
-        raise WrongArgument(f"{place}: {error.message}") from None
+    if isinstance(action, argparse._AppendAction):
+        return [*(action.default or ()), *texts]
+    return parser._get_values(action, [",".join(texts)])
 
 
 def _options_for_files(parser: Parser) -> dict[str, argparse.Action]:
