@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
@@ -14,30 +15,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-_HEAD = """\
----
-name: distrain
-description: Starts, checks, follows, diagnoses, stops and resumes distributed training, on one host or many.
----
-
-# distrain
-
-Rules:
-
-- This is distrain {version}. `distrain COMMAND --help` describes all options; there are no others.
-- Check first: `distrain check --json`, then a short run. `distrain config` shows options of the project's config file.
-- Start a run that lasts without a terminal: `nohup distrain run --json --name NAME ... >end.json 2>NAME.log &`.
-- Read results from `--json`, which docs/json.md describes, not from the text. A RUN may be `last`.
-- Exit code 2 means a wrong command line, or a launch that is not possible. The message names the fix.
-- After a failure, read `distrain show RUN --json` (`error`, `verdict`), then `distrain logs RUN -r RANK -n 50`.
-- If a run seems to hang, use `distrain stacks RUN --json`. It does not disturb the run.
-- To continue a run that has not finished, start it again with the same `--name`.
-- Never kill a run's processes. `distrain stop RUN` lets them save a checkpoint.
-- `distrain clean` deletes checkpoints. Use `--dry-run`, and ask before you delete.
-- To try a script, you need neither a GPU nor other hosts: `--num-workers 2`.
-
-`distrain check` and `distrain config` take the options of `distrain run`.
-"""
+_RULES = Path(__file__).with_name("skill.md")
 
 
 def skill_parser() -> argparse.ArgumentParser:
@@ -51,7 +29,7 @@ def skill_parser() -> argparse.ArgumentParser:
 
 def run_skill(options: argparse.Namespace) -> int:
     """Print the file."""
-    print(_HEAD.format(version=__version__), *map(_section, all_parsers()), sep="\n")
+    print(_RULES.read_text().format(version=__version__), *map(_section, all_parsers()), sep="\n")
     return 0
 
 

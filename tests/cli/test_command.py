@@ -170,12 +170,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_real_run_is_listed_shown_and_packed(distrain: Command, finished: Path) -> None:
-    [newest, other] = json.loads(distrain("ls", str(finished), "--json").stdout)
+    listed = json.loads(distrain("ls", str(finished), "--json").stdout)
+    assert (listed["format"], listed["kind"]) == (1, "ls")
+    [newest, other] = listed["runs"]
     assert [newest["name"], other["name"]] == ["fast", "slow"]
     assert (newest["state"], newest["step"], newest["metrics"]) == ("finished", 2, {"loss": 0.5})
 
     place = ("--storage-path", str(finished))
-    assert json.loads(distrain("ls", *place, "--json").stdout) == [newest, other]
+    assert json.loads(distrain("ls", *place, "--json").stdout) == listed
     shown = " ".join(distrain("show", "last", *place).stdout.split())
     assert shown.startswith("fast: finished after ")
     for expected in (" at step 2", "lr=1 api_key=***", "localhost: rank 0", "2 checkpoints", "1 (step 1)", "torch "):
@@ -203,7 +205,7 @@ def test_a_real_run_is_listed_shown_and_packed(distrain: Command, finished: Path
 def test_what_a_pipe_reads_no_further_is_no_error(finished: Path) -> None:
     command = f"{sys.executable} -m distrain ls {finished} --json | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
 
 
 # -- a live run ------------------------------------------------------------------------------------------------------

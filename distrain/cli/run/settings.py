@@ -27,6 +27,7 @@ _RIVALS = _PAIRS | {second: first for first, second in _PAIRS.items()}
 """Options for the same thing: each also replaces the other one of a layer below."""
 _NOT_IN_FILES = {"as_ray", "check", "config", "help", "json", "module", "no_config", "on", "set", "version"}
 """Options about a single command, and what it runs."""
+_TYPED = "command line"
 _PATHS = ("DIR", "FILE", "PATH")
 _VARIABLES = {**VARIABLES, "tracker": TRACKERS}
 """Options, and the variables that count without them."""
@@ -46,13 +47,15 @@ def parse_with_file(parser: Parser, arguments: Sequence[str]) -> argparse.Namesp
     except (WrongArgument, argparse.ArgumentError, OSError) as error:
         parser.error(str(error))
     options = parse(parser, arguments)
-    _forget_replaced(parser, {name for name in vars(options) if is_given(parser, options, name)})
+    _forget_replaced(parser, {name for name in vars(options) if _source(parser, options, name) == _TYPED})
     return parse(parser, arguments)
 
 
-def is_given(parser: Parser, options: argparse.Namespace, name: str) -> bool:
-    """Return whether an option is from the command line itself."""
-    return getattr(options, name) is not parser.get_default(name)
+def _source(parser: Parser, options: argparse.Namespace, name: str) -> str:
+    """Return where the value of an option is from."""
+    if getattr(options, name) is not parser.get_default(name):
+        return _TYPED
+    return parser.sources.get(name, "default")
 
 
 def _set_defaults(parser: Parser, layer: Layer) -> None:
@@ -124,9 +127,8 @@ def run_config(arguments: Sequence[str]) -> int:
 def _row(parser: Parser, options: argparse.Namespace, action: argparse.Action) -> tuple[str, Any, str]:
     """Return the name of an option, its value without secrets, and where that is from."""
     name, value = action.dest, getattr(options, action.dest)
-    source = "command line" if is_given(parser, options, name) else parser.sources.get(name, "default")
-    variable = _VARIABLES.get(name, "")
-    if source == "default" and os.environ.get(variable):
+    source, variable = _source(parser, options, name), _VARIABLES.get(name, "")
+    if source == _source(parser, options, _RIVALS.get(name, name)) == "default" and os.environ.get(variable):
         value, source = os.environ[variable], variable
     if action.nargs == 0:
         value = value == action.const
