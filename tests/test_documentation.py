@@ -33,6 +33,10 @@ def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -
     files = [*(tmp_path / "site").rglob("*.html"), *(tmp_path / "site").rglob("*.css")]
     assert len(files) > len(BLOCKS)
     assert not [file for file in files if FROM_THE_NETWORK.search(file.read_text())]
+    title, *listed = filter(None, (tmp_path / "site" / "llms.txt").read_text().splitlines())
+    linked = {re.search(r"\((.*?)\): \w", line)[1] for line in listed if line.startswith("- ")}  # type: ignore[index]
+    assert title == "# distrain"
+    assert linked == {f"{page.relative_to(ROOT / 'docs').with_suffix('')}.html" for page in pages()} - {"index.html"}
 
 
 def test_every_public_name_is_in_the_reference() -> None:
