@@ -238,7 +238,7 @@ class HangMonitor:
         for callback in callbacks:
             callback(lines)
 
-    def answer(self, reply: Callable[[str], None], form: str) -> None:
+    def answer(self, reply: Callable[[str], None], form: str = "") -> None:
         """Take stacks, and reply with lines that summarize them or, for the form ``json``, with an object."""
 
         def show(lines: _Lines) -> None:

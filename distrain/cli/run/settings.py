@@ -81,7 +81,7 @@ def _value(parser: Parser, layer: Layer, action: argparse.Action, value: Any) ->
     """Return the value of an option as the parser would from the command line; repeated ones add up."""
     if action.nargs == 0:
         if not isinstance(value, bool):
-            raise argparse.ArgumentError(action, f"must be true or false, got {value!r}")
+            raise WrongArgument(f"{action.option_strings[0]}: must be true or false, got {value!r}")
         return action.const if value else not action.const
     if isinstance(value, dict):
         value = [f"{name}={_typed(item)}" for name, item in value.items()]
