@@ -119,7 +119,7 @@ def run_config(arguments: Sequence[str]) -> int:
         write_json("config", options={name: {"value": value, "source": source} for name, value, source in rows})
         return 0
     shown = [(name, "" if value in (None, [], ()) else _typed(value), source) for name, value, source in rows]
-    shown.sort(key=lambda row: row[2] == "default")
+    shown.sort(key=lambda row: row[2] != "default")  # a terminal shows the last ones
     echo("\n".join(table(shown, (screen() or (None,))[0])))
     return 0
 

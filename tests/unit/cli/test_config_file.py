@@ -131,8 +131,8 @@ def test_config_says_where_each_value_is_from_and_shows_no_secret(
     assert shown["no-ship"] == {"value": False, "source": "default"}
     assert run_config([]) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
-    assert first.split() == ["use-gpu", "true", *f"{source}use-gpu".split()]
-    assert last.endswith("default")
+    assert first.split() == ["num-workers", "default"]
+    assert last.split() == ["hang-timeout", "1800.0", *f"{source}hang-timeout".split()]
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
