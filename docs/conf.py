@@ -18,7 +18,7 @@ copyright = author
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "commands", "docstrings", "links"]
-exclude_patterns = ["_generate"]
+exclude_patterns = ["_generate", "internals"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
