@@ -20,7 +20,7 @@ OF_OTHERS = {
     "Host key verification failed", "Could not resolve hostname", "Address already in use", "AccessDenied",
     "NCCL error: unhandled system error", "Cannot re-initialize CUDA in forked subprocess",
     "Unable to locate credentials", "The specified bucket does not exist", "Could not connect to the endpoint URL",
-    "No space left on device", "Disk quota exceeded",
+    "No space left on device", "Disk quota exceeded", "SIGSEGV", "SIGBUS", "SIGABRT",
 }  # fmt: skip
 """Keys that are texts of the system, ssh, torch, NCCL and object stores."""
 
