@@ -35,6 +35,13 @@ def test_the_site_is_short() -> None:
     assert sum(counts.values()) - counts["README.md"] <= MOST_WORDS, "scripts/count_words shows the pages"
 
 
+@pytest.mark.parametrize("folder", [".", "docs/internals"])
+def test_links_of_pages_outside_of_the_site_lead_to_files(folder: str) -> None:
+    for page in (ROOT / folder).glob("*.md"):
+        links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+        assert [link for link in links if not (page.parent / link).exists()] == [], page
+
+
 @pytest.mark.sample(1, of="the whole documentation")
 def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "-d", str(tmp_path / "cache")]

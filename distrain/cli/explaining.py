@@ -24,6 +24,7 @@ _FITS = 0.7
 """The part of a key's words and pairs of words that a text must have."""
 _MOST_LINES = 2000
 _MOST_ENTRIES = 3
+_COLOUR = re.compile(r"\033\[[\d;]*m")
 
 
 def entries() -> list[tuple[list[str], str]]:
@@ -42,15 +43,15 @@ def explain(text: str) -> list[tuple[float, str, str]]:
     lines = text.splitlines()[-_MOST_LINES:]
     windows = [words for n in range(len(lines)) if (words := _words(" ".join(lines[n : n + 3])))]
     found = []
-    for titles, entry in entries():
-        keys = [set().union(*map(_words, title.split("…"))) for title in titles]
-        fits = [(len(key & words) / min(len(key), len(words)), len(key & words)) for key in keys for words in windows]
-        found.append((max(fits, default=(0.0, 0)), titles[0], entry))
+    for keys, entry in entries():
+        wanted = [set().union(*map(_words, key.split("…"))) for key in keys]
+        fits = [(len(key & words) / min(len(key), len(words)), len(key & words)) for key in wanted for words in windows]
+        found.append((max(fits, default=(0.0, 0)), keys[0], entry))
     return [(fit, title, entry) for (fit, _), title, entry in sorted(found, reverse=True) if fit]
 
 
 def _words(text: str) -> set[str | tuple[str, str]]:
-    words = re.findall("[a-z]+", text.lower())
+    words = re.findall("[a-z]+", _COLOUR.sub("", text.lower()))
     return {*words, *pairwise(words)}
 
 
@@ -70,7 +71,7 @@ def run_explain(options: argparse.Namespace) -> int:
     """Print the entries that fit best, or the titles of the nearest ones."""
     if not options.text and sys.stdin.isatty():
         print("Paste the error, then press Ctrl-D on a line of its own.", file=sys.stderr)
-    nearest = explain(" ".join(options.text) or sys.stdin.read())[:_MOST_ENTRIES]
+    nearest = explain(" ".join(options.text) or sys.stdin.buffer.read().decode(errors="replace"))[:_MOST_ENTRIES]
     found = [(title, entry) for fit, title, entry in nearest if fit >= _FITS]
     for title, entry in found:
         text = re.sub(r"\[(.+?)\]\((\w+)\.md(.*?)\)", rf"\1: {SITE}/\2.html\3", entry)

@@ -82,7 +82,7 @@ def replace_lines(_app: Sphinx, _kind: str, _name: str, thing: Any, _options: An
 
 
 def without_factories(*given: Any) -> tuple[str, str | None] | None:
-    """Return the signature of a dataclass with ``...`` for defaults that are made; Sphinx cannot parse ``<factory>``."""
+    """Return a signature with ``...`` for defaults that a factory makes; Sphinx cannot parse ``<factory>``."""
     *_, signature, returned = given
     return (signature.replace("<factory>", "..."), returned) if signature else None
 
