@@ -86,3 +86,10 @@ def test_links_are_addresses_and_what_fits_nothing_names_the_nearest() -> None:
     assert (
         explained(text="\n").stderr == "no entry fits\nall: https://distrain.github.io/distrain/troubleshooting.html\n"
     )
+
+
+def test_colours_and_bytes_that_are_not_utf8_do_not_matter() -> None:
+    command = [sys.executable, "-m", "distrain", "explain"]
+    screen = b"\xff \033[31mCUDA\033[0m out of memory"
+    done = subprocess.run(command, input=screen, capture_output=True, timeout=60, check=False)
+    assert done.stdout.startswith(b"CUDA out of memory\n")
