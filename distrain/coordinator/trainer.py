@@ -44,6 +44,8 @@ class DataParallelTrainer:
         worker.
     train_loop_config: the argument of that function, ``{}`` by default. It is pickled once per run, so keep large
         objects out of it. A DictConfig of OmegaConf arrives as one, with its interpolations resolved.
+    scaling_config: how many workers, on which hosts, with which GPUs.
+    run_config: where the run is stored, under which name, and what happens after failures.
     backend_config: the framework's settings and hooks.
     datasets: by name, the data that :func:`distrain.get_dataset_shard` divides among the workers: a Dataset of
         :mod:`distrain.data`; a dataset of torch or Hugging Face; a pyarrow Table, a pandas DataFrame, a dict of arrays,
