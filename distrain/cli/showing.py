@@ -49,7 +49,7 @@ class Details:
         self.git = _dict(facts.get("git"))
         own = {name: facts.get(name) for name in ("distrain", "python")}
         self.versions = {**own, **(_dict(facts.get("versions")) or {})}
-        self.settings = _dict(facts.get("train_loop_config"))
+        self.settings, self.hydra = _dict(facts.get("train_loop_config")), _dict(facts.get("hydra"))
         self.logs = str(log_folder(run) / f"attempt_{attempts[-1]}") if attempts else None
         self.events = Counter(str(event["event"]) for event in events)
         self.attempts = run.attempts
@@ -115,6 +115,9 @@ def _facts(shown: Details) -> Iterable[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {version}" for name, version in shown.versions.items() if version)
     if shown.settings is not None:
         yield "settings", metrics_line(shown.settings)
+    if shown.hydra is not None:
+        overrides = shlex.join(map(str, shown.hydra.get("overrides", [])))
+        yield "hydra", f"{overrides} in {shown.hydra.get('output_dir')}".strip()
     yield "hosts", "; ".join(f"{host}: {name_ranks(ranks)}" for host, ranks in run.hosts.items())
     if shown.logs is not None:
         yield "logs", shown.logs
