@@ -15,7 +15,8 @@ def first_sentence(page: nodes.document) -> str:
     """Return what the text of a page, outside of lists and tables, says first."""
     paragraphs = (one for one in page.findall(nodes.paragraph) if isinstance(one.parent, nodes.section))
     texts = (" ".join(one.astext().split()) for one in paragraphs)
-    return next(filter(None, texts), "see the page").partition(". ")[0].rstrip(".:")
+    sentences = (text.partition(". ")[0].rstrip(".:") for text in texts if text and not text.startswith("["))
+    return next(sentences, "see the page")  # in brackets are notes
 
 
 def write_llms(app: Sphinx, error: Exception | None) -> None:
