@@ -29,6 +29,7 @@ COMMANDS = {
     "debug": ("debugging", "open pdb on a rank of a running run"),
     "profile": ("profiling", "show where a rank of a running run spends its time"),
     "report": ("reporting", "pack what is needed to ask for help into one file, without secrets"),
+    "board": ("board", "show all runs in the browser, live"),
     "page": ("page", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
 }
@@ -47,6 +48,7 @@ look at runs
   ls         {ls}
   show       {show}
   logs       {logs}
+  board      {board}
   page       {page}
   report     {report}
 

@@ -1,0 +1,67 @@
+"""``distrain board``: all runs of a storage path in the browser. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain.cli import parsers
+from distrain.cli.requesting import request
+from distrain.cli.text import echo
+from distrain.storage.runs.listing import WrongArgument, storage_at
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def board_parser() -> argparse.ArgumentParser:
+    """Make the parser of ``distrain board``."""
+    parser = parsers.make_parser(
+        "board",
+        "Show all runs of a storage path in the browser, live: a table, curves, logs, and buttons for stacks and stop. "
+        "Only this machine can connect, and only with the printed URL. Ctrl-C ends it.",
+        "  distrain board\n  distrain board ~/runs --port 8080\n  distrain board --export board.html",
+    )
+    parsers.add_storage(parser, "the storage path, or a run")
+    parser.add_argument("--port", type=parsers.number, default=0, metavar="N", help="the port (default: a free one)")
+    parser.add_argument(
+        "--export",
+        metavar="FILE|DIR",
+        type=Path,
+        help="serve nothing; write the board to FILE.html, or with the pages of all runs to a directory",
+    )
+    return parser
+
+
+def run_board(options: argparse.Namespace) -> int:
+    """Serve the board, or write it."""
+    from distrain.board.export import export
+    from distrain.board.runs import Board
+    from distrain.system.imports import require
+
+    storage = storage_at(options.path)
+    if not isinstance(storage, Path):
+        raise WrongArgument(f"{storage} is on remote storage, and the board shows local runs only; `distrain ls` lists it")
+    if options.path is not None and not storage.is_dir():
+        raise WrongArgument(f"there is no directory {storage}")
+    board = Board(storage)
+    board.look()
+    if options.export is not None:
+        echo(f"wrote {export(board, options.export.expanduser())}")
+        return 0
+    server = require("distrain.board.server")
+    try:
+        listener = socket.create_server((server.HOST, options.port))
+    except (OSError, OverflowError) as error:
+        raise WrongArgument(f"port {options.port} cannot be used ({error}); choose another one with --port") from None
+    port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
+    echo(f"distrain board of {storage}\n\n    http://{server.HOST}:{port}/?token={token}\n")
+    if os.environ.get("SSH_CONNECTION"):
+        echo(f"From your machine, first: ssh -N -L {port}:{server.HOST}:{port} {platform.node()}")
+    echo("Ctrl-C ends it.")
+    server.serve(board, listener, token, request)
+    return 0
