@@ -45,7 +45,7 @@
   const rows = new Map();
   let version = 0, skew = 0, limit = ROWS, order = [], known = 0, current = null, full = {}, isAsked = false;
   const chosen = new Map(); // the colour of each chosen run
-  const view = { metric: data.metric, sort: "began", up: false, filter: "", states: [], best: "", isLog: false, chosen: null };
+  const view = { metric: "", sort: "began", up: false, filter: "", states: [], best: "", isLog: false, chosen: null };
   try { Object.assign(view, JSON.parse(sessionStorage.getItem(data.storage) ?? "{}")); } catch { /* private mode */ }
   const keep = () => {
     view.chosen = [...chosen.keys()];
@@ -311,7 +311,7 @@
 
   // -- one run
 
-  let reader = 0;
+  let following = new AbortController();
   const fact = (title, value) => (value ? [el("dt", null, title), el("dd", null, value)] : []);
   const facts = (row) => {
     const clock = (s) => (s ? new Date(s * 1000).toLocaleString() : "");
@@ -362,7 +362,9 @@
     panel.hidden = false;
     drawDetails();
     place();
-    follow(name, path, log, ++reader);
+    following.abort();
+    following = new AbortController();
+    if (log) follow(row, path, log, following.signal);
   };
   const drawDetails = () => {
     const row = rows.get(current), panel = $("#details");
@@ -375,26 +377,25 @@
     for (const button of panel.querySelectorAll(".actions button")) if (!isActive(row)) button.disabled = true;
   };
   const shut = () => {
-    reader += 1;
+    following.abort();
     $("#details").hidden = true;
     focusRow(current);
   };
-  const follow = async (name, path, log, own) => {
-    const id = `${Date.now()}-${own}`;
-    while (log && own === reader) {
-      const row = rows.get(name);
-      try {
-        const found = await (await fetch(`${path}/log?reader=${id}`)).json();
-        if (own !== reader) return;
-        const isAtEnd = log.scrollTop + log.clientHeight > log.scrollHeight - 30;
-        const plain = (text) => text.replace(/\x1b\[[0-9;:]*m/g, "");
-        log.append(...found.map(([, rank, text]) => `${row.ranks > 1 ? `[rank ${rank}] ` : ""}${plain(text)}\n`));
+  const follow = async (row, path, log, signal) => {
+    let rest = "";
+    const plain = (text) => text.replace(/\x1b\[[0-9;:]*m/g, "");
+    try {
+      const stream = (await fetch(`${path}/log`, { signal })).body.pipeThrough(new TextDecoderStream()).getReader();
+      for (let part = await stream.read(); !part.done; part = await stream.read()) {
+        const lines = (rest + part.value).split("\n"), isAtEnd = log.scrollTop + log.clientHeight > log.scrollHeight - 30;
+        rest = lines.pop();
+        log.append(...lines.map((line) => JSON.parse(line)).map(([, rank, text]) => `${row.ranks > 1 ? `[rank ${rank}] ` : ""}${plain(text)}\n`));
         while (log.childNodes.length > MOST_LINES) log.firstChild.remove();
         if (isAtEnd) log.scrollTop = log.scrollHeight;
-      } catch { /* the next poll says so */ }
-      if (!isActive(row) && !log.textContent) log.textContent = "There is no output of the ranks here.";
-      if (!isActive(row)) return;
-      await new Promise((then) => setTimeout(then, document.hidden ? HIDDEN_MS : POLL_MS));
+      }
+      if (!log.textContent) log.textContent = "There is no output of the ranks here.";
+    } catch (error) {
+      if (!signal.aborted) log.append("\nThe output can no longer be followed; open the run again.\n");
     }
   };
 
@@ -463,8 +464,8 @@
   const metrics = new Set();
   const drawMetrics = (changed) => {
     for (const row of changed) for (const [name, value] of Object.entries(row.metrics)) if (typeof value === "number") metrics.add(name);
+    if (!view.metric) view.metric = metrics.has("loss") ? "loss" : metrics.values().next().value ?? "";
     if (view.metric) metrics.add(view.metric);
-    else view.metric = metrics.values().next().value ?? "";
     if (metrics.size !== known) {
       known = metrics.size;
       $("#metric").replaceChildren(...[...metrics].sort().map((name) => el("option", { value: name }, name)));
@@ -477,7 +478,7 @@
     const answer = await fetch(`data?${new URLSearchParams({ since, metric })}`);
     if (answer.status === 403) throw new Error("This board has ended");
     const found = await answer.json();
-    return metric === view.metric ? found : ask(0); // it was changed meanwhile
+    return metric === view.metric || !metric ? found : ask(0); // it was changed meanwhile
   };
   let ticks = 0;
   const poll = async () => {
@@ -524,17 +525,26 @@
     keep();
     drawPlot();
   });
-  const wanted = view.chosen; // reorder() keeps what is chosen by then: nothing
-  apply(data);
-  const newest = [...rows.values()].filter((row) => curve(row)).sort((a, b) => b.began - a.began).map((row) => row.name);
-  for (const name of (wanted ?? newest.slice(0, 5)).filter((one) => rows.has(one))) choose(name, true);
-  fetchCurves();
+  const chooseFirst = () => {
+    const newest = [...rows.values()].filter((row) => curve(row)).sort((a, b) => b.began - a.began).map((row) => row.name);
+    for (const name of (view.chosen ?? newest.slice(0, 5)).filter((one) => rows.has(one))) choose(name, true);
+  };
   new IntersectionObserver((seen) => {
     if (seen.some((one) => one.isIntersecting) && limit < order.length) { limit += ROWS; place(); }
   }, { rootMargin: "600px" }).observe($("#more"));
   addEventListener("resize", () => plot?.setSize(plotSize()));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot?.redraw(false));
   document.addEventListener("visibilitychange", () => { if (!document.hidden) for (const row of rows.values()) drawRow(row); });
-  if (isLive) poll();
-  else setStatus("", `written ${new Date(data.now * 1000).toLocaleString()}`);
+  const begin = async () => {
+    const wanted = view.chosen; // reorder() keeps what is chosen by then: nothing
+    try {
+      apply(isLive ? await ask(0) : data);
+      if (isLive && rows.size && ![...rows.values()].some(curve)) apply(await ask(0)); // another metric was sent
+    } catch { /* poll() says so */ }
+    view.chosen = wanted;
+    chooseFirst();
+    if (isLive) poll();
+  };
+  begin();
+  if (!isLive) setStatus("", `written ${new Date(data.now * 1000).toLocaleString()}`);
 })();

@@ -10,23 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import secrets
 import warnings
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 
 from distrain.board.export import board_document
-from distrain.board.runs import SPARKLINE, Board
 from distrain.errors import DistrainError
 from distrain.page.data import page_data
 from distrain.page.writer import document
@@ -39,8 +46,10 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Callable
 
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.middleware.base import RequestResponseEndpoint
+    from starlette.requests import Request
 
+    from distrain.board.runs import Board
 
 HOST = "127.0.0.1"
 _HEADERS = {
@@ -50,47 +59,12 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-_READ_S, _PAUSE_S = 0.02, 0.03
-"""Long files are read so long at a time, so that no request waits longer; between two times there is a pause."""
+_READ_S, _PAUSE_S = 0.02, 0.02
+"""Long files are read for so long at a time, with a pause after it, so that no request waits much longer."""
 _POINTS = 600
 """Points of a curve in the plot."""
-_MOST_FOLLOWERS, _LAST_LINES, _MOST_LINES = 16, 300, 2000
-
-
-class Guard:
-    """Lets only requests with the token through."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app, self._token = app, token
-        self._cookie = f"distrain_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
-        """Browsers send the cookies of all ports of a host, so each server has a name of its own."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_safely(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-                message["headers"] = [*message.get("headers", ()), *own]
-            await send(message)
-
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope)
-        app: ASGIApp = self._app
-        if request.method == "POST":
-            is_known = self._is_token(request.headers.get("x-token"))
-        else:
-            is_known = self._is_token(request.cookies.get(self._cookie))
-            if self._is_token(request.query_params.get("token")) and scope["path"] == "/":
-                app = RedirectResponse("./", 303)  # the token stays in no history
-                app.set_cookie(self._cookie, self._token, httponly=True, samesite="lax")
-                is_known = True
-        if not is_known:
-            app = PlainTextResponse("Open the URL that `distrain board` has printed: it has the token.", 403)
-        await app(scope, receive, send_safely)
-
-    def _is_token(self, given: str | None) -> bool:
-        return given is not None and secrets.compare_digest(given.encode(), self._token.encode())
+_LAST_LINES, _MOST_LINES, _LOG_S = 300, 2000, 0.5
+"""Lines of each log at first, and of all at a later look; seconds between two looks."""
 
 
 class Pages:
@@ -102,7 +76,8 @@ class Pages:
 
     def __init__(self, board: Board, token: str, ask: Callable[[Run, str], str]) -> None:
         self._board, self._token, self._ask = board, token, ask
-        self._followers: OrderedDict[str, Follower] = OrderedDict()
+        self._cookie = f"distrain_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
+        """Browsers send the cookies of all ports of a host, so each server has a name of its own."""
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -117,58 +92,71 @@ class Pages:
         ]
         middleware = [
             Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False),
-            Middleware(Guard, token=self._token),
+            Middleware(BaseHTTPMiddleware, dispatch=self._guard),
         ]
         return Starlette(routes=routes, middleware=middleware, lifespan=self._reading)
+
+    async def _guard(self, request: Request, answer: RequestResponseEndpoint) -> Response:
+        is_post = request.method == "POST"
+        if request.url.path == "/" and self._is_token(request.query_params.get("token")):
+            response: Response = RedirectResponse("./", 303)  # so that no history has the token
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="lax")
+        elif self._is_token(request.headers.get("x-token") if is_post else request.cookies.get(self._cookie)):
+            response = await answer(request)
+        else:
+            response = PlainTextResponse("Open the URL that `distrain board` has printed: it has the token.", 403)
+        response.headers.update(_HEADERS)
+        return response
+
+    def _is_token(self, given: str | None) -> bool:
+        return given is not None and secrets.compare_digest(given.encode(), self._token.encode())
 
     @contextlib.asynccontextmanager
     async def _reading(self, _: Starlette) -> AsyncIterator[None]:
         async def read() -> None:
             while True:
-                await asyncio.sleep(_PAUSE_S if self._board.read(_READ_S) else 4 * _PAUSE_S)
+                await asyncio.sleep(_PAUSE_S if self._board.read(_READ_S) else 10 * _PAUSE_S)
 
         task = asyncio.create_task(read())
         yield
         task.cancel()
 
     async def _index(self, _: Request) -> Response:
-        self._look()
-        return HTMLResponse(board_document(self._board, [self._board.metric()], points=SPARKLINE, token=self._token))
+        return HTMLResponse(board_document(self._board, {"rows": []}, token=self._token))
 
     async def _data(self, request: Request) -> Response:
-        self._look()
-        since, metric = int(request.query_params.get("since", 0)), request.query_params.get("metric", "")
-        return JSONResponse(self._board.data(since, [metric]))
-
-    def _look(self) -> None:
         with contextlib.suppress(OSError):  # the storage is away for a while: the rows stay
             self._board.look()
         self._board.read(_READ_S)
+        query = request.query_params
+        return JSONResponse(self._board.data(int(query.get("since", 0)), query.get("metric", "")))
 
     async def _curves(self, request: Request) -> Response:
         query = request.query_params
         return JSONResponse(self._board.curves(query.getlist("run"), query.get("metric", ""), _POINTS))
 
     async def _page(self, request: Request) -> Response:
-        data = await run_in_threadpool(page_data, self._run(request).location)
-        return HTMLResponse(document(data))
+        return HTMLResponse(document(await run_in_threadpool(page_data, self._run(request).location)))
 
     async def _evidence(self, request: Request) -> Response:
-        run, file = self._run(request), request.path_params["file"]
-        if file not in await run_in_threadpool(evidence_of, run.location):
+        folder, file = self._run(request).location, request.path_params["file"]
+        if file not in await run_in_threadpool(evidence_of, folder):
             raise HTTPException(404)
-        return FileResponse(run.location / names.EVIDENCE / file, media_type="text/plain")
+        return FileResponse(f"{folder}/{names.EVIDENCE}/{file}", media_type="text/plain")
 
     async def _log(self, request: Request) -> Response:
-        """Answer new lines of the logs of all ranks. ``reader`` is a name that the browser has chosen."""
-        run, reader = self._run(request), f"{request.path_params['name']}/{request.query_params.get('reader')}"
-        follower = self._followers.setdefault(reader, Follower(run, None, None, _LAST_LINES))
-        self._followers.move_to_end(reader)
-        if len(self._followers) > _MOST_FOLLOWERS:
-            self._followers.popitem(last=False)
-        is_over = run.state not in (RUNNING, STARTING)
-        lines = await run_in_threadpool(lambda: list(follower.new_lines(is_over=is_over)))
-        return JSONResponse(lines[-_MOST_LINES:])
+        """Answer the last lines of all ranks, each as JSON, then new ones until the run ends."""
+        follower = Follower(self._run(request), None, None, _LAST_LINES)
+
+        async def lines() -> AsyncIterator[str]:
+            is_over = False
+            while not is_over:
+                is_over = self._run(request).state not in (RUNNING, STARTING)
+                found = await run_in_threadpool(list, follower.new_lines(is_over=is_over))
+                yield "".join(f"{json.dumps(line)}\n" for line in found[-_MOST_LINES:])
+                await asyncio.sleep(_LOG_S)
+
+        return StreamingResponse(lines(), media_type="text/plain")
 
     async def _request(self, request: Request) -> Response:
         word = request.path_params["word"]
@@ -189,7 +177,7 @@ class Pages:
 def serve(board: Board, listener: socket.socket, token: str, ask: Callable[[Run, str], str]) -> None:
     """Serve the board until SIGINT or SIGTERM."""
     warnings.simplefilter("ignore")  # damaged lines of metrics
-    app: Any = Pages(board, token, ask).app()
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1)
+    app = Pages(board, token, ask).app()
+    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])

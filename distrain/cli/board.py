@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import secrets
 import socket
 from pathlib import Path
@@ -45,9 +43,7 @@ def run_board(options: argparse.Namespace) -> int:
 
     storage = storage_at(options.path)
     if not isinstance(storage, Path):
-        raise WrongArgument(f"{storage} is on remote storage, and the board shows local runs only; `distrain ls` lists it")
-    if options.path is not None and not storage.is_dir():
-        raise WrongArgument(f"there is no directory {storage}")
+        raise WrongArgument(f"the board shows local runs only; `distrain ls {storage}` lists those there")
     board = Board(storage)
     board.look()
     if options.export is not None:
@@ -58,10 +54,8 @@ def run_board(options: argparse.Namespace) -> int:
         listener = socket.create_server((server.HOST, options.port))
     except (OSError, OverflowError) as error:
         raise WrongArgument(f"port {options.port} cannot be used ({error}); choose another one with --port") from None
-    port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
-    echo(f"distrain board of {storage}\n\n    http://{server.HOST}:{port}/?token={token}\n")
-    if os.environ.get("SSH_CONNECTION"):
-        echo(f"From your machine, first: ssh -N -L {port}:{server.HOST}:{port} {platform.node()}")
-    echo("Ctrl-C ends it.")
+    token = secrets.token_urlsafe(24)
+    echo(f"distrain board of {storage}: Ctrl-C ends it\n")
+    echo(f"    http://{server.HOST}:{listener.getsockname()[1]}/?token={token}\n")
     server.serve(board, listener, token, request)
     return 0
