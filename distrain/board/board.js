@@ -20,7 +20,7 @@
   const amount = (value) => {
     if (typeof value !== "number") return value ?? "";
     const size = Math.abs(value);
-    if (size >= 1e15 || (size > 0 && size < 1e-4)) return value.toExponential(2);
+    if (size >= 1e15 || (size > 0 && size < 1e-3)) return value.toExponential(2);
     for (const [unit, least] of [["T", 1e12], ["G", 1e9], ["M", 1e6]]) if (size >= least) return `${(value / least).toPrecision(4)}${unit}`;
     return Number.isInteger(value) || size >= 1000 ? whole(value) : value.toPrecision(4);
   };
@@ -85,7 +85,7 @@
     { key: "last", title: "Last", kind: "number", width: "6rem", narrow: "4.6rem", up: true, value: (r) => r.metrics[view.metric], text: (r) => amount(r.metrics[view.metric]) },
     { key: "best", title: "Best", kind: "number medium", width: "6rem", up: true, value: (r) => best(r)?.[1], text: (r) => amount(best(r)?.[1]) },
     { key: "trend", title: "Trend", kind: "medium", width: "7.5rem" },
-    { key: "began", title: "Started", kind: "number medium", width: "5.8rem", value: (r) => r.began, text: (r) => (r.began ? age(now() - r.began) : "") },
+    { key: "began", title: "Started", kind: "number medium", width: "6.3rem", value: (r) => r.began, text: (r) => (r.began ? age(now() - r.began) : "") },
     { key: "took", title: "Time", kind: "number small", width: "5.6rem", value: took, text: (r) => duration(took(r)) },
     { key: "hosts", title: "Ranks", kind: "wide", width: "8.2rem", value: (r) => r.ranks, text: hosts },
     { key: "memory", title: "Memory", kind: "number wide", width: "5.6rem", value: (r) => r.memory, text: (r) => bytes(r.memory) },
@@ -125,6 +125,7 @@
     box.addEventListener("change", () => choose(row.name));
     const made = el("tr", { tabindex: "-1" }, el("td", { class: "choose" }, el("label", null, box)));
     made.box = box;
+    made.addEventListener("focusin", () => { if (current !== row.name) focusRow(row.name); });
     for (const one of COLUMNS) {
       const cell = el(one.key === "name" ? "th" : "td", { class: one.kind, scope: one.key === "name" ? "row" : null });
       if (one.key === "name") {

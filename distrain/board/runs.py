@@ -118,8 +118,9 @@ class WatchedRun:
             for line in self._events.lines():
                 self._add_event(event_in(line))
         else:
-            for line in self._metrics.lines():
-                if b'"rank":0' in line and (record := record_in(line, names.METRICS)) and record["rank"] == 0:
+            likely = (line for line in self._metrics.lines() if b'"rank":0' in line.replace(b" ", b""))
+            for record in (record_in(line, names.METRICS) for line in likely):
+                if record is not None and record["rank"] == 0:
                     self._add_report(record)
 
     def _add_event(self, event: dict[str, Any] | None) -> None:

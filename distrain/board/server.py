@@ -16,21 +16,13 @@ import warnings
 from typing import TYPE_CHECKING
 
 import uvicorn
+from starlette import responses
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import (
-    FileResponse,
-    HTMLResponse,
-    JSONResponse,
-    PlainTextResponse,
-    RedirectResponse,
-    Response,
-    StreamingResponse,
-)
 from starlette.routing import Route
 
 from distrain.board.export import board_document
@@ -48,6 +40,7 @@ if TYPE_CHECKING:
 
     from starlette.middleware.base import RequestResponseEndpoint
     from starlette.requests import Request
+    from starlette.responses import Response
 
     from distrain.board.runs import Board
 
@@ -99,12 +92,14 @@ class Pages:
     async def _guard(self, request: Request, answer: RequestResponseEndpoint) -> Response:
         is_post = request.method == "POST"
         if request.url.path == "/" and self._is_token(request.query_params.get("token")):
-            response: Response = RedirectResponse("./", 303)  # so that no history has the token
+            response: Response = responses.RedirectResponse("./", 303)  # so that no history has the token
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="lax")
         elif self._is_token(request.headers.get("x-token") if is_post else request.cookies.get(self._cookie)):
             response = await answer(request)
         else:
-            response = PlainTextResponse("Open the URL that `distrain board` has printed: it has the token.", 403)
+            response = responses.PlainTextResponse(
+                "Open the URL that `distrain board` has printed: it has the token.", 403
+            )
         response.headers.update(_HEADERS)
         return response
 
@@ -122,27 +117,27 @@ class Pages:
         task.cancel()
 
     async def _index(self, _: Request) -> Response:
-        return HTMLResponse(board_document(self._board, {"rows": []}, token=self._token))
+        return responses.HTMLResponse(board_document(self._board, {"rows": []}, token=self._token))
 
     async def _data(self, request: Request) -> Response:
         with contextlib.suppress(OSError):  # the storage is away for a while: the rows stay
             self._board.look()
         self._board.read(_READ_S)
         query = request.query_params
-        return JSONResponse(self._board.data(int(query.get("since", 0)), query.get("metric", "")))
+        return responses.JSONResponse(self._board.data(int(query.get("since", 0)), query.get("metric", "")))
 
     async def _curves(self, request: Request) -> Response:
         query = request.query_params
-        return JSONResponse(self._board.curves(query.getlist("run"), query.get("metric", ""), _POINTS))
+        return responses.JSONResponse(self._board.curves(query.getlist("run"), query.get("metric", ""), _POINTS))
 
     async def _page(self, request: Request) -> Response:
-        return HTMLResponse(document(await run_in_threadpool(page_data, self._run(request).location)))
+        return responses.HTMLResponse(document(await run_in_threadpool(page_data, self._run(request).location)))
 
     async def _evidence(self, request: Request) -> Response:
         folder, file = self._run(request).location, request.path_params["file"]
         if file not in await run_in_threadpool(evidence_of, folder):
             raise HTTPException(404)
-        return FileResponse(f"{folder}/{names.EVIDENCE}/{file}", media_type="text/plain")
+        return responses.FileResponse(f"{folder}/{names.EVIDENCE}/{file}", media_type="text/plain")
 
     async def _log(self, request: Request) -> Response:
         """Answer the last lines of all ranks, each as JSON, then new ones until the run ends."""
@@ -156,16 +151,16 @@ class Pages:
                 yield "".join(f"{json.dumps(line)}\n" for line in found[-_MOST_LINES:])
                 await asyncio.sleep(_LOG_S)
 
-        return StreamingResponse(lines(), media_type="text/plain")
+        return responses.StreamingResponse(lines(), media_type="text/plain")
 
     async def _request(self, request: Request) -> Response:
         word = request.path_params["word"]
         if word not in ("stacks", "stop"):
             raise HTTPException(404)
         try:
-            return PlainTextResponse(await run_in_threadpool(self._ask, self._run(request), word))
+            return responses.PlainTextResponse(await run_in_threadpool(self._ask, self._run(request), word))
         except (DistrainError, WrongArgument, OSError) as error:
-            return PlainTextResponse(str(error), 409)
+            return responses.PlainTextResponse(str(error), 409)
 
     def _run(self, request: Request) -> Run:
         try:

@@ -44,15 +44,19 @@ def run_board(options: argparse.Namespace) -> int:
     storage = storage_at(options.path)
     if not isinstance(storage, Path):
         raise WrongArgument(f"the board shows local runs only; `distrain ls {storage}` lists those there")
+    if options.path is None:
+        storage.mkdir(parents=True, exist_ok=True)  # the first run has not made it yet
     board = Board(storage)
     board.look()
     if options.export is not None:
         echo(f"wrote {export(board, options.export.expanduser())}")
         return 0
     server = require("distrain.board.server")
+    if options.port > 65535:
+        raise WrongArgument(f"--port must be at most 65535, got {options.port}")
     try:
         listener = socket.create_server((server.HOST, options.port))
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise WrongArgument(f"port {options.port} cannot be used ({error}); choose another one with --port") from None
     token = secrets.token_urlsafe(24)
     echo(f"distrain board of {storage}: Ctrl-C ends it\n")
