@@ -166,7 +166,7 @@
     for (const [n, one] of COLUMNS.entries()) if (one.text) setText(made.children[n + 1], one.text(row));
     const state = made.children[2];
     setAttribute(state, "class", `state is-state ${row.state}${isActive(row) && note(row) ? " noted" : ""}`);
-    setText(made.hint, note(row));
+    setText(made.hint, note(row) || (row.unread > 1e6 ? "still being read" : ""));
     setAttribute(state, "title", note(row) ? `${row.state}: ${note(row)}` : row.state);
   };
   const drawRow = (row) => {
@@ -180,6 +180,7 @@
     made.track.hidden = part == null;
     if (part != null) made.bar.style.width = `${(part * 100).toFixed(1)}%`;
     setText(made.share, part != null ? `${Math.floor(part * 100)}%` : row.step ? whole(row.step) : "");
+    setAttribute(made.track, "class", isActive(row) ? "active" : "");
     setAttribute(made.children[3], "title", row.progress ? `${whole(row.progress[0])} of ${whole(row.progress[1])}` : row.step ? `step ${whole(row.step)}` : "");
     const found = curve(row);
     if (made.drawn !== found) setAttribute(made.line, "points", sparkline((made.drawn = found)));
