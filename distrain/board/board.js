@@ -502,6 +502,7 @@
   // -- the beginning
 
   setText($("#storage"), data.storage);
+  document.title = `${data.storage.split("/").at(-1)} - distrain board`;
   makeHead();
   $("#filter").value = view.filter;
   $("#filter").addEventListener("input", (event) => { view.filter = event.target.value; limit = ROWS; reorder(); });

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
@@ -28,7 +27,7 @@ def board_document(board: Board, data: Mapping[str, Any], *, token: str = "", pa
     pages: the folder beside the document that has the pages of the runs, if there is one.
     """
     facts = {"storage": str(board.storage), "token": token, "pages": pages}
-    return fill("board", {**data, **facts}, title=escape(board.storage.name))
+    return fill("board", {**data, **facts})
 
 
 def export(board: Board, target: Path) -> Path:

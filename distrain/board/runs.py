@@ -79,7 +79,8 @@ class WatchedRun:
         self._metrics, self._events = (Tail(f"{self.run.path}/{name}") for name in (names.METRICS, names.EVENTS))
         self._reports = Reports((), _BINS)
         self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
-        self._last = self.run.last_report() or {}  # long files take a while
+        last = self.run.last_report() or {}  # long files take a while
+        self._last = last if isinstance(last.get("attempt"), int) else {}
         self._troubles: dict[object, str] = {}
         """What is wrong now: a hang, or what is wrong with the memory or a GPU of a rank."""
 
@@ -140,11 +141,12 @@ class WatchedRun:
             if record["attempt"] not in self._reports.attempts:
                 self._samples.clear()
             self._reports.add(record)
-            self._samples.append((record["time"], float(progress[0] if _is_progress(progress) else record["index"])))
+            done = progress[0] if _is_progress(progress) else record["index"]
+            self._samples.append((float(record["time"]), float(done)))
+            if self._last.get("time", 0.0) <= record["time"]:
+                self._last = record
         except (KeyError, TypeError, ValueError, AttributeError):  # damaged
             return
-        if self._last.get("time", 0.0) <= record["time"]:
-            self._last = record
 
     def row(self, metric: str | None, most: int = SPARKLINE) -> dict[str, Any]:
         """Return the row, with the curve of a metric; ``""``: of the loss, or the first one; None: of each metric."""
@@ -161,19 +163,20 @@ class WatchedRun:
 
     def _make_row(self, metrics: Iterable[str], most: int) -> dict[str, Any]:
         run, last = self.run, self._last
-        progress = last.get("progress")
+        progress, reported = last.get("progress"), last.get("time")
+        reported = reported if _is_number(reported) else None
         return {
             "name": run.name,
             "state": run.state,
             "began": run.began,
-            "ended": last.get("time", run.ended) if run.state == KILLED else run.ended,
+            "ended": reported if run.state == KILLED and reported else run.ended,
             "script": run.script[:_LONGEST],
             "attempts": len(run.attempts_now),
             "hosts": list(run.hosts)[:_MOST_HOSTS],
             "more_hosts": max(0, len(run.hosts) - _MOST_HOSTS),
             "ranks": run.ranks,
             "step": run.step_of(last) if last else None,
-            "reported": last.get("time"),
+            "reported": reported,
             "progress": progress if _is_progress(progress) else None,
             "rate": self._rate(),
             "metrics": _plain(last.get("metrics")),

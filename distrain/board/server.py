@@ -13,7 +13,7 @@ import hashlib
 import json
 import secrets
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette import responses
@@ -87,7 +87,11 @@ class Pages:
             Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False),
             Middleware(BaseHTTPMiddleware, dispatch=self._guard),
         ]
-        return Starlette(routes=routes, middleware=middleware, lifespan=self._reading)
+        refused: Any = dict.fromkeys((DistrainError, WrongArgument, OSError), self._refuse)
+        return Starlette(routes=routes, middleware=middleware, exception_handlers=refused, lifespan=self._reading)
+
+    async def _refuse(self, _: Request, error: Exception) -> Response:
+        return responses.PlainTextResponse(str(error), 409)
 
     async def _guard(self, request: Request, answer: RequestResponseEndpoint) -> Response:
         is_post = request.method == "POST"
@@ -124,14 +128,15 @@ class Pages:
             self._board.look()
         self._board.read(_READ_S)
         query = request.query_params
-        return responses.JSONResponse(self._board.data(int(query.get("since", 0)), query.get("metric", "")))
+        return _json(self._board.data(int(query.get("since", 0)), query.get("metric", "")))
 
     async def _curves(self, request: Request) -> Response:
         query = request.query_params
-        return responses.JSONResponse(self._board.curves(query.getlist("run"), query.get("metric", ""), _POINTS))
+        return _json(self._board.curves(query.getlist("run"), query.get("metric", ""), _POINTS))
 
     async def _page(self, request: Request) -> Response:
-        return responses.HTMLResponse(document(await run_in_threadpool(page_data, self._run(request).location)))
+        data = await run_in_threadpool(page_data, self._run(request).location)
+        return responses.HTMLResponse(document(data).encode("utf-8", "replace"))
 
     async def _evidence(self, request: Request) -> Response:
         folder, file = self._run(request).location, request.path_params["file"]
@@ -157,16 +162,18 @@ class Pages:
         word = request.path_params["word"]
         if word not in ("stacks", "stop"):
             raise HTTPException(404)
-        try:
-            return responses.PlainTextResponse(await run_in_threadpool(self._ask, self._run(request), word))
-        except (DistrainError, WrongArgument, OSError) as error:
-            return responses.PlainTextResponse(str(error), 409)
+        return responses.PlainTextResponse(await run_in_threadpool(self._ask, self._run(request), word))
 
     def _run(self, request: Request) -> Run:
         try:
             return self._board[request.path_params["name"]]
         except KeyError:
             raise HTTPException(404) from None
+
+
+def _json(data: object) -> Response:
+    """Answer in ASCII. Names of directories may have bytes that are not UTF-8, which a JSONResponse cannot send."""
+    return responses.Response(json.dumps(data, separators=(",", ":"), allow_nan=False), media_type="application/json")
 
 
 def serve(board: Board, listener: socket.socket, token: str, ask: Callable[[Run, str], str]) -> None:

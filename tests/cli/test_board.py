@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
+import os
 import re
 import signal
 import subprocess
@@ -118,6 +120,21 @@ def test_nobody_gets_in_without_the_token(server: Server, storage: Path) -> None
         assert server.status(path, cookie=cookie, host="localhost:1234") == status, path  # through a tunnel
     assert server.status("/?token=wrong") == 403
     assert server.status(f"/data?token={server.token}") == 403
+
+
+def test_a_name_that_is_not_text_and_a_damaged_run_harm_no_other(server: Server, storage: Path) -> None:
+    name = b"caf\xe9"
+    (storage / "old-0").rename(storage / os.fsdecode(name))
+    (storage / "old-1/run.json").write_text("{")
+    cookie = server.cookie()
+    wanted = {os.fsdecode(name): "finished", "old-1": "damaged", "old-2": "finished"}
+
+    def states() -> dict[str, str]:
+        rows = json.loads(server.ask("/data?since=0&metric=", cookie=cookie)[1])["rows"]
+        return {row["name"]: row["state"] for row in rows}
+
+    wait_until(lambda: states() == wanted, what="the board has looked again")
+    assert server.status("/runs/old-1/", cookie=cookie) == 200
 
 
 def test_an_action_needs_the_token_in_a_header(server: Server) -> None:

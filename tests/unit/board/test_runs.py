@@ -162,6 +162,8 @@ def test_runs_come_and_go_and_another_of_the_same_name_begins_anew(tmp_path: Pat
     [
         '{"rank":0}',
         '{"rank":0,"metrics":{"loss":1}}',
+        '{"rank":0,"metrics":{"loss":1},"attempt":0,"index":1,"time":NaN}',
+        '{"rank":0,"metrics":[1],"attempt":[],"index":1,"time":1}',
         '{"rank":0,"metrics":{"loss":"NaN"},"attempt":0,"index":1,"time":"x"}',
         '{"rank":0,"metrics":{"loss":null},"nonfinite":{"/loss":"nan"},"attempt":0,"index":1,"time":1,"progress":[1,0]}',
     ],
@@ -170,6 +172,8 @@ def test_runs_come_and_go_and_another_of_the_same_name_begins_anew(tmp_path: Pat
 def test_damage_and_odd_values_cost_nothing_else(tmp_path: Path, line: str) -> None:
     run = make(tmp_path)
     (run.root / "metrics.jsonl").write_text(f"\n[]\n{line}\n")
+    board = Board(tmp_path)
+    json.dumps(row_of(board), allow_nan=False)
     report(run, 2, 5.0)
     row = row_of(Board(tmp_path))
     assert row["metrics"]["loss"] == 5.0
