@@ -82,7 +82,7 @@
     { key: "progress", title: "Progress", kind: "", width: "8rem", narrow: "5.6rem", value: (r) => share(r) ?? r.step },
     { key: "rate", title: "Rate", kind: "number small", width: "5.6rem", value: (r) => r.rate, text: (r) => rate(r.rate) },
     { key: "left", title: "Left", kind: "number small", width: "5.6rem", up: true, value: left, text: (r) => duration(left(r)) },
-    { key: "last", title: "Last", kind: "number", width: "6rem", narrow: "4.6rem", up: true, value: (r) => r.metrics[view.metric], text: (r) => amount(r.metrics[view.metric]) },
+    { key: "last", title: "Last", kind: "number", width: "6rem", narrow: "5.4rem", up: true, value: (r) => r.metrics[view.metric], text: (r) => amount(r.metrics[view.metric]) },
     { key: "best", title: "Best", kind: "number medium", width: "6rem", up: true, value: (r) => best(r)?.[1], text: (r) => amount(best(r)?.[1]) },
     { key: "trend", title: "Trend", kind: "medium", width: "7.5rem" },
     { key: "began", title: "Started", kind: "number medium", width: "6.3rem", value: (r) => r.began, text: (r) => (r.began ? age(now() - r.began) : "") },
