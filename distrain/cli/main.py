@@ -30,6 +30,7 @@ COMMANDS = {
     "profile": ("profiling", "show where a rank of a running run spends its time"),
     "explain": ("explaining", "say what a pasted error means, and what to do"),
     "report": ("reporting", "pack what is needed to ask for help into one file, without secrets"),
+    "board": ("board", "show all runs in the browser, live"),
     "page": ("page", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
 }
@@ -48,6 +49,7 @@ look at runs
   ls         {ls}
   show       {show}
   logs       {logs}
+  board      {board}
   page       {page}
   explain    {explain}
   report     {report}
