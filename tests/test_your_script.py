@@ -37,9 +37,10 @@ distrain.report = distrain.session.report = report
 
 
 def before_and_after(change: str) -> tuple[str, str]:
-    """Return the lines that a diff takes, and those that it gives."""
+    """Return the text that a diff starts from, and the one that it leads to."""
     lines = change.splitlines(keepends=True)
-    return tuple("".join(line[1:] or "\n" for line in lines if line[0] != sign) for sign in "+-")
+    before, after = ("".join(line[1:] or "\n" for line in lines if line[0] != sign) for sign in "+-")
+    return before, after
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -65,7 +66,9 @@ def test_both_versions_train_and_the_new_one_continues(section: str, tmp_path: P
         if name == "after":
             (directory,) = (folder / "distrain_results").iterdir()
             assert (folder / "failed").exists() == can_continue
-            assert len(Result.from_path(directory).metrics_dataframe) == 3, output  # one for each epoch
+            reports = Result.from_path(directory).metrics_dataframe
+            assert reports is not None
+            assert len(reports) == 3, output  # one for each epoch
 
 
 def run(command: str, folder: Path) -> str:
