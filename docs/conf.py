@@ -44,6 +44,8 @@ copybutton_prompt_is_regexp = True
 copybutton_only_copy_prompt_lines = True
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["diff.css"]
 html_title = f"distrain {version}"
 html_copy_source = False
 html_show_sphinx = False
