@@ -317,13 +317,13 @@ def test_the_core_never_imports_a_framework_by_name() -> None:
 
 # -- the document ----------------------------------------------------------------------------------------------------
 
-DOCUMENT = (ROOT.parent / "docs" / "architecture.md").read_text()
+DOCUMENT = (ROOT.parent / "docs" / "internals" / "architecture.md").read_text()
 NAMED_FILES = set(re.findall(r"(?<![\w/.])(?:\w+/)*\w+\.(?:py|md|svg|txt)\b|(?<=`)(?:\w+/)+\w*(?=`)", DOCUMENT))
 NAMED_CODE = set(re.findall(r"(?<=`)(?:[A-Z][a-z]\w+(?:\.\w+)?(?=`|\(\)`)|\w+(?=\(\)`))", DOCUMENT))
 
 
 def test_the_files_that_the_document_names_exist() -> None:
-    folders = (ROOT, ROOT.parent, ROOT.parent / "docs")
+    folders = (ROOT, ROOT.parent, ROOT.parent / "docs", ROOT.parent / "docs" / "internals")
     assert {name for name in NAMED_FILES if not any((folder / name).exists() for folder in folders)} == set()
 
 

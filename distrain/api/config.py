@@ -434,7 +434,7 @@ class LoggingConfig:
 @without()
 @dataclass(frozen=True, kw_only=True)
 class ShippingConfig:
-    """Files and packages for hosts that do not see the user's files; see docs/bare_hosts.md.
+    """Files and packages for hosts that do not see the user's files; see docs/hosts.md.
 
     enabled: copy distrain and the user's code to them. False: all hosts have both already, at the same paths.
     include: further files and directories, such as small data files, relative to the working directory. Only files

@@ -28,6 +28,7 @@ COMMANDS = {
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "debug": ("debugging", "open pdb on a rank of a running run"),
     "profile": ("profiling", "show where a rank of a running run spends its time"),
+    "explain": ("explaining", "say what a pasted error means, and what to do"),
     "report": ("reporting", "pack what is needed to ask for help into one file, without secrets"),
     "page": ("page", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
@@ -48,6 +49,7 @@ look at runs
   show       {show}
   logs       {logs}
   page       {page}
+  explain    {explain}
   report     {report}
 
 act on runs

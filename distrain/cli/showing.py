@@ -84,6 +84,8 @@ def _facts(run: Run) -> Iterable[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {version}" for name, version in shown.items() if version)
     if isinstance(config := facts.get("train_loop_config"), dict):
         yield "settings", metrics_line(config)
+    if isinstance(hydra := facts.get("hydra"), dict):
+        yield "hydra", f"{shlex.join(map(str, hydra.get('overrides', [])))} in {hydra.get('output_dir')}".strip()
     yield "hosts", "; ".join(f"{host}: {name_ranks(ranks)}" for host, ranks in run.hosts.items())
     if attempts := attempts_with_logs(run):
         yield "logs", str(log_folder(run) / f"attempt_{attempts[-1]}")

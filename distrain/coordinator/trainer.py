@@ -14,6 +14,7 @@ from distrain.api.config import DataConfig, RunConfig, ScalingConfig
 from distrain.api.ray_names import without
 from distrain.api.trainer_options import check_options, showing_options
 from distrain.coordinator.fit import run_work
+from distrain.coordinator.run.hydra_job import beside_output, resolved
 from distrain.errors import DistrainError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.paths import read_manifest
@@ -42,7 +43,9 @@ class DataParallelTrainer:
     train_loop_per_worker: the function, with no parameter or one for the config. It runs in the main thread of every
         worker.
     train_loop_config: the argument of that function, ``{}`` by default. It is pickled once per run, so keep large
-        objects out of it.
+        objects out of it. A DictConfig of OmegaConf arrives as one, with its interpolations resolved.
+    scaling_config: how many workers, on which hosts, with which GPUs.
+    run_config: where the run is stored, under which name, and what happens after failures.
     backend_config: the framework's settings and hooks.
     datasets: by name, the data that :func:`distrain.get_dataset_shard` divides among the workers: a Dataset of
         :mod:`distrain.data`; a dataset of torch or Hugging Face; a pyarrow Table, a pandas DataFrame, a dict of arrays,
@@ -83,7 +86,7 @@ class DataParallelTrainer:
             check_plain("ValidationConfig.fn", validation.fn)
         self._work = job.FunctionWork(
             function=check_signature(train_loop_per_worker),
-            config=dict(options.get("train_loop_config") or {}),
+            config=resolved(options.get("train_loop_config") or {}),
             backend=backend_config or BackendConfig(),
             run_datasets=_datasets(datasets, options.get("dataset_config") or DataConfig()) if datasets else None,
         )
@@ -131,7 +134,7 @@ class DataParallelTrainer:
             return run_work(
                 self._work,
                 self._scaling,
-                self._run,
+                beside_output(self._run),
                 resume_from=self._resume_from,
                 metadata=self._metadata,
                 validation=self._validation,

@@ -991,13 +991,13 @@ class RunStateMachine:
     def _move(self, new: RunState) -> None:
         self.story.append(f"attempt {self.attempt}: {self.state.name} -> {new.name}")
         if new not in RUN_MOVES[self.state]:
-            raise InvalidTransition("\n".join(["illegal move of the run", *self.story]))
+            raise InvalidTransition("\n".join(["illegal move of the run; please report this bug", *self.story]))
         self.state = new
 
     def _move_rank(self, rank: Rank, new: RankState) -> None:
         self.story.append(f"attempt {self.attempt}, rank {rank.plan.rank}: {rank.state.name} -> {new.name}")
         if new not in RANK_MOVES[rank.state]:
-            raise InvalidTransition("\n".join(["illegal move of a rank", *self.story]))
+            raise InvalidTransition("\n".join(["illegal move of a rank; please report this bug", *self.story]))
         self._ranks.move(rank, new)
 
 

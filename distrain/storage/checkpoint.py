@@ -364,7 +364,7 @@ class Checkpoint:
             return
         self._check_exists()
         if self._place != self._location:
-            raise CheckpointError(f"{self.path} is on another machine, where its metadata cannot be changed from here")
+            raise CheckpointError(f"{self.path} is on another machine: call set_metadata() there, in the worker")
         with contextlib.suppress(CheckpointError):  # metadata that are damaged are replaced
             text = json.dumps({**self._positions(), **metadata})
         target = self._location / METADATA_FILE

@@ -86,7 +86,7 @@ class TorchCheckpoint(Checkpoint):
             else:
                 raise CheckpointError(
                     f"{self.path or self} has no {self.MODEL_FILENAME}, and no dict with a "
-                    '"model": it was not made by TorchCheckpoint'
+                    '"model": it was not made by TorchCheckpoint; use as_directory()'
                 )
         if isinstance(saved, nn.Module):
             if model is None:

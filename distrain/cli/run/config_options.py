@@ -87,7 +87,7 @@ _KEYWORDS: dict[str, dict[str, Any]] = {
         "nodes of the Slurm job, else this machine)",
     },
     "hosts": {"metavar": "alpha:4,beta:4", "help": "the hosts to train on, each with its slots"},
-    "include": {"action": "append", "default": [], "metavar": "PATH"},
+    "include": {"type": str, "action": "append", "default": [], "metavar": "PATH"},
     "limit_bytes": {"help": "largest size of all that is copied (default: 100MB)"},
     "log_dir": {"metavar": "DIR"},
     "name": {

@@ -297,7 +297,7 @@ class RankGroup:
                 try:
                     connection = stack.enter_context(connect(address, offer.port, offer.secret, self.launcher.rank))
                 except (OSError, HandshakeError) as error:
-                    problem = f"cannot connect to rank 0 on {address}, port {offer.port}: {error}"
+                    problem = f"cannot connect to rank 0 on {address}, port {offer.port}: {error}; open that port"
             self.agree(problem)
             assert connection is not None
             own = self._own_rank(connection)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from distrain.coordinator.run import hydra_job
 from distrain.system import __version__, process
 from distrain.system.secrets import HIDDEN, hidden, is_secret
 
@@ -48,7 +49,7 @@ class RunFacts:
     def __init__(self, script: str, config: Any) -> None:
         self._facts: dict[str, Any] = {
             "script": script,
-            "train_loop_config": plain(config),
+            "train_loop_config": plain(hydra_job.as_plain(config)),
             "directory": os.getcwd(),
             "host": platform.node(),
             "pid": os.getpid(),
@@ -57,6 +58,7 @@ class RunFacts:
             "python": sys.version.split()[0],
             "versions": _versions(sys.path),
             "argv": without_secrets(sys.argv),
+            **plain(hydra_job.facts()),
         }
         self._git: process.Process | None = None
 
