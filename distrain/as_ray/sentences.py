@@ -20,7 +20,7 @@ _SEARCH = (
 _PLACEMENT = "hosts are filled in order: ScalingConfig has the number of workers, and what each needs"
 _TUNER = "use tune.Tuner(...).fit(), whose ResultGrid has the best result and a dataframe"
 _TRACKERS = "set DISTRAIN_TRACKERS, or use --tracker, for TensorBoard, W&B or MLflow; see docs/trackers.md"
-GENERAL = "the stand-in has what training needs of Ray; docs/ray.md says what that is, and how to keep Ray itself"
+GENERAL = "the stand-in has what training needs of Ray, as listed in docs/migration/ray.md"
 
 BELOW = {
     "ray.air.callbacks": _TRACKERS,

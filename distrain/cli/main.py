@@ -31,9 +31,10 @@ COMMANDS = {
     "profile": ("profiling", "show where a rank of a running run spends its time"),
     "explain": ("explaining", "say what a pasted error means, and what to do"),
     "report": ("reporting", "pack what is needed to ask for help into one file, without secrets"),
+    "board": ("board", "show all runs in the browser, live"),
     "page": ("page", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
-    "skill": ("skill", "print a skill file, from which a coding agent learns distrain"),
+    "skill": ("run.skill", "print a skill file, from which a coding agent learns distrain"),
 }
 """The module of each command in this package, and what the command does."""
 
@@ -51,6 +52,7 @@ look at runs
   ls         {ls}
   show       {show}
   logs       {logs}
+  board      {board}
   page       {page}
   explain    {explain}
   report     {report}

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distrain.page.envelope import Envelope
+from distrain.page.envelope import MOST_BINS, Envelope
 from distrain.storage.lines import read_metrics
 from distrain.system.text import flatten
 
@@ -59,19 +59,21 @@ class RankReports:
 class Reports:
     """The reports of a run. Of those that were repeated after a restart, the later ones are drawn.
 
-    attempts: for each, its number, its first step (None: unknown), and if its ranks have trained.
+    known: for each attempt, its number, its first step (None: unknown), and if its ranks have trained. May be replaced
+    when an attempt begins. most_bins: of each curve.
 
     Attributes: ``attempts`` and ``ranks`` by number, ``curves`` of rank 0's metrics, ``more_metrics``: their names
     beyond :data:`MOST_METRICS`, ``last``: rank 0's last report.
     """
 
-    def __init__(self, attempts: Sequence[tuple[int, int | None, bool]]) -> None:
+    def __init__(self, known: Sequence[tuple[int, int | None, bool]], most_bins: int = MOST_BINS) -> None:
+        self.known = known
         self.attempts: dict[int, AttemptReports] = {}
         self.ranks: dict[int, RankReports] = {}
         self.curves: dict[str, Envelope] = {}
         self.more_metrics: set[str] = set()
         self.last: dict[str, Any] | None = None
-        self._known = attempts
+        self._most_bins = most_bins
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a line. Raise KeyError, TypeError, ValueError or AttributeError if it is damaged."""
@@ -97,10 +99,12 @@ class Reports:
 
     def _begin(self, attempt: int) -> AttemptReports:
         """Begin an attempt. Without a known first step, its steps follow those of the attempts before."""
-        known = [first for number, first, _ in self._known if number == attempt]
-        later = [first for number, first, trained in self._known if number > attempt and trained and first is not None]
+        known = [first for number, first, _ in self.known if number == attempt]
+        later = [first for number, first, trained in self.known if number > attempt and trained and first is not None]
         first_step = known[0] if known and known[0] is not None else (self.last or {}).get("step", 0)
         begun = self.attempts[attempt] = AttemptReports(first_step, min(later, default=None))
+        for curve in self.curves.values():  # of a run that was read before it restarted
+            curve.forget_after(first_step)
         return begun
 
     def _add_to_curves(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -111,7 +115,7 @@ class Reports:
                 self.more_metrics.add(name)
                 continue
             if name not in self.curves:
-                self.curves[name] = Envelope()
+                self.curves[name] = Envelope(self._most_bins)
             self.curves[name].add(step, value)
 
 

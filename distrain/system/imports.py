@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-_EXTRAS = {"numpy": "data", "pyarrow": "data", "torch": "torch"}
+_EXTRAS = {"numpy": "data", "pyarrow": "data", "starlette": "board", "torch": "torch", "uvicorn": "board"}
 """The extra of distrain that installs a package."""
 
 

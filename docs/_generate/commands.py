@@ -9,7 +9,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
-from distrain.cli.skill import all_parsers
+from distrain.cli.run.skill import all_parsers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.api.current import session_of
+from distrain.api import current
 from distrain.api.job import Job
 from distrain.errors import JobError, StandInError
 from distrain.hosts.host import MIRROR
@@ -163,7 +163,8 @@ class ScriptWork(Work):
     def run(self) -> None:
         from distrain.worker.job import hydra_script, main_module
 
-        hydra_script.share_directory(session_of("a script").context)
+        if current.session is not None:  # there is none under --as-ray
+            hydra_script.share_directory(current.session.context)
         if self.module is not None:
             sys.argv = [self.module, *self.argv]
             main_module.run_module(self.module)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-_RULES = Path(__file__).with_name("skill.md")
+_RULES = Path(__file__).parent.parent / "skill.md"
 
 
 def skill_parser() -> argparse.ArgumentParser:
