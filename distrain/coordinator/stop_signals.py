@@ -6,15 +6,12 @@ import contextlib
 import os
 import signal
 import stat
-import sys
-import threading
 from typing import TYPE_CHECKING
 
 from distrain.errors import PreemptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import TracebackType
+    from collections.abc import Sequence
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Ctrl-C, the usual request to end, a closed terminal or lost connection, and Ctrl-backslash. All stop the run in the
@@ -46,26 +43,8 @@ def exit_code(stop_reason: str) -> int:
 
 
 def preempted(message: str, stop_reason: str) -> PreemptionError:
-    """Make the error of a run that the signal of this name has stopped.
-
-    If nobody catches it, the process exits with the exit code of the signal.
-    """
-    if threading.current_thread() is threading.main_thread() and not isinstance(sys.excepthook, _ExitWithItsCode):
-        sys.excepthook = _ExitWithItsCode(sys.excepthook)
+    """Make the error of a run that the signal of this name has stopped."""
     return PreemptionError(message, exit_code=exit_code(stop_reason))
-
-
-class _ExitWithItsCode:
-    """An excepthook that calls the previous hook, ``show``, and after a PreemptionError exits with its exit code."""
-
-    def __init__(self, show: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
-        self._show = show
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.excepthook = self._show
-        self._show(kind, error, trace)
-        if isinstance(error, PreemptionError):
-            sys.exit(error.exit_code)
 
 
 def note_stop(number: int) -> None:

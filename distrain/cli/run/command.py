@@ -14,9 +14,9 @@ from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
 from distrain.cli.run.options import environment_variables, ignored_options, make_parser, parse
 from distrain.cli.run.target import work_of, workers_path
-from distrain.console.error_screen import show_error
 from distrain.coordinator.connection.choice import hosts_of
 from distrain.coordinator.fit import check_hosts, run_work
+from distrain.coordinator.run.error_screen import show_error
 from distrain.coordinator.run.errors import exit_code_of
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import ControllerError, DistrainError, PreemptionError, ResourcesError, WorkerGroupError
