@@ -140,7 +140,7 @@ class DataParallelTrainer:
             )
         except (DistrainError, KeyboardInterrupt) as error:
             hide_own_lines(error)
-            show_if_uncaught()
+            show_if_uncaught(__name__)
             raise error.with_traceback(None) from None
 
 

@@ -285,6 +285,6 @@ def test_a_working_directory_that_was_deleted_is_named(tmp_path: Path, code: str
     argv = [sys.executable, "-c", f"import os; os.rmdir({str(gone)!r}); {code}"]
     run = subprocess.run(argv, cwd=gone, capture_output=True, text=True, timeout=60)
     assert run.returncode == 1
-    assert run.stderr.rpartition("rror: ")[2].startswith(
+    assert run.stderr.splitlines()[-1].rpartition("rror: ")[2].startswith(
         "the working directory was deleted: change to another one with cd"
     )

@@ -37,10 +37,13 @@ def _title_of(kind: type[BaseException]) -> str:
 # -- of scripts ------------------------------------------------------------------------------------------------------
 
 
-def show_if_uncaught() -> None:
-    """Have the exception that ``fit()`` raises shown as a screen, as `distrain run` does, if it ends the process."""
+def show_if_uncaught(module: str) -> None:
+    """Have the exception that ``fit()`` raises shown as a screen, as `distrain run` does, if it ends the process.
+
+    module: the name of the module of ``fit()``.
+    """
     if threading.current_thread() is threading.main_thread() and not isinstance(sys.excepthook, _ErrorScreen):
-        sys.excepthook = _ErrorScreen(sys.excepthook)
+        sys.excepthook = _ErrorScreen(sys.excepthook, module)
 
 
 class _ErrorScreen:
@@ -49,12 +52,15 @@ class _ErrorScreen:
     After a PreemptionError, the process exits with its exit code. Python itself sees to that of Ctrl-C.
     """
 
-    def __init__(self, hook: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
+    def __init__(
+        self, hook: Callable[[type[BaseException], BaseException, TracebackType | None], object], module: str
+    ) -> None:
         self._hook = hook
+        self._module = module
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sys.excepthook = self._hook
-        if self._hook is not sys.__excepthook__ or not _is_raised_by_fit(error, trace):
+        if self._hook is not sys.__excepthook__ or not _is_raised_in(self._module, error, trace):
             self._hook(kind, error, trace)
         elif isinstance(error, DistrainError):
             show_error(kind, "\n".join([str(error), *getattr(error, "__notes__", ())]))
@@ -62,8 +68,9 @@ class _ErrorScreen:
             sys.exit(error.exit_code)
 
 
-def _is_raised_by_fit(error: BaseException, trace: TracebackType | None) -> bool:
+def _is_raised_in(module: str, error: BaseException, trace: TracebackType | None) -> bool:
+    """Tell if an exception that ends a run was raised in this module."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     name = None if trace is None else trace.tb_frame.f_globals.get("__name__")
-    return isinstance(error, (DistrainError, KeyboardInterrupt)) and name == "distrain.coordinator.trainer"
+    return isinstance(error, (DistrainError, KeyboardInterrupt)) and name == module
