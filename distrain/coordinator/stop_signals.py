@@ -9,6 +9,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from distrain.errors import PreemptionError
+from distrain.system.text import signal_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,27 +35,27 @@ def stop_signals(names: Sequence[str] | None = None) -> tuple[signal.Signals, ..
 
 
 _stopped_by: list[str] = []
-"""Names of the signals, other than Ctrl-C, that have stopped runs of this process."""
+"""What, other than Ctrl-C, has stopped runs of this process."""
 
 
 def exit_code(stop_reason: str) -> int:
-    """Return the exit code of a process that was ended by the signal of this name."""
-    return 128 + signal.Signals[stop_reason]
+    """Return the exit code of a process that was stopped for this reason."""
+    return 128 + signal.Signals[signal_of(stop_reason)]
 
 
 def preempted(message: str, stop_reason: str) -> PreemptionError:
-    """Make the error of a run that the signal of this name has stopped."""
+    """Make the error of a run that was stopped for this reason."""
     return PreemptionError(message, exit_code=exit_code(stop_reason))
 
 
-def note_stop(number: int) -> None:
-    """Remember that a signal stopped this process, except Ctrl-C.
+def note_stop(reason: str) -> None:
+    """Remember what stopped this process, except Ctrl-C.
 
     KeyboardInterrupt passes through ``except Exception``. A program that catches it wants to continue, like a notebook.
     """
-    if number != signal.SIGINT:
-        _stopped_by.append(signal.Signals(number).name)
-    if number == signal.SIGHUP:
+    if reason != "SIGINT":
+        _stopped_by.append(reason)
+    if reason == "SIGHUP":
         _leave_closed_terminal()
 
 
@@ -68,7 +69,7 @@ def _leave_closed_terminal() -> None:
 
 
 def refuse_after_stop() -> None:
-    """Raise PreemptionError if a signal stopped an earlier run of this process.
+    """Raise PreemptionError if a signal, or `distrain stop`, stopped an earlier run of this process.
 
     A sweep that catches every error would otherwise start its next trial.
     """

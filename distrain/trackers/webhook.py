@@ -67,7 +67,7 @@ class Webhook(Observer):
                 if fact.error is not None and not self._culprit:
                     self._culprit = {"error": str(fact.error).partition("\n")[0] or type(fact.error).__name__}
                 self._post(
-                    fact.status, f"has {fact.how}" if fact.status != "aborted" else f"was {fact.how}", fact.seconds
+                    fact.status, f"has {fact.how}" if fact.status != "stopped" else f"was {fact.how}", fact.seconds
                 )
 
     def _post(self, status: str, what: str, seconds: float) -> None:

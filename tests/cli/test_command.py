@@ -250,8 +250,13 @@ def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
     assert last.startswith("stopped after ")
     out, _ = live.communicate(timeout=60)
     assert live.returncode == 143
-    assert "`distrain stop` asks this run to stop" in out
-    assert "aborted" in distrain("ls", "runs").stdout
+    assert "`distrain stop`: the run stops; the workers have 10 s" in out
+    assert "Ctrl-C kills the workers now" in out
+    assert "stopped by `distrain stop` after" in out
+    assert "\nthe run was stopped by `distrain stop`\n" in out
+    assert "SIGTERM" not in out
+    assert json.loads(distrain("ls", "runs", "--json").stdout)[0]["state"] == "stopped"
+    assert "live: stopped after" in distrain("show", "live", *place).stdout
 
 
 def test_a_run_whose_process_is_elsewhere_or_takes_no_requests_says_where(distrain: Command, tmp_path: Path) -> None:

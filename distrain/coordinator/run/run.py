@@ -192,7 +192,6 @@ class Run:
         is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
         status = end.state.value if is_over else "failed"
         reason = None if end.state is RunState.FINISHED else end.stop_reason
-        how = "stopped" if status == "aborted" else status
         seconds = time.monotonic() - observers.status.started
         advice = None
         if coordinator is not None and reason == "SIGINT":
@@ -210,7 +209,7 @@ class Run:
             observers.end(
                 Ended(
                     status=status,
-                    how=f"stopped by {stopped_by(reason)}" if reason else how,
+                    how=f"stopped by {stopped_by(reason)}" if reason else status,
                     seconds=seconds,
                     result=result,
                     error=error,
