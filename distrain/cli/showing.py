@@ -13,6 +13,7 @@ from distrain.cli import parsers
 from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, value
 from distrain.storage import names
 from distrain.storage.lines import read_events
+from distrain.storage.runs.changes import changes_in_words
 from distrain.storage.runs.details import checkpoints_of, error_of, extremes_of, newest_in_memory, reports_of, verdict
 from distrain.storage.runs.listing import FAILED, RUNNING, Run
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
@@ -31,7 +32,7 @@ _PROGRAMS = {
 }
 """By the end of ``sys.argv[0]``, what the user has typed."""
 _INDENT = 13
-_MOST_ATTEMPTS, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_ERROR_LINES = 8, 12, 5, 25
+_MOST_ATTEMPTS, _MOST_CHANGES, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_ERROR_LINES = 8, 8, 12, 5, 25
 
 
 def show_parser() -> argparse.ArgumentParser:
@@ -59,6 +60,7 @@ def run_in_words(run: Run, columns: int) -> str:
     for label, text in _facts(run):
         lines += _labelled(label, textwrap.wrap(printable(text), max(columns - _INDENT, 30), break_on_hyphens=False))
     lines += _labelled("attempts", _attempts(run, columns - _INDENT))
+    lines += _labelled("changes", _changes(run, columns - _INDENT))
     lines += _labelled("metrics", _metrics(reports, columns - _INDENT))
     lines += _labelled("checkpoints", _checkpoints(run, columns - _INDENT))
     if run.state == FAILED and (message := str(error_of(run.location).get("message") or "")):
@@ -116,6 +118,11 @@ def _attempts(run: Run, columns: int) -> list[str]:
         lasted = duration(ended - attempt["started"])
         rows.append(cut(f"{attempt['attempt']}  {_clock(attempt['started'])}, {lasted}{start}{why}", columns))
     return _first(rows, _MOST_ATTEMPTS, "attempt")
+
+
+def _changes(run: Run, columns: int) -> list[str]:
+    found = [(one["attempt"], line) for one in run.manifest.get("changes", [])[::-1] for line in changes_in_words(one)]
+    return _first([cut(printable(f"{attempt}  {line}"), columns) for attempt, line in found], _MOST_CHANGES, "change")
 
 
 def _metrics(reports: Sequence[dict[str, Any]], columns: int) -> list[str]:

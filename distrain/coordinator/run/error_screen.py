@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from typing import TYPE_CHECKING
 
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError
 from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
+
+_ENDS = (DistrainError, KeyboardInterrupt)
+"""What ``fit()`` raises for a run."""
 
 
 def show_error(kind: type[BaseException], text: str) -> None:
@@ -40,37 +43,23 @@ def _title_of(kind: type[BaseException]) -> str:
 def show_if_uncaught(module: str) -> None:
     """Have the exception that ``fit()`` raises shown as a screen, as `distrain run` does, if it ends the process.
 
+    What does not come from ``fit()``, and everything if the user has a hook, goes to the hook that was there before.
+    After a PreemptionError, the process exits with its exit code. Python itself sees to that of Ctrl-C.
+
     module: the name of the module of ``fit()``.
     """
-    if threading.current_thread() is threading.main_thread() and not isinstance(sys.excepthook, _ErrorScreen):
-        sys.excepthook = _ErrorScreen(sys.excepthook, module)
+    hook = sys.excepthook
 
-
-class _ErrorScreen:
-    """An excepthook. What does not come from ``fit()``, and all for a user with a hook, goes to the previous hook.
-
-    After a PreemptionError, the process exits with its exit code. Python itself sees to that of Ctrl-C.
-    """
-
-    def __init__(
-        self, hook: Callable[[type[BaseException], BaseException, TracebackType | None], object], module: str
-    ) -> None:
-        self._hook = hook
-        self._module = module
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.excepthook = self._hook
-        if self._hook is not sys.__excepthook__ or not _is_raised_in(self._module, error, trace):
-            self._hook(kind, error, trace)
-        elif isinstance(error, DistrainError):
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.excepthook = hook
+        frames = [frame for frame, _ in traceback.walk_tb(trace)]
+        is_raised_by_fit = bool(frames) and frames[-1].f_globals.get("__name__") == module
+        if hook is not sys.__excepthook__ or not is_raised_by_fit or not isinstance(error, _ENDS):
+            hook(kind, error, trace)
+        elif not isinstance(error, KeyboardInterrupt):
             show_error(kind, "\n".join([str(error), *getattr(error, "__notes__", ())]))
         if isinstance(error, PreemptionError):
             sys.exit(error.exit_code)
 
-
-def _is_raised_in(module: str, error: BaseException, trace: TracebackType | None) -> bool:
-    """Tell if an exception that ends a run was raised in this module."""
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    name = None if trace is None else trace.tb_frame.f_globals.get("__name__")
-    return isinstance(error, (DistrainError, KeyboardInterrupt)) and name == module
+    if threading.current_thread() is threading.main_thread() and getattr(hook, "__module__", "") != __name__:
+        sys.excepthook = show

@@ -6,13 +6,16 @@ import argparse
 import contextlib
 import dataclasses
 import getpass
+import hashlib
 import math
 import os
 import platform
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from distrain.system import __version__, process
@@ -42,12 +45,14 @@ class RunFacts:
     """The facts about a run that do not change. git looks for changed files while the run begins.
 
     script: what the user has started, "" if unknown; see :func:`distrain.worker.job.origin.script_of`.
-    config: the train_loop_config.
+    config: the train_loop_config. arguments: those of a script that the ranks run.
     """
 
-    def __init__(self, script: str, config: Any) -> None:
+    def __init__(self, script: str, config: Any, arguments: Sequence[str] = ()) -> None:
         self._facts: dict[str, Any] = {
             "script": script,
+            "script_sha256": _digest_of(script),
+            "arguments": _shortened(shlex.join(without_secrets(arguments))),
             "train_loop_config": plain(config),
             "directory": os.getcwd(),
             "host": platform.node(),
@@ -67,11 +72,16 @@ class RunFacts:
 
     def end(self) -> None:
         """Wait a moment for git, then kill it."""
+        self.wait()
+        if self._git is not None:
+            self._git.kill()
+            process.reap(self._git)
+
+    def wait(self) -> None:
+        """Wait a moment for git."""
         if self._git is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._git.wait(_PATIENCE_S)
-            self._git.kill()
-            process.reap(self._git)
             self.known()
 
     def known(self) -> dict[str, Any]:
@@ -82,6 +92,13 @@ class RunFacts:
             if commit:
                 self._facts["git"] = {"commit": commit, "dirty": bool(dirty)}
         return dict(self._facts)
+
+
+def _digest_of(script: str) -> str | None:
+    """Return the first digits of the SHA-256 of a script, or of the file of a function; None if there is no file."""
+    with contextlib.suppress(OSError):
+        return hashlib.sha256(Path(re.sub(r":\w+$", "", script)).read_bytes()).hexdigest()[:12]
+    return None
 
 
 def _user() -> str:
@@ -138,6 +155,8 @@ def plain(value: Any, depth: int = 0) -> Any:
         value = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if isinstance(value, argparse.Namespace):
         value = vars(value)
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value, key=repr)  # the order of a set differs in every process
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, (str, PurePath)):

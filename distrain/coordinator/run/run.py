@@ -31,6 +31,7 @@ from distrain.errors import CheckpointError, StorageError, TrainingFailedError, 
 from distrain.storage.files import full_disk_hint, write_atomically
 from distrain.storage.ownership import check_owners
 from distrain.storage.records import damage_of, last_metrics
+from distrain.storage.runs.changes import changes_in_words
 from distrain.system.log import say, warn
 from distrain.system.text import stopped_by
 from distrain.worker.job import job
@@ -91,7 +92,7 @@ class Run:
             "run_config": _plain_run_config(run),
         }
         config = getattr(work, "config", {})
-        self._facts = RunFacts(script_of(work), config)
+        self._facts = RunFacts(script_of(work), config, getattr(work, "argv", ()))
         self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
         self._log_dir = None if run.log_dir is None else absolute(run.log_dir)
@@ -121,6 +122,9 @@ class Run:
         self._store.metadata = dict(self._request.metadata)
         self._write_start()
         self._facts.begin()
+        if self._continued and (found := self._manifest.note_changes()):
+            lines = ["since the last start, this has changed; another RunConfig(name=...) starts afresh:"]
+            say("\n    ".join([*lines, *changes_in_words(found)]))
         observers = self._observers()
         coordinator: Coordinator | None = None
         result: Result | None = None
@@ -345,6 +349,7 @@ class Run:
             last_lines=coordinator.last_lines(),
             where=coordinator.where(),
             collectives=coordinator.collectives(),
+            is_stuck=self._continued and coordinator.metrics is None,
             evidence=None if coordinator.evidence is None else self._store.display_path(coordinator.evidence),
         )
 
