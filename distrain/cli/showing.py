@@ -13,7 +13,6 @@ from distrain.cli import parsers
 from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, value
 from distrain.storage import names
 from distrain.storage.lines import read_events
-from distrain.storage.runs.changes import changes_in_words
 from distrain.storage.runs.details import checkpoints_of, error_of, extremes_of, newest_in_memory, reports_of, verdict
 from distrain.storage.runs.listing import FAILED, RUNNING, Run
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
@@ -121,7 +120,7 @@ def _attempts(run: Run, columns: int) -> list[str]:
 
 
 def _changes(run: Run, columns: int) -> list[str]:
-    found = [(one["attempt"], line) for one in run.manifest.get("changes", [])[::-1] for line in changes_in_words(one)]
+    found = [(one["attempt"], line) for one in run.manifest.get("changes", [])[::-1] for line in one["lines"]]
     return _first([cut(printable(f"{attempt}  {line}"), columns) for attempt, line in found], _MOST_CHANGES, "change")
 
 

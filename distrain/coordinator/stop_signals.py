@@ -43,11 +43,6 @@ def exit_code(stop_reason: str) -> int:
     return 128 + signal.Signals[signal_of(stop_reason)]
 
 
-def preempted(message: str, stop_reason: str) -> PreemptionError:
-    """Make the error of a run that was stopped for this reason."""
-    return PreemptionError(message, exit_code=exit_code(stop_reason))
-
-
 def note_stop(reason: str) -> None:
     """Remember what stopped this process, except Ctrl-C.
 
@@ -74,8 +69,8 @@ def refuse_after_stop() -> None:
     A sweep that catches every error would otherwise start its next trial.
     """
     if _stopped_by:
-        raise preempted(
+        raise PreemptionError(
             f"this process starts no further run because {_stopped_by[0]} has stopped an earlier one; let "
             "PreemptionError end a sweep that catches errors, or call fit() in a new process",
-            _stopped_by[0],
+            exit_code=exit_code(_stopped_by[0]),
         )

@@ -19,7 +19,7 @@ from distrain.coordinator.fit import check_hosts, run_work
 from distrain.coordinator.run.error_screen import show_error
 from distrain.coordinator.run.errors import exit_code_of
 from distrain.decisions.placement import shares_of, workers_on
-from distrain.errors import ControllerError, DistrainError, PreemptionError, ResourcesError, WorkerGroupError
+from distrain.errors import DistrainError, ResourcesError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
@@ -166,11 +166,8 @@ def _run(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]
     """Train, and return the exit code."""
     try:
         run_work(work, scaling, run, sys_path=sys_path)
-    except KeyboardInterrupt as error:
-        return exit_code_of(error)
-    except DistrainError as error:
-        quotes_ranks = isinstance(error, (WorkerGroupError, PreemptionError, ControllerError))
-        show_error(type(error), str(error) if quotes_ranks else in_users_words(str(error)))
+    except (DistrainError, KeyboardInterrupt) as error:
+        show_error(error)
         return exit_code_of(error)
     return 0
 
@@ -182,10 +179,8 @@ def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[st
     try:
         with log_level(run.log_level):
             findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path)
-    except KeyboardInterrupt as error:
-        return exit_code_of(error)
-    except DistrainError as error:
-        show_error(type(error), in_users_words(str(error)))
+    except (DistrainError, KeyboardInterrupt) as error:
+        show_error(error)
         return exit_code_of(error)
     if options.json:
         print(json.dumps(as_json(findings, hosts), indent=1))

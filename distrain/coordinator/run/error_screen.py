@@ -8,23 +8,26 @@ import traceback
 from typing import TYPE_CHECKING
 
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError
+from distrain.system.arguments import in_users_words
 from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-_ENDS = (DistrainError, KeyboardInterrupt)
-"""What ``fit()`` raises for a run."""
 
-
-def show_error(kind: type[BaseException], text: str) -> None:
-    """Show the error of a run on stderr."""
+def show_error(error: BaseException) -> None:
+    """Show what has ended a run on stderr. After Ctrl-C, the console has said all."""
+    if isinstance(error, KeyboardInterrupt):
+        return
     from rich.console import Console  # these take a while, and most commands show no such error
     from rich.rule import Rule
     from rich.text import Text
 
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    if not isinstance(error, TrainingFailedError):  # that one may quote ranks, and its own words are right already
+        text = in_users_words(text)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Rule(f"distrain: {_title_of(kind)}", style="red"))
+    console.print(Rule(f"distrain: {_title_of(type(error))}", style="red"))
     first, _, rest = without_controls(text).partition("\n")
     console.print(Text(first, style="bold red"))
     if rest:
@@ -52,12 +55,12 @@ def show_if_uncaught(module: str) -> None:
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sys.excepthook = hook
-        frames = [frame for frame, _ in traceback.walk_tb(trace)]
-        is_raised_by_fit = bool(frames) and frames[-1].f_globals.get("__name__") == module
-        if hook is not sys.__excepthook__ or not is_raised_by_fit or not isinstance(error, _ENDS):
+        modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(trace)]
+        is_known = isinstance(error, (DistrainError, KeyboardInterrupt)) and modules[-1:] == [module]
+        if is_known and hook is sys.__excepthook__:
+            show_error(error)
+        else:
             hook(kind, error, trace)
-        elif not isinstance(error, KeyboardInterrupt):
-            show_error(kind, "\n".join([str(error), *getattr(error, "__notes__", ())]))
         if isinstance(error, PreemptionError):
             sys.exit(error.exit_code)
 

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.coordinator.stop_signals import exit_code, preempted
+from distrain.coordinator.stop_signals import exit_code
 from distrain.decisions.blame import Cause, culprit_first, hang_failures
 from distrain.decisions.failure_screen import failure_screen
 from distrain.decisions.retries import start_without_checkpoint
@@ -120,7 +120,8 @@ class RunErrors:
             lines += [in_users_words(killed), *(f"    {line}" for line in self.where)]
         lines += self._other_problems()
         if reason != "SIGINT":
-            return preempted(_text([f"the run was stopped by {reason}", *lines, *self._facts()]), reason)
+            text = _text([f"the run was stopped by {reason}", *lines, *self._facts()])
+            return PreemptionError(text, exit_code=exit_code(reason))
         if lines:
             warn("\n    ".join(lines))
         return KeyboardInterrupt()

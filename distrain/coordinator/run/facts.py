@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.system import __version__, process
 from distrain.system.secrets import HIDDEN, hidden, is_secret
+from distrain.system.text import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +33,7 @@ _DESCRIBE = ("git", "--no-optional-locks", "describe", "--always", "--abbrev=40"
 """It writes the commit, with ``-dirty`` if a tracked file differs from it. It changes nothing."""
 _PATIENCE_S = 0.3
 """Seconds that the end of a short run waits for that command."""
-_MOST_ITEMS = 100
+_MOST_ITEMS, _MOST_CHANGES = 100, 20
 _LONGEST_TEXT = 300
 _MOST_SEARCHED = 10_000
 _DEEPEST = 6
@@ -84,6 +85,16 @@ class RunFacts:
                 self._git.wait(_PATIENCE_S)
             self.known()
 
+    def note_changes(self, before: Mapping[str, Any], attempt: int) -> list[str]:
+        """Note what the user has changed since an earlier start, and return it; see :func:`changes_between`.
+
+        before: run.json of that start. attempt: the first one of this start.
+        """
+        self.wait()
+        lines = changes_between(before, self._facts)
+        self._facts["changes"] = before.get("changes", []) + [{"attempt": attempt, "lines": lines}] * bool(lines)
+        return lines
+
     def known(self) -> dict[str, Any]:
         """Return what is known now. ``git`` is absent without a commit, and until git has answered."""
         if self._git is not None and self._git.poll() is not None:  # it has written a few bytes
@@ -121,6 +132,41 @@ def _versions(path: Iterable[str]) -> dict[str, str]:
             if dash and name.endswith(".dist-info") and package in _PACKAGES:
                 found.setdefault(package, version)
     return dict(sorted(found.items()))
+
+
+# -- changes ---------------------------------------------------------------------------------------------------------
+
+
+def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a line for each setting and each part of the code that differs between two starts, by their run.json.
+
+    >>> changes_between({"train_loop_config": {"lr": 0.1}}, {"train_loop_config": {"lr": 0.01}})
+    ['lr 0.1 → 0.01']
+    """
+    old, new = _code(before), _code(now)
+    pairs = [(name, old[name], new[name]) for name in old if name in new]
+    old, new = _settings(before), _settings(now)
+    pairs += [(name, old.get(name, "(missing)"), new.get(name, "(missing)")) for name in {**old, **new}]
+    lines = [f"{name} {was!s:.60} → {is_now!s:.60}" for name, was, is_now in pairs if _masked(was) != _masked(is_now)]
+    more = len(lines) - _MOST_CHANGES
+    return lines if more <= 0 else [*lines[:_MOST_CHANGES], f"... {more} more"]
+
+
+def _code(facts: Mapping[str, Any]) -> dict[str, str]:
+    git = facts.get("git") or {}
+    commit = git and f"{git['commit']:.12}{'-dirty' * git['dirty']}"
+    code = {"script": facts.get("script"), "script's sha256": facts.get("script_sha256"), "git commit": commit}
+    return {name: value for name, value in {**code, "arguments": facts.get("arguments")}.items() if value}
+
+
+def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
+    config = facts.get("train_loop_config")
+    return flatten(config) if isinstance(config, dict) else {}
+
+
+def _masked(value: Any) -> str:
+    """Return a value as text, without the addresses of objects, which differ in every process."""
+    return re.sub(r"0x[0-9a-f]+", "", repr(value))
 
 
 # -- settings without secrets ----------------------------------------------------------------------------------------

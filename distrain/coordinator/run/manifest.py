@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.blame import culprit_first
 from distrain.storage.paths import read_manifest
-from distrain.storage.runs.changes import find_changes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,20 +43,11 @@ class RunManifest:
         ]
         self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0
         """Number of the first attempt of this ``fit()``. Attempts of an earlier one keep their numbers."""
-        self._changes: list[dict[str, Any]] = self.before.get("changes", [])
 
     @property
     def stale_id(self) -> str | None:
         """The id of processes that the earlier ``fit()`` may have left, because its own process died."""
         return self.before.get("run_id") if self.before.get("status") == "running" else None
-
-    def note_changes(self) -> dict[str, Any]:
-        """Note what the user has changed since the earlier ``fit()``, and return it; see :func:`find_changes`."""
-        self._facts.wait()
-        found = find_changes(self.before, self._facts.known())
-        if found:
-            self._changes = [*self._changes, {"attempt": self.first_attempt, **found}]
-        return found
 
     def write(self, status: str) -> None:
         """Write the manifest now. Raises OSError.
@@ -77,7 +67,6 @@ class RunManifest:
             "updated": time.time(),
             "attempts": [dict(attempt) for attempt in self._attempts],
             **({"skip_to": self.skip_to} if self.skip_to else {}),
-            **({"changes": self._changes} if self._changes else {}),
             **self._facts.known(),
             **self._configs,
         }

@@ -31,7 +31,6 @@ from distrain.errors import CheckpointError, StorageError, TrainingFailedError, 
 from distrain.storage.files import full_disk_hint, write_atomically
 from distrain.storage.ownership import check_owners
 from distrain.storage.records import damage_of, last_metrics
-from distrain.storage.runs.changes import changes_in_words
 from distrain.system.log import say, warn
 from distrain.system.text import stopped_by
 from distrain.worker.job import job
@@ -122,9 +121,9 @@ class Run:
         self._store.metadata = dict(self._request.metadata)
         self._write_start()
         self._facts.begin()
-        if self._continued and (found := self._manifest.note_changes()):
-            lines = ["since the last start, this has changed; another RunConfig(name=...) starts afresh:"]
-            say("\n    ".join([*lines, *changes_in_words(found)]))
+        if self._continued and (lines := self._facts.note_changes(self._manifest.before, self._manifest.first_attempt)):
+            text = "since the last start, this has changed; another RunConfig(name=...) starts afresh:"
+            say("\n    ".join([text, *lines]))
         observers = self._observers()
         coordinator: Coordinator | None = None
         result: Result | None = None
