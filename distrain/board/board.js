@@ -221,7 +221,7 @@
     empty.hidden = order.length > 0;
     setText(empty, rows.size ? "No run matches." : "There are no runs here yet. They appear as they start.");
   };
-  const STATES = ["running", "starting", "finished", "failed", "killed", "aborted", "damaged"];
+  const STATES = ["running", "starting", "finished", "failed", "killed", "stopped", "damaged"];
   const drawStates = (found) => {
     const counts = {};
     for (const row of found) counts[row.state] = (counts[row.state] ?? 0) + 1;

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from distrain.cli import parsers
 from distrain.cli.requesting import request
 from distrain.cli.text import echo, paint, write_json
-from distrain.storage.runs.listing import ABORTED, FINISHED, RUNNING, STARTING, NoSuchRun, Run
+from distrain.storage.runs.listing import FINISHED, RUNNING, STARTING, STOPPED, NoSuchRun, Run
 from distrain.storage.runs.logs import Follower, attempts_with_logs, current, log_files, log_folder, read_lines
 from distrain.system.text import duration
 
@@ -141,13 +141,13 @@ def run_stop(options: argparse.Namespace) -> int:
         print("\nthe run is still stopping; `distrain ls` shows when it has ended", file=log)
         return 130
     run = current(run)
-    how = "stopped" if run.state == ABORTED else f"the run has {run.state}" if run.state == FINISHED else run.state
+    how = f"the run has {run.state}" if run.state == FINISHED else run.state
     print(f"{how} after {duration(time.monotonic() - began)}{_where_it_stands(run)}", file=log)
     if options.json:
         from distrain.cli.showing import Details
 
         write_json("stop", **vars(Details(run)))
-    return 0 if run.state in (FINISHED, ABORTED) else 1
+    return 0 if run.state in (FINISHED, STOPPED) else 1
 
 
 def _where_it_stands(run: Run) -> str:

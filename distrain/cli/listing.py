@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
 from distrain.cli.text import age, coloured, echo, metrics_line, paint, screen, table, write_json
-from distrain.storage.runs.listing import ABORTED, ENDED, FAILED, FINISHED, FOREIGN, KILLED, Run, list_runs
+from distrain.storage.runs.listing import ENDED, FAILED, FINISHED, FOREIGN, KILLED, STOPPED, Run, list_runs
 from distrain.system.text import count, size
 
 if TYPE_CHECKING:
@@ -104,13 +104,13 @@ def clean_parser() -> argparse.ArgumentParser:
         "clean",
         "Delete runs that have ended, with their checkpoints and logs. Running ones are never deleted, and neither is "
         "anything that is not a run. Without states, all that have ended are meant.",
-        "  distrain clean --older-than 30d --dry-run\n  distrain clean --failed --aborted --older-than 7d\n"
+        "  distrain clean --older-than 30d --dry-run\n  distrain clean --failed --stopped --older-than 7d\n"
         "  distrain clean ~/runs --killed --yes",
     )
     parsers.add_storage(parser)
     add = parser.add_argument
     add("--older-than", metavar="AGE", type=_seconds, help="only those that ended so long ago: 12h, 7d, 4w")
-    for state in (FAILED, FINISHED, ABORTED, KILLED):
+    for state in (FAILED, FINISHED, STOPPED, KILLED):
         add(f"--{state}", dest="states", action="append_const", const=state, help=f"only those that are {state}")
     add("--dry-run", action="store_true", help="show what would be deleted; delete nothing")
     add("--yes", action="store_true", help="do not ask")
@@ -134,7 +134,7 @@ def run_clean(options: argparse.Namespace) -> int:
     if not options.dry_run:
         scratch.remove_abandoned()
     if options.older_than is None and not options.states:
-        raise StorageError("name what to delete: --older-than 30d, --failed, --finished, --aborted or --killed")
+        raise StorageError("name what to delete: --older-than 30d, --failed, --finished, --stopped or --killed")
     storage, now = parsers.storage_of(options), time.time()
     before, states = now - (options.older_than or 0), options.states or ENDED
     listed = _listed(storage, is_default=options.path is None)

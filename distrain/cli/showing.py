@@ -32,7 +32,7 @@ _PROGRAMS = {
 }
 """By the end of ``sys.argv[0]``, what the user has typed."""
 _INDENT = 13
-_MOST_ATTEMPTS, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_ERROR_LINES = 8, 12, 5, 25
+_MOST_ATTEMPTS, _MOST_CHANGES, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_ERROR_LINES = 8, 8, 12, 5, 25
 
 
 class Details:
@@ -53,6 +53,7 @@ class Details:
         self.logs = str(log_folder(run) / f"attempt_{attempts[-1]}") if attempts else None
         self.events = Counter(str(event["event"]) for event in events)
         self.attempts = run.attempts
+        self.changes = run.manifest.get("changes", [])
         self.extremes = {name: extreme._asdict() for name, extreme in extremes_of(reports).items()}
         self.checkpoints = checkpoints_of(run.location)
         self.in_memory = newest_in_memory(run, events)
@@ -92,6 +93,7 @@ def run_in_words(run: Run, columns: int) -> str:
     for label, text in _facts(shown):
         lines += _labelled(label, textwrap.wrap(printable(text), max(columns - _INDENT, 30), break_on_hyphens=False))
     lines += _labelled("attempts", _attempts(shown, columns - _INDENT))
+    lines += _labelled("changes", _changes(shown, columns - _INDENT))
     lines += _labelled("metrics", _metrics(shown, columns - _INDENT))
     lines += _labelled("checkpoints", _checkpoints(shown, columns - _INDENT))
     if shown.error:
@@ -149,6 +151,11 @@ def _attempts(shown: Details, columns: int) -> list[str]:
         lasted = duration(ended - attempt["started"])
         rows.append(cut(f"{attempt['attempt']}  {_clock(attempt['started'])}, {lasted}{start}{why}", columns))
     return _first(rows, _MOST_ATTEMPTS, "attempt")
+
+
+def _changes(shown: Details, columns: int) -> list[str]:
+    found = [(one["attempt"], line) for one in shown.changes[::-1] for line in one["lines"]]
+    return _first([cut(printable(f"{attempt}  {line}"), columns) for attempt, line in found], _MOST_CHANGES, "change")
 
 
 def _metrics(shown: Details, columns: int) -> list[str]:

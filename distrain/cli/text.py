@@ -8,7 +8,7 @@ import re
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.storage.runs.listing import ABORTED, DAMAGED, FAILED, FINISHED, KILLED, RUNNING, STARTING
+from distrain.storage.runs.listing import DAMAGED, FAILED, FINISHED, KILLED, RUNNING, STARTING, STOPPED
 from distrain.system.text import flatten, printable, without_controls
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _UNITS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "m"))
 _LONGEST_VALUE = 30
 _COLOURS = {
-    RUNNING: "36", STARTING: "36", FINISHED: "32", FAILED: "31", KILLED: "31", ABORTED: "33", DAMAGED: "33",
+    RUNNING: "36", STARTING: "36", FINISHED: "32", FAILED: "31", KILLED: "31", STOPPED: "33", DAMAGED: "33",
 }  # fmt: skip
 _PAINT = re.compile(r"\033\[\d*m")
 

@@ -44,6 +44,7 @@ from distrain.system.loop import Loop, PausableClock
 from distrain.system.output_lines import with_one_bar
 from distrain.system.process import many_open_files
 from distrain.system.stacks import last_words, native_reason
+from distrain.system.text import BY_COMMAND
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
@@ -618,7 +619,7 @@ class Coordinator:
 
     def _storage_failed(self, why: str) -> None:
         """End the run: further training would be lost."""
-        if self.machine.state in (RunState.FAILED, RunState.ABORTED):  # then the machine ignores it
+        if self.machine.state in (RunState.FAILED, RunState.STOPPED):  # then the machine ignores it
             warn(why)
         self._happened(events.StorageFailed(why))
 
@@ -659,8 +660,11 @@ class Coordinator:
         why = signal.Signals(number).name
         if why == self._signalled_hosts_with:
             self._signalled_hosts_with = None
-            return
-        note_stop(number)
+        else:
+            self._stop_for(why)
+
+    def _stop_for(self, why: str) -> None:
+        note_stop(why)
         if self._validations.busy and self.machine.state is RunState.FINISHED:
             self._validations.give_up(f"{why} has ended the wait for it")
         elif self._is_over or self.machine.state.is_terminal:
@@ -675,8 +679,7 @@ class Coordinator:
         if self.machine.was_asked_to_stop or self._is_over:
             reply("the run is stopping already")
         else:
-            say("`distrain stop` asks this run to stop")
-            self._on_signal(signal.SIGTERM)
+            self._stop_for(BY_COMMAND)
             reply("the run is stopping")
 
     def _close(self) -> None:

@@ -14,6 +14,7 @@ from distrain.api.config import DataConfig, RunConfig, ScalingConfig
 from distrain.api.ray_names import without
 from distrain.api.trainer_options import check_options, showing_options
 from distrain.coordinator.fit import run_work
+from distrain.coordinator.run.error_screen import show_if_uncaught
 from distrain.coordinator.run.hydra_job import beside_output, resolved
 from distrain.errors import DistrainError
 from distrain.storage.checkpoint import Checkpoint
@@ -127,7 +128,8 @@ class DataParallelTrainer:
         Raises JobError, ResourcesError or StorageError before any worker starts; TrainingFailedError, with the partial
         ``result``, if a rank or a host failed; KeyboardInterrupt after Ctrl-C, once every worker is gone;
         PreemptionError after SIGTERM, SIGHUP or SIGQUIT, and then at every further call in this process. Their
-        tracebacks end here. The exceptions of ranks are in ``WorkerGroupError.worker_failures``.
+        tracebacks end here; if nothing catches one, a screen without a traceback shows it. The exceptions of ranks are
+        in ``WorkerGroupError.worker_failures``.
         """
         __tracebackhide__ = True  # pytest omits frames that have this variable
         try:
@@ -141,6 +143,7 @@ class DataParallelTrainer:
             )
         except (DistrainError, KeyboardInterrupt) as error:
             hide_own_lines(error)
+            show_if_uncaught(__name__)
             raise error.with_traceback(None) from None
 
 

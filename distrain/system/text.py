@@ -173,9 +173,18 @@ def signal_in_words(number: int) -> str:
     return f"{signal.Signals(number).name} ({number})" if number in _KNOWN_SIGNALS else f"signal {number}"
 
 
+BY_COMMAND = "`distrain stop`"
+"""The reason of a stop by that command. The other reasons are names of signals."""
+
+
 def stopped_by(reason: str) -> str:
     """Return the reason of a stop as users know it: most send SIGINT by Ctrl-C."""
     return "Ctrl-C" if reason == "SIGINT" else reason
+
+
+def signal_of(reason: str) -> str:
+    """Return the name of the signal that stops the ranks for a reason. `distrain stop` acts as SIGTERM does."""
+    return "SIGTERM" if reason == BY_COMMAND else reason
 
 
 def name_ranks(ranks: Collection[int]) -> str:

@@ -149,7 +149,8 @@ class Session:
         """By ordinal: files to delete once the checkpoint is committed."""
         self._deletable: list[LocalFiles] = []
         """Files of committed checkpoints, to delete in report() or at the end: train_func may reuse their directory."""
-        self._collectives = 0
+        self.collectives = 0
+        self.has_prepared_model = False
         self._collective_done: wire.CollectiveDone | None = None
         self.addresses = ReservedAddresses(context, self.meet)
         self._fetched: dict[str, wire.CheckpointFetched] = {}
@@ -650,10 +651,10 @@ class Session:
         Raises CollectiveError if the ranks call different operations, if one has finished, or after ``timeout_s``.
         """
         with self._alone(operation):
-            self._collectives += 1
+            self.collectives += 1
             self._send(
                 wire.CollectiveEntered,
-                index=self._collectives,
+                index=self.collectives,
                 operation=operation,
                 body=data,
                 gathers=gathers,
@@ -665,7 +666,7 @@ class Session:
             return done.body
 
     def _await_collective(self) -> wire.CollectiveDone:
-        while self._collective_done is None or self._collective_done.index != self._collectives:
+        while self._collective_done is None or self._collective_done.index != self.collectives:
             self._listen(wait=True)
         return self._collective_done
 

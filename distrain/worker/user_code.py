@@ -135,6 +135,8 @@ class _Steps:
                 value = work.run()
             if os.getpid() != pid:
                 _end_forked_child(None)
+            if not (session.collectives or session.has_prepared_model):
+                work.backend.at_end(context)
             session.finish_uploads()
         except BaseException as error:
             if os.getpid() != pid:

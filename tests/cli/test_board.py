@@ -253,13 +253,13 @@ def test_a_run_that_trains_is_followed_and_stopped(
     assert "Really stop" in browser.evaluate(DETAILS)
     assert live.poll() is None
     browser.evaluate(stop)
-    wait_until(lambda: cells_of(browser)["live"][2] == "aborted", 30.0, "the run was stopped")
+    wait_until(lambda: cells_of(browser)["live"][2] == "stopped", 30.0, "the run was stopped")
     assert live.wait(10) != 0
     press(browser, "Escape")
     assert browser.evaluate("document.querySelector('#details').hidden")
     assert others(browser, server) == []
     browser.show(f"http://127.0.0.1:{server.port}/runs/live/", width=1000)
-    assert browser.evaluate("document.querySelector('.verdict').textContent").startswith("aborted Stopped after")
+    assert browser.evaluate("document.querySelector('.verdict').textContent").startswith("stopped Stopped after")
 
 
 def test_runs_are_sorted_filtered_and_drawn(browser: Browser, server: Server) -> None:

@@ -295,8 +295,13 @@ def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
     assert (again.returncode, again.stdout) == (2, "")
     out, _ = live.communicate(timeout=60)
     assert live.returncode == 143
-    assert "`distrain stop` asks this run to stop" in out
-    assert "aborted" in distrain("ls", "runs").stdout
+    assert "`distrain stop`: the run stops; the workers have 10 s" in out
+    assert "Ctrl-C kills the workers now" in out
+    assert "stopped by `distrain stop` after" in out
+    assert "\nthe run was stopped by `distrain stop`\n" in out
+    assert "SIGTERM" not in out
+    assert json.loads(distrain("ls", "runs", "--json").stdout)[0]["state"] == "stopped"
+    assert "live: stopped after" in distrain("show", "live", *place).stdout
 
 
 def test_at_the_end_stdout_has_one_object_and_nothing_else(distrain: Command, tmp_path: Path) -> None:
@@ -312,7 +317,7 @@ def test_at_the_end_stdout_has_one_object_and_nothing_else(distrain: Command, tm
         out, err = process.communicate(timeout=60)
     ended, seen = json.loads(out), json.loads(stopped.stdout)
     assert (ended.pop("kind"), ended.pop("exit_code"), seen.pop("kind")) == ("run", process.returncode, "stop")
-    assert ended["run"]["state"] == "aborted"
+    assert ended["run"]["state"] == "stopped"
     assert "stopped by" in ended["error"]
     assert seen["checkpoints"] == ended["checkpoints"] != []
     assert "attempt 0 step 1" in err

@@ -267,7 +267,7 @@ def test_a_run_can_be_stopped_while_its_disk_stalls(tmp_path: Path, disk: Path) 
         wait_until(lambda: not children_of(user.pid), 50.0, "the end of the agent")
         stop.set()
         assert user.wait(60.0) == 128 + signal.SIGTERM
-    assert json.loads((disk / "runs" / "run" / "run.json").read_text())["status"] == "aborted"
+    assert json.loads((disk / "runs" / "run" / "run.json").read_text())["status"] == "stopped"
 
 
 def children_of(pid: int) -> list[str]:

@@ -18,12 +18,12 @@ from distrain.cli.run.settings import parse_with_file
 from distrain.cli.run.target import work_of, workers_path
 from distrain.cli.showing import Details
 from distrain.cli.text import write_json
-from distrain.console.error_screen import show_error
 from distrain.coordinator.connection.choice import hosts_of
 from distrain.coordinator.fit import check_hosts, run_work
+from distrain.coordinator.run.error_screen import show_error
 from distrain.coordinator.run.errors import exit_code_of
 from distrain.decisions.placement import shares_of, workers_on
-from distrain.errors import ControllerError, DistrainError, PreemptionError, ResourcesError, WorkerGroupError
+from distrain.errors import DistrainError, ResourcesError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
@@ -171,11 +171,8 @@ def _run(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]
     """Train. Show why that failed, and return the error."""
     try:
         run_work(work, scaling, run, sys_path=sys_path)
-    except KeyboardInterrupt as error:
-        return error
-    except DistrainError as error:
-        quotes_ranks = isinstance(error, (WorkerGroupError, PreemptionError, ControllerError))
-        show_error(type(error), str(error) if quotes_ranks else in_users_words(str(error)))
+    except (DistrainError, KeyboardInterrupt) as error:
+        show_error(error)
         return error
     return None
 
@@ -215,10 +212,8 @@ def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[st
     try:
         with log_level(run.log_level):
             findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path)
-    except KeyboardInterrupt as error:
-        return exit_code_of(error)
-    except DistrainError as error:
-        show_error(type(error), in_users_words(str(error)))
+    except (DistrainError, KeyboardInterrupt) as error:
+        show_error(error)
         return exit_code_of(error)
     if options.json:
         write_json("check", **as_json(findings, hosts))

@@ -18,7 +18,7 @@ from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.storage.lines import read_events, read_metrics
 from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.records import CommittedCheckpoint, committed_at
-from distrain.storage.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING, Run
+from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run
 from distrain.system.remote_path import RemotePath
 from distrain.system.text import LIBRARY_FILE, count, duration, flatten, printable
 
@@ -30,13 +30,6 @@ _MOST_READS = 10
 """How often to list the checkpoints of a run that deletes some meanwhile."""
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in ', re.MULTILINE)
 _LONGEST_REASON = 240
-_VERBS = {
-    RUNNING: "running for",
-    FINISHED: "finished after",
-    FAILED: "failed after",
-    ABORTED: "stopped after",
-    KILLED: "killed after",
-}
 
 
 class Extreme(NamedTuple):
@@ -166,21 +159,21 @@ def verdict(run: Run, last: Mapping[str, Any] | None) -> str:
 
     last: rank 0's last report, with its ``step``.
     """
-    if run.state not in _VERBS:
+    if run.state not in (RUNNING, *ENDED):
         return printable(f"{run.state}: {run.problem}" if run.problem else run.state)
     until = time.time() if run.state == RUNNING else run.ended
     if run.state == KILLED and last is not None:  # run.json was last written when the attempt began
         until = last.get("time", until)
-    text = f"{_VERBS[run.state]} {duration(until - run.began)}{_where(last)}"
+    text = f"{run.state} {'for' if run.state == RUNNING else 'after'} {duration(until - run.began)}{_where(last)}"
     if run.state == KILLED:
         text += ": the process that called fit() was killed, or its machine crashed"
-    elif run.state in (FAILED, ABORTED) and (why := _reason(run)):
+    elif run.state in (FAILED, STOPPED) and (why := _reason(run)):
         text += f": {why}"
     if (hang := _hang_of(run, last)) is not None:
         text += f"; {hang}"
     if (restarts := len(run.attempts_now) - 1) > 0:
         text += f", after {count(restarts, 'restart')}"
-    if run.state in (ABORTED, KILLED):
+    if run.state in (STOPPED, KILLED):
         text += f"; it continues if you start it again with --name {run.name}"
     return printable(text)
 

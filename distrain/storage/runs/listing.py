@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from distrain.system.remote_path import RemotePath
 
-RUNNING, FINISHED, FAILED, ABORTED = names.STATUSES
+RUNNING, FINISHED, FAILED, STOPPED = names.STATUSES
 STARTING = "starting"
 """The state of a directory that a coordinator has locked, but not written to yet."""
 KILLED = "killed"
 """The state of a run whose run.json says that it is running, while nobody holds its lock."""
 DAMAGED = "damaged"
 FOREIGN = "not a run"
-ENDED = (FINISHED, FAILED, ABORTED, KILLED)
+ENDED = (FINISHED, FAILED, STOPPED, KILLED)
 _THREADS = 16
 """Remote runs that are read at the same time."""
 
