@@ -263,7 +263,8 @@ def reports(place: Path) -> int:
         (["--transport", "slurm"], "SLURM_JOB_ID is not set; start this with sbatch or in salloc"),
         (
             ["--hosts", "n1:1", "--transport", "false {host}"],
-            "exit code 1; this must work: false n1 python3",
+            "exit code 1: the account needs a login shell and a Python there, but no distrain; this "
+            "must work: false n1 python3",
         ),
         (["--hosts", "n1:1", "--transport", "/nowhere/docker {host}"], "No such file or directory: '/nowhere/docker'"),
     ],

@@ -71,7 +71,17 @@ def test_a_package_that_is_not_there_is_fatal() -> None:
     assert text.startswith("its interpreter has no torch; install there: torch==2.13.0; or name")
 
 
-@pytest.mark.parametrize("version", ["2.13.0+cu130", "2.12.1", "3.0"])
+@pytest.mark.parametrize("own", ["2.13.0", "2.13.0+cpu"])
+def test_a_build_of_a_version_is_no_finding_and_is_not_asked_for(own: str) -> None:
+    """No index has 2.13.0+cpu under this name, and a host with GPUs needs another build than a laptop."""
+    assert version_findings("alpha", {"torch": "2.13.0+cu130"}, {"torch": own}) == []
+    for theirs in ("2.12.1", None):
+        [found] = version_findings("alpha", {"torch": theirs}, {"torch": own})
+        assert "torch==2.13.0" in found.text
+        assert "torch==2.13.0+" not in found.text
+
+
+@pytest.mark.parametrize("version", ["2.12.1+cu130", "2.12.1", "3.0"])
 def test_another_torch_is_a_warning(version: str) -> None:
     assert findings(torch=version) == [
         (f"it has torch {version}, this machine 2.13.0; install torch==2.13.0 there", False)
