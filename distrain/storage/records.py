@@ -18,7 +18,7 @@ from distrain.storage.lines import without_nonfinite as without_nonfinite
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from distrain.storage.file_transfer import Files
@@ -55,11 +55,18 @@ class CommittedCheckpoint:
     """After a rollback to it: by dataset or loader, the position up to which rows are left out. Else None."""
     is_in_memory: bool = field(default=False, compare=False)
     """True if the hosts have it in memory, and ``path`` does not exist yet."""
+    progress: Sequence[float] | None = field(default=None, compare=False)
+    """The step that it was reported with, and the last one; None without ``progress``."""
 
     @property
     def is_pending(self) -> bool:
         """True while the checkpoint waits for its validation."""
         return self.validation is not None and self.validation["status"] == PENDING
+
+    @property
+    def place(self) -> str:
+        """How far the run was: ``step 5 of 20``, or ``report 12`` if the user does not count steps."""
+        return "step {:,} of {:,}".format(*self.progress) if self.progress else f"report {self.step:,}"
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -90,7 +97,18 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
     if reason := _why_disowned(manifest):
         raise StorageError(f"{path}: {reason}")
     return CommittedCheckpoint(
-        path, metrics, validation, index, step, world_size, ranks, silent, size, time, skip_to=manifest.get("skip_to")
+        path,
+        metrics,
+        validation,
+        index,
+        step,
+        world_size,
+        ranks,
+        silent,
+        size,
+        time,
+        skip_to=manifest.get("skip_to"),
+        progress=manifest.get("progress"),
     )
 
 

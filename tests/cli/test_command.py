@@ -178,7 +178,14 @@ def test_a_real_run_is_listed_shown_and_packed(distrain: Command, finished: Path
     assert json.loads(distrain("ls", *place, "--json").stdout) == [newest, other]
     shown = " ".join(distrain("show", "last", *place).stdout.split())
     assert shown.startswith("fast: finished after ")
-    for expected in (" at step 2", "lr=1 api_key=***", "localhost: rank 0", "2 checkpoints", "1 (step 1)", "torch "):
+    for expected in (
+        " at report 2",
+        "lr=1 api_key=***",
+        "localhost: rank 0",
+        "2 checkpoints",
+        "1 (report 1)",
+        "torch ",
+    ):
         assert expected in shown
     assert not any("S3CRET" in path.read_text(errors="replace") for path in finished.glob("*/run.json"))
 
