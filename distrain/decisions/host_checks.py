@@ -278,8 +278,8 @@ def _release(version: str, parts: int) -> list[str]:
 
 
 def disk_findings(host: str, free_bytes: int) -> list[Finding]:
-    """Return a warning if the disk is nearly full. ``free_bytes``: 0 if unknown."""
-    if not 0 < free_bytes < MIN_FREE_DISK_BYTES:
+    """Return a warning if the disk is nearly full. ``free_bytes``: -1 if unknown."""
+    if not 0 <= free_bytes < MIN_FREE_DISK_BYTES:
         return []
     text = f"only {size(free_bytes)} are free where checkpoints are stored; make room"
     return [Finding(host, text, is_fatal=False)]

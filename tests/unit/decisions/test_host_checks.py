@@ -107,9 +107,12 @@ def test_what_this_machine_does_not_have_others_need_not_have_either() -> None:
 # -- details ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("free_bytes", "texts"), [(1 << 40, []), (0, []), (3_000_000, ["only 3.0 MB are free"])])
+@pytest.mark.parametrize(
+    ("free_bytes", "texts"),
+    [(1 << 40, []), (-1, []), (3_000_000, ["only 3.0 MB are free"]), (0, ["only 0 B are free wh"])],
+)
 def test_a_disk_that_is_nearly_full_is_a_warning(free_bytes: int, texts: list[str]) -> None:
-    """0 means that it is not known."""
+    """-1 means that it is not known."""
     found = disk_findings("alpha", free_bytes)
     assert [one.text[:20] for one in found] == texts
     assert not any(one.is_fatal for one in found)
