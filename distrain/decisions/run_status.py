@@ -88,16 +88,12 @@ class RunStatus:
     checkpoint: str | None = None
     checkpoint_at: float = 0.0
     lost_s: float = 0.0
-    """Time that failures have cost: from the checkpoint before each until the workers were at work again.
-
-    A first report that takes longer than those before it took on average adds the difference: the script has loaded the
-    checkpoint, or compiled the model.
-    """
+    """Time that failures have cost: from the checkpoint before each until the workers were at work again, and what their
+    first report took longer than usual, such as for loading the checkpoint."""
     _lost_since: float | None = None
     _usual_s: float = math.inf
-    """The average time between two reports of rank 0 in the last attempt that has some."""
     _resumed_at: float | None = None
-    """When the workers were at work again, until the first report after that."""
+    """When the workers were at work again, until the first report. ``_usual_s``: between reports of rank 0 before."""
     _begun: int = 0
     """The number of ranks that have entered train_func."""
     _samples: deque[tuple[float, float]] = field(default_factory=deque)

@@ -53,10 +53,10 @@ class CommittedCheckpoint:
     """The time of the commit, in seconds since 1970; 0 if that is unknown."""
     skip_to: dict[str, Any] | None = field(default=None, compare=False)
     """After a rollback to it: by dataset or loader, the position up to which rows are left out. Else None."""
-    is_in_memory: bool = field(default=False, compare=False)
-    """True if the hosts have it in memory, and ``path`` does not exist yet."""
     progress: Sequence[float] | None = field(default=None, compare=False)
     """The step that it was reported with, and the last one; None without ``progress``."""
+    is_in_memory: bool = field(default=False, compare=False)
+    """True if the hosts have it in memory, and ``path`` does not exist yet."""
 
     @property
     def is_pending(self) -> bool:
@@ -87,7 +87,7 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
         step, world_size = int(manifest.get("step", 0)), int(manifest.get("world_size", 0))
         ranks, silent = (tuple(map(int, manifest.get(name, ()))) for name in ("ranks", "silent"))
         size = sum(int(fact["size"]) for fact in manifest.get("files", {}).values())
-        time = float(manifest.get("time", 0))
+        time, skip_to, progress = float(manifest.get("time", 0)), manifest.get("skip_to"), manifest.get("progress")
         if validation is not None:
             str(validation["status"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -97,18 +97,7 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
     if reason := _why_disowned(manifest):
         raise StorageError(f"{path}: {reason}")
     return CommittedCheckpoint(
-        path,
-        metrics,
-        validation,
-        index,
-        step,
-        world_size,
-        ranks,
-        silent,
-        size,
-        time,
-        skip_to=manifest.get("skip_to"),
-        progress=manifest.get("progress"),
+        path, metrics, validation, index, step, world_size, ranks, silent, size, time, skip_to, progress
     )
 
 

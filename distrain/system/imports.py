@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-_EXTRAS = {
-    **{
-        name: name
-        for name in ("jax", "lightning", "mlflow", "tensorboard", "tensorflow", "torch", "transformers", "wandb")
-    },
-    **{"numpy": "data", "pyarrow": "data", "s3fs": "s3", "tf_keras": "tensorflow"},
-}
+_OWN_EXTRA = ("jax", "lightning", "mlflow", "tensorboard", "tensorflow", "torch", "transformers", "wandb")
+_EXTRAS = {"numpy": "data", "pyarrow": "data", "s3fs": "s3", "tf_keras": "tensorflow"} | {it: it for it in _OWN_EXTRA}
 """By package: the extra of distrain that installs it."""
 
 
