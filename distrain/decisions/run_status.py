@@ -88,8 +88,8 @@ class RunStatus:
     checkpoint: str | None = None
     checkpoint_at: float = 0.0
     lost_s: float = 0.0
-    """Time that failures have cost: from the checkpoint before each until the workers were at work again, and what their
-    first report took longer than usual, such as for loading the checkpoint."""
+    """Time that failures have cost: from the checkpoint before each until the workers were at work again, and what
+    their first report took longer than usual, such as for loading the checkpoint."""
     _lost_since: float | None = None
     _usual_s: float = math.inf
     _resumed_at: float | None = None
