@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 AS_RAY = "DISTRAIN_AS_RAY"
 """The variable that asks for the stand-in for Ray, distrain.as_ray."""
@@ -124,6 +124,11 @@ _DEFAULTS = {
 }
 """Defaults of Ray that are truthy. They cause no warning."""
 
+_SYNONYMS = {"config": "train_loop_config"}
+"""Guessed names whose letters resemble another one."""
+_arguments: dict[str, list[str]] = {}
+"""By class: the arguments of its constructor."""
+
 
 # -- names -----------------------------------------------------------------------------------------------------------
 
@@ -160,7 +165,8 @@ def without(*names: str) -> Callable[[_Class], _Class]:
     """Return a class decorator whose constructor also takes these keyword arguments of Ray.
 
     A value other than Ray's default causes a warning for those of :data:`IGNORED`, and a TypeError for those of
-    :data:`MISSING`, with the sentence. For a misspelt name, the TypeError suggests the right one.
+    :data:`MISSING`, with the sentence. For a misspelt name, the TypeError suggests the right one; for an argument of
+    another class, that class.
     """
 
     def decorate(cls: _Class) -> _Class:
@@ -168,20 +174,27 @@ def without(*names: str) -> Callable[[_Class], _Class]:
         import inspect  # at the top, a user's file of that name might be found instead
 
         known = [name for name in inspect.signature(construct).parameters if name != "self"]
+        _arguments[cls.__name__] = known
 
         @functools.wraps(construct)
         def __init__(self: Any, *args: Any, **options: Any) -> None:
             _refuse(cls.__name__, {name: options.pop(name) for name in names if name in options})
             for name in (name for name in options if name not in known):
-                raise TypeError(
-                    f"{cls.__name__}() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}"
-                )
+                raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {name!r}{_meant(name, known)}")
             construct(self, *args, **options)
 
         cls.__init__ = __init__  # type: ignore[misc]
         return cls
 
     return decorate
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """Return a suggestion for an unknown argument: one of the known ones, or the class that has it."""
+    if (synonym := _SYNONYMS.get(name)) in known:
+        return f"; did you mean {synonym}?"
+    homes = (f"; did you mean {owner}({name}=...)?" for owner, names in _arguments.items() if name in names)
+    return did_you_mean(name, known) or next(homes, "")
 
 
 def _refuse(owner: str, options: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.errors import LaunchError
+from distrain.system.imports import install_command
 from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -225,8 +226,7 @@ def check_packages(trackers: Iterable[Tracker]) -> None:
     for tracker in trackers:
         package = tracker.package
         if package is not None and find_spec(package.partition(".")[0]) is None:
-            wanted = f"'distrain[{package}]'" if package in TRACKERS else package
             raise LaunchError(
                 f"the tracker {name_of(tracker)} needs the package {package}, which is not installed: "
-                f"pip install {wanted}"
+                f"{install_command(package)}"
             )

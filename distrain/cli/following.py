@@ -156,4 +156,4 @@ def _where_it_stands(run: Run) -> str:
     saved = checkpoints_of(run.location)
     if not saved:
         return "; it has no checkpoint"
-    return f"; the latest checkpoint is {saved[-1].path.name}, at step {saved[-1].step}"
+    return f"; the latest checkpoint is {saved[-1].path.name}, at {saved[-1].place}"

@@ -103,7 +103,7 @@ def clean_parser() -> argparse.ArgumentParser:
     parser = parsers.make_parser(
         "clean",
         "Delete runs that have ended, with their checkpoints and logs. Running ones are never deleted, and neither is "
-        "anything that is not a run. Without states, all that have ended are meant.",
+        "anything that is not a run. Without states, it deletes all that have ended; without options, it shows them.",
         "  distrain clean --older-than 30d --dry-run\n  distrain clean --failed --stopped --older-than 7d\n"
         "  distrain clean ~/runs --killed --yes",
     )
@@ -131,10 +131,9 @@ def run_clean(options: argparse.Namespace) -> int:
     from distrain.errors import StorageError
     from distrain.system import scratch
 
-    if not options.dry_run:
+    is_chosen = options.older_than is not None or bool(options.states)
+    if is_chosen and not options.dry_run:
         scratch.remove_abandoned()
-    if options.older_than is None and not options.states:
-        raise StorageError("name what to delete: --older-than 30d, --failed, --finished, --stopped or --killed")
     storage, now = parsers.storage_of(options), time.time()
     before, states = now - (options.older_than or 0), options.states or ENDED
     listed = _listed(storage, is_default=options.path is None)
@@ -149,6 +148,9 @@ def run_clean(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(f"{total} would be deleted")
         return 0
+    if not is_chosen:
+        which = "--older-than 30d, --failed, --finished, --aborted or --killed"
+        raise StorageError(f"{total}, have ended. Nothing was deleted; name what to delete: {which}")
     if not options.yes and not _agrees(f"delete {total}, with all checkpoints? [y/N] "):
         print("nothing was deleted")
         return 1

@@ -38,6 +38,9 @@ COMMANDS = {
 }
 """The module of each command in this package, and what the command does."""
 
+_MEANT = {"compare": "page", "kill": "stop", "list": "ls", "plot": "page", "ps": "ls", "status": "show"}
+"""Words for what a command does, some of which resemble another one."""
+
 _HELP = """\
 usage: distrain COMMAND ...        (distrain COMMAND --help explains one)
 
@@ -109,7 +112,8 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
     if command not in COMMANDS:
         from distrain.system.text import did_you_mean
 
-        hint = did_you_mean(command, (*LAUNCHING, *COMMANDS)) or "; `distrain --help` lists them"
+        known = (*LAUNCHING, *COMMANDS)
+        hint = did_you_mean(_MEANT.get(command, command), known) or "; `distrain --help` lists them"
         print(f"distrain: error: there is no command {command!r}{hint}", file=sys.stderr)
         return 2
     parser, function = command_of(command)

@@ -166,8 +166,8 @@ def _metrics(shown: Details, columns: int) -> list[str]:
     for name in dict.fromkeys([*last, *shown.extremes]):
         row = [printable(name), value(last.get(name)), "", ""]
         if found := shown.extremes.get(name):
-            row[2] = f"{value(found['least'])} (step {found['least_step']})"
-            row[3] = f"{value(found['largest'])} (step {found['largest_step']})"
+            row[2] = f"{value(found['least'])} (report {found['least_step']})"
+            row[3] = f"{value(found['largest'])} (report {found['largest_step']})"
         rows.append(row)
     return _first(table(rows, columns), _MOST_METRICS + 1, "metric")
 
@@ -176,7 +176,7 @@ def _checkpoints(shown: Details, columns: int) -> list[str]:
     found = shown.checkpoints
     if newest := shown.in_memory:
         stored = found[-1].path.name if found else "none"
-        line = f"{newest.get('name')} in memory, at step {newest.get('step')}; newest on storage: {stored}"
+        line = f"{newest.get('name')} in memory, at report {newest.get('step')}; newest on storage: {stored}"
         return [printable(line), *_stored(found, columns)]
     return _stored(found, columns)
 
@@ -184,7 +184,7 @@ def _checkpoints(shown: Details, columns: int) -> list[str]:
 def _stored(found: Sequence[CommittedCheckpoint], columns: int) -> list[str]:
     if not found:
         return []
-    rows = [[c.path.name, f"step {c.step}", size(c.bytes), metrics_line(c.metrics)] for c in found[::-1]]
+    rows = [[c.path.name, c.place, size(c.bytes), metrics_line(c.metrics)] for c in found[::-1]]
     total = f"{count(len(found), 'checkpoint')}, {size(sum(c.bytes for c in found))}"
     return [total, *_first(table(rows, columns, right=(1, 2)), _MOST_CHECKPOINTS, "checkpoint")]
 

@@ -151,6 +151,7 @@ class ReportHandler:
             incomparable=_INCOMPARABLE,
             absent=set(range(world_size)).difference(similar[-1].ranks) if similar else (),
             silent=similar[-1].silent if similar else (),
+            number=self._store.next_index,
         )
         self._start = -1 if self._store.latest is None else self._store.latest.index
         """The index of the checkpoint that the attempt has started from, if that is one of this run."""
@@ -364,7 +365,7 @@ class ReportHandler:
         rank, ordinal, failed = message.rank, message.ordinal, message.failed
         self._uploads.discard((rank, ordinal))
         if failed is not None and is_full_disk(failed):
-            why = f"rank {rank} cannot store checkpoint {ordinal} in {self._store.location}"
+            why = f"rank {rank} cannot store a checkpoint in {self._store.location}"
             self._store.on_failure(f"{why}: {failed}{full_disk_hint(failed)}")
         report = self._report(rank, ordinal)
         if report is not None and self._needs_uploader(report):
@@ -409,6 +410,7 @@ class ReportHandler:
                 case Drop(ordinal):
                     for rank in self._unsettled[ordinal].reports if ordinal in self._unsettled else ():
                         self._send_done(rank, ordinal)
+                    self._store.next_index += 1  # what was said about it names no other one
                     self._settle(ordinal, None)
                 case EndCall(rank, index, data, refused):
                     self._send(
@@ -475,10 +477,8 @@ class ReportHandler:
         reports = [unsettled.reports[rank] for rank in commit.ranks]
         in_memory = {report.rank for report in reports if report.in_memory}
         if in_memory and len(in_memory) < len(reports):
-            warn(
-                f"checkpoint {commit.ordinal} is dropped: {name_ranks(sorted(in_memory))} wrote it to memory, and the "
-                "others did not"
-            )
+            name = self._assembly.name(commit.ordinal)
+            warn(f"{name} is dropped: {name_ranks(sorted(in_memory))} wrote it to memory, and the others did not")
             self._do([Drop(commit.ordinal)])
             return
         validation = next((report.validation for report in reports if report.validation), None)
@@ -495,6 +495,7 @@ class ReportHandler:
             name=unsettled.directory_name,
             folder=folder,
             step=self._first_step + reports[0].index,
+            progress=reports[0].progress,
             validation=validation,
             positions=merged_positions(positions),
             to_memory=to_memory if in_memory else None,

@@ -13,14 +13,13 @@ from functools import cached_property
 from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
 from distrain.data.blocks import rows_after
 from distrain.data.sources import Schema, TableSource
 from distrain.errors import DataError
-from distrain.system.imports import require
+from distrain.system.imports import find_filesystem, require
 from distrain.system.text import count
 
 if TYPE_CHECKING:
@@ -290,7 +289,7 @@ def _located(given: str) -> tuple[Any, str]:
     if "::" in given and "://" not in given:
         return LocalFileSystem(), os.path.abspath(given)
     try:
-        filesystem, path = fsspec.core.url_to_fs(given)
+        filesystem, path = find_filesystem(given)
     except ValueError as error:
         raise DataError(f"cannot read {given}: {error}") from error
     return filesystem, path

@@ -125,7 +125,7 @@ class _Pending:
     undecided: int = 0
     """A cursor: every lower rank has reported its part, or has been seen to report nothing."""
     problem: str | None = None
-    """Why a part is missing: the rest of the sentence "checkpoint 1 is dropped"."""
+    """Why a part is missing: the rest of the sentence "checkpoint_000001 is dropped"."""
 
     def other_name(self, rank: int, name: str | None) -> str | None:
         """Return why the rank's name for the directory differs from another rank's, or None if it does not."""
@@ -219,6 +219,7 @@ class CheckpointAssembly:
     incomparable: endings of file names whose bytes differ although their contents are the same.
     absent: the ranks without a part in the latest checkpoint that as many ranks have made in an earlier attempt.
     silent: those of them that had just not reported in time.
+    number: that of the first checkpoint over the whole run, as in the name of its directory.
     """
 
     def __init__(
@@ -229,7 +230,9 @@ class CheckpointAssembly:
         incomparable: Collection[str] = (),
         absent: Collection[int] = (),
         silent: Collection[int] = (),
+        number: int = 0,
     ) -> None:
+        self._number = number
         self._incomparable = tuple(incomparable)
         self._world_size = world_size
         self._declared = config.checkpoint_ranks
@@ -357,7 +360,7 @@ class CheckpointAssembly:
         clash = pending.other_name(rank, name) or pending.clash(rank, part.files, folders)
         if clash is not None:
             self._cannot_store(pending, rank, clash)
-            return [Refuse(rank, ordinal, f"checkpoint {ordinal}: {clash}")]
+            return [Refuse(rank, ordinal, f"{self.name(ordinal)}: {clash}")]
         pending.unstored.add(rank)
         pending.add_files(rank, part, folders)
         if part.in_place:
@@ -592,7 +595,7 @@ class CheckpointAssembly:
         self._settled_ordinal = ordinal
         silent = self._write_off(pending)
         if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:
-            return [ShowLine(f"checkpoint {ordinal} is dropped{problem}"), Drop(ordinal)]
+            return [ShowLine(f"{self.name(ordinal)} is dropped{problem}"), Drop(ordinal)]
         return [
             *self._warn_of_silent(ordinal, silent),
             *self._warn_of_differences(pending.parts),
@@ -628,7 +631,7 @@ class CheckpointAssembly:
             return []
         return self._warn_once(
             "silent",
-            f"checkpoint {ordinal} is committed without {name_ranks(ranks)}: no checkpoint from "
+            f"{self.name(ordinal)} is committed without {name_ranks(ranks)}: no checkpoint from "
             f"{'it' if len(ranks) == 1 else 'them'} within {self._missing_rank_s:g} s "
             f"(CheckpointConfig.missing_rank_s). {_SAY_IT}",
         )
@@ -642,6 +645,10 @@ class CheckpointAssembly:
         silent = tuple(rank for rank, record in self._ranks.items() if rank not in parts and record.silent)
         chosen = tuple(files[path] for path in sorted(files))
         return Commit(ordinal, chosen, tuple(sorted(parts)), metrics, world_size=self._world_size, silent=silent)
+
+    def name(self, ordinal: int) -> str:
+        """Return the name that a checkpoint has, or would have had, unless the user gives the names."""
+        return f"checkpoint_{self._number + ordinal - 1:06d}"
 
     # -- warnings -------------------------------------------------------------------------------------------------
 
@@ -658,7 +665,7 @@ class CheckpointAssembly:
             return []  # they are silent before long, or have ended
         return self._warn_once(
             "missing",
-            f"checkpoint {ordinal} of {name_ranks(pending.parts)} is not complete: "
+            f"{self.name(ordinal)} of {name_ranks(pending.parts)} is not complete: "
             f"{self._describe_missing(pending, now)}. It will be committed when they report it or finish.",
         )
 
@@ -688,7 +695,7 @@ class CheckpointAssembly:
         if not missing:
             return []
         last = max(self._pending)
-        which = f"checkpoint {first} is" if last == first else f"checkpoints {first} to {last} are"
+        which = f"{self.name(first)} is" if last == first else f"{self.name(first)} to {self.name(last)} are"
         return [
             ShowLine(
                 f"{which} dropped: the attempt ended before {name_ranks(missing)} had reported one, so files "
@@ -721,7 +728,7 @@ class CheckpointAssembly:
 
     def _too_late(self, rank: int, ordinal: int) -> str:
         return (
-            f"checkpoint {ordinal} was committed without rank {rank}, which had reported without one, or not at all, "
+            f"{self.name(ordinal)} was committed without rank {rank}, which had reported without one, or not at all, "
             "when the others reported theirs. Every rank that saves checkpoints must do so at the same report; "
             f"raise CheckpointConfig.missing_rank_s (now {self._missing_rank_s:g} s) if this rank is just slow."
         )
@@ -738,7 +745,7 @@ def _folders_of(files: Iterable[str]) -> set[str]:
 
 
 def _mixed_directories(parts: Mapping[int, _Part]) -> str | None:
-    """Return the rest of the sentence "checkpoint 1 is dropped" if the ranks do not agree on one directory."""
+    """Return the rest of the sentence "checkpoint_000001 is dropped" if the ranks do not agree on one directory."""
     if len({part.in_place for part in parts.values()}) == 1:
         return None
     directories = ", ".join(f"{part.in_place or 'files to copy'} (rank {rank})" for rank, part in sorted(parts.items()))

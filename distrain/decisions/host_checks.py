@@ -247,22 +247,27 @@ def version_findings(
         found.append(_missing_finding(host, missing, python, is_fatal=bool(needed)))
     for package, own in own_versions.items():
         version = versions.get(package)
-        if own and version and version != own and package not in imported:
+        if own and version and _public(version) != _public(own) and package not in imported:
             breaks = package == "cloudpickle" and _release(own, 1) != _release(version, 1)
             what = ": pickles may not be compatible between them" if breaks else ""
-            text = f"it has {package} {version}, this machine {own}{what}; install {package}=={own} there"
+            text = f"it has {package} {version}, this machine {own}{what}; install {package}=={_public(own)} there"
             found.append(Finding(host, text, is_fatal=breaks))
     return found
 
 
 def _missing_finding(host: str, missing: Mapping[str, str], python: str, *, is_fatal: bool) -> Finding:
     names = ", ".join(missing)
-    wanted = " ".join(f"{name}=={own}" if own else name for name, own in missing.items())
+    wanted = " ".join(f"{name}=={_public(own)}" if own else name for name, own in missing.items())
     text = (
         f"its {python or 'interpreter'} has no {names}; install there: {wanted}; or name another interpreter with "
         "python= in the hostfile, or make an environment on each host with --env-from requirements.txt"
     )
     return Finding(host, text, is_fatal=is_fatal)
+
+
+def _public(version: str) -> str:
+    """Return a version as indexes of packages name it: ``2.13.0`` of ``2.13.0+cpu``, which is one of its builds."""
+    return version.partition("+")[0]
 
 
 def _release(version: str, parts: int) -> list[str]:
@@ -273,8 +278,8 @@ def _release(version: str, parts: int) -> list[str]:
 
 
 def disk_findings(host: str, free_bytes: int) -> list[Finding]:
-    """Return a warning if the disk is nearly full. ``free_bytes``: 0 if unknown."""
-    if not 0 < free_bytes < MIN_FREE_DISK_BYTES:
+    """Return a warning if the disk is nearly full. ``free_bytes``: -1 if unknown."""
+    if not 0 <= free_bytes < MIN_FREE_DISK_BYTES:
         return []
     text = f"only {size(free_bytes)} are free where checkpoints are stored; make room"
     return [Finding(host, text, is_fatal=False)]

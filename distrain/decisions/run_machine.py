@@ -592,8 +592,8 @@ class RunStateMachine:
             return self._stop_after_failure(now)
         limit = self._waits_since + CHECKPOINT_GRACE_S
         self._deadline = limit if latest.parts else min(limit, now + EXPECTED_REPORT_S)
-        if before is not None:
-            return []
+        if before is not None or not (latest.parts or self._is_culprit_known):
+            return []  # in the second case, an awaited rank may be the culprit
         verb = ("are" if len(awaited) > 1 else "is") + (" storing" if latest.parts else " expected to report")
         return [
             ShowLine(
@@ -607,8 +607,12 @@ class RunStateMachine:
 
         If all failures so far are consequences of another one, the agents wait for that one while they take stacks.
         """
-        culprit_known = any(not failure.consequence for failure in self.failures)
-        return self._stop(0.0, now, last_grace_s=self.request.peer_failure_grace_s, culprit_known=culprit_known)
+        grace_s = self.request.peer_failure_grace_s
+        return self._stop(0.0, now, last_grace_s=grace_s, culprit_known=self._is_culprit_known)
+
+    @property
+    def _is_culprit_known(self) -> bool:
+        return any(not failure.consequence for failure in self.failures)
 
     def _on_hang(self, hang: HangDetected, now: float) -> list[Action]:
         if self.state not in (RunState.STARTING, RunState.RUNNING):  # the attempt ended while stacks were taken

@@ -5,6 +5,7 @@ Pure: no I/O, no clock. Times are those of ``time.monotonic``.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -87,8 +88,12 @@ class RunStatus:
     checkpoint: str | None = None
     checkpoint_at: float = 0.0
     lost_s: float = 0.0
-    """Time that failures have cost: from the checkpoint before each until the workers were at work again."""
+    """Time that failures have cost: from the checkpoint before each until the workers were at work again, and what
+    their first report took longer than usual, such as for loading the checkpoint."""
     _lost_since: float | None = None
+    _usual_s: float = math.inf
+    _resumed_at: float | None = None
+    """When the workers were at work again, until the first report. ``_usual_s``: between reports of rank 0 before."""
     _begun: int = 0
     """The number of ranks that have entered train_func."""
     _samples: deque[tuple[float, float]] = field(default_factory=deque)
@@ -134,6 +139,10 @@ class RunStatus:
         if self.ranks:
             self.restarts += 1
             self._lost_since = self._lost_since or self._kept_until()
+            first = self.ranks[0]
+            if first.begun is not None and first.reports:
+                self._usual_s = (first.reported - first.begun) / first.reports
+        self._resumed_at = None
         self.ranks, self._begun = [RankStatus(host, now) for host in hosts], 0
         self.progress, self._pace, self._slow_places, self._troubles = None, Pace(len(hosts), now), {}, {}
         self._samples.clear()
@@ -144,7 +153,7 @@ class RunStatus:
         self.ranks[rank].seen = self.ranks[rank].begun = now
         if self._lost_since is not None and self._begun == len(self.ranks):
             self.lost_s += now - self._lost_since
-            self._lost_since = None
+            self._lost_since, self._resumed_at = None, now
 
     def _kept_until(self) -> float:
         """Return until when the work of the last attempt is in a checkpoint."""
@@ -163,6 +172,9 @@ class RunStatus:
         state.seen, state.reported, state.reports = now, now, index
         if progress is not None:
             state.step = progress[0]
+        if self._resumed_at is not None:
+            self.lost_s += max(now - self._resumed_at - self._usual_s, 0.0)
+            self._resumed_at = None
         if rank == 0:
             self.progress = progress or self.progress
             self.metrics = flatten(metrics) if any(type(value) is dict for value in metrics.values()) else metrics

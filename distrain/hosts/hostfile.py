@@ -43,6 +43,8 @@ _HOST = re.compile(
     r"(?:\[(?P<v6>[^\]\0]*)\]|(?P<name>(?!-)[^\s\0/@:,;\[\]='\"`$\\&<>|(){}]+))"
     r"(?::(?P<number>\d+))?"
 )
+_HOST_FORMS = ": must be host, user@host, host:number or [IPv6 address]"
+_SLOTS_FORMS = "must be host:slots or [IPv6 address]:slots, such as alpha:4,beta:4"
 _WORD = re.compile(r"""\s*(?P<comment>\#.*)|\s*(?P<word>(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+)(?=\s|$)|\s*$""")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GPU = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
@@ -110,7 +112,7 @@ def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]
     """
     parts = [part.strip() for text in ([hosts] if isinstance(hosts, str) else hosts) for part in text.split(",")]
     if not parts:
-        raise HostfileError(f"{source}: there is no host in it; must be host:slots, such as alpha:4,beta:4")
+        raise HostfileError(f"{source}: there is no host in it; {_SLOTS_FORMS}")
     found: dict[str, HostSpec] = {}
     for part in parts:
         try:
@@ -119,7 +121,9 @@ def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]
                 raise ValueError("named twice")
             found[host.name.lower()] = replace(host, slots=_count("slots", slots or "1"))
         except ValueError as error:
-            raise HostfileError(f"{source}: {part!r}: {error}; must be host:slots, such as alpha:4,beta:4") from None
+            text = str(error).removesuffix(_HOST_FORMS)
+            said = text if repr(part) in text else f"{part!r}: {text}"
+            raise HostfileError(f"{source}: {said}; {_SLOTS_FORMS}") from None
     return tuple(found.values())
 
 
@@ -218,7 +222,7 @@ def _parse_host(word: str) -> tuple[HostSpec, str | None]:
     """Split ``[user@]host[:number]`` into the host and the number. Raises ValueError."""
     found = _HOST.fullmatch(word)
     if found is None:
-        raise ValueError(f"{word!r} is not a host: must be host, user@host, host:number or [IPv6 address]")
+        raise ValueError(f"{word!r} is not a host{_HOST_FORMS}")
     address = found["name"]
     if address is None:
         try:
@@ -253,7 +257,7 @@ def _option(word: str) -> tuple[str, str]:
 def _count(key: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(
-            f"{key}={text}: must be a whole number of at least 1; remove the line of a host that should not be used"
+            f"{key}={text}: must be a whole number of at least 1; leave a host out that should not be used"
         )
     return int(text)
 

@@ -87,10 +87,10 @@ def _why(error: OSError) -> str:
 
 
 def disk_free_bytes(directory: str) -> int:
-    """Return the free bytes of the disk that holds a directory; 0 if unknown."""
+    """Return the free bytes of the disk that holds a directory; -1 if unknown."""
     with contextlib.suppress(OSError):
         return shutil.disk_usage(directory).free
-    return 0
+    return -1
 
 
 def memory_free_bytes() -> int:

@@ -188,10 +188,10 @@ def _curve(name: str, curve: Envelope, most: int) -> dict[str, Any]:
     parts = [count(curve.count, "value")]
     if curve.first and curve.last and curve.lowest and curve.highest:
         parts += [f"first {amount(curve.first[1])}", f"last {amount(curve.last[1])}"]
-        parts.append(f"lowest {amount(curve.lowest[1])} at step {curve.lowest[0]:,}")
-        parts.append(f"highest {amount(curve.highest[1])} at step {curve.highest[0]:,}")
+        parts.append(f"lowest {amount(curve.lowest[1])} at report {curve.lowest[0]:,}")
+        parts.append(f"highest {amount(curve.highest[1])} at report {curve.highest[0]:,}")
     if curve.marks:
-        parts.append(f"{curve.nonfinite:,} not finite, the first ({curve.marks[0][1]}) at step {curve.marks[0][0]:,}")
+        parts.append(f"{curve.nonfinite:,} not finite, the first ({curve.marks[0][1]}) at report {curve.marks[0][0]:,}")
     return {
         "name": name,
         "x": sorted(points),
@@ -202,7 +202,7 @@ def _curve(name: str, curve: Envelope, most: int) -> dict[str, Any]:
     }
 
 
-_RANKS = ("rank", "host", "last step", "behind the latest report", "interval", "waited for data", "for checkpoints")
+_RANKS = ("rank", "host", "last report", "behind the latest report", "interval", "waited for data", "for checkpoints")
 
 
 def _ranks(run: Run, reports: Reports) -> Table | None:
@@ -276,7 +276,7 @@ def _attempts(run: Run, times: Sequence[AttemptTimes]) -> Table | None:
         named = [f"{host} ({rank_list(ranks)})" for host, ranks in list((hosts or {}).items())[:8] if _are_ranks(ranks)]
         more = [f"{len(hosts) - 8:,} more"] if hosts and len(hosts) > 8 else []
         step = _whole(attempt.get("first_step"))
-        begin = f"{attempt.get('checkpoint') or 'the beginning'}" + (f" (step {step:,})" if step else "")
+        begin = f"{attempt.get('checkpoint') or 'the beginning'}" + (f" (report {step:,})" if step else "")
         is_running = run.state == RUNNING and attempt is run.attempts[-1]
         rows.append(
             (
@@ -351,7 +351,7 @@ def _checkpoints(run: Run, kept: Sequence[CommittedCheckpoint], events: Sequence
                 " ".join(metrics[:6]),
             )
         )
-    return _table(("checkpoint", "step", "after", "size", "took", "state", "metrics"), rows[::-1], (1, 2, 3, 4))
+    return _table(("checkpoint", "report", "after", "size", "took", "state", "metrics"), rows[::-1], (1, 2, 3, 4))
 
 
 _SHOWN_ELSEWHERE = ("attempts", "status", "name")

@@ -78,7 +78,7 @@
         { ...axis, size: 56, values: (u, values) => values.map((v) => (v == null ? "" : short(v))) },
       ],
       series: [
-        { label: "step", value: (u, value) => digits(value) },
+        { label: "report", value: (u, value) => digits(value) },
         { label: "value", stroke: () => color("curve"), width: 1.5, points: { show: curve.x.length < 3, size: 6 }, value: (u, value) => digits(value) },
       ],
       cursor: { drag: { x: true, y: false }, y: false },
@@ -125,7 +125,7 @@
     ...(data.where.length ? [el("h3", null, "Where the other ranks were"), lines(data.where)] : []));
   section("metrics", "Metrics of rank 0",
     data.curves.length ? el("div", { class: "plots" }, ...data.curves.map(figure)) : note("Rank 0 has reported no numbers."),
-    data.starts.length ? note("Dashed lines mark the steps at which later attempts began.") : null,
+    data.starts.length ? note("Dashed lines mark the reports at which later attempts began.") : null,
     data.more_metrics ? note(`${data.more_metrics} more metrics are in metrics.jsonl.`) : null);
   section("ranks", "Ranks", table("Ranks, those first that are behind", data.ranks));
   const files = data.evidence.map((name) => el("li", null, el("a", { href: `evidence/${name}` }, name)));

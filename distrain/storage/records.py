@@ -18,7 +18,7 @@ from distrain.storage.lines import without_nonfinite as without_nonfinite
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from distrain.storage.file_transfer import Files
@@ -53,6 +53,8 @@ class CommittedCheckpoint:
     """The time of the commit, in seconds since 1970; 0 if that is unknown."""
     skip_to: dict[str, Any] | None = field(default=None, compare=False)
     """After a rollback to it: by dataset or loader, the position up to which rows are left out. Else None."""
+    progress: Sequence[float] | None = field(default=None, compare=False)
+    """The step that it was reported with, and the last one; None without ``progress``."""
     is_in_memory: bool = field(default=False, compare=False)
     """True if the hosts have it in memory, and ``path`` does not exist yet."""
 
@@ -60,6 +62,11 @@ class CommittedCheckpoint:
     def is_pending(self) -> bool:
         """True while the checkpoint waits for its validation."""
         return self.validation is not None and self.validation["status"] == PENDING
+
+    @property
+    def place(self) -> str:
+        """How far the run was: ``step 5 of 20``, or ``report 12`` if the user does not count steps."""
+        return "step {:,} of {:,}".format(*self.progress) if self.progress else f"report {self.step:,}"
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -80,7 +87,7 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
         step, world_size = int(manifest.get("step", 0)), int(manifest.get("world_size", 0))
         ranks, silent = (tuple(map(int, manifest.get(name, ()))) for name in ("ranks", "silent"))
         size = sum(int(fact["size"]) for fact in manifest.get("files", {}).values())
-        time = float(manifest.get("time", 0))
+        time, skip_to, progress = float(manifest.get("time", 0)), manifest.get("skip_to"), manifest.get("progress")
         if validation is not None:
             str(validation["status"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -90,7 +97,7 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
     if reason := _why_disowned(manifest):
         raise StorageError(f"{path}: {reason}")
     return CommittedCheckpoint(
-        path, metrics, validation, index, step, world_size, ranks, silent, size, time, skip_to=manifest.get("skip_to")
+        path, metrics, validation, index, step, world_size, ranks, silent, size, time, skip_to, progress
     )
 
 

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-_EXTRAS = {"numpy": "data", "pyarrow": "data", "starlette": "board", "torch": "torch", "uvicorn": "board"}
-"""The extra of distrain that installs a package."""
+_OWN_EXTRA = ("jax", "lightning", "mlflow", "tensorboard", "tensorflow", "torch", "transformers", "wandb")
+_EXTRAS = {
+    "numpy": "data", "pyarrow": "data", "s3fs": "s3", "starlette": "board", "tf_keras": "tensorflow", "uvicorn": "board"
+} | {it: it for it in _OWN_EXTRA}  # fmt: skip
+"""By package: the extra of distrain that installs it."""
 
 
 def lazy_names(
@@ -49,5 +52,26 @@ def require(module: str) -> Any:
         package = str(error.name).partition(".")[0]
         if package == "distrain":  # a bug in distrain; installing something won't help
             raise
-        wanted = f"'distrain[{_EXTRAS[package]}]'" if package in _EXTRAS else package
-        raise ModuleNotFoundError(f"{error}; install it with: pip install {wanted}", name=error.name) from error
+        raise ModuleNotFoundError(f"{error}; install it with: {install_command(package)}", name=error.name) from error
+
+
+def install_command(package: str) -> str:
+    """Return the command that installs a package, with the extra of distrain that has it.
+
+    >>> install_command("s3fs")
+    "pip install 'distrain[s3]'"
+    """
+    return f"pip install 'distrain[{_EXTRAS[package]}]'" if package in _EXTRAS else f"pip install {package}"
+
+
+def find_filesystem(url: str) -> tuple[Any, str]:
+    """Return the filesystem of a URL, and the path there. Raises ImportError that says how to install its package."""
+    from fsspec.core import url_to_fs
+
+    try:
+        return url_to_fs(url)  # type: ignore[no-any-return]
+    except ImportError as error:
+        package = getattr(error.__cause__, "name", None)
+        if package is None:
+            raise
+        raise ImportError(f"{package} is not installed: {install_command(package)}") from error

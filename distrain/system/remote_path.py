@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from distrain.system.background import in_threads
+from distrain.system.imports import find_filesystem
 from distrain.system.log import warn
 from distrain.system.pickling import pickled
 from distrain.system.text import count
@@ -274,10 +275,8 @@ class RemotePath:
         if self.given is not None:
             found, path = self.given, self.given._strip_protocol(self.url)
         else:
-            import fsspec
-
             try:
-                found, path = fsspec.core.url_to_fs(self.url)
+                found, path = find_filesystem(self.url)
             except (ImportError, ValueError, OSError) as error:
                 raise OSError(f"{self.url}: {error}") from error
         if _is_s3fs(found):  # it connects later

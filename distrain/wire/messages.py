@@ -395,7 +395,7 @@ class ProbeHost(Message):
 
 @message
 class HostProbed(Message):
-    """The facts that the host has found. Numbers of bytes are 0 if unknown.
+    """The facts that the host has found. Memory is 0 if unknown, disk space -1.
 
     versions: None for a package that is not installed, empty for one without a version. executable: the interpreter
     that has these packages. received, sent: seconds since the epoch by the host's clock. gpus: the fields of each
@@ -413,8 +413,8 @@ class HostProbed(Message):
     received: float = 0.0
     sent: float = 0.0
     memory_free_bytes: int = 0
-    disk_free_bytes: int = 0
-    shared_memory_free_bytes: int = 0
+    disk_free_bytes: int = -1
+    shared_memory_free_bytes: int = -1
     gpus: list[dict[str, Any]] = field(default_factory=list)
     address: str = ""
     port: int = 0

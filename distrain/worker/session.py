@@ -762,7 +762,7 @@ class Session:
                     self._end_in_memory(is_dropped=True)
                 if failed is not None and not was_short:
                     self._local_files.pop(ordinal, None)
-                    self._storing_errors.append(f"checkpoint {ordinal} of this rank could not be stored: {failed}")
+                    self._storing_errors.append(f"a checkpoint of this rank could not be stored: {failed}")
             case wire.CommitDone(ordinal=ordinal, path=path, has_files=has_files):
                 if self._in_memory is not None and self._in_memory <= ordinal:
                     self._end_in_memory(is_dropped=not path)

@@ -102,6 +102,7 @@ def test_the_help_fits_on_a_screen_and_each_command_has_its_own_with_an_example(
     ("arguments", "said"),
     [
         (("lst",), "distrain: error: there is no command 'lst'; did you mean ls?"),
+        (("plot", "A", "B"), "distrain: error: there is no command 'plot'; did you mean page?"),
         (("run", "--num-wokers", "2"), "distrain run: error: there is no option --num-wokers"),
         (("show",), "distrain show: error: the following arguments are required: RUN"),
         (("show", "x", "--storage-path", "."), "distrain show: error: no run in"),
@@ -218,7 +219,14 @@ def test_a_real_run_is_listed_shown_and_packed(distrain: Command, finished: Path
     assert [saved["step"] for saved in details["checkpoints"]] == [1, 2]
     shown = " ".join(distrain("show", "last", *place).stdout.split())
     assert shown.startswith(f"fast: {details['verdict']} run {details['run']['path']} ")
-    for expected in (" at step 2", "lr=1 api_key=***", "localhost: rank 0", "2 checkpoints", "1 (step 1)", "torch "):
+    for expected in (
+        " at report 2",
+        "lr=1 api_key=***",
+        "localhost: rank 0",
+        "2 checkpoints",
+        "1 (report 1)",
+        "torch ",
+    ):
         assert expected in shown
     assert not any("S3CRET" in path.read_text(errors="replace") for path in finished.glob("*/run.json"))
 

@@ -178,7 +178,9 @@ def test_a_rank_that_dies_before_its_first_report_leaves_no_incomplete_checkpoin
     result = any_fit(train, failure_config=FailureConfig(max_failures=1))
     assert result.return_value == 0
     assert [sorted(files_of(checkpoint)) for checkpoint, _ in result.best_checkpoints] == [["shard-0", "shard-1"]] * 3
-    said = f"checkpoints 1 to 3 are dropped: the attempt ended before rank {victim} had reported one"
+    said = (
+        f"checkpoint_000000 to checkpoint_000002 are dropped: the attempt ended before rank {victim} had reported one"
+    )
     assert said in " ".join(capfd.readouterr().err.split())
 
 

@@ -281,6 +281,15 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_words_of_ssh(
     assert "logs:" not in text  # nobody has written any
 
 
+def test_an_account_without_a_login_shell_is_told_what_hosts_need(
+    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path
+) -> None:
+    ssh("echo 'This account is currently not available.'; exit 1")
+    text = failure(fit_on, tmp_path / "hosts", "far")
+    assert "the account needs a login shell and a Python there, but no distrain" in text
+    assert "This account is currently not available." in text
+
+
 def test_an_interpreter_without_distrain_says_so(ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "python").symlink_to(os.path.realpath(sys.executable))

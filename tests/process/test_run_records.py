@@ -18,7 +18,7 @@ from distrain import Checkpoint, FailureConfig, WorkerGroupError
 from distrain.collective import broadcast_from_rank_zero
 from distrain.decisions.health import pace
 from distrain.page import write_page
-from distrain.storage.records import read_events, read_metrics
+from distrain.storage.records import committed_at, read_events, read_metrics
 from distrain.torch import prepare_data_loader
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waite
         loader = prepare_data_loader(DataLoader(_SlowData(torch.zeros(32)), batch_size=4), resume=False)
         for step, _ in zip(range(first + 1, 7), itertools.cycle(loader)):
             stored = Checkpoint.from_dict({"step": step}) if step % 2 == 0 else None
-            distrain.report({"step": step}, checkpoint=stored, progress=(step, 6))
+            distrain.report({"step": step}, checkpoint=stored, progress=(step / 2, 3))
             if step == 3 and not checkpoint:
                 distrain.collective.barrier()  # the other rank has its part of the checkpoint, too
                 raise ValueError("on purpose")
@@ -66,7 +66,7 @@ def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waite
     records = [record for rank in (0, 1) for record in read_metrics(run / "metrics.jsonl", rank=rank)]
     for record in records:
         assert record["metrics"]["step"] == first_steps[record["attempt"]] + record["index"]
-        assert record["progress"] == [record["metrics"]["step"], 6]
+        assert record["progress"] == [record["metrics"]["step"] / 2, 3]
         assert record["waits"]["data"] >= 0.02  # 4 samples
 
     events = list(read_events(run / "events.jsonl"))
@@ -78,6 +78,7 @@ def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waite
     for event in events:
         manifest = json.loads((run / event["name"] / ".manifest.json").read_text())
         assert manifest["step"] == event["step"]
+        assert committed_at(run / event["name"]).place == f"step {event['step'] / 2} of 3"
         assert 0 < event["seconds"] < 10
         assert event["ranks"] == [0, 1]
         assert event["bytes"] == sum(file["size"] for file in manifest["files"].values())

@@ -228,7 +228,7 @@ def test_the_command_line_exits_with_the_code_of_the_signal(start: Start, number
     running.ask(number)
     code, output, _ = running.end()
     assert code == 128 + number, output
-    assert re.search(r"\ncheckpoint: checkpoint_0\d+, at step \d+\n", output)
+    assert re.search(r"\ncheckpoint: checkpoint_0\d+, at report \d+\n", output)
     assert "\ncontinue:   start the run again with --name run\n" in output
     assert set(running.stopped_at()) == {0, 1}
 

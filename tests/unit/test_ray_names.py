@@ -95,6 +95,10 @@ def test_a_value_that_asks_for_nothing_is_accepted_silently(make: Any, own: dict
         (DataParallelTrainer, {"train_loop_per_worker": train}, "scalin_config", "scaling_config"),
         (TorchTrainer, {"train_loop_per_worker": train}, "torch_conf", "torch_config"),
         (TensorflowTrainer, {"train_loop_per_worker": train}, "run_confg", "run_config"),
+        (TorchTrainer, {"train_loop_per_worker": train}, "config", "train_loop_config"),
+        (TorchTrainer, {"train_loop_per_worker": train}, "num_workers", "ScalingConfig(num_workers=...)"),
+        (DataParallelTrainer, {"train_loop_per_worker": train}, "max_failures", "FailureConfig(max_failures=...)"),
+        (ScalingConfig, {}, "storage_path", "RunConfig(storage_path=...)"),
     ],
 )
 def test_other_names_are_refused_with_the_one_that_may_be_meant(

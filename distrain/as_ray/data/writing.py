@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import fsspec
-from fsspec.core import url_to_fs
 
 from distrain.as_ray.data.arguments import WITHOUT_EFFECT
 from distrain.data.blocks import to_table
 from distrain.errors import DataError
-from distrain.system.imports import require
+from distrain.system.imports import find_filesystem, require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +45,7 @@ def write_files(rows: Block, path: str, ending: str, mode: SaveMode | str, optio
             f"the rows cannot be written as {ending}: {error}; leave columns out with drop_columns(), or convert them "
             "with map_batches()"
         ) from error
-    filesystem, place = url_to_fs(path)
+    filesystem, place = find_filesystem(path)
     if filesystem.exists(place):
         if mode is SaveMode.ERROR:
             raise ValueError(f"{path} exists, and the mode is {mode}: give another path, or mode=SaveMode.OVERWRITE")

@@ -76,8 +76,8 @@ def _row(name: str, facts: HostFacts) -> dict[str, str]:
         row |= {
             **{package: _version(probed.versions[package]) for package in _PACKAGES if package in probed.versions},
             "RAM free": f"{_gib(min(probed.memory_free_bytes, memory))} of {_gib(memory)} GiB",
-            "disk free": f"{_gib(probed.disk_free_bytes)} GiB",
-            "shm free": f"{_gib(probed.shared_memory_free_bytes)} GiB",
+            "disk free": _space(probed.disk_free_bytes),
+            "shm free": _space(probed.shared_memory_free_bytes),
             "GPU free": _least_free(facts.gpus),
             "address": f"{probed.address} {probed.interface}".strip(),
             "clock": f"{round(facts.ahead_s, 1) or 0.0:+.1f} s",  # not -0.0
@@ -121,6 +121,10 @@ def _version(version: str | None) -> str:
 
 def _gib(amount: int) -> str:
     return f"{amount / 2**30:.{0 if amount >= 10 << 30 else 1}f}"
+
+
+def _space(free_bytes: int) -> str:
+    return "" if free_bytes < 0 else f"{_gib(free_bytes)} GiB"
 
 
 def _least_free(gpus: Sequence[GpuHealth]) -> str:

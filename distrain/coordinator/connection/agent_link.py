@@ -261,11 +261,13 @@ class AgentLink:
                 how += f", which is {program}'s when it cannot connect or log in"
             elif code == _NOT_FOUND and not self.greeted:
                 how += ", there is no such program: name the host's interpreter with python= in the hostfile"
+            elif code >= 0 and not self.greeted and self._transport.ships:
+                how += ": the account needs a login shell and a Python there, but no distrain"
         return f"its agent has ended: {how}{self._what_must_work()}{self._last_words()}"
 
     def _what_must_work(self) -> str:
         """Return a command that the user can try, if the agent could not be started."""
-        if self.greeted or not self._process.returncode or self._process.returncode < 0:
+        if self.greeted or self._process.returncode is None or self._process.returncode < 0:
             return ""
         if self._process.returncode == self._transport.failed_code:
             return f"; this must work without asking for anything: {process.describe(self._transport.argv(['true']))}"

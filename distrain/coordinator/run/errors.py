@@ -63,7 +63,7 @@ class RunErrors:
     name: the name under which the user continues the run.
     is_script: the ranks run a script, which may keep snapshots of its own.
     step: how far the latest attempt was, such as ``21 of 120``, if that is known.
-    checkpoint: the latest checkpoint, such as ``checkpoint_000003, at step 18``, if there is one.
+    checkpoint: the latest checkpoint, such as ``checkpoint_000003, at step 18 of 120``, if there is one.
     is_stuck: this ``fit()`` continues the run, but no attempt has reported anything.
     logs: the directory of the logs of the latest attempt, if there are any.
     page: the page of the run, if it is certain to be written, which it is not to remote storage.

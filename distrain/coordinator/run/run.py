@@ -342,7 +342,7 @@ class Run:
             name=name,
             is_script=self._request.is_script,
             step="{:,} of {:,}".format(*status.progress) if status.progress else None,
-            checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
+            checkpoint=f"{latest.path.name}, at {latest.place}" if latest else None,
             logs=logs,
             page=str(self._store.paths.page) if self._storage_works(end) and not self._store.is_remote else None,
             last_lines=coordinator.last_lines(),

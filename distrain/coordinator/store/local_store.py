@@ -46,7 +46,7 @@ class LocalStore(RunStore):
             take_over(root)
             self.directory.open()
             self.committed = self._find_intact()
-            self._next_index = self.paths.next_index()
+            self.next_index = self.paths.next_index()
 
     def _find_intact(self) -> list[CommittedCheckpoint]:
         """Return the checkpoints of an earlier part of the run, and rename damaged ones.
@@ -97,7 +97,7 @@ class LocalStore(RunStore):
     # -- commits --------------------------------------------------------------------------------------------------
 
     def prepare(self, attempt: int, ordinal: int, *, name: str | None, then: Callable[[str], None]) -> None:
-        self._do(f"checkpoint {ordinal}", lambda: str(self.staging_directory(attempt, ordinal)), then)
+        self._do("a checkpoint", lambda: str(self.staging_directory(attempt, ordinal)), then)
 
     def staging_directory(self, attempt: int, ordinal: int) -> Path:
         """Make and return the directory for the files of all ranks. Raise OSError."""

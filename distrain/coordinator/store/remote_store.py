@@ -116,7 +116,7 @@ class RemoteStore(RunStore):
         self._used = set(files)
         manifests = self._intact_manifests(files)
         numbers = [manifest.get("index", -1) for _, manifest in manifests] + [number_of(name) for name in self._used]
-        self._next_index = max(numbers, default=-1) + 1
+        self.next_index = max(numbers, default=-1) + 1
         return [committed_at(self.location / folder, manifest) for folder, manifest in manifests]
 
     def _intact_manifests(self, files: _FilesOf) -> list[tuple[str, dict[str, Any]]]:
@@ -229,7 +229,7 @@ class RemoteStore(RunStore):
 
     def _next_name(self) -> str:
         """Return a number that no checkpoint has had, not even one that was never committed."""
-        number = max(self._next_index, *(number_of(name) + 1 for name in self._used), 0)
+        number = max(self.next_index, *(number_of(name) + 1 for name in self._used), 0)
         return self.paths.checkpoint(number).name
 
     def publish(self, new: Publication) -> None:

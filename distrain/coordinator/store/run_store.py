@@ -178,7 +178,8 @@ class RunStore(ABC):
         self._background = Background(None, "storage")
         self.directory: RunDirectory
         """The local directory for small files."""
-        self._next_index = 0
+        self.next_index = 0
+        """The number of the next checkpoint."""
         self._open_commits = 0
         self._metrics: list[str] = []
         self._events: list[str] = []
@@ -350,6 +351,7 @@ class RunStore(ABC):
         name: str | None = None,
         folder: str | None = None,
         step: int = 0,
+        progress: Sequence[float] | None = None,
         validation: Mapping[str, Any] | None = None,
         positions: Mapping[str, Any] | None = None,
         to_memory: Callable[[Publication], None] | None = None,
@@ -360,11 +362,12 @@ class RunStore(ABC):
         name: the wanted name of its directory. The default is a number.
         folder: the directory in the run directory that the ranks have filled themselves, or None.
         step: the number of reports, over the whole run, that a rank has made when it reports this checkpoint.
+        progress: the step that it is reported with, and the last one, or None.
         validation: the arguments of its validation, or None.
         positions: those in the data (:func:`merged_positions`), or None.
         to_memory: publishes one whose files stay in the memory of the hosts.
         """
-        index, self._next_index = self._next_index, self._next_index + 1
+        index, self.next_index = self.next_index, self.next_index + 1
         finite, nonfinite = without_nonfinite(commit.metrics)
         validation = None if validation is None else {**validation, "status": PENDING}
         manifest = {
@@ -372,6 +375,7 @@ class RunStore(ABC):
             "index": index,
             "attempt": attempt,
             "step": step,
+            "progress": progress,
             "time": time.time(),
             "world_size": commit.world_size,
             "ranks": list(commit.ranks),
@@ -394,13 +398,14 @@ class RunStore(ABC):
                 commit.ranks,
                 commit.silent,
                 is_in_memory=to_memory is not None,
+                progress=progress,
             )
             self.committed.append(saved)
             then(saved)
 
         def failed(why: object) -> None:
             self._open_commits -= 1
-            self._cannot_write(f"checkpoint {commit.ordinal}", why)
+            self._cannot_write("a checkpoint", why)
 
         self._open_commits += 1
         (to_memory or self.publish)(Publication(commit.ordinal, folder, manifest, positions or {}, done, failed))

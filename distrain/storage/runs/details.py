@@ -195,7 +195,7 @@ def _where(last: Mapping[str, Any] | None) -> str:
     progress = last.get("progress")
     if isinstance(progress, list) and len(progress) == 2 and all(isinstance(n, (int, float)) and n for n in progress):
         return f" at step {progress[0]:,} of {progress[1]:,} ({progress[0] / progress[1]:.0%})"
-    return f" at step {last['step']:,}"
+    return f" at report {last['step']:,}"
 
 
 def _reason(run: Run) -> str:

@@ -96,7 +96,7 @@ def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_g
 
     with (
         Waiter(go, shut_after_the_first),
-        pytest.raises((WorkerGroupError, ControllerError), match="checkpoint: checkpoint_000000, at step ") as raised,
+        pytest.raises((WorkerGroupError, ControllerError), match="checkpoint: checkpoint_000000, at report ") as raised,
     ):
         one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
     assert f"run:        {bucket.url}/run" in str(raised.value)

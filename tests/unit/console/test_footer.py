@@ -187,3 +187,14 @@ def test_lost_time_is_from_the_last_checkpoint_until_all_ranks_are_at_work_again
     for rank in range(4):
         status.rank_begins(rank, 131.0 + rank)
     assert (status.restarts, status.lost_s) == (1, 24.0)
+
+
+def test_what_the_first_report_after_a_restart_takes_longer_than_usual_is_lost_time_too() -> None:
+    status = running()  # one report in a second
+    status.begin_attempt(["localhost"] * 4, 130.0)
+    for rank in range(4):
+        status.rank_begins(rank, 131.0)
+    before = status.lost_s
+    status.reported(2, 1, {}, None, 141.0)
+    status.reported(0, 1, {}, None, 151.0)
+    assert status.lost_s == pytest.approx(before + 9.0, abs=0.1)

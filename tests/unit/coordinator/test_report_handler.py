@@ -100,7 +100,9 @@ def test_reports_that_all_bring_checkpoints_are_acknowledged(tmp_path: Path) -> 
     assert only(wire.Acknowledged, sent)
 
 
-def test_the_ranks_that_have_brought_a_dropped_checkpoint_are_told(tmp_path: Path) -> None:
+def test_the_ranks_that_have_brought_a_dropped_checkpoint_are_told_and_its_number_is_not_used_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store, sent = LocalStore(tmp_path / "run"), []
     handler = handler_of(store, sent, 2)
     for rank in range(2):
@@ -112,6 +114,11 @@ def test_the_ranks_that_have_brought_a_dropped_checkpoint_are_told(tmp_path: Pat
         (0, "", False),
         (1, "", False),
     ]
+    assert "checkpoint_000000 is dropped, as rank 1 could not store its part" in capsys.readouterr().err
+    for rank in range(2):
+        report(handler, rank, 2, f"shard-{rank}")
+        store_files(handler, only(wire.CopyFiles, sent)[-1])
+    assert [saved.path.name for saved in store.committed] == ["checkpoint_000001"]
     store.close()
 
 

@@ -201,7 +201,7 @@ def test_ranks_that_bring_checkpoints_as_the_user_says_are_waited_for(ranks: lis
     note(assembly, 1, 1)
     [said] = assembly.tick(2 * MISSING_RANK_S)
     assert isinstance(said, ShowLine)
-    assert "checkpoint 1 of rank 0 is not complete: rank 1 has not reported one yet." in said.text
+    assert "checkpoint_000000 of rank 0 is not complete: rank 1 has not reported one yet." in said.text
     bring(assembly, 1, 1, "shard-1", index=2)
     assert the_commit(deliver(assembly, 1, 1, "shard-1")).ranks == (0, 1)
 
@@ -458,8 +458,9 @@ def test_checkpoints_that_may_lack_ranks_are_dropped_at_the_end_of_an_attempt(en
         assert assembly.tick(2 * MISSING_RANK_S) == []
     assert assembly.close(2 * MISSING_RANK_S if end == "failure" else MISSING_RANK_S) == [
         ShowLine(
-            "checkpoints 1 to 2 are dropped: the attempt ended before rank 2 had reported one, so files "
-            "may be missing. If only some ranks save checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
+            "checkpoint_000000 to checkpoint_000001 are dropped: the attempt ended before rank 2 had reported one, so "
+            "files may be missing. If only some ranks save checkpoints, name them: "
+            "CheckpointConfig(checkpoint_ranks=[0])"
         )
     ]
 
@@ -512,7 +513,7 @@ def test_a_checkpoint_whose_report_has_failed_on_a_rank_is_dropped_and_the_next_
     bring(assembly, 0, 1, "shard-0")
     deliver(assembly, 0, 1, "shard-0")
     said, dropped = assembly.failed(1, 1, 1, "TypeError: a metric", 0.0)
-    assert said == ShowLine("checkpoint 1 is dropped, as report() has failed on rank 1: TypeError: a metric")
+    assert said == ShowLine("checkpoint_000000 is dropped, as report() has failed on rank 1: TypeError: a metric")
     assert dropped == Drop(1)
     for rank in (0, 1):
         bring(assembly, rank, 2, f"shard-{rank}")
@@ -548,8 +549,8 @@ def test_ranks_that_name_a_checkpoint_differently_are_told_so() -> None:
     assembly.reported(1, 1, {}, 1, ["b"], 0.0)
     [refusal] = only(Refuse, assembly.reported(2, 1, {}, 1, ["c"], 0.0, name="step-2"))
     assert refusal.why == (
-        "checkpoint 1: checkpoint_dir_name is 'step-1' on rank 0 and 'step-2' on rank 2; the ranks are not at the same "
-        "step, or must give one name"
+        "checkpoint_000000: checkpoint_dir_name is 'step-1' on rank 0 and 'step-2' on rank 2; the ranks are not at the "
+        "same step, or must give one name"
     )
     deliver(assembly, 0, 1, "a")
     assert Drop(1) in deliver(assembly, 1, 1, "b")
@@ -765,7 +766,7 @@ def test_a_name_that_is_a_file_and_a_directory_is_refused_and_the_checkpoint_dro
     bring(assembly, 0, 1, first)
     bring(assembly, 1, 1, first, "model-1")
     [refusal] = only(Refuse, bring(assembly, 2, 1, second))
-    assert (refusal.rank, refusal.why.startswith(f"checkpoint 1: {why}; give them different names")) == (2, True)
+    assert (refusal.rank, refusal.why.startswith(f"checkpoint_000000: {why}; give them different names")) == (2, True)
     deliver(assembly, 0, 1, first)
     said, dropped = deliver(assembly, 1, 1, "model-1", skipped=[first])
     assert why in said.text  # type: ignore[union-attr]

@@ -71,7 +71,17 @@ def test_a_package_that_is_not_there_is_fatal() -> None:
     assert text.startswith("its interpreter has no torch; install there: torch==2.13.0; or name")
 
 
-@pytest.mark.parametrize("version", ["2.13.0+cu130", "2.12.1", "3.0"])
+@pytest.mark.parametrize("own", ["2.13.0", "2.13.0+cpu"])
+def test_a_build_of_a_version_is_no_finding_and_is_not_asked_for(own: str) -> None:
+    """No index has 2.13.0+cpu under this name, and a host with GPUs needs another build than a laptop."""
+    assert version_findings("alpha", {"torch": "2.13.0+cu130"}, {"torch": own}) == []
+    for theirs in ("2.12.1", None):
+        [found] = version_findings("alpha", {"torch": theirs}, {"torch": own})
+        assert "torch==2.13.0" in found.text
+        assert "torch==2.13.0+" not in found.text
+
+
+@pytest.mark.parametrize("version", ["2.12.1+cu130", "2.12.1", "3.0"])
 def test_another_torch_is_a_warning(version: str) -> None:
     assert findings(torch=version) == [
         (f"it has torch {version}, this machine 2.13.0; install torch==2.13.0 there", False)
@@ -97,9 +107,12 @@ def test_what_this_machine_does_not_have_others_need_not_have_either() -> None:
 # -- details ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("free_bytes", "texts"), [(1 << 40, []), (0, []), (3_000_000, ["only 3.0 MB are free"])])
+@pytest.mark.parametrize(
+    ("free_bytes", "texts"),
+    [(1 << 40, []), (-1, []), (3_000_000, ["only 3.0 MB are free"]), (0, ["only 0 B are free wh"])],
+)
 def test_a_disk_that_is_nearly_full_is_a_warning(free_bytes: int, texts: list[str]) -> None:
-    """0 means that it is not known."""
+    """-1 means that it is not known."""
     found = disk_findings("alpha", free_bytes)
     assert [one.text[:20] for one in found] == texts
     assert not any(one.is_fatal for one in found)

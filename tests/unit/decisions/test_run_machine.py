@@ -542,6 +542,14 @@ def test_a_rank_that_is_due_to_bring_a_checkpoint_is_waited_for_while_it_brings_
     assert stops(saving(play, {(0, 8)})) == {"one": 0.0, "two": 0.0}
 
 
+def test_a_rank_that_may_be_the_culprit_is_not_said_to_bring_a_checkpoint() -> None:
+    play = Play(hosts=2, workers=4).run()
+    saving(play, expected={3})
+    assert play.raises(0, CONSEQUENCE) == []
+    assert play.state is RunState.SAVING
+    assert play.raises(3) == []
+
+
 def test_a_rank_that_is_due_to_bring_a_checkpoint_is_not_waited_for_long() -> None:
     play = play_that_expects(0)
     play.now += EXPECTED_REPORT_S

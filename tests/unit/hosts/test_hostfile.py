@@ -111,7 +111,7 @@ def test_hosts_may_be_a_list_with_users_and_ipv6() -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("a slots=0", "slots=0: must be a whole number of at least 1; remove the line of a host"),
+        ("a slots=0", "slots=0: must be a whole number of at least 1; leave a host out"),
         ("a slots=-1", "slots=-1: must be"),
         ("a slots=four", "slots=four: must be"),
         ("a slots=", "slots=: must be"),
@@ -183,12 +183,12 @@ def test_a_hostfile_without_a_host_is_an_error(text: str) -> None:
     ("text", "why"),
     [
         ("a:0", "'a:0': slots=0: must be"),
-        ("a:4,,b:4", "'': '' is not a host"),
+        ("a:4,,b:4", "'' is not a host"),
         ("a:4,a:2", "'a:2': named twice"),
-        ("a slots=4", "'a slots=4': 'a slots=4' is not a host"),
-        ("a:4:2", "'a:4:2' is not a host: must be host, user@host, host:number or [IPv6 address]; must be host:slots"),
+        ("a slots=4", "--hosts: 'a slots=4' is not a host; must be host:slots or [IPv6 address]:slots, such as"),
+        ("a:4:2", "--hosts: 'a:4:2' is not a host; must be host:slots"),
         ("a:4;b:4", "'a:4;b:4' is not a host"),
-        ("fd77::11", "or [IPv6 address]; must be host:slots, such as"),
+        ("fd77::11", "'fd77::11' is not a host; must be host:slots or [IPv6 address]:slots, such as"),
         ("", "is not a host"),
     ],
 )

@@ -66,7 +66,7 @@ def rows_of(table: dict[str, Any]) -> list[dict[str, str]]:
 def test_the_verdict_comes_first_and_names_the_culprit(restarted: Run) -> None:
     page = restarted.page()
     wanted = (
-        "Failed after 1 min 40 s at step 50: rank 3 on beta: RuntimeError: CUDA out of memory (train.py:88), after 1 "
+        "Failed after 1 min 40 s at report 50: rank 3 on beta: RuntimeError: CUDA out of memory (train.py:88), after 1 "
         "restart."
     )
     assert f'<p class="verdict">{wanted}</p>' in page
@@ -93,7 +93,7 @@ def test_values_that_are_not_numbers_are_marked(run: Run) -> None:
     curve = data_of(run)["curves"][0]
     assert curve["marks"] == [[2, "nan"], [4, "inf"]]
     assert (curve["x"], curve["y"]) == ([1, 2, 3, 4], [1, None, 2, None])
-    assert "2 not finite, the first (nan) at step 2" in curve["summary"]
+    assert "2 not finite, the first (nan) at report 2" in curve["summary"]
 
 
 def test_ranks_that_are_behind_come_first(run: Run) -> None:
@@ -104,7 +104,7 @@ def test_ranks_that_are_behind_come_first(run: Run) -> None:
             run.report(time, index, rank=rank, waits={"data": 0.5} if rank == 2 else {})
     first, *others = rows_of(data_of(run)["ranks"])
     assert list(first.values()) == ["2", "beta", "49", "1.0 s", "2.0 s", "24 s", "-"]
-    assert {other["last step"] for other in others} == {"99"}
+    assert {other["last report"] for other in others} == {"99"}
 
 
 def test_attempts_checkpoints_events_and_time_are_tables(restarted: Run) -> None:
@@ -112,9 +112,9 @@ def test_attempts_checkpoints_events_and_time_are_tables(restarted: Run) -> None
     data = data_of(restarted)
     second, first = rows_of(data["attempts"])
     assert (first["began"], first["lasted"], first["from"]) == ("+0 s", "43 s", "the beginning")
-    assert (second["from"], second["hosts (ranks)"]) == ("checkpoint_000000 (step 20)", "alpha (0, 1), beta (2, 3)")
+    assert (second["from"], second["hosts (ranks)"]) == ("checkpoint_000000 (report 20)", "alpha (0, 1), beta (2, 3)")
     newer, older = rows_of(data["checkpoints"])
-    assert (newer["step"], newer["state"], newer["metrics"]) == ("40", "kept", "loss=0.025")
+    assert (newer["report"], newer["state"], newer["metrics"]) == ("40", "kept", "loss=0.025")
     assert (older["size"], older["state"]) == ("5.0 MB", "deleted; attempts from it: 1")
     assert rows_of(data["events"]) == [
         {"after": "+30 s", "event": "slow", "details": "attempt: 0, rank: 2, between: reports"}
@@ -130,7 +130,7 @@ def test_a_killed_run_ended_with_its_last_report_and_shows_its_last_output(run: 
     run.write("logs/attempt_0/rank_0.log", "")
     (run.root / "logs/attempt_0/rank_0.log").write_bytes(b"the last words: caf\xe9\n")
     data = data_of(run)
-    assert data["verdict"].startswith("Killed after 40 s at step 1: the process that called fit() was killed")
+    assert data["verdict"].startswith("Killed after 40 s at report 1: the process that called fit() was killed")
     assert data["logs"] == [["rank 0, attempt 0", ["the last words: caf\ufffd"]]]
     assert data["time"]["goodput"] == "75% of 40 s"
 
@@ -315,7 +315,7 @@ def test_a_run_on_remote_storage_has_a_page_on_request(restarted: Run, tmp_path:
     with pytest.raises(StorageError, match=r"is on remote storage: name the file for its page \(output=, -o\)"):
         write_page(remote)
     data = Parts(write_page(remote, tmp_path / "page.html").read_text()).data
-    assert data["verdict"].startswith("Failed after 1 min 40 s at step 50: rank 3 on beta: ")
+    assert data["verdict"].startswith("Failed after 1 min 40 s at report 50: rank 3 on beta: ")
     assert len(data["curves"]) == 3
     assert rows_of(data["checkpoints"])[0]["metrics"] == "loss=0.025"
 

@@ -67,8 +67,19 @@ def test_nothing_is_deleted_by_a_dry_run_or_without_a_yes(storage: Path, capsys:
     assert "4 runs, " in capsys.readouterr().out
     assert clean(str(storage), "--older-than", "1h") == 2  # no terminal
     assert "add --yes" in capsys.readouterr().err
-    assert clean(str(storage), "--yes") == 2
-    assert "name what to delete" in capsys.readouterr().err
+    assert clean(str(storage), "--dry-run") == 0
+    assert "5 runs, " in capsys.readouterr().out
+    for arguments in ([], ["--yes"]):
+        assert clean(str(storage), *arguments) == 2
+        said = capsys.readouterr()
+        assert {line.split()[0] for line in said.out.splitlines()} == {
+            "finished",
+            "failed",
+            "aborted",
+            "killed",
+            "young",
+        }
+        assert "have ended. Nothing was deleted; name what to delete: --older-than 30d" in said.err
     assert left(storage) == ALL
 
 

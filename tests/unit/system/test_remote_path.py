@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,14 @@ class Unpicklable(MemoryFileSystem):  # type: ignore[misc]
 )
 def test_local_paths(path: Any, expected: Path) -> None:
     assert locate(path) == expected
+
+
+def test_a_filesystem_whose_package_is_missing_is_told_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(OSError, match=r"^gs://bucket/run: gcsfs is not installed: pip install gcsfs$"):
+        _ = RemotePath("gs://bucket/run").filesystem
 
 
 def test_a_part_of_the_local_filesystem_is_a_local_path_below_it(tmp_path: Path) -> None:
