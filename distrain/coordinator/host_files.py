@@ -348,8 +348,8 @@ def _read(find: Callable[[], Project | None]) -> Project | str | None:
 def _warn_of_left_files(host: str, folder: str, why: str | None) -> None:
     if why is not None:
         warn(
-            f"files that ranks have written stay on {host}, in {folder}: {why}. Copy them yourself; if the run continues "
-            f"on {host}, they come then"
+            f"files that ranks have written stay on {host}, in {folder}: {why}. Copy them yourself; or, if the run "
+            f"continues on {host}, they come then"
         )
 
 
