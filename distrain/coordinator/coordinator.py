@@ -705,9 +705,12 @@ class Coordinator:
 
     def _bring_files_back(self) -> None:
         """Copy what ranks have written on hosts without the storage to the run directory; Ctrl-C ends the waiting."""
-        for host in self._host_files.apart if self._attempt >= 0 else ():
+        for host in self._request.hosts if self._attempt >= 0 else ():
             self._host_files.bring_back(host)  # one after the other, because they may have files of the same names
             self._await_writing(lambda: not self._host_files.is_delivering)
+            if self._host_files.is_delivering:
+                warn("files that ranks have written may still be on other hosts; if the run continues there, they come")
+                break
 
     def _close_hosts(self) -> None:
         self._host_files.close()

@@ -278,13 +278,10 @@ class HostFiles:
         self._hosts[host].deliveries.append(then)
         self._mover(host).order(order)
 
-    @property
-    def apart(self) -> list[str]:
-        """The hosts that do not see the storage."""
-        return [host for host in self._hosts if self.is_apart(host)]
-
     def bring_back(self, host: str) -> None:
-        """Begin to copy what ranks have written into get_trial_dir() on a host to the run directory."""
+        """Begin to copy what ranks have written into get_trial_dir() to the run directory, if the host lacks that."""
+        if not self.is_apart(host):
+            return
         folder, run, limit = self._hosts[host].trial_dir, self._shipping.question.storage, self._shipping.fetch_limit
         order = wire.BringBack(folder=folder, run=run, host=host.replace("/", "_"), limit_bytes=limit)
         self.deliver(host, order, partial(_warn_of_left_files, host, folder))
