@@ -442,6 +442,8 @@ class ShippingConfig:
     limit_bytes: the largest size of all files together.
     env_from: a requirements file, from which a virtual environment is made on each host. None, the default: hosts use
         the interpreter that they have.
+    fetch_limit_bytes: the largest size of the files in ``get_context().get_trial_dir()`` that come back from each host
+        at the end.
 
     >>> RunConfig(shipping_config=ShippingConfig(include=["data/words.txt"])).shipping_config.enabled
     True
@@ -451,9 +453,11 @@ class ShippingConfig:
     include: Sequence[str | os.PathLike[str]] = ()
     limit_bytes: int = 100_000_000
     env_from: str | os.PathLike[str] | None = None
+    fetch_limit_bytes: int = 1_000_000_000
 
     def __post_init__(self) -> None:
         check_fields(self, check_type, "enabled", kind=bool)
+        check_fields(self, check_int, "fetch_limit_bytes", minimum=0)
         if isinstance(self.include, (str, os.PathLike)):
             raise TypeError(f"ShippingConfig.include must be a list of paths, got {self.include!r}")
         check_fields(self, check_type, "include", kind=Sequence, allowed="a list of paths")

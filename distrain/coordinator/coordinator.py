@@ -687,6 +687,7 @@ class Coordinator:
         self._verification.close()
         steps = (
             self._store_memory,
+            self._bring_files_back,
             self._close_hosts,
             self._debuggers.close,
             self._outputs.flush,
@@ -704,6 +705,15 @@ class Coordinator:
         self._memory.store_last()
         self._await_writing(lambda: not self._memory.is_storing)
         self._memory.close()
+
+    def _bring_files_back(self) -> None:
+        """Copy what ranks have written on hosts without the storage to the run directory; Ctrl-C ends the waiting."""
+        for host in self._request.hosts if self._attempt >= 0 else ():
+            self._host_files.bring_back(host)  # one after the other, because they may have files of the same names
+            self._await_writing(lambda: not self._host_files.is_delivering)
+            if self._host_files.is_delivering:
+                warn("files that ranks have written may still be on other hosts; if the run continues there, they come")
+                break
 
     def _close_hosts(self) -> None:
         self._host_files.close()

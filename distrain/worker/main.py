@@ -87,7 +87,8 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     debugger = Debugger(session, channel, spec.debug_rank)
     debugger.install()
     session.on_profile = partial(begin_profile, context, channel)
-    fetch_with(session.fetch_checkpoint, context.get_trial_dir(), is_apart=not context.sees_storage)
+    run = context.get_storage().experiment_fs_path
+    fetch_with(session.fetch_checkpoint, run, is_apart=not context.sees_storage)
     sampler = VitalsSampler(channel, context, spec.vitals_s)
     sampler.poll, session.on_dump = session.poll, sampler.dump_recorder
 

@@ -38,6 +38,7 @@ NO_OPTION = (
 """Fields that make no sense on a command line."""
 _NAMES = {
     "enabled": ("--no-ship",),
+    "fetch_limit_bytes": ("--fetch-limit",),
     "host_wait_s": ("--hosts-wait",),
     "include": ("--ship",),
     "limit_bytes": ("--ship-limit",),
@@ -81,6 +82,7 @@ _KEYWORDS: dict[str, dict[str, Any]] = {
     "debug_rank": {"metavar": "RANK"},
     "enabled": {"help": "copy no code to other hosts: they have it at the same paths"},
     "env_from": {"metavar": "FILE"},
+    "fetch_limit_bytes": {"help": "largest size of other files that come back from each host (default: 1GB)"},
     "hostfile": {
         "metavar": "FILE",
         "help": "file with the hosts to train on, one per line: alpha slots=4 (default: DISTRAIN_HOSTFILE, else the "
