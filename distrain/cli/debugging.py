@@ -151,69 +151,54 @@ def _serve_editor(run: Run, rank: int, port: int) -> int:
     except (OSError, OverflowError) as error:
         raise NoSuchRun(f"port {port} cannot be used ({error}); choose another one with --port") from None
     with listener, contextlib.closing(connect(run, rank, DAP)) as channel:
-        directory = _start_debugpy(run, channel, rank)
-        _show_configuration(rank, directory, listener.getsockname()[1])
-        _relay(listener, channel, rank)
+        frames = channel.wait(_NOTICE_S)
+        if not frames and not channel.at_end:
+            echo(f"rank {rank} answers when its native code lets other threads run; Ctrl-C ends the wait")
+            echo(request(run, STACKS))
+            frames = channel.wait()
+        message = frames[0].message() if frames else None
+        if not isinstance(message, wire.DebuggerSays) or message.closed is not None:
+            raise NoSuchRun(message.closed if isinstance(message, wire.DebuggerSays) else "the run has ended")
+        _show_configuration(rank, message.place, listener.getsockname()[1])
+        echo(_relay(listener, channel, rank))
     return 0
 
 
-def _start_debugpy(run: Run, channel: Channel, rank: int) -> str:
-    """Wait until debugpy runs in a rank, and return the working directory of that. Raises NoSuchRun."""
-    frames = channel.wait(_NOTICE_S)
-    if not frames and not channel.at_end:
-        echo(f"rank {rank} answers when its native code lets other threads run; Ctrl-C ends the wait")
-        echo(request(run, STACKS))
-        frames = channel.wait()
-    message = frames[0].message() if frames else None
-    if not isinstance(message, wire.DebuggerSays) or message.closed is not None:
-        raise NoSuchRun(message.closed if isinstance(message, wire.DebuggerSays) else "the run has ended")
-    return message.place
-
-
 def _show_configuration(rank: int, directory: str, port: int) -> None:
-    configuration: dict[str, object] = {
-        "name": f"rank {rank}",
-        "type": "debugpy",
-        "request": "attach",
-        "connect": {"host": "127.0.0.1", "port": port},
-    }
+    configuration: dict[str, object] = {"name": f"rank {rank}", "type": "debugpy", "request": "attach"}
+    configuration["connect"] = {"host": "127.0.0.1", "port": port}
     if not os.path.isdir(directory):  # the rank has a copy of the code
         configuration["pathMappings"] = [{"localRoot": "${workspaceFolder}", "remoteRoot": directory}]
     echo(
         f"rank {rank} waits for your editor at 127.0.0.1:{port}; Ctrl-C ends the wait\n"
-        f"VS Code: add this to \"configurations\" in .vscode/launch.json, and press F5\n"
+        f'VS Code: add this to "configurations" in .vscode/launch.json, and press F5\n'
         f"{json.dumps(configuration, indent=4)}\n"
-        f"PyCharm: run an \"Attach to DAP\" configuration for that address"
+        f'PyCharm: run an "Attach to DAP" configuration for that address'
     )
 
 
-def _relay(listener: socket.socket, channel: Channel, rank: int) -> None:
-    """Relay the bytes of the first editor that connects."""
+def _relay(listener: socket.socket, channel: Channel, rank: int) -> str:
+    """Relay the bytes of the first editor that connects. Return why it ended."""
     editor = None
-    while True:
+    while not channel.at_end:
         ready, _, _ = select.select([channel.read_fd, editor or listener], [], [])
         if channel.read_fd in ready:
             for frame in channel.receive():
                 message = frame.message()
                 assert isinstance(message, wire.DebuggerSays)
                 if message.closed is not None:
-                    echo(message.closed or f"rank {rank} continues")
-                    return
+                    return message.closed or f"rank {rank} continues"
                 if editor is not None:
                     with contextlib.suppress(ConnectionError):  # it is gone, and the next recv() finds that
                         editor.sendall(message.body)
-            if channel.at_end:
-                echo("the run has ended")
-                return
         elif editor is None:
             editor, _ = listener.accept()
-            listener.close()
-            echo("the editor is attached")
+            listener.close()  # nobody else can attach
         else:
             data = b""
             with contextlib.suppress(ConnectionError):
                 data = editor.recv(_READ_BYTES)
             if not data:
-                echo(f"the editor has detached; rank {rank} continues")
-                return
+                return f"the editor has detached; rank {rank} continues"
             channel.send(wire.EditorInput(attempt=0, rank=rank, body=data))
+    return "the run has ended"

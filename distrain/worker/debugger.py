@@ -95,7 +95,9 @@ class Debugger:
 
     def _on_breakpoint(self, *args: Any, **options: Any) -> Any:
         if self._editor is not None and self._editor.is_attached and os.getpid() == self._pid:
-            return self._editor.stop_at(sys._getframe(1))
+            import pydevd
+
+            return pydevd.settrace(suspend=True, trace_only_current_thread=True, stop_at_frame=sys._getframe(1))
         if os.environ.get("PYTHONBREAKPOINT"):
             return sys.__breakpointhook__(*args, **options)
         if os.getpid() != self._pid and (self._rank is None or self._is_for_this_rank):
@@ -141,12 +143,6 @@ class _Editor:
             else:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
-    def stop_at(self, frame: FrameType) -> None:
-        """Let the user look at a frame of this thread, from its next line on."""
-        import pydevd
-
-        pydevd.settrace(suspend=True, trace_only_current_thread=True, stop_at_frame=frame)
-
     def before_send(self, message: dict[str, Any]) -> None:
         """Note whether the rank is stopped. debugpy calls this before it sends a message."""
         if message.get("event") in ("stopped", "continued"):
@@ -157,29 +153,37 @@ class _Editor:
 
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
-        threading.current_thread().pydev_do_not_trace = True  # type: ignore[attr-defined]
+        thread: Any = threading.current_thread()
+        thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # debugpy must not stop it
         try:
-            self._start()
+            pydevd = self._start()
         except (ImportError, RuntimeError) as error:
-            self._say(closed=f"{error}")
+            self._say(closed=str(error))
             return
         self._say(place=os.getcwd())
-        while data := self._next_data():
-            self._say(data, prompt="" if self._is_stopped else None)
-        self._stop()
+        data = b"-"
+        while data:
+            if select.select([self._socket], [], [], _POLL_S)[0]:
+                data = self._socket.recv(_READ_BYTES)
+                self._say(data, prompt="" if self._is_stopped else None)
+            self._session.poll()
+        self.is_attached = False
+        pydevd.stoptrace()
+        self._socket.close()
         self._say(closed="")
 
-    def _start(self) -> None:
-        """Start debugpy. Raises ImportError or RuntimeError that says what to do."""
+    def _start(self) -> Any:
+        """Start debugpy, and return its engine. Raises ImportError or RuntimeError that says what to do."""
         os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # or else it warns of modules of Python itself
+        hook = sys.breakpointhook
         try:
             import debugpy.server  # it lets pydevd be imported
             import pydevd
         except ImportError as error:
-            host = socket.gethostname()
-            raise ImportError(
-                f"debugpy is needed on {host}, the host of this rank: `pip install 'distrain[debug]'` there ({error})"
-            ) from None
+            where = f"on {socket.gethostname()}, the host of this rank"
+            raise ImportError(f"debugpy is needed {where}: `pip install 'distrain[debug]'` there ({error})") from None
+        finally:
+            sys.breakpointhook = hook  # pydevd has replaced it
         if pydevd.get_global_debugger() is not None:
             raise RuntimeError("train_func has started debugpy itself; attach to that")
         pydevd.start_client = lambda host, port: self._debugpys
@@ -190,22 +194,11 @@ class _Editor:
             protocol="dap",
             dont_trace_start_patterns=(OWN_FILES[0], os.path.dirname(debugpy.__file__)),
         )
+        sys.modules["pydevd_tracing"].restore_sys_set_trace_func()  # or else it warns of each fork
         pydevd.add_dap_messages_listener(self)
         os.register_at_fork(after_in_child=_forget_debugpy)
         self.is_attached = True
-
-    def _next_data(self) -> bytes:
-        """Wait for what debugpy sends to the editor, and handle the messages of the worker meanwhile."""
-        while not select.select([self._socket], [], [], _POLL_S)[0]:
-            self._session.poll()
-        return self._socket.recv(_READ_BYTES)
-
-    def _stop(self) -> None:
-        import pydevd
-
-        self.is_attached = False
-        pydevd.stoptrace()
-        self._socket.close()
+        return pydevd
 
     def _say(self, body: bytes = b"", **fields: Any) -> None:
         context = self._session.context
