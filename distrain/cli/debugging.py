@@ -181,7 +181,7 @@ def _relay(listener: socket.socket, channel: Channel, rank: int) -> str:
     """Relay the bytes of the first editor that connects. Return why it ended."""
     editor = None
     while not channel.at_end:
-        ready, _, _ = select.select([channel.read_fd, editor or listener], [], [])
+        ready, _, _ = select.select([channel.read_fd, (editor or listener).fileno()], [], [])
         if channel.read_fd in ready:
             for frame in channel.receive():
                 message = frame.message()

@@ -212,4 +212,4 @@ def _forget_debugpy() -> None:
     import pydevd
 
     pydevd.settrace_forked(setup_tracing=False)
-    threading.settrace(None)  # type: ignore[arg-type]
+    threading.settrace(None)
