@@ -863,6 +863,9 @@ class DebuggerSays(FromWorker):
     such as ``load_batch (train.py:31)``. error: the exception that has ended train_func there, if one has. closed: the
     rank continues without the debugger, and, if it is not empty, for this reason.
 
+    From debugpy: ``body`` is what the editor gets, and ``prompt`` is empty while the rank is stopped. The first message
+    has no body, and the rank's working directory as its ``place``.
+
     Worker -> coordinator -> ``distrain debug``. A prompt is answered by :class:`DebuggerInput`.
     """
 
@@ -883,6 +886,17 @@ class DebuggerInput(ToWorker):
     """
 
     line: str | None
+
+
+@message
+class EditorInput(ToWorker):
+    """Bytes of an editor for the debugpy of a rank; none if the editor is gone. ``opens``: start debugpy.
+
+    ``distrain debug --dap`` -> coordinator -> agent -> worker.
+    """
+
+    body: bytes = b""
+    opens: bool = False
 
 
 @message

@@ -166,6 +166,8 @@ class Session:
         """Sends what torch's flight recorder has; set by the sampler."""
         self.on_profile: Callable[[float], object] = lambda seconds: None
         """Begins a profile of this rank; set by :mod:`distrain.worker.main`."""
+        self.on_editor: Callable[[wire.EditorInput], None] = lambda message: None
+        """Passes on what an editor sends to the debugger; set by it."""
         self._must_sniff = False
         self._debugger_input: deque[str] = deque()
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
@@ -785,6 +787,8 @@ class Session:
                 self._vote_at = call
             case wire.DebuggerInput(line=str(line)):
                 self._debugger_input.append(line)
+            case wire.EditorInput():
+                self.on_editor(message)
             case wire.DumpRecorder():
                 self.on_dump()
             case wire.TakeProfile(seconds=seconds):
