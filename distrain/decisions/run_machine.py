@@ -53,7 +53,7 @@ from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 from distrain.decisions.stop_consensus import StopConsensus, StopOrder
 from distrain.errors import InvalidTransition, LaunchError, ResourcesError
 from distrain.system.stacks import raised_at
-from distrain.system.text import BY_COMMAND, name_hosts, name_ranks, on_host, signal_of, stopped_by
+from distrain.system.text import BY_COMMAND, count, name_hosts, name_ranks, on_host, signal_of, stopped_by
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -81,6 +81,8 @@ UPLOAD_PATIENCE_S = 300.0
 """Seconds that an attempt with unfinished work waits at its end for uploads that complete a checkpoint."""
 NOTICE_AFTER_S = 5.0
 """Seconds to wait for checkpoints before a line on the console says so."""
+_CROWD = 8
+"""Workers for each CPU of a host from which on a warning says that this is slow."""
 _STORY_LENGTH = 200
 """Number of moves that InvalidTransition shows."""
 _EARLIER_KEPT = 5
@@ -365,7 +367,7 @@ class RunStateMachine:
             self.resources_missing = True
             self._forget_attempt()
             return self._give_up(str(error))
-        shown = self._describe_change(before, self.plan)
+        shown = [*self._describe_change(before, self.plan), *self._describe_crowds(self.plan)]
         return [*shown, *self._prepare_hosts(self.plan), *self._begin_attempt(self.plan, now)]
 
     def _forget_attempt(self) -> None:
@@ -381,6 +383,14 @@ class RunStateMachine:
         without = f", without {name_hosts(missing)}" if missing else ""
         reasons = [f"    {line}" for line in self._host_pool.describe_losses().splitlines()] if before is None else []
         return [ShowLine("\n".join([f"{plan.world_size} workers on {name_hosts(plan.hosts)}{without}", *reasons]))]
+
+    def _describe_crowds(self, plan: WorldPlan) -> list[Action]:
+        """Warn of hosts with far more workers than CPUs."""
+        return [
+            ShowLine(f"{host.name}: {workers} workers share {count(host.cpus, 'CPU')}; fewer would be faster", once=True)
+            for host in self._host_pool.connected
+            if (workers := len(plan.on(host.name))) > _CROWD * host.cpus
+        ]
 
     def _prepare_hosts(self, plan: WorldPlan) -> list[Action]:
         """Send the job to hosts that do not have it, or are prepared for another number of workers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 _RETRY_S = 60.0
 """Seconds after which a tracker that has failed is tried again."""
+_START_S = 20.0
+_starting = threading.Lock()
+"""Held by a tracker that starts, for so long at most: imports of several at once have imported NumPy twice."""
 
 
 def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[TrackerObserver]:
@@ -52,7 +56,7 @@ class TrackerObserver(Observer):
         self._attempt = 0
         self._heard = 0
         """The index of the last report of rank 0 in this attempt. Later ones may have been left out."""
-        self._has_warned = False
+        self._has_started = self._has_warned = False
         """True once the user knows of a failure: the tracker fails again and again if its server is down."""
 
     def hear(self, fact: Fact) -> None:
@@ -72,7 +76,10 @@ class TrackerObserver(Observer):
             self._act(self._log or self._start(), fact)
         except BaseException as error:  # SystemExit, too
             self._log, self._next_try = None, time.monotonic() + _RETRY_S
-            if not self._has_warned:
+            if isinstance(fact, Ended):
+                what = "lacks reports" if self._has_started else "has nothing"
+                warn(f"{self.name} {what} of this run: {type(error).__name__}: {error}; {self.advice}")
+            elif not self._has_warned:
                 warn(f"{self.name} failed: {type(error).__name__}: {error}; the run continues; {self.advice}")
             self._has_warned = True
             with contextlib.suppress(OSError):
@@ -84,10 +91,15 @@ class TrackerObserver(Observer):
         from distrain.trackers.logging import TrackerLog  # in this thread, as it takes a while
 
         log = TrackerLog(self._tracker, self._run.directory, self._run.location)
-        log.start()
+        is_alone = _starting.acquire(timeout=_START_S)
+        try:
+            log.start()
+        finally:
+            if is_alone:
+                _starting.release()
         if log.url:
             say(f"{name_of(self._tracker)}: {log.url}")
-        self._log = log
+        self._log, self._has_started = log, True
         return log
 
     def _act(self, log: TrackerLog, fact: Fact | None) -> None:

@@ -227,6 +227,11 @@ def test_nothing_starts_before_every_host_has_said_hello() -> None:
     assert {host for host, _ in told(actions, wire.Prepare)} == {"one", "two"}
 
 
+@pytest.mark.parametrize(("workers", "text"), [(32, ""), (33, "one: 33 workers share 4 CPUs; fewer would be faster")])
+def test_far_more_workers_than_cpus_are_a_warning(workers: int, text: str) -> None:
+    assert said(Play(workers=workers).connect()) == text
+
+
 def test_only_rank_0s_host_reserves_ports_and_all_hosts_start_with_them() -> None:
     play = Play(hosts=2, workers=4)
     assert [host for host, _ in told(play.connect(), wire.ReservePorts)] == ["one"]

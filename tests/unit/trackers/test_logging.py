@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distrain.api.observer import AttemptBegan, Ended, Reported, RunBegan
 from distrain.decisions.run_status import RunStatus
 from distrain.storage.checkpoint import Checkpoint
-from distrain.trackers import Report, TrackedRun, Tracker
+from distrain.trackers import Report, TrackedRun, Tracker, observer
 from distrain.trackers.logging import TrackerLog
 from distrain.trackers.observer import TrackerObserver
 
@@ -182,7 +182,7 @@ def test_the_last_reports_that_were_left_out_come_from_the_files_at_the_end(run:
     root = run.paths.root
     status = RunStatus(str(root), started=0.0)
     began = RunBegan("id", "run", str(root), root, in_process=False)
-    observer = TrackerObserver(Recorder(), began, status, root / "tracker.log")
+    slow = TrackerObserver(Recorder(), began, status, root / "tracker.log")
     begun = AttemptBegan(0, ["here"], 1.0)
     first, last = (Reported(0, n, n, {"loss": 0.5}, None, 1.0) for n in (1, 2))
     for fact in (begun, first, last):
@@ -190,6 +190,19 @@ def test_the_last_reports_that_were_left_out_come_from_the_files_at_the_end(run:
     for index in (1, 2):
         run.report(index, loss=0.5)
     for fact in (began, begun, first):
-        observer.hear(fact)
-    observer.hear(Ended("finished", "finished", 1.0, None, None, [], None, storage_works=True))
+        slow.hear(fact)
+    slow.hear(Ended("finished", "finished", 1.0, None, None, [], None, storage_works=True))
     assert (Recorder.service, Recorder.told) == ([1, 2], ["finished"])
+
+
+def test_trackers_start_one_after_the_other(run: RunDirectory) -> None:
+    """They import large packages, and two imports at a time have imported NumPy twice."""
+    root, held = run.paths.root, []
+
+    class Noting(Tracker):
+        def start(self, run: TrackedRun) -> None:
+            held.append(observer._starting.locked())
+
+    began = RunBegan("id", "run", str(root), root, in_process=False)
+    TrackerObserver(Noting(), began, RunStatus(str(root), started=0.0), root / "tracker.log").hear(began)
+    assert (held, observer._starting.locked()) == ([True], False)
