@@ -167,7 +167,7 @@ class TrainContext(WorkerFacts):
 
         ::
 
-            plot.savefig(f"{distrain.get_context().get_trial_dir()}/rank_{rank}.png")
+            notes = f"{distrain.get_context().get_trial_dir()}/notes.txt"
         """
         return self.trial_dir or self.get_storage().experiment_fs_path
 
