@@ -130,17 +130,20 @@ if where == "ssh":
     ]
 else:
     transports = [LocalTransport()]
-result = run_work(
-    FunctionWork(function=train, config={}, backend=distrain.BackendConfig()),
-    ScalingConfig(num_workers=2),
-    RunConfig(
-        name="run",
-        storage_path=storage,
-        callbacks=[Slow()],
-        failure_config=FailureConfig(max_failures=1, host_lease_s=lease_s),
-    ),
-    transports=transports,
-)
+try:
+    result = run_work(
+        FunctionWork(function=train, config={}, backend=distrain.BackendConfig()),
+        ScalingConfig(num_workers=2),
+        RunConfig(
+            name="run",
+            storage_path=storage,
+            callbacks=[Slow()],
+            failure_config=FailureConfig(max_failures=1, host_lease_s=lease_s),
+        ),
+        transports=transports,
+    )
+except distrain.PreemptionError as error:
+    sys.exit(error.exit_code)
 assert result.return_value == "done"
 """
 
