@@ -52,11 +52,9 @@ def run_board(options: argparse.Namespace) -> int:
         echo(f"wrote {export(board, options.export.expanduser())}")
         return 0
     server = require("distrain.board.server")
-    if options.port > 65535:
-        raise WrongArgument(f"--port must be at most 65535, got {options.port}")
     try:
         listener = socket.create_server((server.HOST, options.port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise WrongArgument(f"port {options.port} cannot be used ({error}); choose another one with --port") from None
     token = secrets.token_urlsafe(24)
     echo(f"distrain board of {storage}: Ctrl-C ends it\n")

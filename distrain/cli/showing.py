@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from distrain.api.runs import info_of
 from distrain.cli import parsers
 from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, value, write_json
+from distrain.page.reports import read_reports
 from distrain.storage import names
 from distrain.storage.lines import read_events
-from distrain.storage.runs.details import checkpoints_of, error_of, extremes_of, newest_in_memory, reports_of, verdict
+from distrain.storage.runs.details import checkpoints_of, error_of, newest_in_memory, verdict
 from distrain.storage.runs.listing import FAILED, Run
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
 from distrain.system.text import count, duration, flatten, name_ranks, printable, size
@@ -40,10 +41,10 @@ class Details:
 
     def __init__(self, run: Run) -> None:
         """Read the files of a run. Warn of what is damaged."""
-        facts, reports, attempts = run.manifest, list(reports_of(run)), attempts_with_logs(run)
+        facts, reports, attempts = run.manifest, read_reports(run, [], rank=0), attempts_with_logs(run)
         events = list(read_events(run.location / names.EVENTS))
         self.run = info_of(run)
-        self.verdict = verdict(run, reports[-1] if reports else None)
+        self.verdict = verdict(run, reports.last)
         self.command = command_of(run)
         self.process = {name: facts.get(name) for name in ("user", "host", "pid", "directory")}
         self.git = _dict(facts.get("git"))
@@ -54,7 +55,11 @@ class Details:
         self.events = Counter(str(event["event"]) for event in events)
         self.attempts = run.attempts
         self.changes = run.manifest.get("changes", [])
-        self.extremes = {name: extreme._asdict() for name, extreme in extremes_of(reports).items()}
+        self.extremes = {
+            name: {"least": low[1], "least_step": low[0], "largest": high[1], "largest_step": high[0]}
+            for name, curve in reports.curves.items()
+            if (low := curve.lowest) and (high := curve.highest)
+        }
         self.checkpoints = checkpoints_of(run.location)
         self.in_memory = newest_in_memory(run, events)
         self.error = str(error_of(run.location).get("message") or "") if run.state == FAILED else None

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain.page.envelope import MOST_BINS, Envelope
+from distrain.storage import names
 from distrain.storage.lines import read_metrics
 from distrain.system.text import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from distrain.system.remote_path import RemotePath
+    from distrain.storage.runs.listing import Run
 
 MOST_METRICS = 100
 
@@ -63,7 +63,7 @@ class Reports:
     when an attempt begins. most_bins: of each curve.
 
     Attributes: ``attempts`` and ``ranks`` by number, ``curves`` of rank 0's metrics, ``more_metrics``: their names
-    beyond :data:`MOST_METRICS`, ``last``: rank 0's last report.
+    beyond :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
     """
 
     def __init__(self, known: Sequence[tuple[int, int | None, bool]], most_bins: int = MOST_BINS) -> None:
@@ -92,7 +92,7 @@ class Reports:
             before = there.waits.get(rank, (0.0, 0.0))
             there.waits[rank] = [before[0] + waited[0], before[1] + waited[1]]
         if rank == 0:
-            self.last = {"time": moment, "step": step, "progress": record.get("progress")}
+            self.last = {**record, "step": step}
             if there.keeps(step):
                 there.kept_until = moment
                 self._add_to_curves(step, metrics)
@@ -119,15 +119,18 @@ class Reports:
             self.curves[name].add(step, value)
 
 
-def read_reports(
-    path: Path | RemotePath, attempts: Sequence[tuple[int, int | None, bool]], notes: list[str]
-) -> Reports:
-    """Read all reports of a run. A note says what could not be read."""
-    reports, damaged = Reports(attempts), 0
+def read_reports(run: Run, notes: list[str], rank: int | None = None) -> Reports:
+    """Read the reports of all ranks, or of one. A note says what could not be read."""
+    firsts = [attempt.get("first_step") for attempt in run.attempts]
+    starts = [
+        (attempt["attempt"], first if isinstance(first, int) else None, bool(attempt.get("training")))
+        for attempt, first in zip(run.attempts, firsts, strict=True)
+    ]
+    path, reports, damaged = run.location / names.METRICS, Reports(starts), 0
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            for record in read_metrics(path, rank=None):
+            for record in read_metrics(path, rank=rank):
                 try:
                     reports.add(record)
                 except (KeyError, TypeError, ValueError, AttributeError):

@@ -167,7 +167,9 @@ def test_a_wrong_command_line_says_what_to_do(
 
     assert "No such file or directory" in said(str(storage / "missing"))
     assert "choose another one with --port" in said(str(storage), "--port", str(server.port))
-    assert "--port must be at most 65535, got 70000" in said(str(storage), "--port", "70000")
+    assert "port 70000 cannot be used (bind(): port must be 0-65535.); choose another one" in said(
+        str(storage), "--port", "70000"
+    )
     assert "the board shows local runs only; `distrain ls memory://runs`" in said("memory://runs")
     monkeypatch.delitem(sys.modules, "distrain.board.server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
