@@ -61,11 +61,6 @@ _DATA: dict[str, Home] = {
         "distrain.as_ray.data.writing": ("SaveMode",),
         "distrain.data": ("DataIterator", "DatasetIterator=DataIterator", "Schema"),
     },
-    "ray.data.collate_fn": {
-        "distrain.as_ray.data.collate_fn": (
-            *("ArrowBatchCollateFn", "CollateFn", "DefaultCollateFn", "NumpyBatchCollateFn", "PandasBatchCollateFn"),
-        )
-    },
     "ray.data.grouped_data": {"distrain.as_ray.data.groups": ("GroupedData",)},
 }
 _TRAIN: dict[str, Home] = {
