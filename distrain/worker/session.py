@@ -199,7 +199,8 @@ class Session:
             if self._must_sniff:  # here, all ranks are about equally busy
                 self._must_sniff = False
                 self._channel.send(sniff(self.context))
-            self._await_acknowledgement()
+            while self._reports - self._acknowledged >= wire.MOST_UNACKNOWLEDGED:  # as many as may be lost
+                self._listen(wait=True)
             self._raise_storing_error()
             if checkpoint is None:
                 self._send_report(body, steps)
@@ -282,11 +283,6 @@ class Session:
             self._local_files[ordinal] = local_files
         self._channel.send(report)
         return ordinal
-
-    def _await_acknowledgement(self) -> None:
-        """Wait while as many reports are on their way as may be lost."""
-        while self._reports - self._acknowledged >= wire.MOST_UNACKNOWLEDGED:
-            self._listen(wait=True)
 
     def _prepare(
         self, checkpoint: Checkpoint, options: StoreOptions
@@ -483,7 +479,8 @@ class Session:
     def _store(self, ordinal: int, folder: Path, files: list[str]) -> None:
         """Copy this rank's part of the files when the coordinator orders it, or wait until an uploader has done it."""
         try:
-            self._await_order_or_upload(ordinal)
+            while ordinal in self._uploading and ordinal not in self._copy_orders:
+                self._listen(wait=True)
             order = self._copy_orders.pop(ordinal, None)
             copied, skipped = self._copy(order, folder, files) if order is not None else ([], [])
         except BaseException as error:  # such as an alarm of the user's: no other process can store these files
@@ -497,10 +494,6 @@ class Session:
             self._send_copied(ordinal, copied, skipped)
         else:
             self._raise_storing_error()
-
-    def _await_order_or_upload(self, ordinal: int) -> None:
-        while ordinal in self._uploading and ordinal not in self._copy_orders:
-            self._listen(wait=True)
 
     @property
     def _is_remote(self) -> bool:
