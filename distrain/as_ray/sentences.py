@@ -29,6 +29,7 @@ BELOW = {
         "read or compute the data with pandas, Polars, DuckDB, pyarrow or datasets, and pass it to "
         "ray.data.from_pandas(), from_arrow() or from_huggingface()"
     ),
+    "ray.data.collate_fn": "pass a function as collate_fn=: it gets a dict of numpy arrays",
     "ray.data.datasource": "add the columns in map_batches(); read_images(include_paths=True) has the path of each row",
     "ray.data.aggregate": "use groupby() and mean(), sum() and the like, or to_pandas() and pandas' groupby()",
     "ray.data.expressions": "write filter(lambda row: row['x'] > 0), and map_batches() for new columns",

@@ -526,7 +526,8 @@ class RunStateMachine:
             case wire.Running():
                 rank.entered = self.retries.ever_entered = True
                 self._move_rank(rank, RankState.RUNNING)
-                self._check_all_running()
+                if self.state is RunState.STARTING and self._ranks.all_started:
+                    self._move(RunState.RUNNING)
             case wire.Outcome():
                 if not (was_told and (message.ok or message.exits)):  # else it ends because it was told to
                     self._ranks.set_outcome(rank, message)
@@ -545,10 +546,6 @@ class RunStateMachine:
                 orders = self._release_stopped(is_last=worked)
                 return orders if rank.outcome is not None else [*orders, *self._on_rank_failed(rank, now)]
         return []
-
-    def _check_all_running(self) -> None:
-        if self.state is RunState.STARTING and self._ranks.all_started:
-            self._move(RunState.RUNNING)
 
     def _check_all_done(self, now: float) -> list[Action]:
         """Release the processes once every rank has finished its work: none of them needs another one."""

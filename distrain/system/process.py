@@ -244,7 +244,7 @@ def many_open_files(needed: int, wanted: int) -> Iterator[None]:
 
 def _keep_usual_open_files(child: int) -> None:
     """Give a child the limits that this process usually has. User code may depend on them: select() does."""
-    if _usual_open_files is not None and hasattr(resource, "prlimit"):
+    if _usual_open_files is not None:
         with contextlib.suppress(OSError):  # it has ended
             resource.prlimit(child, resource.RLIMIT_NOFILE, _usual_open_files)
 

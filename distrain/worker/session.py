@@ -202,7 +202,7 @@ class Session:
             if self._must_sniff:  # here, all ranks are about equally busy
                 self._must_sniff = False
                 self._channel.send(sniff(self.context))
-            self._await(lambda: self._reports - self._acknowledged < wire.MOST_UNACKNOWLEDGED)
+            self._await(lambda: self._reports - self._acknowledged < wire.MOST_UNACKNOWLEDGED)  # as many as may be lost
             self._raise_storing_error()
             if checkpoint is None:
                 self._send_report(body, steps)
