@@ -290,7 +290,7 @@ class Coordinator:
             self._validations.start(self._loop)
             return
         self._is_verifying = True
-        self._store.verify(self._verification, then=self._on_verified)
+        self._store.verify(self._verification, is_needed=lambda: not self._is_over, then=self._on_verified)
 
     def _on_verified(self) -> None:
         if self._is_over:  # a damaged checkpoint was still being renamed

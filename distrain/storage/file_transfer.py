@@ -57,10 +57,17 @@ def store_files(source: Path, target: Path, names: Sequence[str]) -> Files:
     return files
 
 
-def hash_files(folder: Path, names: Sequence[str], *, threads: int = 4) -> Files:
-    """Hash files of a directory, several parts of a large one at once. Raise OSError."""
+def hash_files(
+    folder: Path, names: Sequence[str], *, threads: int = 4, is_needed: Callable[[], bool] = lambda: True
+) -> Files:
+    """Hash files of a directory, several parts of a large one at once. Raise OSError.
+
+    is_needed: asked before each part; once it returns False, no more is read, and OSError is raised.
+    """
 
     def hash_part(name: str, start: int, count: int) -> int:
+        if not is_needed():
+            raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED), str(folder))
         with (folder / name).open("rb", buffering=0) as file, naming(folder / name):
             return _hash_part(file.fileno(), start, count)
 

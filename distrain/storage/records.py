@@ -174,12 +174,14 @@ def damage_of(
     *,
     read_files: bool = True,
     needs_manifest: bool = True,
+    is_needed: Callable[[], bool] = lambda: True,
 ) -> str | None:
     """Return how a checkpoint differs from its manifest, or None. Metadata may differ, as users may change it.
 
     read_files: compare the bytes of local files, too. Of remote files, only those with another version are read.
     needs_manifest: False for a directory that a user may have made.
-    Raise OSError if the checkpoint cannot be read.
+    is_needed: once it returns False, local files are read no further.
+    Raise OSError if the checkpoint cannot be read, or is not read to its end.
     """
     try:
         manifest = (checkpoint / MANIFEST_FILE).read_bytes()
@@ -197,7 +199,7 @@ def damage_of(
             return None
 
     def hash_all(files: Mapping[str, Mapping[str, Any]]) -> Files:
-        return hash_files(checkpoint, list(files), threads=_THREADS) if read_files else []
+        return hash_files(checkpoint, list(files), threads=_THREADS, is_needed=is_needed) if read_files else []
 
     return _difference(manifest, size_of, hash_all)
 

@@ -71,12 +71,12 @@ class LocalStore(RunStore):
             raise StorageError(f"cannot rename {path}, which is damaged: {damage}: {error}") from error
         self._warn_from_background(f"{path} is damaged: {damage}; it was renamed to {renamed.name}")
 
-    def verify(self, thread: Background, *, then: Callable[[], None]) -> None:
+    def verify(self, thread: Background, *, is_needed: Callable[[], bool], then: Callable[[], None]) -> None:
         def find() -> dict[Path, str]:
             """Return the damage of each checkpoint that is younger than the latest intact one."""
             damages: dict[Path, str] = {}
             for path in [self.paths.root / saved.path.name for saved in reversed(self.committed)]:
-                damage = _damage_of(path)
+                damage = _damage_of(path, is_needed=is_needed)
                 if damage is None:
                     break
                 damages[path] = damage
@@ -210,10 +210,10 @@ class LocalStore(RunStore):
             _delete_all(self._deleted)
 
 
-def _damage_of(path: Path, *, read_files: bool = True) -> str | None:
+def _damage_of(path: Path, *, read_files: bool = True, is_needed: Callable[[], bool] = lambda: True) -> str | None:
     """Return how a checkpoint of the run is damaged, or None. Raise StorageError."""
     try:
-        return damage_of(path, read_files=read_files)
+        return damage_of(path, read_files=read_files, is_needed=is_needed)
     except OSError as error:
         raise StorageError(f"cannot read the checkpoint {path}: {error}") from error
 

@@ -328,12 +328,13 @@ class RunStore(ABC):
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
-    def verify(self, thread: Background, *, then: Callable[[], None]) -> None:
+    def verify(self, thread: Background, *, is_needed: Callable[[], bool], then: Callable[[], None]) -> None:
         """Make sure that ``latest`` is intact, then call ``then``.
 
         Damaged checkpoints are set aside with a warning. Nothing may be committed meanwhile. A store that has verified
         its checkpoints when it was opened has nothing to do here.
         thread: does the reading.
+        is_needed: once it returns False, the reading ends early with an error.
         Raise StorageError, in the loop's thread, if a checkpoint cannot be read or set aside.
         """
         then()

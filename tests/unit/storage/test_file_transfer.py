@@ -47,6 +47,13 @@ def hashed(folder: Path) -> tuple[int, int]:
     return size, crc32
 
 
+def test_hashing_ends_early_when_nobody_needs_it_any_more(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distrain.storage.file_transfer._PART_BYTES", 1)
+    needed = iter([True, True])
+    with pytest.raises(OSError, match="canceled"):
+        hash_files(source, ["deep/file"], threads=1, is_needed=lambda: next(needed, False))
+
+
 def test_many_files_are_copied_in_their_order(tmp_path: Path) -> None:
     names = [f"{number % 7}/{number}" for number in range(100)]
     for name in names:
