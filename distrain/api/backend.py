@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from distrain.api.context import TrainContext
     from distrain.hosts.world import RankPlan, WorldPlan
 
-__all__ = ["BackendConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BackendConfig:

@@ -27,21 +27,6 @@ if TYPE_CHECKING:
     from distrain.api.result import Result
     from distrain.storage.checkpoint import Checkpoint
 
-__all__ = [
-    "CheckpointConfig",
-    "CheckpointUploadMode",
-    "DataConfig",
-    "FailureConfig",
-    "LoggingConfig",
-    "RunConfig",
-    "RunContext",
-    "ScalingConfig",
-    "ShippingConfig",
-    "UserCallback",
-    "ValidationConfig",
-    "ValidationTaskConfig",
-]
-
 StartMethod = Literal["forkserver", "spawn"]
 HostChecks = Literal["launch", "deep"]
 NumaBinding = Literal["node", "socket"]

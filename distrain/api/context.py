@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 
     from distrain.data.iterator import DataIterator
 
-__all__ = [
-    "CheckpointConsistencyMode",
-    "ReportedCheckpoint",
-    "ReportedCheckpointStatus",
-    "StorageContext",
-    "TrainContext",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageContext:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from distrain.storage.checkpoint import Checkpoint
     from distrain.storage.records import CommittedCheckpoint
 
-__all__ = ["Observer"]
-
 RankEnd: TypeAlias = Literal["ended", "failed", "stopped"]
 """How a rank has ended: well, by a failure, or because it was stopped."""
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import pandas
     from fsspec import AbstractFileSystem
 
-__all__ = ["Result"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Result:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from distrain.api.trainer_options import TrainerOptions
     from distrain.data.datasets import RunDatasets
 
-__all__ = ["DataParallelTrainer"]
-
 
 @without("preprocessor")
 class DataParallelTrainer:

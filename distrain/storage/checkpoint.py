@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
     from typing_extensions import Self
 
-__all__ = ["Checkpoint"]
-
 METADATA_FILE = ".metadata.json"
 POSITIONS = "distrain.positions"
 """Key of the metadata under which the coordinator stores the ranks' positions in the data."""

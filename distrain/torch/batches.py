@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from distrain.data.blocks import Block
 
-__all__ = ["converter", "loader", "mover"]
-
 
 def converter(
     dtypes: Any, collate_fn: Callable[[Any], Any] | None, *, pin_memory: bool = False

@@ -21,8 +21,6 @@ from distrain.system.scratch import directory_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["TorchCheckpoint", "portable"]
-
 _PREFIXES = ("_orig_mod.", "module.", "_orig_mod.")
 """Prefixes of a state_dict's keys: torch.compile, DistributedDataParallel, and a compiled model inside that."""
 

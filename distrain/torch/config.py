@@ -22,8 +22,6 @@ from distrain.system.imports import require
 if TYPE_CHECKING:
     from distrain.api.context import TrainContext
 
-__all__ = ["TorchConfig"]
-
 _group_numbers = itertools.count()
 _DEBUGGING_TIMEOUT_S = 24 * 3600.0
 _PROBE_INTERVAL_S = 0.002

@@ -17,8 +17,6 @@ from distrain.worker.session import session_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["prepare_model"]
-
 
 def prepare_model(
     model: nn.Module,

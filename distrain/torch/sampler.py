@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
-__all__ = ["ResumableSampler", "is_distributed", "is_plain", "shared"]
-
 _MODULES_OF_LOADERS = ("torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler")
 """The modules whose samplers DataLoader and StatefulDataLoader make themselves."""
 

@@ -12,8 +12,6 @@ from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.torch.checkpoint import unwrapped
 
-__all__ = ["restore", "snapshot"]
-
 _STATES, _WORLD_SIZE = "distrain.states", "distrain.world_size"
 
 

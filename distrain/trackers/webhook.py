@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from distrain.api.observer import Fact
 
-__all__ = ["Webhook"]
-
 _TRIES = 3
 _PAUSE_S = 1.0
 """Seconds before the second try, and twice as many before the third."""
