@@ -7,13 +7,14 @@ import textwrap
 import time
 import warnings
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
 from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, value
+from distrain.page.reports import read_reports
 from distrain.storage import names
 from distrain.storage.lines import read_events
-from distrain.storage.runs.details import checkpoints_of, error_of, extremes_of, newest_in_memory, reports_of, verdict
+from distrain.storage.runs.details import checkpoints_of, error_of, newest_in_memory, verdict
 from distrain.storage.runs.listing import FAILED, RUNNING, Run
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
 from distrain.system.text import count, duration, flatten, name_ranks, printable, size
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
 
+    from distrain.page.reports import Reports
     from distrain.storage.records import CommittedCheckpoint
 
 _PROGRAMS = {
@@ -53,8 +55,8 @@ def run_show(options: argparse.Namespace) -> int:
 
 def run_in_words(run: Run, columns: int) -> str:
     """Return one screen of text about a run. Warns of what is damaged."""
-    reports = list(reports_of(run))
-    sentence = f"{run.name}: {verdict(run, reports[-1] if reports else None)}"
+    reports = read_reports(run.location / names.METRICS, run.attempts, [], rank=0)
+    sentence = f"{run.name}: {verdict(run, reports.last)}"
     lines = [textwrap.fill(sentence, columns, break_on_hyphens=False)]
     for label, text in _facts(run):
         lines += _labelled(label, textwrap.wrap(printable(text), max(columns - _INDENT, 30), break_on_hyphens=False))
@@ -120,16 +122,16 @@ def _attempts(run: Run, columns: int) -> list[str]:
     return _first(rows, _MOST_ATTEMPTS, "attempt")
 
 
-def _metrics(reports: Sequence[dict[str, Any]], columns: int) -> list[str]:
-    if not reports:
+def _metrics(reports: Reports, columns: int) -> list[str]:
+    if reports.last is None:
         return []
-    last, extremes = flatten(reports[-1]["metrics"]), extremes_of(reports)
+    last = flatten(reports.last["metrics"])
     rows = [["", "last", "least", "largest"]]
-    for name in dict.fromkeys([*last, *extremes]):
+    for name in dict.fromkeys([*last, *reports.curves]):
         row = [printable(name), value(last.get(name)), "", ""]
-        if found := extremes.get(name):
-            row[2] = f"{value(found.least)} (step {found.least_step})"
-            row[3] = f"{value(found.largest)} (step {found.largest_step})"
+        curve = reports.curves.get(name)
+        if curve and curve.lowest and curve.highest:
+            row[2:] = [f"{value(found)} (step {step})" for step, found in (curve.lowest, curve.highest)]
         rows.append(row)
     return _first(table(rows, columns), _MOST_METRICS + 1, "metric")
 

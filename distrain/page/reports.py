@@ -63,7 +63,7 @@ class Reports:
     when an attempt begins. most_bins: of each curve.
 
     Attributes: ``attempts`` and ``ranks`` by number, ``curves`` of rank 0's metrics, ``more_metrics``: their names
-    beyond :data:`MOST_METRICS`, ``last``: rank 0's last report.
+    beyond :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
     """
 
     def __init__(self, known: Sequence[tuple[int, int | None, bool]], most_bins: int = MOST_BINS) -> None:
@@ -92,7 +92,7 @@ class Reports:
             before = there.waits.get(rank, (0.0, 0.0))
             there.waits[rank] = [before[0] + waited[0], before[1] + waited[1]]
         if rank == 0:
-            self.last = {"time": moment, "step": step, "progress": record.get("progress")}
+            self.last = {**record, "step": step}
             if there.keeps(step):
                 there.kept_until = moment
                 self._add_to_curves(step, metrics)
@@ -120,14 +120,19 @@ class Reports:
 
 
 def read_reports(
-    path: Path | RemotePath, attempts: Sequence[tuple[int, int | None, bool]], notes: list[str]
+    path: Path | RemotePath, attempts: Sequence[Mapping[str, Any]], notes: list[str], rank: int | None = None
 ) -> Reports:
-    """Read all reports of a run. A note says what could not be read."""
-    reports, damaged = Reports(attempts), 0
+    """Read the reports of all ranks, or of one. A note says what could not be read. ``attempts``: as in run.json."""
+    firsts = [attempt.get("first_step") for attempt in attempts]
+    starts = [
+        (attempt["attempt"], first if isinstance(first, int) else None, bool(attempt.get("training")))
+        for attempt, first in zip(attempts, firsts, strict=True)
+    ]
+    reports, damaged = Reports(starts), 0
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            for record in read_metrics(path, rank=None):
+            for record in read_metrics(path, rank=rank):
                 try:
                     reports.add(record)
                 except (KeyError, TypeError, ValueError, AttributeError):

@@ -6,11 +6,10 @@ A damaged file costs its own part only. A warning says so.
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
 from distrain.storage import names
@@ -20,10 +19,10 @@ from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.records import CommittedCheckpoint, committed_at
 from distrain.storage.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING, Run
 from distrain.system.remote_path import RemotePath
-from distrain.system.text import LIBRARY_FILE, count, duration, flatten, printable
+from distrain.system.text import LIBRARY_FILE, count, duration, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _MOST_READS = 10
@@ -37,15 +36,6 @@ _VERBS = {
     ABORTED: "stopped after",
     KILLED: "killed after",
 }
-
-
-class Extreme(NamedTuple):
-    """The least and the largest value of a metric, with their steps."""
-
-    least: float
-    least_step: int
-    largest: float
-    largest_step: int
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------
@@ -102,24 +92,6 @@ def reports_of(run: Run, rank: int | None = 0) -> Iterator[dict[str, Any]]:
     """Yield the reports of one rank or (None) of all, each with its ``step`` over the whole run. Raise OSError."""
     for record in read_metrics(run.location / names.METRICS, rank=rank):
         yield {**record, "step": run.step_of(record)}
-
-
-def extremes_of(reports: Iterable[dict[str, Any]]) -> dict[str, Extreme]:
-    """Return the least and the largest finite value of each numeric metric."""
-    found: dict[str, Extreme] = {}
-    for report in reports:
-        for name, item in flatten(report["metrics"]).items():
-            if isinstance(item, bool) or not isinstance(item, (int, float)):
-                continue
-            if isinstance(item, float) and not math.isfinite(item):  # an int may be beyond the floats
-                continue
-            before = found.get(name) or Extreme(item, report["step"], item, report["step"])
-            if item < before.least:
-                before = before._replace(least=item, least_step=report["step"])
-            if item > before.largest:
-                before = before._replace(largest=item, largest_step=report["step"])
-            found[name] = before
-    return found
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
