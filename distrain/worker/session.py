@@ -343,11 +343,9 @@ class Session:
             if self._offered % self._memory_every:
                 return None, options
             options = replace(options, mode=MEMORY)
-        if options.mode is not MEMORY:
-            return checkpoint, options
-        if self._memory is None:
+        if options.mode is MEMORY and self._memory is None:
             warn_once("no agent keeps checkpoints in memory here, so they are stored with CheckpointUploadMode.SYNC")
-            return checkpoint, replace(options, mode=SYNC)
+            options = replace(options, mode=SYNC)
         return checkpoint, options
 
     def _report_to_memory(
@@ -477,7 +475,7 @@ class Session:
             copied, skipped = self._copy(order, folder, files) if order is not None else ([], [])
         except BaseException as error:  # such as an alarm of the user's: no other process can store these files
             self._local_files.pop(ordinal, None)
-            if not (self._is_remote or self._is_apart):
+            if not isinstance(self.context.get_storage().run, RemotePath) and self.context.sees_storage:
                 self._send_copied(ordinal, [], [], failed=str(error) if isinstance(error, OSError) else repr(error))
             raise
         finally:
@@ -486,15 +484,6 @@ class Session:
             self._send_copied(ordinal, copied, skipped)
         else:
             self._raise_storing_error()
-
-    @property
-    def _is_remote(self) -> bool:
-        return isinstance(self.context.get_storage().run, RemotePath)
-
-    @property
-    def _is_apart(self) -> bool:
-        """True if this host does not see the storage: other processes fetch the files from here."""
-        return not self.context.sees_storage
 
     def _copy(self, order: wire.CopyFiles, folder: Path, files: list[str]) -> tuple[Files, Files]:
         """Copy the files as ordered. Return facts about these files, and about those that a lower rank reports."""
