@@ -367,8 +367,10 @@ class CheckpointConfig:
         check_fields(self, check_type, "checkpoint_score_attribute", kind=str, optional=True)
         check_fields(self, check_choice, "checkpoint_score_order", choices=("max", "min"))
         if self.checkpoint_ranks not in (None, "all"):
-            check_fields(self, check_ranks, "checkpoint_ranks")
+            check_fields(self, check_ranks, "checkpoint_ranks", allowed='ranks, such as [0], "all"')
             object.__setattr__(self, "checkpoint_ranks", tuple(sorted(set(self.checkpoint_ranks or ()))))
+            if not self.checkpoint_ranks:
+                raise ValueError("CheckpointConfig.checkpoint_ranks must name a rank; leave it out to have them found")
         check_fields(self, check_seconds, "missing_rank_s", "storage_every_s")
 
 
@@ -411,9 +413,8 @@ class LoggingConfig:
         check_fields(self, check_type, "log_level", kind=str)
         object.__setattr__(self, "log_level", self.log_level.upper())
         check_fields(self, check_choice, "log_level", choices=_LOG_LEVELS)
-        check_fields(self, check_type, "ranks", kind=Collection, allowed="a list of ranks", optional=True)
-        for rank in self.ranks or ():
-            check_int("LoggingConfig.ranks", rank, minimum=0)
+        if self.ranks is not None:
+            check_fields(self, check_ranks, "ranks", allowed="a list of ranks")
 
 
 @without()

@@ -41,7 +41,8 @@ class Details:
 
     def __init__(self, run: Run) -> None:
         """Read the files of a run. Warn of what is damaged."""
-        facts, reports, attempts = run.manifest, read_reports(run, [], rank=0), attempts_with_logs(run)
+        facts, attempts = run.manifest, attempts_with_logs(run)
+        reports = read_reports(run.location / names.METRICS, run.attempts, [], rank=0)
         events = list(read_events(run.location / names.EVENTS))
         self.run = info_of(run)
         self.verdict = verdict(run, reports.last)

@@ -70,7 +70,7 @@ def page_data(folder: Path | RemotePath) -> dict[str, Any]:
         saved = _read_all(lambda: checkpoints_of(folder), notes)
         logs = _logs(run, error)
         evidence = _read_all(lambda: evidence_of(folder), notes)
-        reports = read_reports(run, notes)
+        reports = read_reports(folder / names.METRICS, run.attempts, notes)
         sentence = verdict(run, reports.last)
     times = _times(run, reports)
     spans = [(_number(e.get("since")), _number(e["time"])) for e in events if e["event"] == "hang"]

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain.page.envelope import MOST_BINS, Envelope
-from distrain.storage import names
 from distrain.storage.lines import read_metrics
 from distrain.system.text import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-    from distrain.storage.runs.listing import Run
+    from distrain.system.remote_path import RemotePath
 
 MOST_METRICS = 100
 
@@ -119,14 +119,16 @@ class Reports:
             self.curves[name].add(step, value)
 
 
-def read_reports(run: Run, notes: list[str], rank: int | None = None) -> Reports:
-    """Read the reports of all ranks, or of one. A note says what could not be read."""
-    firsts = [attempt.get("first_step") for attempt in run.attempts]
+def read_reports(
+    path: Path | RemotePath, attempts: Sequence[Mapping[str, Any]], notes: list[str], rank: int | None = None
+) -> Reports:
+    """Read the reports of all ranks, or of one. A note says what could not be read. ``attempts``: as in run.json."""
+    firsts = [attempt.get("first_step") for attempt in attempts]
     starts = [
         (attempt["attempt"], first if isinstance(first, int) else None, bool(attempt.get("training")))
-        for attempt, first in zip(run.attempts, firsts, strict=True)
+        for attempt, first in zip(attempts, firsts, strict=True)
     ]
-    path, reports, damaged = run.location / names.METRICS, Reports(starts), 0
+    reports, damaged = Reports(starts), 0
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
