@@ -464,9 +464,13 @@
     return found.rows.some((row) => chosen.has(row.name));
   };
   const metrics = new Set();
+  const mostCommon = (runs) => {  // a loss is preferred
+    const score = (name) => runs.filter((run) => typeof run.metrics[name] === "number").length * (/loss/i.test(name) ? 2 : 1);
+    return [...metrics].sort((one, other) => score(other) - score(one))[0] ?? "";
+  };
   const drawMetrics = (changed) => {
     for (const row of changed) for (const [name, value] of Object.entries(row.metrics)) if (typeof value === "number") metrics.add(name);
-    if (!view.metric) view.metric = metrics.has("loss") ? "loss" : metrics.values().next().value ?? "";
+    if (!view.metric) view.metric = mostCommon(changed);
     if (view.metric) metrics.add(view.metric);
     if (metrics.size !== known) {
       known = metrics.size;

@@ -45,7 +45,7 @@ def run_hosts(options: argparse.Namespace) -> int:
 def _forgive(host: str) -> int:
     names = sorted({one["host"] for one in read_records().troubles if host in (one["host"], "all")})
     change_records(lambda known: known.forgive(names))
-    print(f"forgot the troubles of {', '.join(names)}" if names else f"nothing is known against {host}")
+    print(f"cleared the record of {', '.join(names)}" if names else f"nothing is known against {host}")
     return 0 if names or host == "all" else 1
 
 

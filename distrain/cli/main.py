@@ -49,7 +49,7 @@ train
   check      check if the hosts can train together; run nothing
   hosts      {hosts}
   drill      prove that a script resumes exactly, by disturbing it
-  config     show the options that hold here, and where each is from
+  config     show the options in effect, and where each comes from
 
 look at runs
   ls         {ls}

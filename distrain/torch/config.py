@@ -30,7 +30,8 @@ _PROBE_INTERVAL_S = 0.002
 _PROBE_TIMEOUT_S = 2.0
 _TRAINED_ALONE = """\
 ranks trained independently: no collective was ever called, so each has a model of its own. prepare_model() or \
-DistributedDataParallel trains one model. If this is what you want, call distrain.collective.barrier() once"""
+DistributedDataParallel trains one model; with Lightning, Trainer(strategy=TrainDDPStrategy()). If this is what you \
+want, call distrain.collective.barrier() once"""
 _NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available", "not compiled with CUDA enabled")
 """What torch says about a device that is not there."""
 _MEETING_ELSEWHERE = {"horovod", "mpi4py"}

@@ -106,6 +106,13 @@ def is_in_collective(frame: FrameType) -> bool:
     return _COLLECTIVE_FILES.search(frame.f_code.co_filename) is not None
 
 
+def is_in_backward_on_cpu(frame: FrameType) -> bool:
+    """Return whether the innermost frame is in backward() without a GPU, which computes or waits for other ranks."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    is_in_backward = frame.f_code.co_name == "_engine_run_backward" and "/torch/" in frame.f_code.co_filename
+    return is_in_backward and cuda is not None and not cuda.is_initialized()
+
+
 def place_of(frame: FrameType) -> str:
     """Return the innermost line of the user's code, such as ``load_batch (train.py:31)``, or an empty string."""
     users, _ = _call(frame)

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.worker import flight_recorder
-from distrain.worker.places import call_in, is_in_collective, is_users, is_waiting, outwards, stuck_at
+from distrain.worker.places import (
+    call_in,
+    is_in_backward_on_cpu,
+    is_in_collective,
+    is_users,
+    is_waiting,
+    outwards,
+    stuck_at,
+)
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -94,7 +102,7 @@ class Standstill:
         is_busy = grown["cpu_s"] > _IDLE_SHARE or kernel_state == "R"
         is_loop = is_busy and all(_spins(code, at) for code, at in seen)
         moves = (is_busy and not is_loop) or any(grown[name] > least for name, least in _PROGRESS.items())
-        waits, blocks = is_waiting(frame), is_in_collective(frame)
+        waits, blocks = is_waiting(frame), is_in_collective(frame) or is_in_backward_on_cpu(frame)
         if moves and (blocks or not waits):  # a wait for a GPU may use a CPU, and is a standstill all the same
             self.since, self._limit_s = now, STANDING_S
         if kernel_state == "D":

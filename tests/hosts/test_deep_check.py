@@ -33,4 +33,4 @@ def test_the_host_with_a_slow_network_is_named_and_remembered(user: User) -> Non
     assert [(one["host"], one["what"], one["run"]) for one in json.loads(listed.out)["troubles"]] == [
         ("gamma", "slow", "distrain check --deep")
     ]
-    assert user.python("-m", "distrain", "hosts", "--forgive", "all", **state).out == "forgot the troubles of gamma\n"
+    assert user.python("-m", "distrain", "hosts", "--forgive", "all", **state).out == "cleared the record of gamma\n"

@@ -352,6 +352,18 @@ def calls_another_collective(rank: int) -> None:
 
 
 @hang(
+    r"all ranks have been waiting for each other .*: ranks 0, 2, 3 in backward .*, rank 1 in barrier .*\n"
+    r".*do not match: ranks 0, 2, 3 called all_reduce #\d+ .*rank 1 called barrier #\d+"
+)
+def calls_a_barrier_alone(rank: int) -> None:
+    """DDP: barrier() on one rank, backward() on the others."""
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    if rank == 1:
+        dist.barrier()
+    model(torch.ones(4, 8)).sum().backward()
+
+
+@hang(
     r"all ranks have been waiting for each other .*: ranks 0, 2, 3 in barrier .*, rank 1 in all_reduce .*\n"
     r".*do not match: ranks 0, 2, 3 called barrier #2.*rank 1 called all_reduce #2"
 )

@@ -186,5 +186,5 @@ def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 def _descriptions(config: type) -> dict[str, str]:
     """Return the first sentence about each field in the docstring of a config."""
     entries = re.findall(r"^(\w+): (.*(?:\n    .*)*)", inspect.cleandoc(config.__doc__ or ""), re.MULTILINE)
-    texts = ((name, re.sub(r"\s+", " ", text.replace("`", ""))) for name, text in entries)
+    texts = ((name, re.sub(r"\s+", " ", re.sub(r":\w+:(?=`)|`", "", text))) for name, text in entries)
     return {name: re.split(r"\.(?: |$)", text)[0].replace("%", "%%") for name, text in texts}
