@@ -387,7 +387,9 @@ class RunStateMachine:
     def _describe_crowds(self, plan: WorldPlan) -> list[Action]:
         """Warn of hosts with far more workers than CPUs."""
         return [
-            ShowLine(f"{host.name}: {workers} workers share {count(host.cpus, 'CPU')}; fewer would be faster", once=True)
+            ShowLine(
+                f"{host.name}: {workers} workers share {count(host.cpus, 'CPU')}; fewer would be faster", once=True
+            )
             for host in self._host_pool.connected
             if (workers := len(plan.on(host.name))) > _CROWD * host.cpus
         ]

@@ -15,6 +15,7 @@ from distrain.decisions.host_checks import refusal
 from distrain.errors import WireError
 from distrain.system import process
 from distrain.system.loop import Loop
+from distrain.system.stacks import without_noise
 from distrain.transfer.program import arrival_argv, parcel
 from distrain.wire.child_link import ChildLink
 
@@ -310,7 +311,7 @@ class AgentLink:
         self._read_stderr()
         text = (self._channel.decoder.chatter + self._stray).decode(errors="replace").strip()
         kept = 1 if "Traceback (most recent call last)" in text else _LAST_LINES
-        lines = [line[:_LONGEST_LINE] for line in text.splitlines()[-kept:]]
+        lines = [line[:_LONGEST_LINE] for line in without_noise(text.splitlines())[-kept:]]
         return "; last words:\n" + "\n".join(lines) if lines else ""
 
     def close(self, loop: Loop, on_closed: Callable[[AgentLink], None]) -> None:
