@@ -23,6 +23,7 @@ FROM_THE_NETWORK = re.compile(
 )
 
 
+@pytest.mark.sample(1, of="the whole documentation")
 def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "-d", str(tmp_path / "cache")]
     done = subprocess.run([*build, str(ROOT / "docs"), str(tmp_path / "site")], capture_output=True, text=True)
