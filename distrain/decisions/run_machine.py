@@ -367,7 +367,7 @@ class RunStateMachine:
             self.resources_missing = True
             self._forget_attempt()
             return self._give_up(str(error))
-        shown = [*self._describe_change(before, self.plan), *self._describe_crowds(self.plan)]
+        shown = [*self._describe_change(before, self.plan), *([] if before else self._describe_crowds(self.plan))]
         return [*shown, *self._prepare_hosts(self.plan), *self._begin_attempt(self.plan, now)]
 
     def _forget_attempt(self) -> None:
@@ -387,9 +387,7 @@ class RunStateMachine:
     def _describe_crowds(self, plan: WorldPlan) -> list[Action]:
         """Warn of hosts with far more workers than CPUs."""
         return [
-            ShowLine(
-                f"{host.name}: {workers} workers share {count(host.cpus, 'CPU')}; fewer would be faster", once=True
-            )
+            ShowLine(f"{host.name}: {workers} workers share {count(host.cpus, 'CPU')}; fewer will be faster")
             for host in self._host_pool.connected
             if (workers := len(plan.on(host.name))) > _CROWD * host.cpus
         ]

@@ -161,8 +161,8 @@ def last_words(lines: Sequence[str]) -> list[str]:
 def without_noise(lines: Sequence[str]) -> list[str]:
     """Return the lines without what libraries print in any run, and without the line of code below a warning."""
     noisy = [bool(_NOISE.search(line)) for line in lines]
-    after = [was and line.startswith("  ") for was, line in zip([False, *noisy], lines, strict=False)]
-    return [line for line, *whys in zip(lines, noisy, after, strict=True) if not any(whys)]
+    quoted = [before and line.startswith("  ") for before, line in zip([False, *noisy], lines, strict=False)]
+    return [line for line, *is_left_out in zip(lines, noisy, quoted, strict=True) if not any(is_left_out)]
 
 
 def _ours(frames: Sequence[_Frame]) -> list[_Frame]:

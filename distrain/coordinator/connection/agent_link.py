@@ -263,7 +263,7 @@ class AgentLink:
             elif code == _NOT_FOUND and not self.greeted:
                 how += ", there is no such program: name the host's interpreter with python= in the hostfile"
             elif code >= 0 and not self.greeted and self._transport.ships:
-                how += ": the account needs a login shell and a Python there, but no distrain"
+                how += ": distrain needs only a login shell and a Python there"
         return f"its agent has ended: {how}{self._what_must_work()}{self._last_words()}"
 
     def _what_must_work(self) -> str:

@@ -227,7 +227,7 @@ def test_nothing_starts_before_every_host_has_said_hello() -> None:
     assert {host for host, _ in told(actions, wire.Prepare)} == {"one", "two"}
 
 
-@pytest.mark.parametrize(("workers", "text"), [(32, ""), (33, "one: 33 workers share 4 CPUs; fewer would be faster")])
+@pytest.mark.parametrize(("workers", "text"), [(32, ""), (33, "one: 33 workers share 4 CPUs; fewer will be faster")])
 def test_far_more_workers_than_cpus_are_a_warning(workers: int, text: str) -> None:
     assert said(Play(workers=workers).connect()) == text
 

@@ -22,7 +22,7 @@ BOTTOM = [
     (f"{OURS}/worker/user_code.py", 50, "run_user_code"),
     (f"{OURS}/worker/main.py", 80, "run_worker"),
 ]
-TORCH = "/opt/venv/site-packages/torch/distributed"
+TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed"
 
 ALL_REDUCE = [
     (f"{TORCH}/distributed_c10d.py", 2810, "all_reduce"),
@@ -198,7 +198,7 @@ def test_without_a_crash_the_last_lines_are_quoted() -> None:
 def test_what_libraries_print_in_any_run_is_not_quoted() -> None:
     """But a warning of the user's own code is."""
     noise = """\
-/opt/venv/lib/python3.11/site-packages/torch/_subclasses/functional_tensor.py:368: UserWarning: Failed to initialize NumPy
+/opt/site-packages/torch/_subclasses/functional_tensor.py:368: UserWarning: Failed to initialize NumPy
   cpu = _conversion_method_template(device=torch.device("cpu"))
 [Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3
 2026-11-28 08:00:00.1: I tensorflow/core/util/port.cc:153] oneDNN custom operations are on. You may see"""
