@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.api.context import TrainContext as TrainContext
     from distrain.api.observer import Observer as Observer
     from distrain.api.result import Result as Result
+    from distrain.api.runs import RunInfo as RunInfo
+    from distrain.api.runs import runs as runs
     from distrain.coordinator.trainer import DataParallelTrainer as DataParallelTrainer
     from distrain.drilling.drill import drill as drill
     from distrain.errors import CheckpointError as CheckpointError
@@ -59,60 +61,9 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.system import __version__ as __version__
     from distrain.trackers.webhook import Webhook as Webhook
 
-_HOMES = {
-    "api.backend": ("BackendConfig",),
-    "storage.checkpoint": ("Checkpoint",),
-    "api.config": (
-        "CheckpointConfig",
-        "CheckpointUploadMode",
-        "DataConfig",
-        "FailureConfig",
-        "LoggingConfig",
-        "RunConfig",
-        "RunContext",
-        "ScalingConfig",
-        "ShippingConfig",
-        "UserCallback",
-        "ValidationConfig",
-        "ValidationTaskConfig",
-    ),
-    "api.context": ("CheckpointConsistencyMode", "ReportedCheckpoint", "ReportedCheckpointStatus", "TrainContext"),
-    "errors": (
-        "CheckpointError",
-        "CollectiveError",
-        "ControllerError",
-        "DataError",
-        "DistrainError",
-        "HangError",
-        "HostfileError",
-        "JobError",
-        "LaunchError",
-        "PreemptionError",
-        "ResourcesError",
-        "Rollback",
-        "StorageError",
-        "TrainingFailedError",
-        "WorkerGroupError",
-    ),
-    "api.observer": ("Observer",),
-    "api.result": ("Result",),
-    "session": (
-        "get_all_reported_checkpoints",
-        "get_checkpoint",
-        "get_context",
-        "get_dataset_shard",
-        "report",
-        "should_stop",
-    ),
-    "system": ("__version__",),
-    "coordinator.trainer": ("DataParallelTrainer",),
-    "drilling.drill": ("drill",),
-    "trackers.webhook": ("Webhook",),
-}
-
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
-    _HOMES,
+    __file__,
     modules=(
         "collective", "data", "huggingface", "jax", "lightning", "page", "session", "tensorflow", "torch", "trackers",
     ),

@@ -195,9 +195,7 @@ class TrainingFailedError(DistrainError):
             result = error.result
     """
 
-    def __init__(self, message: str, *, result: Any = None) -> None:
-        super().__init__(message)
-        self.result = result
+    result: Any = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), str(self), self.__dict__)
@@ -233,9 +231,8 @@ class WorkerGroupError(TrainingFailedError):
         stopped: Sequence[int] = (),
         where: Sequence[str] = (),
         last_lines: Mapping[int, Sequence[str]] | None = None,
-        result: Any = None,
     ) -> None:
-        super().__init__(message, result=result)
+        super().__init__(message)
         self.failures = tuple(failures)
         self.worker_failures = dict(worker_failures)
         self.culprit = culprit
@@ -310,8 +307,8 @@ class PreemptionError(TrainingFailedError):
 
     exit_code: int = 128 + signal.SIGTERM
 
-    def __init__(self, message: str, *, exit_code: int = exit_code, result: Any = None) -> None:
-        super().__init__(message, result=result)
+    def __init__(self, message: str, *, exit_code: int = exit_code) -> None:
+        super().__init__(message)
         self.exit_code = exit_code
 
 

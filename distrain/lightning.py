@@ -93,15 +93,9 @@ class TrainReportCallback(pl.Callback):  # type: ignore[misc]
             if context.get_local_rank() == 0 and not is_first:
                 stack.enter_context(kept_for_peer(folder))
             trainer.save_checkpoint(os.path.join(folder, self.CHECKPOINT_NAME), weights_only=False)
-            report(metrics, checkpoint=_part_of_this_rank(folder))
+            has_files = context.get_local_rank() == 0 and os.path.isdir(folder)  # those of all ranks of this host
+            report(metrics, checkpoint=Checkpoint.from_directory(folder) if has_files else None)
             trainer.strategy.barrier("distrain.lightning")  # all ranks have read the files before they are deleted
-
-
-def _part_of_this_rank(folder: str) -> Checkpoint | None:
-    """Return the files of all ranks of this host, on local rank 0 only."""
-    if get_context().get_local_rank() != 0 or not os.path.isdir(folder):
-        return None
-    return Checkpoint.from_directory(folder)
 
 
 class _InWorker:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.api.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, TrainContext
 from distrain.api.store_options import StoreOptions
-from distrain.system.arguments import check_seconds
+from distrain.system.arguments import check_seconds, check_type
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
@@ -146,12 +146,9 @@ def get_all_reported_checkpoints(
 
         paths = [reported.checkpoint.path for reported in distrain.get_all_reported_checkpoints()]
     """
-    if not isinstance(consistency_mode, CheckpointConsistencyMode):
-        raise TypeError(
-            f"get_all_reported_checkpoints(): consistency_mode must be a CheckpointConsistencyMode, got "
-            f"{consistency_mode!r}"
-        )
-    check_seconds("get_all_reported_checkpoints(): timeout_s", timeout_s, optional=True)
+    call, allowed = "get_all_reported_checkpoints()", "a CheckpointConsistencyMode"
+    check_type(f"{call}: consistency_mode", consistency_mode, CheckpointConsistencyMode, allowed)
+    check_seconds(f"{call}: timeout_s", timeout_s, optional=True)
     return session_of("get_all_reported_checkpoints").all_checkpoints(consistency_mode, timeout_s)
 
 

@@ -17,8 +17,17 @@ author = "the authors of distrain"
 copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "commands", "docstrings", "links"]
-exclude_patterns = ["_generate"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "commands",
+    "docstrings",
+    "links",
+    "llms",
+    "search",
+]
+exclude_patterns = ["_generate", "internals"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -46,6 +55,8 @@ copybutton_only_copy_prompt_lines = True
 html_theme = "furo"
 html_title = f"distrain {version}"
 html_copy_source = False
+html_static_path = ["_generate/static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_show_copyright = False
 html_theme_options = {

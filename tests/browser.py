@@ -45,14 +45,14 @@ class Browser:
         os.close(self._commands)
         os.close(self._answers)
 
-    def show(self, page: Path, *, width: int, height: int = 800, scheme: str = "light") -> None:
-        """Open a page and wait until it is drawn."""
+    def show(self, page: Path | str, *, width: int, height: int = 800, scheme: str = "light") -> None:
+        """Open a page, a file or a URL, and wait until it is drawn."""
         self.complaints.clear()
         self._ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self._ask("Page.navigate", url=page.as_uri())
+        self._ask("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         self.evaluate(
             "new Promise((then) => document.readyState == 'complete' ? then() : addEventListener('load', then))"
         )

@@ -45,6 +45,7 @@ _FENCE = re.compile(
 _HIDDEN = re.compile(
     r"^<!-- (?P<key>file|run):(?P<value>(?:(?!-->)[^\n])*)\n(?P<text>.*?)^-->$", re.MULTILINE | re.DOTALL
 )
+_INCLUDED = re.compile(r"^```\{include\} (\S+)$", re.MULTILINE)
 _KEYS = (None, "file", "not run", "exit code", "hosts", "cell")
 _TIMEOUT_S = 100.0
 
@@ -87,6 +88,16 @@ class Block:
 
 def pages() -> list[Path]:
     return sorted((ROOT / "docs").rglob("*.md"))
+
+
+def words() -> dict[str, int]:
+    """Return the number of words of the README and of each page of the site, with what it includes."""
+    found = {}
+    for page in (ROOT / "README.md", *pages()):
+        if "internals" not in page.parts:
+            included = [page.parent / name for name in _INCLUDED.findall(page.read_text())]
+            found[str(page.relative_to(ROOT))] = sum(len(file.read_text().split()) for file in (page, *included))
+    return found
 
 
 def blocks_of(page: Path) -> list[Block]:

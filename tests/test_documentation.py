@@ -13,14 +13,31 @@ from pathlib import Path
 import pytest
 
 import distrain
+from tests.browser import CHROMIUM, Browser
+from tests.conftest import wait_until
 from tests.docstring_names import public_names
-from tests.documentation import ROOT, Block, Reader, blocks_of, pages
+from tests.documentation import ROOT, Block, Reader, blocks_of, pages, words
 
 BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in pages()}
 WITH_CODE = [name for name, blocks in BLOCKS.items() if any(block.runs or block.key == "cell" for block in blocks)]
 FROM_THE_NETWORK = re.compile(
     r"<(?:script|img|iframe)[^>]* src=\"(?:https?:)?//|<link [^>]*href=\"(?:https?:)?//|@import|url\((?:https?:)?//"
 )
+MOST_WORDS = 25_000
+"""On the site. Nobody reads more."""
+EXCERPT = "(document.querySelector('#search-results .context')?.textContent ?? '').toLowerCase()"
+
+
+def test_the_site_is_short() -> None:
+    counts = words()
+    assert sum(counts.values()) - counts["README.md"] <= MOST_WORDS, "scripts/count_words shows the pages"
+
+
+@pytest.mark.parametrize("folder", [".", "docs/internals"])
+def test_links_of_pages_outside_of_the_site_lead_to_files(folder: str) -> None:
+    for page in (ROOT / folder).glob("*.md"):
+        links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+        assert [link for link in links if not (page.parent / link).exists()] == [], page
 
 
 @pytest.mark.sample(1, of="the whole documentation")
@@ -31,6 +48,26 @@ def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -
     files = [*(tmp_path / "site").rglob("*.html"), *(tmp_path / "site").rglob("*.css")]
     assert len(files) > len(BLOCKS)
     assert not [file for file in files if FROM_THE_NETWORK.search(file.read_text())]
+    title, *listed = filter(None, (tmp_path / "site" / "llms.txt").read_text().splitlines())
+    linked = {re.search(r"\((.*?)\): \w", line)[1] for line in listed if line.startswith("- ")}  # type: ignore[index]
+    assert title == "# distrain"
+    names = {
+        str(page.relative_to(ROOT / "docs").with_suffix(".html")) for page in pages() if "internals" not in page.parts
+    }
+    assert linked == names - {"index.html"}
+    if CHROMIUM:
+        search(tmp_path)
+
+
+def search(folder: Path) -> None:
+    """Search the site without a server: the results have excerpts."""
+    browser = Browser(folder / "profile")
+    try:
+        browser.show(folder / "site" / "search.html", width=1000)
+        browser.evaluate("location.search = '?q=checkpoint'")
+        wait_until(lambda: "checkpoint" in browser.evaluate(EXCERPT), 30.0, "an excerpt")
+    finally:
+        browser.close()
 
 
 def test_every_public_name_is_in_the_reference() -> None:

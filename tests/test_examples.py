@@ -131,6 +131,24 @@ def test_first_steps(tmp_path: Path) -> None:
 
 
 @sampled
+def test_the_notebook(tmp_path: Path) -> None:
+    """As in Colab and Kaggle, without its cell that installs distrain."""
+    code = (
+        "import nbclient, nbformat, sys\n"
+        "notebook = nbformat.read(sys.argv[1], as_version=4)\n"
+        "notebook.cells = [cell for cell in notebook.cells if not cell.source.startswith('%pip')]\n"
+        "nbclient.NotebookClient(notebook, timeout=100).execute()\n"
+        "print(*(cell.outputs for cell in notebook.cells if cell.cell_type == 'code'), sep='\\n')\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, EXAMPLES / "notebook.ipynb"],
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "{'module.weight': (1, 8), 'module.bias': (1,)}" in ran.stdout, ran.stdout
+
+
+@sampled
 def test_checkpoints(tmp_path: Path) -> None:
     output = output_of("checkpoints", tmp_path)
     assert number("after epoch 19: loss", output) > number("a second run continued to epoch 39: loss", output)

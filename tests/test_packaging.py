@@ -9,9 +9,12 @@ import sys
 import tarfile
 import zipfile
 from email import message_from_bytes
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 
 from distrain import __version__
 
@@ -67,3 +70,41 @@ def test_an_editable_install_is_a_path_which_type_checkers_follow(tmp_path: Path
     command = [sys.executable, "-c", "import sys; print(*sys.path, sep='\\n')"]
     paths = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
     assert str(ROOT) in paths or not (ROOT / "distrain.egg-info").exists()
+
+
+def test_the_conda_recipe_needs_what_the_package_needs() -> None:
+    tracked_files()  # an sdist has no .github
+    text = (ROOT / ".github" / "conda" / "recipe.yaml").read_text()
+    recipe = yaml.safe_load(text.replace("${{ python_min }}", "3.10"))
+    about = metadata("distrain")
+    needed = [Requirement(line) for line in about.get_all("Requires-Dist") or [] if "extra ==" not in line]
+    run = {f"{one.name} {one.specifier}" for one in needed} | {f"python {about['Requires-Python']}", "__linux"}
+    assert set(recipe["requirements"]["run"]) == run
+    assert recipe["context"] == {"version": __version__, "python_min": "3.10"}
+    assert recipe["build"]["python"]["entry_points"] == ["distrain = distrain.__main__:main"]
+
+
+def test_linters_accept_the_dockerfile_and_the_issue_forms() -> None:
+    tracked_files()
+    lint = Path(sys.executable).parent
+    forms = ROOT / ".github" / "ISSUE_TEMPLATE"
+    check = [str(lint / "check-jsonschema"), "--builtin-schema"]
+    for command in (
+        [str(lint / "hadolint"), str(ROOT / "Dockerfile")],
+        [*check, "vendor.github-issue-forms", str(forms / "bug.yml"), str(forms / "feature.yml")],
+        [*check, "vendor.github-issue-config", str(forms / "config.yml")],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_dockerfile_copies_all_that_its_build_needs_and_the_devcontainer_builds_a_stage_of_it() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = {name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]}
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert copied == sent
+    assert {"pyproject.toml", "README.md", "LICENSE", "distrain"} <= copied
+    container = (ROOT / ".devcontainer" / "devcontainer.json").read_text()
+    target = re.search(r'"target": "(\w+)"', container)
+    assert target
+    assert any(line.endswith(f" AS {target[1]}") for line in lines)

@@ -28,7 +28,7 @@ from distrain.agent.guard import scheduler_signals
 from distrain.hosts.cgroup import OomWatch
 from distrain.system import process, scratch
 from distrain.system.loop import Loop
-from distrain.worker.main import WORKER_PIPES, WorkerFds, run_worker
+from distrain.worker.main import WorkerFds, run_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -135,8 +135,7 @@ class ForkServer:
         command = json.loads(data)
         match command.pop("kind"):
             case "spawn":
-                pipes = WorkerFds(**dict(zip(WORKER_PIPES, fds, strict=True)), job=self._job_fd)
-                self._spawn(command["rank"], command["cpus"], pipes)
+                self._spawn(command["rank"], command["cpus"], WorkerFds._make([*fds, self._job_fd]))
             case "signal":
                 self._signal(command["ranks"], command["number"])
             case "ping":
@@ -174,7 +173,7 @@ class ForkServer:
                 self._become_worker(cpus, fds, parent)
             self._workers[pid] = rank
             self._send(kind="spawned", rank=rank, pid=pid)
-        for fd in fds.all():
+        for fd in fds:
             if fd != self._job_fd:
                 os.close(fd)
 
@@ -191,9 +190,9 @@ class ForkServer:
                 os.close(self._agent_fd)
             if self._forks:
                 run_worker(fds, forked=True)
-            for fd in fds.all():
+            for fd in fds:
                 os.set_inheritable(fd, True)
-            argv = process.bootstrap_argv("worker", fds.to_json(), flags=self._settings["python_flags"])
+            argv = process.bootstrap_argv("worker", json.dumps(fds), flags=self._settings["python_flags"])
             os.execv(argv[0], argv)  # noqa: S606
         except BaseException as error:
             os.write(2, f"distrain: the worker could not be started: {error!r}\n".encode())

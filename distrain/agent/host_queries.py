@@ -71,7 +71,7 @@ class HostQueries:
         try:
             self._reserved = [reserve_port() for _ in range(asked.ports)]
         except OSError as error:
-            self._send(wire.HostFailed(text=f"cannot reserve {asked.ports} ports: {error}"))
+            self._send(wire.HostFailed(text=f"cannot reserve {asked.ports} ports: {error}; `ss -s` counts them"))
             return
         ports = [sock.getsockname()[1] for sock in self._reserved]
 

@@ -49,6 +49,7 @@ class HostSetup:
         self._is_mirrored = False
         """True if the workers use copies of the user's files."""
         self._storage_problem: str | None = None
+        self._trial_dir = ""
         self._python = ""
 
     # -- setting up -----------------------------------------------------------------------------------------------
@@ -85,7 +86,15 @@ class HostSetup:
             self._python = str(
                 make_environment(cache.environments, asked.requirements, python=asked.python, show=self._show)
             )
-        return wire.HostSetUp(wanted=wanted, checkpoints=str(mirror.checkpoints), storage_problem=self._storage_problem)
+        if self._storage_problem is not None:
+            self._trial_dir = mirror.mirrored(asked.storage)
+            os.makedirs(self._trial_dir, exist_ok=True)
+        return wire.HostSetUp(
+            wanted=wanted,
+            checkpoints=str(mirror.checkpoints),
+            trial_dir=self._trial_dir,
+            storage_problem=self._storage_problem,
+        )
 
     def _trim(self) -> None:
         if self._cache is not None:
@@ -149,7 +158,7 @@ class HostSetup:
         """Return what a worker is told, with the paths of this host."""
         context, environment = dict(spec.context), dict(spec.environment)
         if self._storage_problem is not None:
-            context["sees_storage"] = False
+            context |= {"sees_storage": False, "trial_dir": self._trial_dir}
         if self._is_mirrored:
             environment[MIRROR] = self._here("/").rstrip("/")
         return replace(

@@ -505,7 +505,7 @@ class Agent:
 
     def _on_broken_pipe(self, worker: WorkerPipes) -> None:
         self._signal(signal.SIGKILL, [worker])
-        text = f"its code wrote to distrain's pipe, a file descriptor that it did not open: {worker.channel.broken}"
+        text = f"its code wrote to distrain's pipe; close only files that you opened: {worker.channel.broken}"
         self._end_worker(worker, lost=text)
 
     def _on_exit(self, worker: WorkerPipes, packet: dict[str, Any]) -> None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from distrain.api.context import TrainContext
     from distrain.hosts.world import RankPlan, WorldPlan
 
-__all__ = ["BackendConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BackendConfig:
@@ -69,6 +67,9 @@ class BackendConfig:
 
     def at_report(self) -> None:
         """Run in the worker at the beginning of every report()."""
+
+    def at_end(self, context: TrainContext) -> None:
+        """Run in the worker when train_func has returned, unless it has used prepare_model() or distrain.collective."""
 
     def teardown(self, context: TrainContext) -> object:
         """Disconnect from the peers, so that none waits for this rank.

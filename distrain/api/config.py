@@ -27,21 +27,6 @@ if TYPE_CHECKING:
     from distrain.api.result import Result
     from distrain.storage.checkpoint import Checkpoint
 
-__all__ = [
-    "CheckpointConfig",
-    "CheckpointUploadMode",
-    "DataConfig",
-    "FailureConfig",
-    "LoggingConfig",
-    "RunConfig",
-    "RunContext",
-    "ScalingConfig",
-    "ShippingConfig",
-    "UserCallback",
-    "ValidationConfig",
-    "ValidationTaskConfig",
-]
-
 StartMethod = Literal["forkserver", "spawn"]
 HostChecks = Literal["launch", "deep"]
 NumaBinding = Literal["node", "socket"]
@@ -382,8 +367,10 @@ class CheckpointConfig:
         check_fields(self, check_type, "checkpoint_score_attribute", kind=str, optional=True)
         check_fields(self, check_choice, "checkpoint_score_order", choices=("max", "min"))
         if self.checkpoint_ranks not in (None, "all"):
-            check_fields(self, check_ranks, "checkpoint_ranks")
+            check_fields(self, check_ranks, "checkpoint_ranks", allowed='ranks, such as [0], "all"')
             object.__setattr__(self, "checkpoint_ranks", tuple(sorted(set(self.checkpoint_ranks or ()))))
+            if not self.checkpoint_ranks:
+                raise ValueError("CheckpointConfig.checkpoint_ranks must name a rank; leave it out to have them found")
         check_fields(self, check_seconds, "missing_rank_s", "storage_every_s")
 
 
@@ -426,15 +413,14 @@ class LoggingConfig:
         check_fields(self, check_type, "log_level", kind=str)
         object.__setattr__(self, "log_level", self.log_level.upper())
         check_fields(self, check_choice, "log_level", choices=_LOG_LEVELS)
-        check_fields(self, check_type, "ranks", kind=Collection, allowed="a list of ranks", optional=True)
-        for rank in self.ranks or ():
-            check_int("LoggingConfig.ranks", rank, minimum=0)
+        if self.ranks is not None:
+            check_fields(self, check_ranks, "ranks", allowed="a list of ranks")
 
 
 @without()
 @dataclass(frozen=True, kw_only=True)
 class ShippingConfig:
-    """Files and packages for hosts that do not see the user's files; see docs/bare_hosts.md.
+    """Files and packages for hosts that do not see the user's files; see docs/hosts.md.
 
     enabled: copy distrain and the user's code to them. False: all hosts have both already, at the same paths.
     include: further files and directories, such as small data files, relative to the working directory. Only files
@@ -442,6 +428,8 @@ class ShippingConfig:
     limit_bytes: the largest size of all files together.
     env_from: a requirements file, from which a virtual environment is made on each host. None, the default: hosts use
         the interpreter that they have.
+    fetch_limit_bytes: the largest size of the files in ``get_context().get_trial_dir()`` that come back from each host
+        at the end.
 
     >>> RunConfig(shipping_config=ShippingConfig(include=["data/words.txt"])).shipping_config.enabled
     True
@@ -451,9 +439,11 @@ class ShippingConfig:
     include: Sequence[str | os.PathLike[str]] = ()
     limit_bytes: int = 100_000_000
     env_from: str | os.PathLike[str] | None = None
+    fetch_limit_bytes: int = 1_000_000_000
 
     def __post_init__(self) -> None:
         check_fields(self, check_type, "enabled", kind=bool)
+        check_fields(self, check_int, "fetch_limit_bytes", minimum=0)
         if isinstance(self.include, (str, os.PathLike)):
             raise TypeError(f"ShippingConfig.include must be a list of paths, got {self.include!r}")
         check_fields(self, check_type, "include", kind=Sequence, allowed="a list of paths")

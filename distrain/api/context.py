@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 
     from distrain.data.iterator import DataIterator
 
-__all__ = [
-    "CheckpointConsistencyMode",
-    "ReportedCheckpoint",
-    "ReportedCheckpointStatus",
-    "StorageContext",
-    "TrainContext",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageContext:
@@ -160,8 +152,16 @@ class TrainContext(WorkerFacts):
         return self.run_id
 
     def get_trial_dir(self) -> str:
-        """Return the run directory."""
-        return self.get_storage().experiment_fs_path
+        """Return the run directory.
+
+        On a host that does not see it, return a directory of that host. When the run ends, the files in it come to the
+        run directory.
+
+        ::
+
+            notes = f"{distrain.get_context().get_trial_dir()}/notes.txt"
+        """
+        return self.trial_dir or self.get_storage().experiment_fs_path
 
     def get_trial_resources(self) -> dict[str, float]:
         """Return what each worker has: ``{"CPU": 1}`` or ``{"GPU": 1}``, or the ``resources_per_worker``."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from distrain.storage.checkpoint import Checkpoint
     from distrain.storage.records import CommittedCheckpoint
 
-__all__ = ["Observer"]
-
 RankEnd: TypeAlias = Literal["ended", "failed", "stopped"]
 """How a rank has ended: well, by a failure, or because it was stopped."""
 
@@ -212,7 +210,7 @@ class AttemptEnded(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Stopping(Fact):
-    """The run was asked to stop. reason: such as ``SIGTERM``."""
+    """The run was asked to stop. reason: such as ``SIGTERM`` or ``distrain stop``."""
 
     reason: str
 
@@ -221,7 +219,7 @@ class Stopping(Fact):
 class Ended(Fact):
     """The call of fit() ends.
 
-    status: ``finished``, ``failed``, or ``aborted`` (stopped by the user). how: the same in words.
+    status: ``finished``, ``failed``, or ``stopped`` (by the user). how: the same in words.
     result: None if an exception has ended fit() itself.
     error: what fit() raises.
     checkpoints: those that are kept, the oldest first.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import pandas
     from fsspec import AbstractFileSystem
 
-__all__ = ["Result"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -122,16 +120,11 @@ class Result:
         scored = [(score(metrics, metric, mode), checkpoint) for checkpoint, metrics in self.best_checkpoints]
         best, checkpoint = max(scored, key=lambda pair: pair[0])
         if best == -math.inf:
-            raise RuntimeError(self._no_best_error(metric))
+            known = ", ".join(sorted({name for _, metrics in self.best_checkpoints for name in flatten(metrics)}))
+            raise RuntimeError(
+                f"no checkpoint has a comparable value for metric {metric!r}; known metrics: {known or 'none'}"
+            )
         return checkpoint
-
-    def _no_best_error(self, metric: str) -> str:
-        flat = [flatten(metrics) for _, metrics in self.best_checkpoints]
-        known = sorted({name for metrics in flat for name in metrics})
-        if metric in known:
-            values = ", ".join(repr(metrics.get(metric)) for metrics in flat)
-            return f"no checkpoint has a comparable value for metric {metric!r}; values: {values:.200}"
-        return f"no checkpoint has a metric {metric!r}; known metrics: {', '.join(known) or 'none'}"
 
     def __repr__(self) -> str:
         lines = [f"path={self.path!r}", f"metrics={self.metrics!r}", f"checkpoint={self.checkpoint!r}"]

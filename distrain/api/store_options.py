@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.api.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.storage.paths import RunPaths
+from distrain.system.arguments import check_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from distrain.storage.checkpoint import Checkpoint
 
 
@@ -29,25 +29,17 @@ class StoreOptions:
     validation: ValidationTaskConfig | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mode, CheckpointUploadMode):
-            raise TypeError(f"report(): checkpoint_upload_mode must be a CheckpointUploadMode, got {self.mode!r}")
-        if self.delete is not None and not isinstance(self.delete, bool):
-            raise TypeError(
-                f"report(): delete_local_checkpoint_after_upload must be True, False or None, got {self.delete!r}"
-            )
-        if self.function is not None and not callable(self.function):
-            raise TypeError(f"report(): checkpoint_upload_fn must be a function, got {self.function!r}")
-        if self.validation is not None and not isinstance(self.validation, ValidationTaskConfig):
-            raise TypeError(f"report(): validation must be a bool or a ValidationTaskConfig, got {self.validation!r}")
+        check_type("report(): checkpoint_upload_mode", self.mode, CheckpointUploadMode, "a CheckpointUploadMode")
+        check_type("report(): delete_local_checkpoint_after_upload", self.delete, bool, optional=True)
+        check_type("report(): checkpoint_upload_fn", self.function, Callable, optional=True)
+        allowed = "a bool or a ValidationTaskConfig"
+        check_type("report(): validation", self.validation, ValidationTaskConfig, allowed, optional=True)
+        check_type("report(): checkpoint_dir_name", self.name, str, optional=True)
         if self.mode is CheckpointUploadMode.MEMORY and self.function is not None:
             raise ValueError(
                 "report(): checkpoint_upload_fn stores the checkpoint itself; leave out CheckpointUploadMode.MEMORY"
             )
-        if self.name is None:
-            return
-        if not isinstance(self.name, str):
-            raise TypeError(f"report(): checkpoint_dir_name must be a str, got {self.name!r}")
-        if (why_not := RunPaths(Path()).name_problem(self.name)) is not None:
+        if self.name is not None and (why_not := RunPaths(Path()).name_problem(self.name)) is not None:
             raise ValueError(f"report(): checkpoint_dir_name {why_not}")
 
     @property

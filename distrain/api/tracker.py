@@ -129,7 +129,7 @@ class Tracker:
     def finish(self, status: str) -> None:
         """End the tracked run.
 
-        status: ``"finished"``, ``"failed"`` or ``"aborted"`` (stopped by the user).
+        status: ``"finished"``, ``"failed"`` or ``"stopped"`` (by the user).
         """
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from distrain.as_ray.tune.context import get_context
+from distrain.session import get_context
 from distrain.system.imports import require
 from distrain.trackers.mlflow import Mlflow
 from distrain.trackers.wandb import Wandb

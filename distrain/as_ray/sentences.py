@@ -20,7 +20,7 @@ _SEARCH = (
 _PLACEMENT = "hosts are filled in order: ScalingConfig has the number of workers, and what each needs"
 _TUNER = "use tune.Tuner(...).fit(), whose ResultGrid has the best result and a dataframe"
 _TRACKERS = "set DISTRAIN_TRACKERS, or use --tracker, for TensorBoard, W&B or MLflow; see docs/trackers.md"
-GENERAL = "the stand-in has what training needs of Ray; docs/ray.md says what that is, and how to keep Ray itself"
+GENERAL = "the stand-in has what training needs of Ray, as listed in docs/migration/ray.md"
 
 BELOW = {
     "ray.air.callbacks": _TRACKERS,
@@ -29,6 +29,7 @@ BELOW = {
         "read or compute the data with pandas, Polars, DuckDB, pyarrow or datasets, and pass it to "
         "ray.data.from_pandas(), from_arrow() or from_huggingface()"
     ),
+    "ray.data.collate_fn": "pass a function as collate_fn=: it gets a dict of numpy arrays",
     "ray.data.datasource": "add the columns in map_batches(); read_images(include_paths=True) has the path of each row",
     "ray.data.aggregate": "use groupby() and mean(), sum() and the like, or to_pandas() and pandas' groupby()",
     "ray.data.expressions": "write filter(lambda row: row['x'] > 0), and map_batches() for new columns",

@@ -61,11 +61,6 @@ _DATA: dict[str, Home] = {
         "distrain.as_ray.data.writing": ("SaveMode",),
         "distrain.data": ("DataIterator", "DatasetIterator=DataIterator", "Schema"),
     },
-    "ray.data.collate_fn": {
-        "distrain.as_ray.data.collate_fn": (
-            *("ArrowBatchCollateFn", "CollateFn", "DefaultCollateFn", "NumpyBatchCollateFn", "PandasBatchCollateFn"),
-        )
-    },
     "ray.data.grouped_data": {"distrain.as_ray.data.groups": ("GroupedData",)},
 }
 _TRAIN: dict[str, Home] = {
@@ -102,7 +97,6 @@ _TUNE: dict[str, Home] = {
             *("CLIReporter=WithoutEffect", "JupyterNotebookReporter=WithoutEffect"),
             *("ProgressReporter=WithoutEffect", "SyncConfig=WithoutEffect"),
         ),
-        "distrain.as_ray.tune.context": ("get_context",),
         "distrain.as_ray.tune.search_space": _SPACE,
         "distrain.as_ray.tune.sweep": ("ResultGrid",),
         "distrain.as_ray.tune.tuner": ("TuneConfig", "Tuner"),
@@ -110,7 +104,7 @@ _TUNE: dict[str, Home] = {
             *("RunConfig=TuneRunConfig", "report", "with_parameters", "with_resources"),
         ),
         "distrain.errors": ("TuneError=TrainingFailedError",),
-        "distrain.session": ("get_checkpoint",),
+        "distrain.session": ("get_checkpoint", "get_context"),
         "distrain.storage.checkpoint": ("Checkpoint",),
     },
     "ray.tune.integration.ray_train": {"distrain.as_ray.tune.trainables": ("TuneReportCallback",)},

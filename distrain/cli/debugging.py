@@ -1,9 +1,11 @@
-"""``distrain debug``: pdb on one rank of a running run. Runs in: coordinator."""
+"""``distrain debug``: pdb on one rank of a running run, or an editor. Runs in: coordinator."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import socket
 import sys
 import tempfile
@@ -13,7 +15,8 @@ from distrain import wire
 from distrain.cli import parsers
 from distrain.cli.requesting import request
 from distrain.cli.text import echo
-from distrain.coordinator.requests import DEBUG, STACKS
+from distrain.coordinator.requests import DAP, DEBUG, STACKS
+from distrain.storage.runs.listing import NoSuchRun
 from distrain.system.text import without_controls
 from distrain.wire.channel import Channel
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from distrain.storage.runs.listing import Run
 
+_READ_BYTES = 64 << 10
 _NOTICE_S = 1.0
 """Seconds to wait for the rank before a line says where it is."""
 
@@ -32,15 +36,19 @@ def debug_parser() -> argparse.ArgumentParser:
         "debug",
         "Open pdb on a rank of a running run, at its current line, or at the breakpoint() where it waits. Other ranks "
         "keep running until they need it. Run it on the machine of fit().",
-        "  distrain debug last -r 3",
+        "  distrain debug last -r 3\n  distrain debug last -r 3 --dap     for VS Code or PyCharm",
     )
     parser.add_argument("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
+    parser.add_argument("--dap", action="store_true", help="let an editor attach instead, with debugpy")
+    parser.add_argument("--port", type=parsers.number, default=5678, help="the editor's port (default: 5678)")
     return parser
 
 
 def run_debug(options: argparse.Namespace) -> int:
     """Debug a rank until the debugger is closed."""
     run = parsers.run_of(options)
+    if options.dap:
+        return _serve_editor(run, options.rank, options.port)
     channel = connect(run, options.rank)
     try:
         return _Conversation(channel, options.rank).hold(run)
@@ -48,13 +56,13 @@ def run_debug(options: argparse.Namespace) -> int:
         channel.close()
 
 
-def connect(run: Run, rank: int) -> Channel:
+def connect(run: Run, rank: int, word: str = DEBUG) -> Channel:
     """Return a connection to the debugger of a rank. Raises NoSuchRun."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = os.path.join(folder, "debug.sock")
         listener.bind(path)
         listener.listen(1)
-        request(run, DEBUG, f"{rank} {path}")
+        request(run, word, f"{rank} {path}")
         fd = listener.accept()[0].detach()
     return Channel(fd, fd)
 
@@ -131,3 +139,66 @@ class _Conversation:
     def _send(self, line: str | None) -> None:
         with contextlib.suppress(ConnectionError):  # the run has ended, and its last words can still be read
             self._channel.send(wire.DebuggerInput(attempt=0, rank=self._rank, line=line))
+
+
+# -- editors ---------------------------------------------------------------------------------------------------------
+
+
+def _serve_editor(run: Run, rank: int, port: int) -> int:
+    """Let an editor debug a rank, until one of them is gone. Return the exit code. Raises NoSuchRun."""
+    try:
+        listener = socket.create_server(("127.0.0.1", port), backlog=1)
+    except (OSError, OverflowError) as error:
+        raise NoSuchRun(f"port {port} cannot be used ({error}); choose another one with --port") from None
+    with listener, contextlib.closing(connect(run, rank, DAP)) as channel:
+        frames = channel.wait(_NOTICE_S)
+        if not frames and not channel.at_end:
+            echo(f"rank {rank} answers when its native code lets other threads run; Ctrl-C ends the wait")
+            echo(request(run, STACKS))
+            frames = channel.wait()
+        message = frames[0].message() if frames else None
+        if not isinstance(message, wire.DebuggerSays) or message.closed is not None:
+            raise NoSuchRun(message.closed if isinstance(message, wire.DebuggerSays) else "the run has ended")
+        _show_configuration(rank, message.place, listener.getsockname()[1])
+        echo(_relay(listener, channel, rank))
+    return 0
+
+
+def _show_configuration(rank: int, directory: str, port: int) -> None:
+    configuration: dict[str, object] = {"name": f"rank {rank}", "type": "debugpy", "request": "attach"}
+    configuration["connect"] = {"host": "127.0.0.1", "port": port}
+    if not os.path.isdir(directory):  # the rank has a copy of the code
+        configuration["pathMappings"] = [{"localRoot": "${workspaceFolder}", "remoteRoot": directory}]
+    echo(
+        f"rank {rank} waits for your editor at 127.0.0.1:{port}; Ctrl-C ends the wait\n"
+        f'VS Code: add this to "configurations" in .vscode/launch.json, and press F5\n'
+        f"{json.dumps(configuration, indent=4)}\n"
+        f'PyCharm: run an "Attach to DAP" configuration for that address'
+    )
+
+
+def _relay(listener: socket.socket, channel: Channel, rank: int) -> str:
+    """Relay the bytes of the first editor that connects. Return why it ended."""
+    editor = None
+    while not channel.at_end:
+        ready, _, _ = select.select([channel.read_fd, (editor or listener).fileno()], [], [])
+        if channel.read_fd in ready:
+            for frame in channel.receive():
+                message = frame.message()
+                assert isinstance(message, wire.DebuggerSays)
+                if message.closed is not None:
+                    return message.closed or f"rank {rank} continues"
+                if editor is not None:
+                    with contextlib.suppress(ConnectionError):  # it is gone, and the next recv() finds that
+                        editor.sendall(message.body)
+        elif editor is None:
+            editor, _ = listener.accept()
+            listener.close()  # nobody else can attach
+        else:
+            data = b""
+            with contextlib.suppress(ConnectionError):
+                data = editor.recv(_READ_BYTES)
+            if not data:
+                return f"the editor has detached; rank {rank} continues"
+            channel.send(wire.EditorInput(attempt=0, rank=rank, body=data))
+    return "the run has ended"

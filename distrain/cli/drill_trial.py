@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from distrain.cli.run import config_file
 from distrain.cli.run.command import run_command
 from distrain.coordinator import fit
 from distrain.drilling.fence import fence
@@ -56,6 +57,7 @@ def run_trial(path: str, user_path: Sequence[str]) -> int:
     order: Order = pickle.loads(Path(path).read_bytes())  # noqa: S301 - made by the drill
     fit.prepare = partial(_prepared, order)
     names.DEFAULT_STORAGE = order.storage
+    config_file.directory = order.directory
     fence(order.probe.fenced, order.probe.allowed)
     if order.trainer is not None:
         order.trainer.fit()

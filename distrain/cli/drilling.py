@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import io
-import json
 import os
 import signal
 import sys
@@ -17,8 +16,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from distrain.cli import parsers
 from distrain.cli.run.driver import is_for_ray
-from distrain.cli.run.options import make_parser, parse
+from distrain.cli.run.options import make_parser
+from distrain.cli.run.settings import parse_with_file
+from distrain.cli.text import write_json
 from distrain.drilling.drill import DISTURBANCES, Drill
 from distrain.drilling.order import Order
 from distrain.errors import JobError
@@ -58,7 +60,7 @@ def run_drill(arguments: Sequence[str]) -> int:
     for kind in kinds:
         if kind not in DISTURBANCES:
             parser.error(f"--only {kind}: must be some of {','.join(DISTURBANCES)}{did_you_mean(kind, DISTURBANCES)}")
-    target = parse(make_parser("distrain drill"), words)
+    target = parse_with_file(make_parser("distrain drill"), words)
     if target.target is None and target.module is None:
         parser.error("nothing to drill: name a script, `-m MODULE`, or file.py:function")
     home, colon, name = (target.target or "").partition(":")
@@ -71,7 +73,7 @@ def run_drill(arguments: Sequence[str]) -> int:
     name = target.target or f"-m {target.module[0]}"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the trial, too
     drill = Drill(
-        Order(arguments=tuple(words), workers=options.workers),
+        Order(arguments=tuple(words), workers=options.workers, directory=os.getcwd()),
         reports=options.reports,
         minutes=options.minutes,
         keep=options.keep,
@@ -87,7 +89,7 @@ def run_drill(arguments: Sequence[str]) -> int:
         return 130
     console.print(_findings(report, options.failures_per_day))
     if options.json:
-        print(json.dumps(report.to_dict(), indent=1))
+        write_json("drill", **report.to_dict())
     if options.page:
         console.save_html(os.path.expanduser(options.page))
     return 0 if report.ok else 1
@@ -110,7 +112,7 @@ def drill_parser() -> argparse.ArgumentParser:
     add("--minutes", type=_positive, default=2.0, metavar="M", help="its longest time (default: 2)")
     add("--only", default=kinds, metavar="KIND,...", help=f"disturbances (default: {kinds})")
     add("--failures-per-day", type=_positive, default=1.0, metavar="F", help="for the checkpoint interval (default: 1)")
-    add("--json", action="store_true", help="write the report as a JSON object")
+    parsers.add_json(parser)
     add("--page", metavar="FILE.html", help="also write the report as a page")
     add("--keep", action="store_true", help="keep the directory with all runs")
     return parser

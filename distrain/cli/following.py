@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
 from distrain.cli.requesting import request
-from distrain.cli.text import echo, paint
-from distrain.storage.runs.listing import ABORTED, FINISHED, RUNNING, STARTING, NoSuchRun, Run
+from distrain.cli.text import echo, paint, write_json
+from distrain.storage.runs.listing import FINISHED, RUNNING, STARTING, STOPPED, NoSuchRun, Run
 from distrain.storage.runs.logs import Follower, attempts_with_logs, current, log_files, log_folder, read_lines
 from distrain.system.text import duration
 
@@ -98,6 +99,7 @@ def stacks_parser() -> argparse.ArgumentParser:
         "Show where all ranks of a running run are, those at the same place in one line. It does not disturb them. Run "
         "it on the machine of fit().",
         "  distrain stacks last",
+        has_json=True,
     )
 
 
@@ -105,7 +107,11 @@ def run_stacks(options: argparse.Namespace) -> int:
     """Show stacks."""
     from distrain.coordinator.requests import STACKS
 
-    echo(request(parsers.run_of(options), STACKS))
+    run = parsers.run_of(options)
+    if options.json:
+        write_json("stacks", name=run.name, **json.loads(request(run, STACKS, "json")))
+    else:
+        echo(request(run, STACKS))
     return 0
 
 
@@ -116,6 +122,7 @@ def stop_parser() -> argparse.ArgumentParser:
         "Ask a running run to stop as SIGTERM does, so that ranks that call should_stop() store a checkpoint; and wait "
         "for its end. Ctrl-C only ends the wait. Run it on the machine of fit().",
         "  distrain stop last\n  distrain stop train-2026-11-24_01-02-03-ab12cd",
+        has_json=True,
     )
 
 
@@ -125,17 +132,22 @@ def run_stop(options: argparse.Namespace) -> int:
 
     run = parsers.run_of(options)
     began = time.monotonic()
-    echo(f"{run.name}: {request(run, STOP)}; waiting for its end")
+    log = sys.stderr if options.json else sys.stdout
+    echo(f"{run.name}: {request(run, STOP)}; waiting for its end", log)
     try:
         while current(run).state in (RUNNING, STARTING):
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
-        print("\nthe run is still stopping; `distrain ls` shows when it has ended")
+        print("\nthe run is still stopping; `distrain ls` shows when it has ended", file=log)
         return 130
     run = current(run)
-    how = "stopped" if run.state == ABORTED else f"the run has {run.state}" if run.state == FINISHED else run.state
-    print(f"{how} after {duration(time.monotonic() - began)}{_where_it_stands(run)}")
-    return 0 if run.state in (FINISHED, ABORTED) else 1
+    how = f"the run has {run.state}" if run.state == FINISHED else run.state
+    print(f"{how} after {duration(time.monotonic() - began)}{_where_it_stands(run)}", file=log)
+    if options.json:
+        from distrain.cli.showing import Details
+
+        write_json("stop", **vars(Details(run)))
+    return 0 if run.state in (FINISHED, STOPPED) else 1
 
 
 def _where_it_stands(run: Run) -> str:

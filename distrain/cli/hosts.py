@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli import parsers
-from distrain.cli.text import age, echo, table
+from distrain.cli.text import age, echo, table, write_json
 from distrain.storage.host_records import change_records, read_records
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def hosts_parser() -> argparse.ArgumentParser:
         "  distrain hosts\n  distrain hosts --forgive beta\n  distrain hosts --forgive all",
     )
     parser.add_argument("--forgive", metavar="HOST", help="forget the troubles of this host, or of `all`")
-    parser.add_argument("--json", action="store_true", help="write a list of JSON objects")
+    parsers.add_json(parser)
     return parser
 
 
@@ -35,7 +34,7 @@ def run_hosts(options: argparse.Namespace) -> int:
     if options.forgive is not None:
         return _forgive(options.forgive)
     if options.json:
-        print(json.dumps(troubles, indent=1))
+        write_json("hosts", troubles=troubles)
     elif not troubles:
         print("no host was slow or has failed in the last 7 days", file=sys.stderr)
     else:

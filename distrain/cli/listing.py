@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
-from distrain.cli.text import age, coloured, echo, metrics_line, paint, screen, table
-from distrain.storage.runs.listing import ABORTED, ENDED, FAILED, FINISHED, KILLED, Run, list_runs, storage_at
+from distrain.cli.text import age, coloured, echo, metrics_line, paint, screen, table, write_json
+from distrain.storage.runs.listing import ENDED, FAILED, FINISHED, FOREIGN, KILLED, STOPPED, Run, list_runs
 from distrain.system.text import count, size
 
 if TYPE_CHECKING:
@@ -32,13 +31,13 @@ def ls_parser() -> argparse.ArgumentParser:
         "ls",
         "List the runs of a storage path, the newest first. A terminal shows as many as fit; a pipe gets all.",
         "  distrain ls\n  distrain ls -n 5 ~/runs\n  distrain ls s3://bucket/runs\n"
-        "  distrain ls --json | jq -r '.[] | select(.state == \"failed\") | .name'",
+        "  distrain ls --json | jq -r '.runs[] | select(.state == \"failed\") | .name'",
     )
     parsers.add_storage(parser, "the storage path, or a run")
     add = parser.add_argument
     add("-n", type=parsers.number, metavar="N", help="show the newest N")
     add("--all", action="store_true", help="show all, also on a terminal")
-    add("--json", action="store_true", help="write a list of JSON objects")
+    parsers.add_json(parser)
     return parser
 
 
@@ -46,16 +45,19 @@ def run_ls(options: argparse.Namespace) -> int:
     """List runs."""
     warnings.simplefilter("ignore")  # damaged lines of metrics
     gc.disable()  # it would look for circles in thousands of dicts, again and again
-    runs = _listed(storage_at(options.path), is_default=options.path is None)
+    storage = parsers.storage_of(options)
+    runs = _listed(storage, is_default=options.path is None)
     found = screen()
     limit = options.n
     if limit is None and found is not None and not (options.all or options.json):
         limit = max(found[1] - 3, 5)
     shown = runs[:limit]
     if options.json:
-        print(json.dumps([_as_json(run) for run in shown], indent=1))
+        from distrain.api.runs import info_of
+
+        write_json("ls", runs=[info_of(run) for run in shown if run.state != FOREIGN])
     elif not runs:
-        print(f"there are no runs in {storage_at(options.path)}", file=sys.stderr)
+        print(f"there are no runs in {storage}", file=sys.stderr)
     else:
         _print_table(shown, found and found[0])
         if len(runs) > len(shown):
@@ -70,24 +72,6 @@ def _listed(storage: Path | RemotePath, *, is_default: bool) -> list[Run]:
         if is_default:  # there was no run yet
             return []
         raise
-
-
-def _as_json(run: Run) -> dict[str, Any]:
-    record = run.last_report()
-    return {
-        "name": run.name,
-        "path": run.path,
-        "state": run.state,
-        "problem": run.problem or None,
-        "began": run.began,
-        "updated": run.ended,
-        "script": run.manifest.get("script"),
-        "attempts": len(run.attempts),
-        "hosts": run.hosts,
-        "ranks": run.ranks,
-        "step": None if record is None else run.step_of(record),
-        "metrics": None if record is None else record["metrics"],
-    }
 
 
 def _print_table(runs: Sequence[Run], columns: int | None) -> None:
@@ -120,13 +104,13 @@ def clean_parser() -> argparse.ArgumentParser:
         "clean",
         "Delete runs that have ended, with their checkpoints and logs. Running ones are never deleted, and neither is "
         "anything that is not a run. Without states, it deletes all that have ended; without options, it shows them.",
-        "  distrain clean --older-than 30d --dry-run\n  distrain clean --failed --aborted --older-than 7d\n"
+        "  distrain clean --older-than 30d --dry-run\n  distrain clean --failed --stopped --older-than 7d\n"
         "  distrain clean ~/runs --killed --yes",
     )
     parsers.add_storage(parser)
     add = parser.add_argument
     add("--older-than", metavar="AGE", type=_seconds, help="only those that ended so long ago: 12h, 7d, 4w")
-    for state in (FAILED, FINISHED, ABORTED, KILLED):
+    for state in (FAILED, FINISHED, STOPPED, KILLED):
         add(f"--{state}", dest="states", action="append_const", const=state, help=f"only those that are {state}")
     add("--dry-run", action="store_true", help="show what would be deleted; delete nothing")
     add("--yes", action="store_true", help="do not ask")
@@ -150,7 +134,7 @@ def run_clean(options: argparse.Namespace) -> int:
     is_chosen = options.older_than is not None or bool(options.states)
     if is_chosen and not options.dry_run:
         scratch.remove_abandoned()
-    storage, now = storage_at(options.path), time.time()
+    storage, now = parsers.storage_of(options), time.time()
     before, states = now - (options.older_than or 0), options.states or ENDED
     listed = _listed(storage, is_default=options.path is None)
     chosen = [run for run in listed if run.state in states and run.ended <= before and run.path != str(storage)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-LAUNCHING = ("run", "check", "drill")
+LAUNCHING = ("run", "check", "drill", "config")
 TRIAL = "drill-trial"
 """Started by ``distrain drill``, not by users."""
 COMMANDS = {
@@ -28,9 +29,12 @@ COMMANDS = {
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "debug": ("debugging", "open pdb on a rank of a running run"),
     "profile": ("profiling", "show where a rank of a running run spends its time"),
+    "explain": ("explaining", "say what a pasted error means, and what to do"),
     "report": ("reporting", "pack what is needed to ask for help into one file, without secrets"),
+    "board": ("board", "show all runs in the browser, live"),
     "page": ("page", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
+    "skill": ("run.skill", "print a skill file, from which a coding agent learns distrain"),
 }
 """The module of each command in this package, and what the command does."""
 
@@ -45,12 +49,15 @@ train
   check      check if the hosts can train together; run nothing
   hosts      {hosts}
   drill      prove that a script resumes exactly, by disturbing it
+  config     show the options that hold here, and where each is from
 
 look at runs
   ls         {ls}
   show       {show}
   logs       {logs}
+  board      {board}
   page       {page}
+  explain    {explain}
   report     {report}
 
 act on runs
@@ -60,8 +67,12 @@ act on runs
   profile    {profile}
   clean      {clean}
 
+for agents
+  skill      {skill}
+
 A RUN is a path, a URL, a name, the beginning of a name, or `last`, the newest.
-Names are looked up in --storage-path, by default ~/distrain_results.
+Names are looked up in --storage-path: by default that of the config file
+(distrain.toml or pyproject.toml), else ~/distrain_results.
 
   distrain run --num-workers 4 train.py --epochs 3
   distrain run --as-ray ray_train.py
@@ -86,6 +97,10 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
         from distrain.cli.run.command import run_command
 
         return run_command(["--check", *rest] if command == "check" else rest, user_path, prog=f"distrain {command}")
+    if command == "config":
+        from distrain.cli.run.settings import run_config
+
+        return _run("config", partial(run_config, rest))
     if command == "drill":
         from distrain.cli.drilling import run_drill
 
@@ -101,7 +116,8 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
         hint = did_you_mean(_MEANT.get(command, command), known) or "; `distrain --help` lists them"
         print(f"distrain: error: there is no command {command!r}{hint}", file=sys.stderr)
         return 2
-    return _run(command, rest)
+    parser, function = command_of(command)
+    return _run(command, partial(function, parser.parse_args(rest)))
 
 
 def command_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
@@ -110,11 +126,9 @@ def command_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.N
     return getattr(module, f"{name}_parser")(), getattr(module, f"run_{name}")
 
 
-def _run(name: str, arguments: list[str]) -> int:
-    parser, function = command_of(name)
-    options = parser.parse_args(arguments)
+def _run(name: str, function: Callable[[], int]) -> int:
     try:
-        code = function(options)
+        code = function()
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough; Python would complain again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

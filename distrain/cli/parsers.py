@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 from typing import TYPE_CHECKING, NoReturn
 
 from distrain.storage.runs.listing import find_run, storage_at
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from distrain.storage.runs.listing import Run
+    from distrain.system.remote_path import RemotePath
+
+_DEFAULT = "(default: that of the config file, else ~/distrain_results)"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line; argparse would put the usage in front of it."""
+    """A parser whose errors are one line; argparse would put the usage in front of it.
+
+    sources: the places of options that are not from the command line, by the names of their values.
+    """
+
+    sources: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        actions = map(self._option_string_actions.get, re.findall(r"--[\w-]+", message))
+        places = dict.fromkeys(self.sources[one.dest] for one in actions if one and one.dest in self.sources)
+        where = f" ({', '.join(places)})" if places else ""
+        self.exit(2, f"{self.prog}: error: {message}{where}\n")
 
 
 def make_parser(name: str, what: str, examples: str) -> Parser:
@@ -37,22 +51,46 @@ def number(text: str) -> int:
     return int(text)
 
 
-def make_run_parser(name: str, what: str, examples: str) -> Parser:
+def make_run_parser(name: str, what: str, examples: str, *, has_json: bool = False) -> Parser:
     """Make the parser of a command for one run, with the argument that names it and the option where to look."""
     parser = make_parser(name, what, examples)
     parser.add_argument("run", metavar="RUN", help="path, URL, name, beginning of a name, or `last`")
-    parser.add_argument("--storage-path", metavar="DIR", help="where the runs are (default: ~/distrain_results)")
+    parser.add_argument("--storage-path", metavar="DIR", help=f"where the runs are {_DEFAULT}")
+    add_config_file(parser)
+    if has_json:
+        add_json(parser)
     return parser
 
 
 def add_storage(parser: argparse.ArgumentParser, help_text: str = "the storage path") -> None:
     """Add the argument that names a storage path, and the option of the other commands that does so, too."""
     either = parser.add_mutually_exclusive_group().add_argument
-    default = "(default: ~/distrain_results)"
-    either("path", nargs="?", metavar="PATH_OR_URL", default=argparse.SUPPRESS, help=f"{help_text} {default}")
+    either("path", nargs="?", metavar="PATH_OR_URL", default=argparse.SUPPRESS, help=f"{help_text} {_DEFAULT}")
     either("--storage-path", dest="path", metavar="DIR", help="the same")
+    add_config_file(parser)
+
+
+def add_config_file(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add the options about the config file."""
+    parser.add_argument("--on", metavar="TARGET", help="also take the options of a target of the config file")
+    parser.add_argument("--no-config", action="store_true", help="ignore the config file")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option that has a command write for programs."""
+    parser.add_argument("--json", action="store_true", help="write a JSON object (docs/json.md)")
+
+
+def storage_of(options: argparse.Namespace) -> Path | RemotePath:
+    """Return the storage path of the options, else of the config file. Raises WrongArgument or OSError."""
+    given = options.path if "path" in options else options.storage_path
+    if given is None and not options.no_config:
+        from distrain.cli.run.config_file import storage_path
+
+        given = storage_path(options.on)
+    return storage_at(given)
 
 
 def run_of(options: argparse.Namespace) -> Run:
-    """Return the run that the options name. Raises NoSuchRun or OSError."""
-    return find_run(options.run, storage_at(options.storage_path))
+    """Return the run that the options name. Raises WrongArgument or OSError."""
+    return find_run(options.run, storage_of(options))

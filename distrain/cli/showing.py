@@ -9,12 +9,14 @@ import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from distrain.api.runs import info_of
 from distrain.cli import parsers
-from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, value
+from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, value, write_json
+from distrain.page.reports import read_reports
 from distrain.storage import names
 from distrain.storage.lines import read_events
-from distrain.storage.runs.details import checkpoints_of, error_of, extremes_of, newest_in_memory, reports_of, verdict
-from distrain.storage.runs.listing import FAILED, RUNNING, Run
+from distrain.storage.runs.details import checkpoints_of, error_of, newest_in_memory, verdict
+from distrain.storage.runs.listing import FAILED, Run
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
 from distrain.system.text import count, duration, flatten, name_ranks, printable, size
 
@@ -31,7 +33,41 @@ _PROGRAMS = {
 }
 """By the end of ``sys.argv[0]``, what the user has typed."""
 _INDENT = 13
-_MOST_ATTEMPTS, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_ERROR_LINES = 8, 12, 5, 25
+_MOST_ATTEMPTS, _MOST_CHANGES, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_ERROR_LINES = 8, 8, 12, 5, 25
+
+
+class Details:
+    """All that ``distrain show`` tells about a run. Its attributes are the keys of the JSON (docs/json.md)."""
+
+    def __init__(self, run: Run) -> None:
+        """Read the files of a run. Warn of what is damaged."""
+        facts, attempts = run.manifest, attempts_with_logs(run)
+        reports = read_reports(run.location / names.METRICS, run.attempts, [], rank=0)
+        events = list(read_events(run.location / names.EVENTS))
+        self.run = info_of(run)
+        self.verdict = verdict(run, reports.last)
+        self.command = command_of(run)
+        self.process = {name: facts.get(name) for name in ("user", "host", "pid", "directory")}
+        self.git = _dict(facts.get("git"))
+        own = {name: facts.get(name) for name in ("distrain", "python")}
+        self.versions = {**own, **(_dict(facts.get("versions")) or {})}
+        self.settings, self.hydra = _dict(facts.get("train_loop_config")), _dict(facts.get("hydra"))
+        self.logs = str(log_folder(run) / f"attempt_{attempts[-1]}") if attempts else None
+        self.events = Counter(str(event["event"]) for event in events)
+        self.attempts = run.attempts
+        self.changes = run.manifest.get("changes", [])
+        self.extremes = {
+            name: {"least": low[1], "least_step": low[0], "largest": high[1], "largest_step": high[0]}
+            for name, curve in reports.curves.items()
+            if (low := curve.lowest) and (high := curve.highest)
+        }
+        self.checkpoints = checkpoints_of(run.location)
+        self.in_memory = newest_in_memory(run, events)
+        self.error = str(error_of(run.location).get("message") or "") if run.state == FAILED else None
+
+
+def _dict(item: object) -> dict[str, Any] | None:
+    return item if isinstance(item, dict) else None
 
 
 def show_parser() -> argparse.ArgumentParser:
@@ -41,28 +77,33 @@ def show_parser() -> argparse.ArgumentParser:
         "Show one run on one screen: its state, command, code, hosts, attempts, metrics, checkpoints, logs and error.",
         "  distrain show last\n  distrain show train-2026-11-24_01-02-03-ab12cd\n"
         "  distrain show s3://bucket/runs/train-2026-11-24_01-02-03-ab12cd",
+        has_json=True,
     )
 
 
 def run_show(options: argparse.Namespace) -> int:
     """Show one run."""
     warnings.simplefilter("ignore")  # what is damaged
-    echo(run_in_words(parsers.run_of(options), (screen() or (120, 0))[0]))
+    run = parsers.run_of(options)
+    if options.json:
+        write_json("show", **vars(Details(run)))
+    else:
+        echo(run_in_words(run, (screen() or (120, 0))[0]))
     return 0
 
 
 def run_in_words(run: Run, columns: int) -> str:
     """Return one screen of text about a run. Warns of what is damaged."""
-    reports = list(reports_of(run))
-    sentence = f"{run.name}: {verdict(run, reports[-1] if reports else None)}"
-    lines = [textwrap.fill(sentence, columns, break_on_hyphens=False)]
-    for label, text in _facts(run):
+    shown = Details(run)
+    lines = [textwrap.fill(f"{run.name}: {shown.verdict}", columns, break_on_hyphens=False)]
+    for label, text in _facts(shown):
         lines += _labelled(label, textwrap.wrap(printable(text), max(columns - _INDENT, 30), break_on_hyphens=False))
-    lines += _labelled("attempts", _attempts(run, columns - _INDENT))
-    lines += _labelled("metrics", _metrics(reports, columns - _INDENT))
-    lines += _labelled("checkpoints", _checkpoints(run, columns - _INDENT))
-    if run.state == FAILED and (message := str(error_of(run.location).get("message") or "")):
-        lines += ["", paint("error", "31"), *_first(message.splitlines(), _MOST_ERROR_LINES, "line")]
+    lines += _labelled("attempts", _attempts(shown, columns - _INDENT))
+    lines += _labelled("changes", _changes(shown, columns - _INDENT))
+    lines += _labelled("metrics", _metrics(shown, columns - _INDENT))
+    lines += _labelled("checkpoints", _checkpoints(shown, columns - _INDENT))
+    if shown.error:
+        lines += ["", paint("error", "31"), *_first(shown.error.splitlines(), _MOST_ERROR_LINES, "line")]
     return "\n".join(lines)
 
 
@@ -70,25 +111,25 @@ def _labelled(label: str, lines: Sequence[str]) -> list[str]:
     return [f"{label if i == 0 else '':{_INDENT}}{line}" for i, line in enumerate(lines)]
 
 
-def _facts(run: Run) -> Iterable[tuple[str, str]]:
-    facts = run.manifest
+def _facts(shown: Details) -> Iterable[tuple[str, str]]:
+    run, process = shown.run, shown.process
     yield "run", run.path
-    yield "command", command_of(run)
-    who = f" by {facts['user']}" if facts.get("user") else ""
-    where = f" on {facts['host']}, process {facts.get('pid')}, in {facts.get('directory')}" if facts.get("host") else ""
-    yield "started", f"{_clock(run.began)}{who}{where}"
-    if isinstance(git := facts.get("git"), dict):
-        yield "code", f"git {git.get('commit')}{', with uncommitted changes' if git.get('dirty') else ''}"
-    versions = facts.get("versions") if isinstance(facts.get("versions"), dict) else {}
-    shown = {"distrain": facts.get("distrain"), "python": facts.get("python"), **(versions or {})}
-    yield "versions", ", ".join(f"{name} {version}" for name, version in shown.items() if version)
-    if isinstance(config := facts.get("train_loop_config"), dict):
-        yield "settings", metrics_line(config)
+    yield "command", shown.command
+    who = f" by {process['user']}" if process["user"] else ""
+    where = f" on {process['host']}, process {process['pid']}, in {process['directory']}" if process["host"] else ""
+    yield "started", f"{_clock(run.started)}{who}{where}"
+    if shown.git is not None:
+        yield "code", f"git {shown.git.get('commit')}{', with uncommitted changes' if shown.git.get('dirty') else ''}"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in shown.versions.items() if version)
+    if shown.settings is not None:
+        yield "settings", metrics_line(shown.settings)
+    if shown.hydra is not None:
+        overrides = shlex.join(map(str, shown.hydra.get("overrides", [])))
+        yield "hydra", f"{overrides} in {shown.hydra.get('output_dir')}".strip()
     yield "hosts", "; ".join(f"{host}: {name_ranks(ranks)}" for host, ranks in run.hosts.items())
-    if attempts := attempts_with_logs(run):
-        yield "logs", str(log_folder(run) / f"attempt_{attempts[-1]}")
-    events = Counter(str(event["event"]) for event in read_events(run.location / names.EVENTS))
-    yield "events", ", ".join(f"{number} {kind}" for kind, number in events.items() if kind != "checkpoint")
+    if shown.logs is not None:
+        yield "logs", shown.logs
+    yield "events", ", ".join(f"{number} {kind}" for kind, number in shown.events.items() if kind != "checkpoint")
 
 
 def command_of(run: Run) -> str:
@@ -107,10 +148,10 @@ def _clock(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
-def _attempts(run: Run, columns: int) -> list[str]:
+def _attempts(shown: Details, columns: int) -> list[str]:
     rows = []
-    for attempt in run.attempts[::-1]:
-        ended = attempt.get("ended") or (time.time() if run.state == RUNNING else run.ended)
+    for attempt in shown.attempts[::-1]:
+        ended = attempt.get("ended") or shown.run.ended or time.time()
         start = f", from {attempt['checkpoint']}" if attempt.get("checkpoint") else ""
         why = f": {printable(str(attempt['failure']))}" if attempt.get("failure") else ""
         lasted = duration(ended - attempt["started"])
@@ -118,23 +159,28 @@ def _attempts(run: Run, columns: int) -> list[str]:
     return _first(rows, _MOST_ATTEMPTS, "attempt")
 
 
-def _metrics(reports: Sequence[dict[str, Any]], columns: int) -> list[str]:
-    if not reports:
+def _changes(shown: Details, columns: int) -> list[str]:
+    found = [(one["attempt"], line) for one in shown.changes[::-1] for line in one["lines"]]
+    return _first([cut(printable(f"{attempt}  {line}"), columns) for attempt, line in found], _MOST_CHANGES, "change")
+
+
+def _metrics(shown: Details, columns: int) -> list[str]:
+    if shown.run.metrics is None:
         return []
-    last, extremes = flatten(reports[-1]["metrics"]), extremes_of(reports)
+    last = flatten(shown.run.metrics)
     rows = [["", "last", "least", "largest"]]
-    for name in dict.fromkeys([*last, *extremes]):
+    for name in dict.fromkeys([*last, *shown.extremes]):
         row = [printable(name), value(last.get(name)), "", ""]
-        if found := extremes.get(name):
-            row[2] = f"{value(found.least)} (report {found.least_step})"
-            row[3] = f"{value(found.largest)} (report {found.largest_step})"
+        if found := shown.extremes.get(name):
+            row[2] = f"{value(found['least'])} (report {found['least_step']})"
+            row[3] = f"{value(found['largest'])} (report {found['largest_step']})"
         rows.append(row)
     return _first(table(rows, columns), _MOST_METRICS + 1, "metric")
 
 
-def _checkpoints(run: Run, columns: int) -> list[str]:
-    found = checkpoints_of(run.location)
-    if newest := newest_in_memory(run, list(read_events(run.location / names.EVENTS))):
+def _checkpoints(shown: Details, columns: int) -> list[str]:
+    found = shown.checkpoints
+    if newest := shown.in_memory:
         stored = found[-1].path.name if found else "none"
         line = f"{newest.get('name')} in memory, at report {newest.get('step')}; newest on storage: {stored}"
         return [printable(line), *_stored(found, columns)]

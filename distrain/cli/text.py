@@ -1,13 +1,14 @@
-"""How times, metrics and tables are written for people. Runs in: coordinator."""
+"""How times, metrics and tables are written for people, and facts for programs. Runs in: coordinator."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.storage.runs.listing import ABORTED, DAMAGED, FAILED, FINISHED, KILLED, RUNNING, STARTING
+from distrain.storage.runs.listing import DAMAGED, FAILED, FINISHED, KILLED, RUNNING, STARTING, STOPPED
 from distrain.system.text import flatten, printable, without_controls
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _UNITS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "m"))
 _LONGEST_VALUE = 30
 _COLOURS = {
-    RUNNING: "36", STARTING: "36", FINISHED: "32", FAILED: "31", KILLED: "31", ABORTED: "33", DAMAGED: "33",
+    RUNNING: "36", STARTING: "36", FINISHED: "32", FAILED: "31", KILLED: "31", STOPPED: "33", DAMAGED: "33",
 }  # fmt: skip
 _PAINT = re.compile(r"\033\[\d*m")
 
@@ -53,6 +54,24 @@ def metrics_line(metrics: Mapping[str, Any]) -> str:
     return " ".join(f"{printable(name)}={value(item)}" for name, item in flatten(metrics).items())
 
 
+# -- for programs ----------------------------------------------------------------------------------------------------
+
+_FORMAT = 1
+"""The version of all objects. It is raised when a key changes its meaning or goes away."""
+
+
+def write_json(kind: str, **facts: object) -> None:
+    """Print the facts of a command as a JSON object, which docs/json.md describes."""
+    text = json.dumps({"format": _FORMAT, "kind": kind, **facts}, default=_plain)
+    print(json.dumps(json.loads(text, parse_constant=str), indent=1), flush=True)  # "NaN" is a string there
+
+
+def _plain(item: object) -> dict[str, Any] | str:
+    """Return the fields of a dataclass, or the text of another object."""
+    fields = getattr(item, "__dataclass_fields__", None)
+    return str(item) if fields is None else {name: getattr(item, name) for name in fields}
+
+
 # -- the terminal ----------------------------------------------------------------------------------------------------
 
 
@@ -79,9 +98,10 @@ def coloured(state: str) -> str:
 
 
 def paint(text: str, code: str) -> str:
-    """Return the text with an attribute of ANSI terminals, if stdout is one."""
-    is_plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if is_plain else f"\033[{code}m{text}\033[0m"
+    """Return the text with an attribute of ANSI terminals, if stdout is one; NO_COLOR and FORCE_COLOR overrule that."""
+    is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    is_coloured = (is_terminal or os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
+    return f"\033[{code}m{text}\033[0m" if is_coloured else text
 
 
 def table(rows: Sequence[Sequence[str]], columns: int | None = None, right: Collection[int] = ()) -> list[str]:

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from distrain.api.observer import Ended
 from distrain.console.footer import footer
 from distrain.console.live_console import LiveConsole
 from distrain.system.log import print_to
@@ -22,7 +21,6 @@ from distrain.system.notebook import Block
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distrain.api.observer import Fact
     from distrain.decisions.run_status import RunStatus
 
 _MOST_PRINTED = 100_000
@@ -50,10 +48,9 @@ class NotebookConsole(LiveConsole):
         self._room = _MOST_PRINTED
         self._is_over = False
 
-    def hear(self, fact: Fact) -> None:
-        if isinstance(fact, Ended):
-            self._is_over = True
-        super().hear(fact)
+    def close(self) -> None:
+        self._is_over = True
+        super().close()
 
     def _show_summary(self, text: str) -> None:
         self._show_block([Text(line) for line in text.split("\n")])

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 30.0
 """Seconds between two lines about the progress. metrics.jsonl has all reports."""
-_LONGEST_VALUE = 60
 
 
 class RunConsole:
@@ -155,11 +154,5 @@ def status_line(status: RunStatus) -> str:
         parts = [f"{number(done)}/{number(total)} ({done / total if total else 1:.0%})"]
     parts += [rate(speed)] if speed else []
     parts += [f"{duration(left)} left"] if left else []
-    metrics = (f"{printable(name)}={_shown(value)}" for name, value in status.metrics.items())
+    metrics = (f"{printable(name)}={number(value)}" for name, value in status.metrics.items())
     return f"{', '.join(parts)}: {', '.join(metrics) or 'no metrics'}"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, float):
-        return number(value)
-    return printable(str(value))[:_LONGEST_VALUE]

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from distrain.storage.retention import best_first, has_metric
-from distrain.system.text import duration, number, rate
+from distrain.system.text import duration, number, printable, rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,17 +34,13 @@ def _details(ended: Ended, status: RunStatus, retention: Retention | None) -> It
         where = " in the last attempt" if status.restarts else ""
         yield f"reports:     {reports:,} of rank 0{where}" + (f", {rate(speed)} at the end" if speed else "")
     if status.metrics:
-        shown = [_metric(name, value) for name, value in status.metrics.items()][:_MOST_METRICS]
+        shown = [f"{printable(name)}={number(value)}" for name, value in status.metrics.items()][:_MOST_METRICS]
         others = len(status.metrics) - len(shown)
         yield f"metrics:     {', '.join(shown)}" + (f", and {others} others" if others else "")
     if ended.checkpoints:
         yield f"checkpoints: {', '.join(_checkpoints(ended.checkpoints, retention))}"
     if ended.advice:
         yield f"continue:    {ended.advice}"
-
-
-def _metric(name: str, value: object) -> str:
-    return f"{name}={number(value) if isinstance(value, float) else value}"[:80]
 
 
 def _checkpoints(checkpoints: Sequence[CommittedCheckpoint], retention: Retention | None) -> Iterator[str]:

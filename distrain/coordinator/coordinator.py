@@ -30,7 +30,7 @@ from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.report_handler import ReportHandler
-from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests, rank_in
+from distrain.coordinator.requests import DAP, DEBUG, PROFILE, STACKS, STOP, Requests, rank_in
 from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.coordinator.validations import WAITING, Validations
@@ -44,6 +44,7 @@ from distrain.system.loop import Loop, PausableClock
 from distrain.system.output_lines import with_one_bar
 from distrain.system.process import many_open_files
 from distrain.system.stacks import last_words, native_reason
+from distrain.system.text import BY_COMMAND
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
@@ -176,9 +177,10 @@ class Coordinator:
             self._loop,
             store,
             {
-                STACKS: lambda reply, _: self._hang_monitor.answer(reply),
+                STACKS: self._hang_monitor.answer,
                 STOP: lambda reply, _: self._on_stop_request(reply),
                 DEBUG: self._debuggers.connect,
+                DAP: partial(self._debuggers.connect, for_editor=True),
                 PROFILE: self._take_profile,
             },
         )
@@ -577,7 +579,7 @@ class Coordinator:
 
     # -- debugging ------------------------------------------------------------------------------------------------
 
-    def _send_to_debugger(self, message: wire.DebuggerInput) -> None:
+    def _send_to_debugger(self, message: wire.ToWorker) -> None:
         if self._is_training:
             self._send_to_rank(message)
 
@@ -618,7 +620,7 @@ class Coordinator:
 
     def _storage_failed(self, why: str) -> None:
         """End the run: further training would be lost."""
-        if self.machine.state in (RunState.FAILED, RunState.ABORTED):  # then the machine ignores it
+        if self.machine.state in (RunState.FAILED, RunState.STOPPED):  # then the machine ignores it
             warn(why)
         self._happened(events.StorageFailed(why))
 
@@ -659,8 +661,11 @@ class Coordinator:
         why = signal.Signals(number).name
         if why == self._signalled_hosts_with:
             self._signalled_hosts_with = None
-            return
-        note_stop(number)
+        else:
+            self._stop_for(why)
+
+    def _stop_for(self, why: str) -> None:
+        note_stop(why)
         if self._validations.busy and self.machine.state is RunState.FINISHED:
             self._validations.give_up(f"{why} has ended the wait for it")
         elif self._is_over or self.machine.state.is_terminal:
@@ -675,8 +680,7 @@ class Coordinator:
         if self.machine.was_asked_to_stop or self._is_over:
             reply("the run is stopping already")
         else:
-            say("`distrain stop` asks this run to stop")
-            self._on_signal(signal.SIGTERM)
+            self._stop_for(BY_COMMAND)
             reply("the run is stopping")
 
     def _close(self) -> None:
@@ -684,6 +688,7 @@ class Coordinator:
         self._verification.close()
         steps = (
             self._store_memory,
+            self._bring_files_back,
             self._close_hosts,
             self._debuggers.close,
             self._outputs.flush,
@@ -701,6 +706,15 @@ class Coordinator:
         self._memory.store_last()
         self._await_writing(lambda: not self._memory.is_storing)
         self._memory.close()
+
+    def _bring_files_back(self) -> None:
+        """Copy what ranks have written on hosts without the storage to the run directory; Ctrl-C ends the waiting."""
+        for host in self._request.hosts if self._attempt >= 0 else ():
+            self._host_files.bring_back(host)  # one after the other, because they may have files of the same names
+            self._await_writing(lambda: not self._host_files.is_delivering)
+            if self._host_files.is_delivering:
+                warn("files that ranks have written may still be on other hosts; if the run continues there, they come")
+                break
 
     def _close_hosts(self) -> None:
         self._host_files.close()

@@ -1,7 +1,8 @@
 """The debuggers of ranks, and the terminals of the people who use them. Runs in: coordinator.
 
 A terminal is a process of ``distrain debug``, which listens at a socket. Its messages travel over
-the connection to the agent of the rank's host, so no port is opened.
+the connection to the agent of the rank's host, so no port is opened. With ``--dap`` it relays the
+bytes of an editor.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Debuggers:
         status: RunStatus,
         *,
         debug_rank: int | None,
-        send: Callable[[wire.DebuggerInput], None],
+        send: Callable[[wire.ToWorker], None],
         on_change: Callable[[], None],
     ) -> None:
         self._loop = loop
@@ -88,10 +89,10 @@ class Debuggers:
             debugger.terminal.queue(message)
         if message.closed is not None:
             self._forget(message.rank)
-        elif message.prompt is not None:
-            debugger.waits = message
+        else:
+            debugger.waits = None if message.prompt is None else message
             self._on_change()
-            if debugger.terminal is None:
+            if debugger.waits is not None and debugger.terminal is None:
                 self._ask_for_terminal(message)
 
     def rank_begins(self, rank: int) -> None:
@@ -133,14 +134,21 @@ class Debuggers:
 
     # -- terminals ------------------------------------------------------------------------------------------------
 
-    def connect(self, reply: Callable[[str], None], argument: str) -> None:
+    def connect(self, reply: Callable[[str], None], argument: str, *, for_editor: bool = False) -> None:
         """Connect a ``distrain debug`` to a rank, and stop that. Raise NoSuchRun if this is not possible.
 
         argument: the rank, and the path of the socket.
+        for_editor: start debugpy instead; only the editor stops the rank.
         """
         rank, path = rank_in(argument, self._status)
-        if rank in self._debuggers and self._debuggers[rank].terminal is not None:
+        has_begun = self._status.ranks[rank].begun is not None
+        debugger = self._debuggers.get(rank, _Debugger())
+        if debugger.terminal is not None:
             raise NoSuchRun(f"another `distrain debug` has rank {rank}")
+        if for_editor and debugger.waits is not None:
+            raise NoSuchRun(f"rank {rank} waits for pdb; run this command without --dap")
+        if for_editor and not has_begun:
+            raise NoSuchRun(f"rank {rank} has not entered train_func yet; try again when it has")
         with socket.socket(socket.AF_UNIX) as connection:
             connection.setblocking(False)
             try:
@@ -148,12 +156,14 @@ class Debuggers:
             except OSError as error:
                 raise NoSuchRun(f"the debugger cannot be connected: {error}") from None
             fd = connection.detach()
-        debugger = self._debuggers.setdefault(rank, _Debugger())
+        self._debuggers[rank] = debugger
         terminal = debugger.terminal = Channel(fd, fd)
-        terminal.attach(self._loop, partial(self._on_frames, rank, terminal))
-        if debugger.waits is not None:
+        terminal.attach(self._loop, partial(self._on_editor if for_editor else self._on_frames, rank, terminal))
+        if for_editor:
+            self._send(wire.EditorInput(attempt=self._attempt, rank=rank, opens=True))
+        elif debugger.waits is not None:
             terminal.queue(debugger.waits)
-        elif self._status.ranks[rank].begun is not None:
+        elif has_begun:
             self._send_line(rank, None)
         reply("")
 
@@ -171,6 +181,12 @@ class Debuggers:
             debugger.terminal = None
             if debugger.waits is not None:
                 self._send_line(rank, "")
+
+    def _on_editor(self, rank: int, terminal: Channel, frames: list[wire.Frame]) -> None:
+        """Relay what an editor sends. Once it is gone, the rank closes the debugger."""
+        if rank in self._debuggers and self._debuggers[rank].terminal is terminal:
+            for body in [frame.body for frame in frames] or [b""]:
+                self._send(wire.EditorInput(attempt=self._attempt, rank=rank, body=body))
 
 
 def _line_in(frame: wire.Frame) -> str | None:

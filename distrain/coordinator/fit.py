@@ -351,4 +351,5 @@ def _shipping(work: job.Work, run: RunConfig, transports: Sequence[Transport], s
         project=project,
         find_project=find,
         takes_project={host.name for host in hosts},
+        fetch_limit=config.fetch_limit_bytes,
     )

@@ -13,7 +13,7 @@ from distrain.decisions.events import HangDetected
 from distrain.decisions.health.collectives import compare
 from distrain.decisions.health.standstills import Hang, Standstills
 from distrain.system.log import say, warn
-from distrain.system.stacks import summarize_stacks, suspects
+from distrain.system.stacks import places_of, summarize_stacks, suspects
 from distrain.system.text import duration
 
 if TYPE_CHECKING:
@@ -238,11 +238,17 @@ class HangMonitor:
         for callback in callbacks:
             callback(lines)
 
-    def answer(self, reply: Callable[[str], None]) -> None:
-        """Take stacks, and reply with lines that summarize them."""
+    def answer(self, reply: Callable[[str], None], form: str = "") -> None:
+        """Take stacks, and reply with lines that summarize them or, for the form ``json``, with an object."""
 
         def show(lines: _Lines) -> None:
+            notes = self._evidence_lines()
+            if form == "json":
+                found = places_of(self._stacks, silent=self._silent, finished=self._standstills.finished)
+                places = [{"ranks": ranks, "where": where} for ranks, where in found]
+                reply(json.dumps({"places": places, "notes": notes}))
+                return
             shown = lines or ("no rank is running: the workers are being started, or have ended",)
-            reply("\n".join([*self._evidence_lines(), *shown]))
+            reply("\n".join([*notes, *shown]))
 
         self._take_stacks(show)

@@ -47,12 +47,14 @@ class Shipping:
     question: has everything but the project's files.
     find_project: finds the project as it is now; raises LaunchError.
     takes_project: the hosts whose workers use the project; the others have files of their own.
+    fetch_limit: the largest size, in bytes, of other files that come back from each host.
     """
 
     question: wire.SetUpHost
     project: Project | None = None
     find_project: Callable[[], Project | None] = lambda: None
     takes_project: Collection[str] = ()
+    fetch_limit: int = 0
 
     def for_run(self, store: RunStore, run_id: str) -> Shipping:
         """Add the storage of a run, and the name of its directory in the caches of the hosts."""
@@ -78,6 +80,7 @@ class _Host:
     is_set_up: bool = False
     storage_problem: str | None = None
     checkpoints: str = ""
+    trial_dir: str = ""
     tries: int = 0
     mover: OrderLink | None = None
     deliveries: deque[Callable[[str | None], None]] = field(default_factory=deque)
@@ -208,6 +211,7 @@ class HostFiles:
         else:
             state.is_set_up, state.tries = True, 0
             state.storage_problem, state.checkpoints = answer.storage_problem, answer.checkpoints
+            state.trial_dir = answer.trial_dir
             if answer.storage_problem is not None:
                 self._mover(host).start()  # it connects while the workers start
             waiting, state.then = state.then, []
@@ -269,10 +273,23 @@ class HostFiles:
         """Fetch files of a checkpoint from a host."""
         self._mover(host).order(order)
 
-    def deliver(self, host: str, order: wire.Deliver, then: Callable[[str | None], None]) -> None:
-        """Copy files to a host. Call ``then`` with None, or with the reason why they could not be copied."""
+    def deliver(self, host: str, order: wire.Deliver | wire.BringBack, then: Callable[[str | None], None]) -> None:
+        """Copy files to a host, or back. Call ``then`` with None, or with the reason why they could not be copied."""
         self._hosts[host].deliveries.append(then)
         self._mover(host).order(order)
+
+    def bring_back(self, host: str) -> None:
+        """Begin to copy what ranks have written into get_trial_dir() to the run directory, if the host lacks that."""
+        if not self.is_apart(host):
+            return
+        folder, run, limit = self._hosts[host].trial_dir, self._shipping.question.storage, self._shipping.fetch_limit
+        order = wire.BringBack(folder=folder, run=run, host=host.replace("/", "_"), limit_bytes=limit)
+        self.deliver(host, order, partial(_warn_of_left_files, host, folder))
+
+    @property
+    def is_delivering(self) -> bool:
+        """True while files are on their way to or from a host that is not lost."""
+        return any(state.deliveries for state in self._hosts.values())
 
     def drop_checkpoint(self, host: str, folder: str) -> None:
         """Have a host delete a checkpoint that was copied there."""
@@ -289,6 +306,8 @@ class HostFiles:
         if self._hosts.get(host) is not state:
             return
         if isinstance(answer, wire.OrderDone):
+            if answer.text:
+                say(f"{host}: {answer.text}")
             state.deliveries.popleft()(answer.failed)
         else:
             self._receive(host, answer)
@@ -321,6 +340,14 @@ def _read(find: Callable[[], Project | None]) -> Project | str | None:
         return project.with_digests() if project is not None else None
     except LaunchError as error:
         return str(error)
+
+
+def _warn_of_left_files(host: str, folder: str, why: str | None) -> None:
+    if why is not None:
+        warn(
+            f"files that ranks have written stay on {host}, in {folder}: {why}. Copy them yourself; or, if the run "
+            f"continues on {host}, they come then"
+        )
 
 
 def full_cache_hint(text: str) -> str:

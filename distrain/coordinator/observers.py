@@ -106,7 +106,7 @@ class Observers:
     def end(self, ended: Ended) -> None:
         """Tell all that the run has ended, even if one of them raises an exception, and :meth:`wait`."""
         with contextlib.ExitStack() as stack:
-            stack.callback(self.wait, is_stopped=ended.status == "aborted")
+            stack.callback(self.wait, is_stopped=ended.status == "stopped")
             for hear in reversed(self._hearers_of(Ended)):
                 stack.callback(hear, ended)
 

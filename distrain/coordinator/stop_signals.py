@@ -6,15 +6,13 @@ import contextlib
 import os
 import signal
 import stat
-import sys
-import threading
 from typing import TYPE_CHECKING
 
 from distrain.errors import PreemptionError
+from distrain.system.text import signal_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import TracebackType
+    from collections.abc import Sequence
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Ctrl-C, the usual request to end, a closed terminal or lost connection, and Ctrl-backslash. All stop the run in the
@@ -37,45 +35,22 @@ def stop_signals(names: Sequence[str] | None = None) -> tuple[signal.Signals, ..
 
 
 _stopped_by: list[str] = []
-"""Names of the signals, other than Ctrl-C, that have stopped runs of this process."""
+"""What, other than Ctrl-C, has stopped runs of this process."""
 
 
 def exit_code(stop_reason: str) -> int:
-    """Return the exit code of a process that was ended by the signal of this name."""
-    return 128 + signal.Signals[stop_reason]
+    """Return the exit code of a process that was stopped for this reason."""
+    return 128 + signal.Signals[signal_of(stop_reason)]
 
 
-def preempted(message: str, stop_reason: str) -> PreemptionError:
-    """Make the error of a run that the signal of this name has stopped.
-
-    If nobody catches it, the process exits with the exit code of the signal.
-    """
-    if threading.current_thread() is threading.main_thread() and not isinstance(sys.excepthook, _ExitWithItsCode):
-        sys.excepthook = _ExitWithItsCode(sys.excepthook)
-    return PreemptionError(message, exit_code=exit_code(stop_reason))
-
-
-class _ExitWithItsCode:
-    """An excepthook that calls the previous hook, ``show``, and after a PreemptionError exits with its exit code."""
-
-    def __init__(self, show: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
-        self._show = show
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.excepthook = self._show
-        self._show(kind, error, trace)
-        if isinstance(error, PreemptionError):
-            sys.exit(error.exit_code)
-
-
-def note_stop(number: int) -> None:
-    """Remember that a signal stopped this process, except Ctrl-C.
+def note_stop(reason: str) -> None:
+    """Remember what stopped this process, except Ctrl-C.
 
     KeyboardInterrupt passes through ``except Exception``. A program that catches it wants to continue, like a notebook.
     """
-    if number != signal.SIGINT:
-        _stopped_by.append(signal.Signals(number).name)
-    if number == signal.SIGHUP:
+    if reason != "SIGINT":
+        _stopped_by.append(reason)
+    if reason == "SIGHUP":
         _leave_closed_terminal()
 
 
@@ -89,13 +64,13 @@ def _leave_closed_terminal() -> None:
 
 
 def refuse_after_stop() -> None:
-    """Raise PreemptionError if a signal stopped an earlier run of this process.
+    """Raise PreemptionError if a signal, or `distrain stop`, stopped an earlier run of this process.
 
     A sweep that catches every error would otherwise start its next trial.
     """
     if _stopped_by:
-        raise preempted(
+        raise PreemptionError(
             f"this process starts no further run because {_stopped_by[0]} has stopped an earlier one; let "
             "PreemptionError end a sweep that catches errors, or call fit() in a new process",
-            _stopped_by[0],
+            exit_code=exit_code(_stopped_by[0]),
         )

@@ -14,6 +14,8 @@ from distrain.api.config import DataConfig, RunConfig, ScalingConfig
 from distrain.api.ray_names import without
 from distrain.api.trainer_options import check_options, showing_options
 from distrain.coordinator.fit import run_work
+from distrain.coordinator.run.error_screen import show_if_uncaught
+from distrain.coordinator.run.hydra_job import beside_output, resolved
 from distrain.errors import DistrainError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.paths import read_manifest
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from distrain.api.trainer_options import TrainerOptions
     from distrain.data.datasets import RunDatasets
 
-__all__ = ["DataParallelTrainer"]
-
 
 @without("preprocessor")
 class DataParallelTrainer:
@@ -42,7 +42,9 @@ class DataParallelTrainer:
     train_loop_per_worker: the function, with no parameter or one for the config. It runs in the main thread of every
         worker.
     train_loop_config: the argument of that function, ``{}`` by default. It is pickled once per run, so keep large
-        objects out of it.
+        objects out of it. A DictConfig of OmegaConf arrives as one, with its interpolations resolved.
+    scaling_config: how many workers, on which hosts, with which GPUs.
+    run_config: where the run is stored, under which name, and what happens after failures.
     backend_config: the framework's settings and hooks.
     datasets: by name, the data that :func:`distrain.get_dataset_shard` divides among the workers: a Dataset of
         :mod:`distrain.data`; a dataset of torch or Hugging Face; a pyarrow Table, a pandas DataFrame, a dict of arrays,
@@ -83,7 +85,7 @@ class DataParallelTrainer:
             check_plain("ValidationConfig.fn", validation.fn)
         self._work = job.FunctionWork(
             function=check_signature(train_loop_per_worker),
-            config=dict(options.get("train_loop_config") or {}),
+            config=resolved(options.get("train_loop_config") or {}),
             backend=backend_config or BackendConfig(),
             run_datasets=_datasets(datasets, options.get("dataset_config") or DataConfig()) if datasets else None,
         )
@@ -124,20 +126,22 @@ class DataParallelTrainer:
         Raises JobError, ResourcesError or StorageError before any worker starts; TrainingFailedError, with the partial
         ``result``, if a rank or a host failed; KeyboardInterrupt after Ctrl-C, once every worker is gone;
         PreemptionError after SIGTERM, SIGHUP or SIGQUIT, and then at every further call in this process. Their
-        tracebacks end here. The exceptions of ranks are in ``WorkerGroupError.worker_failures``.
+        tracebacks end here; if nothing catches one, a screen without a traceback shows it. The exceptions of ranks are
+        in ``WorkerGroupError.worker_failures``.
         """
         __tracebackhide__ = True  # pytest omits frames that have this variable
         try:
             return run_work(
                 self._work,
                 self._scaling,
-                self._run,
+                beside_output(self._run),
                 resume_from=self._resume_from,
                 metadata=self._metadata,
                 validation=self._validation,
             )
         except (DistrainError, KeyboardInterrupt) as error:
             hide_own_lines(error)
+            show_if_uncaught(__name__)
             raise error.with_traceback(None) from None
 
 

@@ -27,20 +27,4 @@ if TYPE_CHECKING:
     from distrain.data.iterator import DataIterator as DataIterator
     from distrain.data.sources import Schema as Schema
 
-_HOMES = {
-    "constructors": (
-        "from_huggingface",
-        "from_items",
-        "from_numpy",
-        "from_pandas",
-        "range",
-        "read_csv",
-        "read_json",
-        "read_parquet",
-    ),
-    "dataset": ("Dataset",),
-    "iterator": ("DataIterator",),
-    "sources": ("Schema",),
-}
-
-__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -74,7 +74,7 @@ def joined(blocks: Sequence[Block]) -> Block:
     parts = [to_columns(block) for block in found]
     for part in parts:
         if part.keys() != parts[0].keys():
-            raise DataError(f"some rows have the columns {sorted(parts[0])}, and others {sorted(part)}")
+            raise DataError(f"some rows have the columns {sorted(parts[0])}, others {sorted(part)}; give all the same")
     return {name: _joined_columns([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -149,7 +149,7 @@ def to_columns(block: Block) -> Columns:
         if not isinstance(row, dict):
             raise DataError(f"some rows are dicts, but one is {row!r:.50}")
         if row.keys() != names:
-            raise DataError(f"some rows have the columns {sorted(names)}, and others {sorted(row)}")
+            raise DataError(f"some rows have the columns {sorted(names)}, others {sorted(row)}; give all the same")
     return _each_column(names, ([row[name] for row in block] for name in names), _of_values, "an array")
 
 

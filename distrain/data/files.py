@@ -89,7 +89,7 @@ class FileSource(TableSource):
         if None in formats:
             raise DataError(f"{formats[None]} has no known ending: use read_parquet(), read_csv() or read_json()")
         if len(formats) > 1:
-            raise DataError(f"the files have several formats: {', '.join(formats.values())}")
+            raise DataError(f"the files have several formats; read each by itself: {', '.join(formats.values())}")
         kind = str(*formats)
         if isinstance(filesystem, LocalFileSystem):
             arrow_filesystem = require("pyarrow.fs").LocalFileSystem()
@@ -274,7 +274,7 @@ def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: s
     found: list[str] = []
     for given, (other, path) in zip(paths, systems, strict=True):
         if other != filesystem:
-            raise DataError(f"{paths[0]} and {given} are on different filesystems")
+            raise DataError(f"{paths[0]} and {given} are on different filesystems; read each by itself")
         files = _files_in(_Following() if isinstance(other, LocalFileSystem) else other, path, given)
         visible = [file for file in sorted(files) if file == path or _is_visible(file, path)]
         chosen = [file for file in visible if file == path or is_wanted(file)]

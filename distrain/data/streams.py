@@ -172,7 +172,7 @@ class OpenStream:
         """Yield the rows after the functions. ``most()``: the number of rows to yield next, at most."""
         while wanted := self._within_limit(min(ROWS_AT_ONCE, most())):
             if self._is_stateful and self._stream.readers.newest is not self:
-                raise DataError("another loop over the stream has begun; it has one state only")
+                raise DataError("another loop over the stream has begun; end one before the next, as it has one state")
             rows = list(islice(self._open(), wanted))
             self._loaded = None
             self.ended = len(rows) < wanted

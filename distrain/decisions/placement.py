@@ -122,8 +122,7 @@ def _check_resources(host: HostInfo, workers: int, scaling: ScalingConfig) -> No
     available = {"CPU": host.cpus, "GPU": len(host.gpus or ()), "memory": host.memory_bytes}
     for name, each in named.items():
         needed = _needed_gpus(workers, each) if name == "GPU" else workers * each
-        known = available[name] or name != "memory"
-        if known and needed > available[name] * (1 + 1e-9):
+        if needed > available[name] * (1 + 1e-9):
             text = _shortage(host.name, workers, name, each, needed, available[name])
             raise ResourcesError(f"{text} {host.driver_problem}." if name == "GPU" and host.driver_problem else text)
 

@@ -53,7 +53,7 @@ from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 from distrain.decisions.stop_consensus import StopConsensus, StopOrder
 from distrain.errors import InvalidTransition, LaunchError, ResourcesError
 from distrain.system.stacks import raised_at
-from distrain.system.text import count, name_hosts, name_ranks, on_host, stopped_by
+from distrain.system.text import BY_COMMAND, count, name_hosts, name_ranks, on_host, signal_of, stopped_by
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -367,7 +367,7 @@ class RunStateMachine:
             self.resources_missing = True
             self._forget_attempt()
             return self._give_up(str(error))
-        shown = [*self._describe_change(before, self.plan), *([] if before else self._describe_crowds(self.plan))]
+        shown = [*self._describe_change(before, self.plan), *self._describe_crowds(self.plan)]
         return [*shown, *self._prepare_hosts(self.plan), *self._begin_attempt(self.plan, now)]
 
     def _forget_attempt(self) -> None:
@@ -387,7 +387,7 @@ class RunStateMachine:
     def _describe_crowds(self, plan: WorldPlan) -> list[Action]:
         """Warn of hosts with far more workers than CPUs."""
         return [
-            ShowLine(f"{host.name}: {workers} workers share {count(host.cpus, 'CPU')}; fewer will be faster")
+            ShowLine(f"{host.name}: {workers} workers share {count(host.cpus, 'CPU')}; fewer train faster", once=True)
             for host in self._host_pool.connected
             if (workers := len(plan.on(host.name))) > _CROWD * host.cpus
         ]
@@ -526,7 +526,8 @@ class RunStateMachine:
             case wire.Running():
                 rank.entered = self.retries.ever_entered = True
                 self._move_rank(rank, RankState.RUNNING)
-                self._check_all_running()
+                if self.state is RunState.STARTING and self._ranks.all_started:
+                    self._move(RunState.RUNNING)
             case wire.Outcome():
                 if not (was_told and (message.ok or message.exits)):  # else it ends because it was told to
                     self._ranks.set_outcome(rank, message)
@@ -545,10 +546,6 @@ class RunStateMachine:
                 orders = self._release_stopped(is_last=worked)
                 return orders if rank.outcome is not None else [*orders, *self._on_rank_failed(rank, now)]
         return []
-
-    def _check_all_running(self) -> None:
-        if self.state is RunState.STARTING and self._ranks.all_started:
-            self._move(RunState.RUNNING)
 
     def _check_all_done(self, now: float) -> list[Action]:
         """Release the processes once every rank has finished its work: none of them needs another one."""
@@ -754,23 +751,26 @@ class RunStateMachine:
         if is_repeated or self.state.has_ended_early:
             return self._stop_now(now)
         pressed = stopped_by(why)
+        again = "Ctrl-C" if why == BY_COMMAND else f"{pressed} again"
         if self.state is RunState.SETTLING:
             self._waits_since = now  # the grace begins
-            return [ShowLine(f"{pressed}: the run stops when its checkpoint is stored. {pressed} again ends the wait")]
+            return [ShowLine(f"{pressed}: the run stops when its checkpoint is stored. {again} ends the wait")]
         if not self.attempt_is_active:
-            return self._end_early(RunState.ABORTED)
+            return self._end_early(RunState.STOPPED)
         grace_s = self.request.stop_grace_s
-        again = f"{pressed} again kills the workers now"
         if self.saves_on_stop:
             self._deadline = now + grace_s
-            text = f"{pressed}: the run stops; the workers have {grace_s:g} s to save a checkpoint. {again}"
-            return [ShowLine(text), *self._send_stop_orders(self._stop_consensus.request_stop())]
+            text = f"{pressed}: the run stops; the workers have {grace_s:g} s to save a checkpoint"
+            return [
+                ShowLine(f"{text}. {again} kills the workers now"),
+                *self._send_stop_orders(self._stop_consensus.request_stop()),
+            ]
         text = f"{pressed}: the run stops within {grace_s:g} s"
         if self.request.is_script:
             text = f"{pressed}: passed on to the workers, which have {grace_s:g} s to end"
         elif not self._stop_consensus.callers:
             text += "; no checkpoint is saved because no rank has called should_stop()"
-        return [ShowLine(f"{text}. {again}"), *self._pass_signal_on(grace_s, now)]
+        return [ShowLine(f"{text}. {again} kills the workers now"), *self._pass_signal_on(grace_s, now)]
 
     def _stop_now(self, now: float) -> list[Action]:
         """Kill the ranks. If none are left, end the wait for their checkpoints."""
@@ -782,9 +782,10 @@ class RunStateMachine:
         assert self.stop_reason is not None
         if not grace_s:
             return self._stop(0.0, now)
-        last_grace_s = 0.0 if self.stop_reason == "SIGTERM" else TERM_GRACE_S
+        name = signal_of(self.stop_reason)
+        last_grace_s = 0.0 if name == "SIGTERM" else TERM_GRACE_S
         self._signalled_hosts.update(self.plan.hosts)
-        return self._stop(grace_s, now, signal=self.stop_reason, last_grace_s=last_grace_s)
+        return self._stop(grace_s, now, signal=name, last_grace_s=last_grace_s)
 
     def _send_stop_orders(self, orders: Iterable[StopOrder]) -> list[Action]:
         return [
@@ -897,7 +898,7 @@ class RunStateMachine:
     # -- the attempt has ended ------------------------------------------------------------------------------------
 
     def _end_attempt(self, now: float) -> list[Action]:
-        """Go on after an attempt of which nothing is left: the run finishes, fails, is aborted or is restarted."""
+        """Go on after an attempt of which nothing is left: the run finishes, fails, is stopped or is restarted."""
         self._deadline = None
         finished = self.is_done and not self.storage_failed
         why = None if finished else self._describe_early_end()
@@ -905,7 +906,7 @@ class RunStateMachine:
         if finished:
             self._end(RunState.FINISHED)  # even if a stop was requested at the last moment
         elif self.stop_reason is not None:
-            self._end(RunState.ABORTED)
+            self._end(RunState.STOPPED)
         elif (slow := self._replaced.get(self.attempt)) and not self.problem:
             self._host_pool.mark_lost(slow.host, f"it was slow: {slow.why}", now)
             self._prepared.pop(slow.host, None)
@@ -1005,13 +1006,13 @@ class RunStateMachine:
     def _move(self, new: RunState) -> None:
         self.story.append(f"attempt {self.attempt}: {self.state.name} -> {new.name}")
         if new not in RUN_MOVES[self.state]:
-            raise InvalidTransition("\n".join(["illegal move of the run", *self.story]))
+            raise InvalidTransition("\n".join(["illegal move of the run; please report this bug", *self.story]))
         self.state = new
 
     def _move_rank(self, rank: Rank, new: RankState) -> None:
         self.story.append(f"attempt {self.attempt}, rank {rank.plan.rank}: {rank.state.name} -> {new.name}")
         if new not in RANK_MOVES[rank.state]:
-            raise InvalidTransition("\n".join(["illegal move of a rank", *self.story]))
+            raise InvalidTransition("\n".join(["illegal move of a rank; please report this bug", *self.story]))
         self._ranks.move(rank, new)
 
 

@@ -37,7 +37,7 @@ _PATIENCE_INTERVALS = 5
 """A rank is silent, and a report is late, after so many of the usual intervals between two reports at the earliest."""
 _SILENT_AFTER_S = 20.0
 _LATE_AFTER_S = 10.0
-_ENDS = ("finished", "failed", "aborted")
+_ENDS = ("finished", "failed", "stopped")
 
 
 @dataclass(slots=True)

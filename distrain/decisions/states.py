@@ -40,7 +40,7 @@ class RunState(enum.Enum):
     """The run has ended: every rank has finished its work."""
     FAILED = "failed"
     """The run has ended: a failure was not followed by a restart, or the run could not start or continue."""
-    ABORTED = "aborted"
+    STOPPED = "stopped"
     """The run has ended: the user asked it to stop."""
 
     @property
@@ -56,7 +56,7 @@ class RunState(enum.Enum):
     @property
     def is_terminal(self) -> bool:
         """True if the run has ended."""
-        return self in (RunState.FINISHED, RunState.FAILED, RunState.ABORTED)
+        return self in (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
 
 
 class RankState(enum.Enum):
@@ -74,7 +74,7 @@ class RankState(enum.Enum):
     """Its process is gone, or its host is lost."""
 
 
-_ENDS = frozenset({RunState.FAILED, RunState.ABORTED})
+_ENDS = frozenset({RunState.FAILED, RunState.STOPPED})
 _EARLY = frozenset({RunState.SAVING, RunState.STOPPING, RunState.FAILED})
 RUN_MOVES: dict[RunState, frozenset[RunState]] = {
     RunState.CONNECTING: _ENDS | {RunState.RESERVING},
@@ -89,7 +89,7 @@ RUN_MOVES: dict[RunState, frozenset[RunState]] = {
     RunState.WAITING: _ENDS | {RunState.CONNECTING, RunState.RESERVING},
     RunState.FINISHED: frozenset({RunState.FAILED}),  # the last report could not be stored after all
     RunState.FAILED: frozenset(),
-    RunState.ABORTED: frozenset(),
+    RunState.STOPPED: frozenset(),
 }
 """The states that may follow each state of a run."""
 

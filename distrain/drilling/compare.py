@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from distrain.drilling.causes import PARTS, SAVED, Cause, Differences
+from distrain.system.text import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -201,25 +202,25 @@ class Straight:
     def _drift_of_metrics(self, attempt: Attempt) -> tuple[Drift | None, list[str]]:
         """Return the first metric that differs by more than noise, and those that only tell where an attempt began."""
         drift, aside = None, {}
-        for number, name, mine, yours, size in self._metric_differences(attempt):
+        for at, name, mine, yours, size in self._metric_differences(attempt):
             if name in self.measured or size <= self.noise.get(name, 0.0) * _NOISE_FACTOR:
                 continue
             values = [metrics.get(name) for metrics in attempt.metrics.values()]
             if len(values) > 1 and not isinstance(mine, float) and all(value == mine for value in values):
                 aside[name] = f"`{name}` is {mine} instead of {yours}, without an effect"
             elif drift is None:
-                drift = Drift(number, f"{name} {_number(mine)} instead of {_number(yours)}", size)
+                drift = Drift(at, f"{name} {number(mine)} instead of {number(yours)}", size)
         return drift, list(aside.values())
 
     def _metric_differences(self, attempt: Attempt) -> Iterator[tuple[int, str, Any, Any, float]]:
         """Yield number, name, both values and relative difference of each metric that differs, the earliest first."""
         straight = {key: row for key, row in self.attempt.rows().items() if row[0] <= self.until}
         rows = sorted(attempt.rows().items(), key=lambda item: item[1][0])
-        for key, (number, ours) in rows:
+        for key, (at, ours) in rows:
             if key in straight:
                 theirs = straight[key][1]
                 for name, size in _different(ours, theirs):
-                    yield number, name, ours.get(name), theirs.get(name), size
+                    yield at, name, ours.get(name), theirs.get(name), size
 
 
 def _whole(steps: Sequence[Step]) -> Step:
@@ -254,7 +255,3 @@ def _distance(one: Any, other: Any) -> float:
         return math.inf
     apart = max(abs(mine - yours) for mine, yours in zip(ours, theirs, strict=True))
     return float(apart / max(map(abs, numbers)))
-
-
-def _number(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from distrain.drilling.journal import Attempt, Journal
     from distrain.drilling.order import Unit
 
-__all__ = ["drill"]
-
 DISTURBANCES = ("kill", "all", "stop", "report", "host", "workers")
 
 

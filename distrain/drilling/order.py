@@ -34,12 +34,13 @@ class ProbeOrder:
 class Order:
     """The order for a process.
 
-    arguments: those of ``distrain run``. trainer: is run instead.
+    arguments: those of ``distrain run``, with the config file for ``directory``. trainer: is run instead.
     storage: the storage path of the run, whose name is ``run``.
     workers: the number of workers, or None for the script's own.
     """
 
     arguments: tuple[str, ...] = ()
+    directory: str = ""
     trainer: DataParallelTrainer | None = None
     storage: str = ""
     workers: int | None = None

@@ -122,4 +122,4 @@ class DrillReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON."""
-        return {"version": 1, "ok": self.ok, **asdict(self)}
+        return {"ok": self.ok, **asdict(self)}

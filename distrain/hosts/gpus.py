@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from distrain.hosts.host import Gpu
@@ -43,15 +43,10 @@ def visible(boards: Sequence[Sequence[Gpu]], listed: str | None) -> tuple[Gpu, .
 
 
 def _entries(listed: str) -> list[str]:
-    kind = "GPU-" if listed.startswith("GPU-") else "MIG-" if listed.startswith("MIG-") else ""
-    entries = []
-    for part in listed.split(","):
-        number = re.match(r"\s*\+?(\d+)", part, re.ASCII)
-        entry = part if kind else str(int(number[1])) if number else ""
-        if not entry or not entry.startswith(kind):
-            break
-        entries.append(entry)
-    return entries
+    parts = listed.split(",")
+    if kind := next((kind for kind in ("GPU-", "MIG-") if listed.startswith(kind)), ""):
+        return list(takewhile(lambda part: part.startswith(kind), parts))
+    return [str(int(part)) for part in takewhile(lambda part: part.isascii() and part.isdigit(), map(str.strip, parts))]
 
 
 def _named(boards: Sequence[Sequence[Gpu]], entry: str) -> Sequence[Gpu]:

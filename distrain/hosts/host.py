@@ -82,7 +82,7 @@ class HostInfo:
     """Resources that an agent has found on its host.
 
     cpus: number of CPUs that affinity and cgroup quota allow.
-    memory_bytes: memory that this process may use; 0 if unknown.
+    memory_bytes: memory that this process may use.
     gpus: in the order of CUDA_VISIBLE_DEVICES; None if the agent was not asked to look for them.
     driver_problem: why some GPUs could not be found; empty if there is no problem.
     slots: number of ranks that the user allows on it; None for any number.

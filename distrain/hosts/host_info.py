@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import socket
@@ -46,12 +45,10 @@ def hello_of(info: HostInfo, *, run_id: str = "", **fields: Any) -> wire.Hello:
 
 def usable_cpus() -> int:
     """Return the number of CPUs that the affinity of this process and the quota of its cgroup allow."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    affinity = len(os.sched_getaffinity(0))
     return max(1, min(affinity, int(cpu_quota() or affinity)))
 
 
 def _memory_bytes() -> int:
-    total = 0
-    with contextlib.suppress(ValueError, OSError):
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(total, memory_limit() or total)

@@ -99,6 +99,7 @@ class WorkerFacts:
     validates: the trainer has a validation function.
     sees_storage: the worker's host has the directory ``storage_path``. Otherwise checkpoints go there, and come back,
         over the connection.
+    trial_dir: the directory that stands for the run directory on a host that does not see it; else empty.
     """
 
     world_rank: int
@@ -117,3 +118,4 @@ class WorkerFacts:
     filesystem: str = ""
     validates: bool = False
     sees_storage: bool = True
+    trial_dir: str = ""

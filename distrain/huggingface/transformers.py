@@ -5,7 +5,6 @@ Workers carry torchrun's environment variables, so a Trainer inside ``train_func
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,12 +67,7 @@ class TrainReportCallback(transformers.TrainerCallback):  # type: ignore[misc]
 def _saved_by(args: transformers.TrainingArguments, state: transformers.TrainerState) -> Path | None:
     """Return the directory that the Trainer has just written; None on a host without it."""
     last = Path(args.output_dir, f"checkpoint-{state.global_step}")
-    if not last.is_dir():  # a hyperparameter search has one directory per trial
-        found = sorted(Path(args.output_dir).glob(f"*/{last.name}"), key=os.path.getmtime)
-        if not found:
-            return None
-        last = found[-1]
-    return last.resolve()
+    return last.resolve() if last.is_dir() else None
 
 
 def prepare_trainer(trainer: Trainer) -> Trainer:

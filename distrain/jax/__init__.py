@@ -11,6 +11,4 @@ if TYPE_CHECKING:
     from distrain.jax.config import JaxConfig as JaxConfig
     from distrain.jax.trainer import JaxTrainer as JaxTrainer
 
-_HOMES = {"config": ("JaxConfig",), "trainer": ("JaxTrainer",)}
-
-__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, explain=explain)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__, explain=explain)

@@ -19,8 +19,6 @@ from distrain.worker.session import session_of
 if TYPE_CHECKING:
     from distrain.api.context import TrainContext
 
-__all__ = ["JaxConfig"]
-
 _NOT_INSTALLED = (
     "JAX is not installed in the workers' environment: pip install 'distrain[jax]' for CPUs, or 'jax[cuda13]' for GPUs"
 )

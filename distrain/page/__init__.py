@@ -14,6 +14,4 @@ from distrain.system.imports import lazy_names
 if TYPE_CHECKING:
     from distrain.page.writer import write_page as write_page
 
-_HOMES = {"writer": ("write_page",)}
-
-__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

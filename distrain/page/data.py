@@ -70,8 +70,7 @@ def page_data(folder: Path | RemotePath) -> dict[str, Any]:
         saved = _read_all(lambda: checkpoints_of(folder), notes)
         logs = _logs(run, error)
         evidence = _read_all(lambda: evidence_of(folder), notes)
-        starts = [(a["attempt"], _whole(a.get("first_step")), bool(a.get("training"))) for a in run.attempts]
-        reports = read_reports(folder / names.METRICS, starts, notes)
+        reports = read_reports(folder / names.METRICS, run.attempts, notes)
         sentence = verdict(run, reports.last)
     times = _times(run, reports)
     spans = [(_number(e.get("since")), _number(e["time"])) for e in events if e["event"] == "hang"]
@@ -89,7 +88,7 @@ def page_data(folder: Path | RemotePath) -> dict[str, Any]:
         "where": _where(error),
         "curves": _curves(reports),
         "more_metrics": len(reports.more_metrics),
-        "starts": sorted({first for _, first, _ in starts[1:] if first})[-50:],
+        "starts": sorted({first for _, first, _ in reports.known[1:] if first})[-50:],
         "ranks": _ranks(run, reports),
         "attempts": _attempts(run, times),
         "evidence": evidence[:_MOST_ROWS],

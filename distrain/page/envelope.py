@@ -60,6 +60,15 @@ class Envelope:
             self._bins.append((point, point))
         self._filled = (self._filled + 1) % self._width
 
+    def forget_after(self, step: int) -> None:
+        """Remove the points of later steps, which a restart repeats."""
+        if self.last is None or self.last[0] <= step:
+            return
+        kept = [[point for point in both if point[0] <= step] for both in self._bins]
+        self._bins = [(both[0], both[-1]) for both in kept if both]
+        self.marks = [mark for mark in self.marks if mark[0] <= step]
+        self.last, self._filled = max((high for both in self._bins for high in both), default=None), 0
+
     def points(self, most: int) -> list[Point]:
         """Return at most about ``most`` points, in the order of their steps."""
         bins = self._bins

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distrain.page.envelope import Envelope
+from distrain.page.envelope import MOST_BINS, Envelope
 from distrain.storage.lines import read_metrics
 from distrain.system.text import flatten
 
@@ -59,19 +59,21 @@ class RankReports:
 class Reports:
     """The reports of a run. Of those that were repeated after a restart, the later ones are drawn.
 
-    attempts: for each, its number, its first step (None: unknown), and if its ranks have trained.
+    known: for each attempt, its number, its first step (None: unknown), and if its ranks have trained. May be replaced
+    when an attempt begins. most_bins: of each curve.
 
     Attributes: ``attempts`` and ``ranks`` by number, ``curves`` of rank 0's metrics, ``more_metrics``: their names
-    beyond :data:`MOST_METRICS`, ``last``: rank 0's last report.
+    beyond :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
     """
 
-    def __init__(self, attempts: Sequence[tuple[int, int | None, bool]]) -> None:
+    def __init__(self, known: Sequence[tuple[int, int | None, bool]], most_bins: int = MOST_BINS) -> None:
+        self.known = known
         self.attempts: dict[int, AttemptReports] = {}
         self.ranks: dict[int, RankReports] = {}
         self.curves: dict[str, Envelope] = {}
         self.more_metrics: set[str] = set()
         self.last: dict[str, Any] | None = None
-        self._known = attempts
+        self._most_bins = most_bins
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a line. Raise KeyError, TypeError, ValueError or AttributeError if it is damaged."""
@@ -90,17 +92,19 @@ class Reports:
             before = there.waits.get(rank, (0.0, 0.0))
             there.waits[rank] = [before[0] + waited[0], before[1] + waited[1]]
         if rank == 0:
-            self.last = {"time": moment, "step": step, "progress": record.get("progress")}
+            self.last = {**record, "step": step}
             if there.keeps(step):
                 there.kept_until = moment
                 self._add_to_curves(step, metrics)
 
     def _begin(self, attempt: int) -> AttemptReports:
         """Begin an attempt. Without a known first step, its steps follow those of the attempts before."""
-        known = [first for number, first, _ in self._known if number == attempt]
-        later = [first for number, first, trained in self._known if number > attempt and trained and first is not None]
+        known = [first for number, first, _ in self.known if number == attempt]
+        later = [first for number, first, trained in self.known if number > attempt and trained and first is not None]
         first_step = known[0] if known and known[0] is not None else (self.last or {}).get("step", 0)
         begun = self.attempts[attempt] = AttemptReports(first_step, min(later, default=None))
+        for curve in self.curves.values():  # of a run that was read before it restarted
+            curve.forget_after(first_step)
         return begun
 
     def _add_to_curves(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -111,19 +115,24 @@ class Reports:
                 self.more_metrics.add(name)
                 continue
             if name not in self.curves:
-                self.curves[name] = Envelope()
+                self.curves[name] = Envelope(self._most_bins)
             self.curves[name].add(step, value)
 
 
 def read_reports(
-    path: Path | RemotePath, attempts: Sequence[tuple[int, int | None, bool]], notes: list[str]
+    path: Path | RemotePath, attempts: Sequence[Mapping[str, Any]], notes: list[str], rank: int | None = None
 ) -> Reports:
-    """Read all reports of a run. A note says what could not be read."""
-    reports, damaged = Reports(attempts), 0
+    """Read the reports of all ranks, or of one. A note says what could not be read. ``attempts``: as in run.json."""
+    firsts = [attempt.get("first_step") for attempt in attempts]
+    starts = [
+        (attempt["attempt"], first if isinstance(first, int) else None, bool(attempt.get("training")))
+        for attempt, first in zip(attempts, firsts, strict=True)
+    ]
+    reports, damaged = Reports(starts), 0
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            for record in read_metrics(path, rank=None):
+            for record in read_metrics(path, rank=rank):
                 try:
                     reports.add(record)
                 except (KeyError, TypeError, ValueError, AttributeError):

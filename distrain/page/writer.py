@@ -21,6 +21,7 @@ from distrain.system.remote_path import RemotePath, locate
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
 _SECONDS_PER_BYTE = 100e-9
 """How long it takes to read metrics.jsonl, measured with scripts/benchmark_page on a slow machine."""
@@ -66,21 +67,28 @@ def write_page_at_end(root: Path, seconds: float) -> None:
 
 def document(data: dict[str, Any]) -> str:
     """Return the HTML of the page that shows this data (:func:`~distrain.page.data.page_data`)."""
-    own = files("distrain.page")
+    return fill("page", data, title=escape(data["name"]), verdict=escape(data["verdict"]))
+
+
+def fill(name: str, data: Mapping[str, Any], **texts: str) -> str:
+    """Return the HTML of a template with its style, script and data, and uPlot. It may load nothing else.
+
+    name: of the package, and of the template, style and script in it. texts: HTML for the template.
+    """
+    own, uplot = files(f"distrain.{name}"), files("distrain.page") / "uplot"
     parts = {
-        "library_style": (own / "uplot" / "uPlot.min.css").read_text(),
-        "style": (own / "page.css").read_text(),
-        "library": (own / "uplot" / "uPlot.iife.min.js").read_text(),
-        "script": (own / "page.js").read_text(),
+        "library_style": (uplot / "uPlot.min.css").read_text(),
+        "style": (own / f"{name}.css").read_text(),
+        "library": (uplot / "uPlot.iife.min.js").read_text(),
+        "script": (own / f"{name}.js").read_text(),
     }
-    return Template((own / "page.html").read_text()).substitute(
+    return Template((own / f"{name}.html").read_text()).substitute(
         parts,
         styles=" ".join(_hash(parts[name]) for name in ("library_style", "style")),
         scripts=" ".join(_hash(parts[name]) for name in ("library", "script")),
-        licence=(own / "uplot" / "LICENSE").read_text(),
-        title=escape(data["name"]),
-        verdict=escape(data["verdict"]),
+        licence=(uplot / "LICENSE").read_text(),
         data=json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        **texts,
     )
 
 

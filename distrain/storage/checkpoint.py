@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
     from typing_extensions import Self
 
-__all__ = ["Checkpoint"]
-
 METADATA_FILE = ".metadata.json"
 POSITIONS = "distrain.positions"
 """Key of the metadata under which the coordinator stores the ranks' positions in the data."""
@@ -81,7 +79,8 @@ class Checkpoint:
         Raises CheckpointError if the checkpoint's directory does not exist, or cannot be read.
         """
         self._check_exists()
-        target = Path(_temporary_directory() if path is None else path).expanduser()
+        made = tempfile.mkdtemp(prefix=_PREFIX, dir=scratch_directory()) if path is None else path
+        target = Path(made).expanduser()
         target.mkdir(parents=True, exist_ok=True)
         match self._place:
             case None:
@@ -90,7 +89,7 @@ class Checkpoint:
                 self._download(remote, target)
             case _:
                 with self._locked_folder() as folder:
-                    shutil.copytree(folder, target, dirs_exist_ok=True, ignore=_ignore_manifest)
+                    shutil.copytree(folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_FILE))
         return str(target)
 
     @contextlib.contextmanager
@@ -364,7 +363,7 @@ class Checkpoint:
             return
         self._check_exists()
         if self._place != self._location:
-            raise CheckpointError(f"{self.path} is on another machine, where its metadata cannot be changed from here")
+            raise CheckpointError(f"{self.path} is on another machine: call set_metadata() there, in the worker")
         with contextlib.suppress(CheckpointError):  # metadata that are damaged are replaced
             text = json.dumps({**self._positions(), **metadata})
         target = self._location / METADATA_FILE
@@ -553,16 +552,8 @@ def _delete_unless_read(folder: Path, lock: int) -> None:
             _lock_of(folder).unlink()
 
 
-def _temporary_directory() -> str:
-    return tempfile.mkdtemp(prefix=_PREFIX, dir=scratch_directory())
-
-
 def _located(path: str | os.PathLike[str], filesystem: Any) -> Path | RemotePath:
     try:
         return locate(path, filesystem)
     except OSError as error:
         raise CheckpointError(str(error)) from error
-
-
-def _ignore_manifest(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if name == MANIFEST_FILE]

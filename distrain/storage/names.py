@@ -17,7 +17,7 @@ EVIDENCE_SUFFIXES = {
     "profile": ".txt", "samples": ".collapsedstack.txt", "trace": ".json.gz",
 }  # fmt: skip
 """The kinds of evidence of a rank, and how the names of their files end."""
-STATUSES = ("running", "finished", "failed", "aborted")
+STATUSES = ("running", "finished", "failed", "stopped")
 
 
 def evidence_file(attempt: int, what: str, rank: int) -> str:

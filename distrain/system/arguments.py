@@ -9,7 +9,7 @@ import contextlib
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,15 +75,12 @@ def check_choice(label: str, value: object, choices: Sequence[str]) -> None:
         raise ValueError(_text(label, f"one of {', '.join(map(repr, choices))}", value))
 
 
-def check_ranks(label: str, value: object) -> None:
-    """Raise TypeError or ValueError unless the value is a sequence of ranks, and not empty."""
-    allowed = 'ranks, such as [0], "all"'
-    if isinstance(value, str) or not isinstance(value, Sequence):
+def check_ranks(label: str, value: object, allowed: str) -> None:
+    """Raise TypeError or ValueError unless the value is a collection of ranks. ``allowed``: what the text calls it."""
+    if isinstance(value, str) or not isinstance(value, Collection):
         raise TypeError(_text(label, allowed, value, optional=True))
-    if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in value):
-        raise TypeError(_text(label, allowed, value, optional=True))
-    if not value or min(value) < 0:
-        raise ValueError(_text(label, allowed, value, optional=True))
+    for rank in value:
+        check_int(label, rank, minimum=0)
 
 
 def _text(label: str, allowed: str, value: object, *, optional: bool = False) -> str:

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
 _OWN_EXTRA = ("jax", "lightning", "mlflow", "tensorboard", "tensorflow", "torch", "transformers", "wandb")
-_EXTRAS = {"numpy": "data", "pyarrow": "data", "s3fs": "s3", "tf_keras": "tensorflow"} | {it: it for it in _OWN_EXTRA}
+_EXTRAS = {
+    "numpy": "data", "pyarrow": "data", "s3fs": "s3", "starlette": "board", "tf_keras": "tensorflow", "uvicorn": "board"
+} | {it: it for it in _OWN_EXTRA}  # fmt: skip
 """By package: the extra of distrain that installs it."""
+_SHOWN = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def lazy_names(
     package: str,
-    homes: Mapping[str, Collection[str]],
+    file: str,
     modules: Collection[str] = (),
     explain: Callable[[str, str], str] = "module {!r} has no attribute {!r}".format,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports its names on first use (PEP 562).
 
-    homes: the public names of each module, by the module's name within the package, or in full.
+    file: of the package. Its names are those that it shows to editors and type checkers, in lines of ``if
+    TYPE_CHECKING`` such as ``from distrain.api.result import Result as Result``.
     modules: public modules that can be used without importing them.
     explain: returns the text of the AttributeError for a name that the package lacks.
     """
-    home_of = {name: module for module, names in homes.items() for name in names}
+    with open(file, encoding="utf-8") as source:
+        home_of = {name: home for home, name in _SHOWN.findall(source.read())}
     public = sorted(home_of)
 
     def get(name: str) -> Any:
@@ -35,7 +41,7 @@ def lazy_names(
         home = home_of.get(name)
         if home is None:
             raise AttributeError(explain(package, name))
-        value = getattr(require(home if home.startswith("distrain.") else f"{package}.{home}"), name)
+        value = getattr(require(home), name)
         setattr(sys.modules[package], name, value)
         return value
 

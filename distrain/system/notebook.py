@@ -68,12 +68,8 @@ def hide_own_lines(error: BaseException) -> None:
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without frames of distrain."""
-    entries = []
-    while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
-            entries.append(trace)
-        trace = trace.tb_next
-    rest = None
-    for entry in reversed(entries):
-        rest = TracebackType(rest, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return rest
+    if trace is None:
+        return None
+    rest, frame = _users_part(trace.tb_next), trace.tb_frame
+    is_own = frame.f_code.co_filename.startswith(_OWN_FILES)
+    return rest if is_own else TracebackType(rest, frame, trace.tb_lasti, trace.tb_lineno)

@@ -244,7 +244,7 @@ def many_open_files(needed: int, wanted: int) -> Iterator[None]:
 
 def _keep_usual_open_files(child: int) -> None:
     """Give a child the limits that this process usually has. User code may depend on them: select() does."""
-    if _usual_open_files is not None and hasattr(resource, "prlimit"):
+    if _usual_open_files is not None:
         with contextlib.suppress(OSError):  # it has ended
             resource.prlimit(child, resource.RLIMIT_NOFILE, _usual_open_files)
 
@@ -299,7 +299,7 @@ def is_alive(entry: ProcessEntry) -> bool:
     return now is not None and now.began == entry.began and not now.is_dead
 
 
-def _below(
+def below(
     table: Mapping[int, ProcessEntry], roots: Collection[int], spared: Collection[int] = ()
 ) -> list[ProcessEntry]:
     """Return the descendants of some processes, parents first. Those of ``spared`` are left out, like themselves."""
@@ -528,7 +528,7 @@ def kill(pid: int, number: int) -> None:
 def kill_tree(root: int) -> None:
     """SIGKILL a process and its descendants at once, so that none sees another one die; this process last."""
     table, own = process_table(), os.getpid()
-    pids = [root, *(entry.pid for entry in _below(table, [root]))]
+    pids = [root, *(entry.pid for entry in below(table, [root]))]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             if pid != own:
@@ -612,7 +612,7 @@ def kill_descendants(spared: Collection[int] = ()) -> Remains:
         return Remains((), [], [])
     killed, victims, trackers = set[int](), list[ProcessEntry](), list[ProcessEntry]()
     for round_number in range(_KILL_ROUNDS):
-        living = [entry for entry in _below(process_table(), [os.getpid()], spared) if not entry.is_dead]
+        living = [entry for entry in below(process_table(), [os.getpid()], spared) if not entry.is_dead]
         trackers = [entry for entry in living if is_resource_tracker(entry.pid)]
         victims = [entry for entry in living if entry not in trackers]
         if not victims:
@@ -657,7 +657,7 @@ def sweep_environment(variable: str, is_meant: Callable[[str], bool]) -> list[in
     kept = {os.getpid(), *_ancestors(table, os.getpid())}
     named = [pid for pid in table if pid not in kept and is_meant(environment_of(pid, variable))]
     found = {pid: table[pid] for pid in named}
-    found |= {entry.pid: entry for entry in _below(table, named, kept)}  # they may have changed their environment
+    found |= {entry.pid: entry for entry in below(table, named, kept)}  # they may have changed their environment
     victims = [entry for entry in found.values() if not entry.is_dead and not is_resource_tracker(entry.pid)]
     for victim in victims:
         _kill_entry(victim)

@@ -72,20 +72,23 @@ def summarize_stacks(
     stacks: Mapping[int, str],
     *,
     silent: Collection[int] = (),
-    finished: Iterable[int] = (),
+    finished: Collection[int] = (),
 ) -> list[str]:
-    """Return a line for each location with its ranks, most ranks first; then silent ranks, and finished ones.
+    """Return a line for each of the :func:`places_of` ranks."""
+    return [f"{count_ranks(ranks)} {where}" for ranks, where in places_of(stacks, silent=silent, finished=finished)]
+
+
+def places_of(
+    stacks: Mapping[int, str], *, silent: Collection[int] = (), finished: Collection[int] = ()
+) -> list[tuple[list[int], str]]:
+    """Return each location with its ranks, most ranks first; then silent ranks, and finished ones.
 
     stacks: for each rank the text of faulthandler, with all threads.
     silent: ranks that did not answer when asked for their stacks.
     """
     locations = sorted(_ranks_by_location(stacks).items(), key=lambda item: -len(item[1]))
-    lines = [f"{count_ranks(ranks)} {where}" for where, ranks in locations]
-    if silent := sorted(silent):
-        lines.append(f"{count_ranks(silent)} did not answer: {WHY_SILENT}")
-    if finished := sorted(finished):
-        lines.append(f"{count_ranks(finished)} finished train_func")
-    return lines
+    others = {f"did not answer: {WHY_SILENT}": silent, "finished train_func": finished}
+    return [(sorted(ranks), where) for where, ranks in (*locations, *others.items()) if ranks]
 
 
 def suspects(stacks: Mapping[int, str], *, silent: Iterable[int] = ()) -> list[int]:

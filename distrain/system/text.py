@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 """It matches paths of files that are not the user's own."""
 _FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+_LONGEST_VALUE = 60
 _UNITS = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
 
 
@@ -90,13 +91,13 @@ def binary_size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"
 
 
-def number(value: float) -> str:
-    """Return a metric with six digits.
+def number(value: object) -> str:
+    """Return a metric with six digits. One that is no number is shortened.
 
-    >>> number(0.123456789), number(3), number(1e-9)
-    ('0.123457', '3', '1e-09')
+    >>> number(0.123456789), number(3), number(1e-9), number("text")
+    ('0.123457', '3', '1e-09', 'text')
     """
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else printable(str(value))[:_LONGEST_VALUE]
 
 
 def amount(value: float) -> str:
@@ -173,9 +174,18 @@ def signal_in_words(number: int) -> str:
     return f"{signal.Signals(number).name} ({number})" if number in _KNOWN_SIGNALS else f"signal {number}"
 
 
+BY_COMMAND = "`distrain stop`"
+"""The reason of a stop by that command. The other reasons are names of signals."""
+
+
 def stopped_by(reason: str) -> str:
     """Return the reason of a stop as users know it: most send SIGINT by Ctrl-C."""
     return "Ctrl-C" if reason == "SIGINT" else reason
+
+
+def signal_of(reason: str) -> str:
+    """Return the name of the signal that stops the ranks for a reason. `distrain stop` acts as SIGTERM does."""
+    return "SIGTERM" if reason == BY_COMMAND else reason
 
 
 def name_ranks(ranks: Collection[int]) -> str:

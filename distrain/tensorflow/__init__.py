@@ -16,11 +16,4 @@ if TYPE_CHECKING:
     from distrain.tensorflow.data import prepare_dataset_shard as prepare_dataset_shard
     from distrain.tensorflow.trainer import TensorflowTrainer as TensorflowTrainer
 
-_HOMES = {
-    "checkpoint": ("TensorflowCheckpoint",),
-    "config": ("TensorflowConfig",),
-    "data": ("prepare_dataset_shard",),
-    "trainer": ("TensorflowTrainer",),
-}
-
-__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, explain=explain)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__, explain=explain)

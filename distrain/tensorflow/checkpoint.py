@@ -18,8 +18,6 @@ from distrain.system.scratch import directory_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["TensorflowCheckpoint"]
-
 
 class TensorflowCheckpoint(Checkpoint):
     """A checkpoint that holds one Keras model: as ``model.keras``, or an ``.h5`` file.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from distrain.api.context import TrainContext
     from distrain.hosts.world import RankPlan, WorldPlan
 
-__all__ = ["TensorflowConfig"]
-
 _FIT_FAILS = (
     "Keras 3's model.fit() does not work under MultiWorkerMirroredStrategy (keras issue 20585). What works: tf.keras "
     "with TF_USE_LEGACY_KERAS=1 set where the script is started, tf_keras instead of keras, or a loop of your own with "

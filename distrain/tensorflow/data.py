@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from distrain.data.blocks import Block, Columns
 
-__all__ = ["converter", "dataset_of", "prepare_dataset_shard"]
-
 
 def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
     """Return the dataset with prefetching and without automatic sharding.

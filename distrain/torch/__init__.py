@@ -22,20 +22,4 @@ if TYPE_CHECKING:
     from distrain.torch.state import snapshot as snapshot
     from distrain.torch.trainer import TorchTrainer as TorchTrainer
 
-_HOMES = {
-    "amp": (
-        "accelerate",
-        "backward",
-        "prepare_optimizer",
-    ),
-    "checkpoint": ("TorchCheckpoint",),
-    "config": ("TorchConfig",),
-    "data": ("prepare_data_loader",),
-    "device": ("get_device", "get_devices"),
-    "model": ("prepare_model",),
-    "reproducibility": ("enable_reproducibility",),
-    "state": ("restore", "snapshot"),
-    "trainer": ("TorchTrainer",),
-}
-
-__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES, explain=explain)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__, explain=explain)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["accelerate", "autocast_forward", "backward", "prepare_optimizer"]
-
 
 class _LossScaler(torch.amp.GradScaler):
     """A GradScaler whose scale changes when the next loss arrives: all optimizers of a loss see the same one."""

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from distrain.api import current
-from distrain.data.blocks import formatter, object_types, to_columns
+from distrain.data.blocks import object_types, to_columns
 from distrain.errors import DataError
 from distrain.torch.device import get_device
 from distrain.torch.nested import map_leaves
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from distrain.data.blocks import Block
-
-__all__ = ["converter", "loader", "mover"]
 
 
 def converter(
@@ -77,9 +75,7 @@ def _is_object(block: Block) -> bool:
 
 
 def _collated(block: Block, collate_fn: Callable[[Any], Any]) -> Any:
-    """Return a batch. A function may say in which format it wants the rows, as Ray's collate functions do."""
-    to_format = formatter(getattr(collate_fn, "batch_format", None))
-    return collate_fn(block if _is_object(block) else to_format(block))
+    return collate_fn(block if _is_object(block) else to_columns(block))
 
 
 def _tensors(block: Block, dtypes: Any) -> Any:

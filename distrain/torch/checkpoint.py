@@ -21,8 +21,6 @@ from distrain.system.scratch import directory_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["TorchCheckpoint", "portable"]
-
 _PREFIXES = ("_orig_mod.", "module.", "_orig_mod.")
 """Prefixes of a state_dict's keys: torch.compile, DistributedDataParallel, and a compiled model inside that."""
 
@@ -86,7 +84,7 @@ class TorchCheckpoint(Checkpoint):
             else:
                 raise CheckpointError(
                     f"{self.path or self} has no {self.MODEL_FILENAME}, and no dict with a "
-                    '"model": it was not made by TorchCheckpoint'
+                    '"model": it was not made by TorchCheckpoint; use as_directory()'
                 )
         if isinstance(saved, nn.Module):
             if model is None:

@@ -5,6 +5,7 @@ The methods import torch when they run, in the worker. The coordinator only read
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -18,16 +19,20 @@ from distrain.api.backend import BackendConfig
 from distrain.api.ray_names import without
 from distrain.system.arguments import check_fields, check_seconds, check_type
 from distrain.system.imports import require
+from distrain.worker import flight_recorder
 
 if TYPE_CHECKING:
     from distrain.api.context import TrainContext
-
-__all__ = ["TorchConfig"]
 
 _group_numbers = itertools.count()
 _DEBUGGING_TIMEOUT_S = 24 * 3600.0
 _PROBE_INTERVAL_S = 0.002
 _PROBE_TIMEOUT_S = 2.0
+_TRAINED_ALONE = """\
+ranks trained independently: no collective was ever called, so each has a model of its own. prepare_model() or \
+DistributedDataParallel trains one model. If this is what you want, call distrain.collective.barrier() once"""
+_MEETING_ELSEWHERE = {"horovod", "mpi4py"}
+"""Packages with collectives of their own."""
 
 
 @without("init_method")
@@ -119,6 +124,12 @@ class TorchConfig(BackendConfig):
         plain: dict[str, Any] = portable(data)
         return plain
 
+    def at_end(self, context: TrainContext) -> None:
+        """Say so if the ranks have trained models, but never together."""
+        with contextlib.suppress(Exception):  # torch does not promise what it looks at
+            if context.world_rank == 0 and context.world_size > 1 and _has_trained_alone():
+                print(f"distrain: {context.world_size} {_TRAINED_ALONE}", file=sys.stderr)
+
     def teardown(self, context: TrainContext) -> object:
         """Leave the process group, so that peers that wait for this rank fail at once. Scripts may have a group, too.
 
@@ -133,6 +144,27 @@ class TorchConfig(BackendConfig):
         store: object = distributed.distributed_c10d._get_default_store()
         distributed.destroy_process_group()
         return store
+
+
+def _has_trained_alone() -> bool:
+    """Tell if this rank has computed gradients, and for certain never used a process group; False with an older torch.
+
+    The flight recorder knows the collectives of all groups, also of those that are gone, but not all that gloo sends
+    from rank to rank. The sequence number of a group counts these.
+    """
+    native = sys.modules.get("torch._C._distributed_c10d")
+    is_recorded = hasattr(native, "_dump_fr_trace_json") and os.environ.get("TORCH_FR_BUFFER_SIZE") != "0"
+    if not is_recorded or _MEETING_ELSEWHERE & sys.modules.keys():
+        return False
+    from torch import _C, distributed
+
+    seen = {key for found in flight_recorder.recorded(entries=True) for key, value in found.items() if value}
+    if "entries" in seen or not _C._autograd._get_sequence_nr():
+        return False
+    if not distributed.is_initialized():  # a script; it has made no group, or destroyed it
+        return "pg_config" not in seen
+    groups = list(distributed.distributed_c10d._world.pg_map)
+    return len(groups) == 1 and not groups[0]._get_sequence_number_for_group()  # type: ignore[attr-defined]
 
 
 def _check_interface() -> None:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from distrain.torch.progress import Progress
     from distrain.worker.session import Session
 
-__all__ = ["prepare_data_loader"]
-
 
 def prepare_data_loader(
     data_loader: DataLoader[Any],

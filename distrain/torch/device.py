@@ -6,8 +6,6 @@ import torch
 
 from distrain.session import get_context
 
-__all__ = ["get_device", "get_devices"]
-
 
 def get_devices() -> list[torch.device]:
     """Return the devices of this worker: its GPUs, or the CPU. Raises RuntimeError outside of a worker.

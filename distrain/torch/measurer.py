@@ -28,8 +28,6 @@ from distrain.worker.sniff_test import measure, rate
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["main"]
-
 _FILE_BYTES, _BLOCK_BYTES, _SHM_BYTES = 64 << 20, 4 << 20, 32 << 20
 _SHM_S = 0.08
 _WRITING_S = 2.0

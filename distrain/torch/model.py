@@ -17,8 +17,6 @@ from distrain.worker.session import session_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["prepare_model"]
-
 
 def prepare_model(
     model: nn.Module,
@@ -53,7 +51,9 @@ def prepare_model(
     Raises ValueError for an unknown strategy, TypeError for anything but a module and for unknown options, RuntimeError
     outside of a worker, and for ``"fsdp"`` on the CPU with an older torch.
     """
-    context = session_of("torch.prepare_model").context
+    session = session_of("torch.prepare_model")
+    session.has_prepared_model = True
+    context = session.context
     if not isinstance(model, nn.Module):
         raise TypeError(f"prepare_model takes a torch.nn.Module, got {type(model).__name__}")
     if parallel_strategy not in ("ddp", "fsdp", None):

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["map_leaves"]
-
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return a copy of ``value`` with ``change(leaf)`` instead of every leaf.

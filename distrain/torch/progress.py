@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from distrain.worker.session import Session
 
-__all__ = ["Progress", "SamplerProgress", "counted", "progress_of", "timed"]
-
 
 def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> Progress | None:
     """Return the progress of a loader, which begins at the position of the checkpoint; None if it has no position.

@@ -11,8 +11,6 @@ import torch
 
 from distrain.worker.session import Session, session_of
 
-__all__ = ["enable_reproducibility", "loader_generator", "order_seed"]
-
 _SEEDS: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
 
 

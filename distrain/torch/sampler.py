@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
-__all__ = ["ResumableSampler", "is_distributed", "is_plain", "shared"]
-
 _MODULES_OF_LOADERS = ("torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler")
 """The modules whose samplers DataLoader and StatefulDataLoader make themselves."""
 
@@ -207,19 +205,15 @@ class ShareSampler(ResumableSampler):
         return type(self.sampler).__name__
 
     def __getattr__(self, name: str) -> Any:
-        return _attribute_of_inner(self, name)
+        if name == "sampler":  # copy asks an object that has no attributes yet
+            raise AttributeError(name)
+        return getattr(self.sampler, name)
 
     def set_epoch(self, epoch: int) -> None:
         """Draw the order of this epoch next. A sampler with a ``set_epoch()`` of its own gets the call, too."""
         super().set_epoch(epoch)
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
-
-
-def _attribute_of_inner(outer: Any, name: str) -> Any:
-    if name == "sampler":  # copy asks an object that has no attributes yet
-        raise AttributeError(name)
-    return getattr(outer.sampler, name)
 
 
 # -- the same random numbers on every rank -----------------------------------------------------------------------------

@@ -12,8 +12,6 @@ from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.torch.checkpoint import unwrapped
 
-__all__ = ["restore", "snapshot"]
-
 _STATES, _WORLD_SIZE = "distrain.states", "distrain.world_size"
 
 
@@ -62,7 +60,7 @@ def restore(checkpoint: Checkpoint, *objects: Any) -> dict[str, Any]:
     context = session_of("torch.restore").context
     data = checkpoint.read(_name(context.world_rank)) or checkpoint.read(_name(0))
     if data is None:
-        raise CheckpointError(f"{checkpoint.path} was not made by distrain.torch.snapshot()")
+        raise CheckpointError(f"{checkpoint.path} was not made by distrain.torch.snapshot(); use as_directory()")
     states, world_size = data.pop(_STATES), data.pop(_WORLD_SIZE)
     if world_size not in (None, context.world_size):
         raise CheckpointError(
@@ -70,7 +68,7 @@ def restore(checkpoint: Checkpoint, *objects: Any) -> dict[str, Any]:
             "many workers, or save with torch.distributed.checkpoint, which reshards"
         )
     if len(states) != len(objects):
-        raise CheckpointError(f"{checkpoint.path} has the states of {len(states)} objects, not of {len(objects)}")
+        raise CheckpointError(f"{checkpoint.path} has {len(states)} states; pass as many objects, not {len(objects)}")
     for leaf in tree_leaves(states):
         if hasattr(leaf, "device_mesh"):  # a DTensor, whose ``device`` is still that of its mesh
             leaf._local_tensor = leaf._local_tensor.to(leaf.device_mesh.device_type)

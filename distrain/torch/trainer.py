@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from distrain.api.trainer_options import TrainerOptions
 
-__all__ = ["TorchTrainer"]
-
 
 @without("preprocessor")
 class TorchTrainer(DataParallelTrainer):

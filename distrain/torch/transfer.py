@@ -11,8 +11,6 @@ from distrain.torch.nested import map_leaves
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["moved", "on_device"]
-
 
 def on_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """Yield each batch on a device. The next batch is copied to a GPU while the caller computes."""

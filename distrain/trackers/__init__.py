@@ -17,11 +17,4 @@ if TYPE_CHECKING:
     from distrain.trackers.tensorboard import TensorBoard as TensorBoard
     from distrain.trackers.wandb import Wandb as Wandb
 
-_HOMES = {
-    "mlflow": ("Mlflow",),
-    "tensorboard": ("TensorBoard",),
-    "distrain.api.tracker": ("Report", "TrackedRun", "Tracker"),
-    "wandb": ("Wandb",),
-}
-
-__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -22,7 +22,7 @@ _MOST_METRICS, _MOST_PARAMS = 1000, 100
 _LONGEST_PARAM = 6000
 _BAD_CHARACTER = re.compile(r"[^\w\-. /:]")
 _ID = "distrain.id"
-_STATUSES = {"finished": "FINISHED", "failed": "FAILED", "aborted": "KILLED"}
+_STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
 @dataclass(kw_only=True)

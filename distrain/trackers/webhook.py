@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from distrain.api.observer import Fact
 
-__all__ = ["Webhook"]
-
 _TRIES = 3
 _PAUSE_S = 1.0
 """Seconds before the second try, and twice as many before the third."""
@@ -66,9 +64,8 @@ class Webhook(Observer):
             case Ended():
                 if fact.error is not None and not self._culprit:
                     self._culprit = {"error": str(fact.error).partition("\n")[0] or type(fact.error).__name__}
-                self._post(
-                    fact.status, f"has {fact.how}" if fact.status != "aborted" else f"was {fact.how}", fact.seconds
-                )
+                verb = "was" if fact.status == "stopped" else "has"
+                self._post(fact.status, f"{verb} {fact.how}", fact.seconds)
 
     def _post(self, status: str, what: str, seconds: float) -> None:
         facts = {"name": self._run.name, "status": status, "attempt": self._attempt, "seconds": round(seconds, 3)}

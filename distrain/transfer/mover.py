@@ -1,9 +1,9 @@
 """The process that carries files between this machine and one host that does not share them.
 
 The coordinator starts one for each such host, at the latest with the first order for it. Orders come in on stdin:
-fetch files of a checkpoint (:class:`~distrain.wire.Upload`), or copy files to the host
-(:class:`~distrain.wire.Deliver`). Answers go out on stdout, in the order of the orders. The process ends with its
-parent, and its stream ends with it.
+fetch files of a checkpoint (:class:`~distrain.wire.Upload`) or all others (:class:`~distrain.wire.BringBack`), or copy
+files to the host (:class:`~distrain.wire.Deliver`). Answers go out on stdout, in the order of the orders. The process
+ends with its parent, and its stream ends with it.
 
 Files travel over a stream (:mod:`distrain.transfer.stream`), which is an ssh connection of its own, so that messages
 never wait for files. It stays open for later orders.
@@ -14,26 +14,32 @@ Runs in: mover.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import threading
 import time
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.storage.flushing import flush_file
+from distrain.storage.paths import RunPaths
 from distrain.system import process
 from distrain.system.background import in_threads
 from distrain.system.stacks import without_noise
+from distrain.system.text import count, size
 from distrain.transfer.stream import (
     Arrivals,
     Reader,
     RefusedError,
     StreamEndedError,
     as_digest,
+    checked_name,
     make_folders,
     send_contents,
     send_header,
@@ -44,8 +50,12 @@ from distrain.wire.shipped_file import ShippedFile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from distrain.storage.file_transfer import Files
+
 _RETRIES_S = (0.2, 2.0)
 """Seconds before each further try of an order whose connection has broken: sshd may have been busy."""
+_BATCH_BYTES = 16 << 20
+"""Bytes of files that come back together. A connection that breaks loses no others."""
 _LAST_WORDS_BYTES = 2 << 10
 _LAST_WORDS_S = 2.0
 
@@ -70,6 +80,8 @@ class Mover:
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = argv
         self._stream: Stream | None = None
+        self._brought: list[ShippedFile] = []
+        """The files that the latest order has brought, perhaps over several connections."""
 
     def do(self, order: wire.Message) -> wire.Message:
         """Carry out an order, and return the answer to it. A connection that breaks is opened again some times."""
@@ -97,6 +109,8 @@ class Mover:
         try:
             if isinstance(order, wire.Deliver):
                 return self._deliver(self._stream, order)
+            if isinstance(order, wire.BringBack):
+                return self._bring_back(self._stream, order)
             assert isinstance(order, wire.Upload)
             return self._fetch(self._stream, order)
         except StreamEndedError as error:
@@ -116,27 +130,34 @@ class Mover:
     def _fetch(self, stream: Stream, order: wire.Upload) -> wire.Message:
         if not order.source:
             raise RefusedError("files that ranks have written into the run directory cannot come from another machine")
-        request = {"do": "get", "folder": order.source, "files": order.files, "others": order.others}
-        send_header(stream.write_fd, request)
-        listing, arrivals = stream.reader.header(), Arrivals(stream.reader)
-        make_folders(order.directory, [*listing["folders"], *map(os.path.dirname, order.files)])
-        sizes = dict(zip(order.files, listing["sizes"], strict=True))
-        paths = {name: os.path.join(order.directory, name) for name in sizes}
-        digests = [arrivals.store(paths[name], size) for name, size in sizes.items()]
-        end = stream.reader.header()
-        if arrivals.problem is not None:
-            raise arrivals.problem
-        for name, digest, crc in zip(sizes, digests, end["crcs"], strict=True):
-            if digest != as_digest(crc):
-                raise RefusedError(f"{name} was damaged on the way from the host")
-        in_threads(flush_file, list(paths.values()))
+        files, skipped = stream.get(order.source, order.directory, order.files, order.others)
         return wire.FilesCopied(
-            attempt=order.attempt,
-            rank=order.rank,
-            ordinal=order.ordinal,
-            files=[(name, size, crc) for (name, size), crc in zip(sizes.items(), end["crcs"], strict=True)],
-            skipped=[(name, size, crc) for name, size, crc in end["others"]],
+            attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
         )
+
+    def _bring_back(self, stream: Stream, order: wire.BringBack) -> wire.Message:
+        found = [ShippedFile(*fields) for fields in stream.ask({"do": "list", "folder": order.folder})["files"]]
+        place, missing = _place_for(found, order)
+        totals = itertools.accumulate(file.size for file in missing)
+        within = [(file, total) for file, total in zip(missing, totals, strict=True) if total <= order.limit_bytes]
+        staging = RunPaths(Path(order.run)).staging / order.host
+        for _, batch in itertools.groupby(within, lambda pair: pair[1] // _BATCH_BYTES):
+            files = [file for file, _ in batch]
+            names = [file.path for file in files]
+            stream.get(order.folder, str(staging), names)
+            make_folders(str(place), [os.path.dirname(name) for name in names])
+            for file in files:
+                os.utime(staging / file.path, ns=(file.mtime_ns, file.mtime_ns))
+                os.replace(staging / file.path, place / file.path)
+            self._brought += files
+        shutil.rmtree(staging, ignore_errors=True)
+        brought, self._brought = self._brought, []
+        text = f"{_described(brought)} came to {place}" if brought else ""
+        if left := missing[len(within) :]:
+            limit = f"{size(order.limit_bytes)} (--fetch-limit, ShippingConfig.fetch_limit_bytes)"
+            return wire.OrderDone(failed=f"{_described(left)}, above the limit of {limit}", text=text)
+        stream.ask({"do": "delete", "folder": order.folder})
+        return wire.OrderDone(text=text)
 
     def _deliver(self, stream: Stream, order: wire.Deliver) -> wire.Message:
         files = [ShippedFile(*fields) for fields in order.files]
@@ -151,6 +172,22 @@ class Mover:
         send_contents(stream.write_fd, [(file.path, file.size) for file in files])
         stream.reader.header()
         return wire.OrderDone()
+
+
+def _place_for(found: Sequence[ShippedFile], order: wire.BringBack) -> tuple[Path, list[ShippedFile]]:
+    """Return the first directory in which no name is taken, and the files that it lacks, the small ones first."""
+    run = Path(order.run)
+    for name in itertools.chain(("", order.host), (f"{order.host}-{number}" for number in itertools.count(2))):
+        places = {file: run / name / checked_name(file.path) for file in found}
+        missing = [file for file, place in places.items() if not file._replace(path=str(place)).is_in_place]
+        taken = RunPaths(run).end_files()
+        if not any(os.path.lexists(places[file]) or places[file] in taken for file in missing):
+            return run / name, sorted(missing, key=lambda file: file.size)
+    raise AssertionError("there is always another name")
+
+
+def _described(files: Sequence[ShippedFile]) -> str:
+    return f"{count(len(files), 'file')} ({size(sum(file.size for file in files))})"
 
 
 def _failed(order: wire.Message, why: str) -> wire.Message:
@@ -182,6 +219,32 @@ class Stream:
             why = self.end(str(error))
             self.close()
             raise StreamEndedError(why) from None
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request without contents, and return the answer. Raise RefusedError or StreamEndedError."""
+        send_header(self.write_fd, request)
+        return self.reader.header()
+
+    def get(self, folder: str, directory: str, names: Sequence[str], others: Sequence[str] = ()) -> tuple[Files, Files]:
+        """Copy files of the host to a directory. Return their hashes, and those of the others on the host.
+
+        Raise OSError, RefusedError or StreamEndedError.
+        """
+        listing = self.ask({"do": "get", "folder": folder, "files": names, "others": others})
+        arrivals = Arrivals(self.reader)
+        make_folders(directory, [*listing["folders"], *map(os.path.dirname, names)])
+        sizes = dict(zip(names, listing["sizes"], strict=True))
+        paths = {name: os.path.join(directory, name) for name in sizes}
+        digests = [arrivals.store(paths[name], size) for name, size in sizes.items()]
+        end = self.reader.header()
+        if arrivals.problem is not None:
+            raise arrivals.problem
+        for name, digest, crc in zip(sizes, digests, end["crcs"], strict=True):
+            if digest != as_digest(crc):
+                raise RefusedError(f"{name} was damaged on the way from the host")
+        in_threads(flush_file, list(paths.values()))
+        files = [(name, size, crc) for (name, size), crc in zip(sizes.items(), end["crcs"], strict=True)]
+        return files, [(name, size, crc) for name, size, crc in end["others"]]
 
     def _listen(self, stderr: IO[bytes]) -> None:
         with stderr:

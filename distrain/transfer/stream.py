@@ -10,6 +10,9 @@ the other; the header before them has their sizes. An end that cannot send what 
 - ``get`` (folder, files, others) is answered by a header with ``failed``, or with the ``sizes`` of the files and all
   ``folders`` in the directory; then come the contents, and a header with the ``crcs`` of the files, and name, size and
   crc32 of each of the ``others``.
+- ``list`` (folder) is answered by a header with a
+  :class:`~distrain.wire.shipped_file.ShippedFile` for each of the ``files`` in a directory.
+- ``delete`` (folder) is answered by an empty header.
 
 Runs in: mover, stream server.
 """

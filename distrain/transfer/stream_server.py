@@ -29,9 +29,10 @@ from distrain.transfer.stream import (
     send_header,
     write_all,
 )
+from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
-    from distrain.wire.shipped_file import ShippedFile
+    from collections.abc import Iterator
 
 
 def main(arguments: list[str]) -> None:
@@ -49,11 +50,17 @@ def serve(read_fd: int, write_fd: int) -> None:
     while True:
         request = reader.header()
         try:
-            if request["do"] == "put":
-                _put(reader, request)
-                send_header(write_fd, {})
-            else:
-                _get(write_fd, **request)
+            match request["do"]:
+                case "put":
+                    _put(reader, request)
+                    send_header(write_fd, {})
+                case "get":
+                    _get(write_fd, **request)
+                case "list":
+                    send_header(write_fd, {"files": list(_list(request["folder"]))})
+                case "delete":
+                    shutil.rmtree(request["folder"])
+                    send_header(write_fd, {})
         except (OSError, RefusedError) as error:
             send_header(write_fd, {"failed": str(error)})
 
@@ -105,6 +112,15 @@ def _get(fd: int, do: str, folder: str, files: list[str], others: list[str]) -> 
         send_header(fd, {"crcs": crcs, "others": _hashes(folder, others)})
     except OSError as error:  # the mover waits for the rest of the contents
         sys.exit(str(error))
+
+
+def _list(folder: str) -> Iterator[ShippedFile]:
+    """Yield all files, and those that links lead to, with their paths below the directory."""
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            status = path.stat()
+            name = str(path.relative_to(folder))
+            yield ShippedFile(name, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, "")
 
 
 def _hashes(folder: str, names: list[str]) -> list[tuple[str, int, int]]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 22
+WIRE_VERSION = 23
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -562,10 +562,13 @@ class MirrorRecords(Message):
 class OrderDone(Message):
     """The oldest unanswered order is carried out, or (``failed``) why it could not be.
 
+    text: what the user should know.
+
     Uploader or mover -> coordinator.
     """
 
     failed: str | None = None
+    text: str = ""
 
 
 # -- checkpoints in memory -------------------------------------------------------------------------------------------
@@ -729,13 +732,15 @@ class HostSetUp(Message):
 
     wanted: the directory that has to get the files of the project before the host is asked again; empty if nothing is
     missing. storage_problem: why the host does not see the storage; None if it does. checkpoints: the directory for
-    checkpoints that are copied to this host, and for files until all have arrived. failed: why no worker can run here.
+    checkpoints that are copied to this host, and for files until all have arrived. trial_dir: the directory that stands
+    for the run directory, if the host does not see the storage. failed: why no worker can run here.
 
     Agent -> coordinator.
     """
 
     wanted: str = ""
     checkpoints: str = ""
+    trial_dir: str = ""
     storage_problem: str | None = None
     failed: str | None = None
 
@@ -758,6 +763,22 @@ class Deliver(Message):
     files: list[tuple[str, int, int, int, str]]
     staging: str
     folders: list[str] = field(default_factory=list)
+
+
+@message
+class BringBack(Message):
+    """Copy the files in ``folder`` of the host to ``run``, the run directory: the small ones first, up to a limit.
+
+    Files that have come already are left out, and nothing is overwritten: if a name is taken, all files go to a
+    directory in ``run`` that is named after the ``host``. When all have come, the folder is deleted.
+
+    Coordinator -> mover; answered by :class:`OrderDone`.
+    """
+
+    folder: str
+    run: str
+    host: str
+    limit_bytes: int
 
 
 # -- validation ------------------------------------------------------------------------------------------------------
@@ -842,6 +863,9 @@ class DebuggerSays(FromWorker):
     such as ``load_batch (train.py:31)``. error: the exception that has ended train_func there, if one has. closed: the
     rank continues without the debugger, and, if it is not empty, for this reason.
 
+    From debugpy: ``body`` is what the editor gets, and ``prompt`` is empty while the rank is stopped. The first message
+    has no body, and the rank's working directory as its ``place``.
+
     Worker -> coordinator -> ``distrain debug``. A prompt is answered by :class:`DebuggerInput`.
     """
 
@@ -862,6 +886,17 @@ class DebuggerInput(ToWorker):
     """
 
     line: str | None
+
+
+@message
+class EditorInput(ToWorker):
+    """Bytes of an editor for the debugpy of a rank; none if the editor is gone. ``opens``: start debugpy.
+
+    ``distrain debug --dap`` -> coordinator -> agent -> worker.
+    """
+
+    body: bytes = b""
+    opens: bool = False
 
 
 @message
@@ -1254,7 +1289,7 @@ def failed_answer(order: Message, why: str) -> Message:
             return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
         case OpenStorage():
             return StorageStatus(failed=why)
-        case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords() | Deliver():
+        case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords() | Deliver() | BringBack():
             return OrderDone(failed=why)
         case Measure():
             return Measured(failed=why)

@@ -1,18 +1,23 @@
 """The debugger of a rank: when pdb opens. Its terminal is a ``distrain debug``. Runs in: worker.
 
 It opens in a signal handler, so it stops the main thread at any line of Python. While native code runs, the handler
-waits until that returns.
+waits until that returns. debugpy, for an editor, needs no signal: it runs in threads of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+import socket
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from distrain import wire
 from distrain.system.process import DEBUG_SIGNAL
+from distrain.worker.user_code import OWN_FILES
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -20,6 +25,9 @@ if TYPE_CHECKING:
     from distrain.worker.remote_pdb import RemotePdb
     from distrain.worker.session import Session, WorkerChannel
 
+_READ_BYTES = 64 << 10
+_POLL_S = 0.01
+"""Seconds from one look for messages of an editor to the next."""
 _IN_CHILD = (
     "breakpoint() in a child process of the worker, such as one of a DataLoader, has no debugger; try it with "
     "num_workers=0 of the DataLoader"
@@ -46,12 +54,14 @@ class Debugger:
         self._is_due = False
         """True if a call of distrain has to end before it can open."""
         self._open: RemotePdb | None = None
+        self._editor: _Editor | None = None
         self._pid = os.getpid()
 
     def install(self) -> None:
         """Set the hooks."""
         signal.signal(DEBUG_SIGNAL, self._on_signal)
         self._session.after_call = self._open_if_due
+        self._session.on_editor = self._on_editor
         sys.breakpointhook = self._on_breakpoint
         if self._rank is not None:
             import pdb  # it takes some milliseconds
@@ -77,7 +87,17 @@ class Debugger:
             self._is_due = False
             self._pdb().stop_in(sys._getframe())
 
+    def _on_editor(self, message: wire.EditorInput) -> None:
+        if message.opens:
+            self._editor = _Editor(self._session, self._channel)
+        elif self._editor is not None:
+            self._editor.receive(message.body)
+
     def _on_breakpoint(self, *args: Any, **options: Any) -> Any:
+        if self._editor is not None and self._editor.is_attached and os.getpid() == self._pid:
+            import pydevd
+
+            return pydevd.settrace(suspend=True, trace_only_current_thread=True, stop_at_frame=sys._getframe(1))
         if os.environ.get("PYTHONBREAKPOINT"):
             return sys.__breakpointhook__(*args, **options)
         if os.getpid() != self._pid and (self._rank is None or self._is_for_this_rank):
@@ -99,3 +119,97 @@ class Debugger:
         self._open = None
         self._is_due = False  # it was asked for while it was open
         self._is_for_this_rank = self._is_for_this_rank and not by_user
+
+
+class _Editor:
+    """The debugpy of this rank, and its connection to the editor, over the channel of the worker.
+
+    debugpy is told a pair of sockets instead of an address, so that no port is opened.
+    """
+
+    def __init__(self, session: Session, channel: WorkerChannel) -> None:
+        self._session = session
+        self._channel = channel
+        self._socket, self._debugpys = socket.socketpair()
+        self._is_stopped = False
+        self.is_attached = False
+        threading.Thread(target=self._run, name="distrain-editor", daemon=True).start()
+
+    def receive(self, data: bytes) -> None:
+        """Pass on what the editor has sent; nothing if it is gone."""
+        with contextlib.suppress(OSError):  # debugpy has ended
+            if data:
+                self._socket.sendall(data)
+            else:
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def before_send(self, message: dict[str, Any]) -> None:
+        """Note whether the rank is stopped. debugpy calls this before it sends a message."""
+        if message.get("event") in ("stopped", "continued"):
+            self._is_stopped = message["event"] == "stopped"
+
+    def after_receive(self, message: dict[str, Any]) -> None:
+        """Do nothing. debugpy calls this with the messages of the editor."""
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
+        thread: Any = threading.current_thread()
+        thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # debugpy must not stop it
+        try:
+            pydevd = self._start()
+        except (ImportError, RuntimeError) as error:
+            self._say(closed=str(error))
+            return
+        self._say(place=os.getcwd())
+        data = b"-"
+        while data:
+            if select.select([self._socket], [], [], _POLL_S)[0]:
+                data = self._socket.recv(_READ_BYTES)
+                self._say(data, prompt="" if self._is_stopped else None)
+            self._session.poll()
+        self.is_attached = False
+        pydevd.stoptrace()
+        self._socket.close()
+        self._say(closed="")
+
+    def _start(self) -> Any:
+        """Start debugpy, and return its engine. Raises ImportError or RuntimeError that says what to do."""
+        os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # or else it warns of modules of Python itself
+        hook = sys.breakpointhook
+        try:
+            import debugpy.server  # it lets pydevd be imported
+            import pydevd
+        except ImportError as error:
+            where = f"on {socket.gethostname()}, the host of this rank"
+            raise ImportError(f"debugpy is needed {where}: `pip install 'distrain[debug]'` there ({error})") from None
+        finally:
+            sys.breakpointhook = hook  # pydevd has replaced it
+        if pydevd.get_global_debugger() is not None:
+            raise RuntimeError("train_func has started debugpy itself; attach to that")
+        pydevd.start_client = lambda host, port: self._debugpys
+        pydevd.settrace(
+            suspend=False,
+            wait_for_ready_to_run=False,
+            notify_stdin=False,
+            protocol="dap",
+            dont_trace_start_patterns=(OWN_FILES[0], os.path.dirname(debugpy.__file__)),
+        )
+        sys.modules["pydevd_tracing"].restore_sys_set_trace_func()  # or else it warns of each fork
+        pydevd.add_dap_messages_listener(self)
+        os.register_at_fork(after_in_child=_forget_debugpy)
+        self.is_attached = True
+        return pydevd
+
+    def _say(self, body: bytes = b"", **fields: Any) -> None:
+        context = self._session.context
+        with contextlib.suppress(OSError):  # the agent is gone
+            message = wire.DebuggerSays(attempt=context.attempt, rank=context.world_rank, body=body, **fields)
+            self._channel.send(message)
+
+
+def _forget_debugpy() -> None:
+    """Let a child process run past the breakpoints: its editor cannot be reached from there."""
+    import pydevd
+
+    pydevd.settrace_forked(setup_tracing=False)
+    threading.settrace(None)

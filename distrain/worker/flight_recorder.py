@@ -25,7 +25,7 @@ def turn_on() -> None:
 def counts() -> str:
     """Return how many collectives of each group this rank has called and completed, as text to compare."""
     with contextlib.suppress(Exception):  # torch does not promise how its records look
-        return str([recorded.get("pg_status") for recorded in _recorded(entries=False)])
+        return str([found.get("pg_status") for found in recorded(entries=False)])
     return ""
 
 
@@ -36,12 +36,13 @@ def dump(*, has_failed: bool) -> bytes:
     raised an exception of torch.distributed, and then torch counts the collective that failed as done.
     """
     with contextlib.suppress(Exception):
-        entries = [entry for recorded in _recorded(entries=True) for entry in recorded.get("entries", ())]
+        entries = [entry for found in recorded(entries=True) for entry in found.get("entries", ())]
         return json.dumps({"entries": entries, "groups": _groups(), "has_failed": has_failed}).encode() * bool(entries)
     return b""
 
 
-def _recorded(*, entries: bool) -> list[dict[str, Any]]:
+def recorded(*, entries: bool) -> list[dict[str, Any]]:
+    """Return what each recorder of torch knows: ``pg_config``, the groups; with ``entries``, the last collectives."""
     native = sys.modules.get("torch._C._distributed_c10d")
     recorders = [getattr(native, name) for name in _RECORDERS if hasattr(native, name)]
     return [json.loads(recorder(includeCollectives=entries)) for recorder in recorders]

@@ -16,9 +16,8 @@ import random
 import signal
 import sys
 import traceback
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from distrain import wire
 from distrain.api import current
@@ -33,13 +32,9 @@ from distrain.worker.session import Session
 from distrain.worker.user_code import exit_process, flush_output, run_rank, terminate
 from distrain.worker.vitals import VitalsSampler
 
-WORKER_PIPES = ("down", "up", "out", "err", "stacks")
-"""The descriptors of a worker, in the order in which the agent passes them on."""
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerFds:
-    """The descriptors that a worker starts with.
+class WorkerFds(NamedTuple):
+    """The descriptors that a worker starts with. The agent passes them on in this order, without the job.
 
     down, up: messages from and to the agent.
     out, err: stdout and stderr.
@@ -54,18 +49,10 @@ class WorkerFds:
     stacks: int
     job: int
 
-    def to_json(self) -> str:
-        """Return the argument of :func:`main`."""
-        return json.dumps(asdict(self))
-
-    def all(self) -> tuple[int, ...]:
-        """Return all descriptors."""
-        return (self.down, self.up, self.out, self.err, self.stacks, self.job)
-
 
 def main(arguments: list[str]) -> NoReturn:
-    """Turn a new interpreter into a worker (start method ``spawn``)."""
-    run_worker(WorkerFds(**json.loads(arguments[0])), forked=False)
+    """Turn a new interpreter into a worker (start method ``spawn``). ``arguments``: the descriptors as JSON."""
+    run_worker(WorkerFds(*json.loads(arguments[0])), forked=False)
 
 
 def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
@@ -87,7 +74,8 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     debugger = Debugger(session, channel, spec.debug_rank)
     debugger.install()
     session.on_profile = partial(begin_profile, context, channel)
-    fetch_with(session.fetch_checkpoint, context.get_trial_dir(), is_apart=not context.sees_storage)
+    run = context.get_storage().experiment_fs_path
+    fetch_with(session.fetch_checkpoint, run, is_apart=not context.sees_storage)
     sampler = VitalsSampler(channel, context, spec.vitals_s)
     sampler.poll, session.on_dump = session.poll, sampler.dump_recorder
 

@@ -65,8 +65,6 @@ def _text(text: str) -> str:
 def _key(key: Any, path: str) -> str:
     if isinstance(key, str):
         return _text(key)
-    if isinstance(key, int):
-        return str(key)
-    if isinstance(key, float):
+    if isinstance(key, (int, float)):
         return str(key)
     raise TypeError(f"report(): {path} has the key {key!r} ({type(key).__name__}); keys of metrics are strings")

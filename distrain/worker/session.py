@@ -149,7 +149,8 @@ class Session:
         """By ordinal: files to delete once the checkpoint is committed."""
         self._deletable: list[LocalFiles] = []
         """Files of committed checkpoints, to delete in report() or at the end: train_func may reuse their directory."""
-        self._collectives = 0
+        self.collectives = 0
+        self.has_prepared_model = False
         self._collective_done: wire.CollectiveDone | None = None
         self.addresses = ReservedAddresses(context, self.meet)
         self._fetched: dict[str, wire.CheckpointFetched] = {}
@@ -165,6 +166,8 @@ class Session:
         """Sends what torch's flight recorder has; set by the sampler."""
         self.on_profile: Callable[[float], object] = lambda seconds: None
         """Begins a profile of this rank; set by :mod:`distrain.worker.main`."""
+        self.on_editor: Callable[[wire.EditorInput], None] = lambda message: None
+        """Passes on what an editor sends to the debugger; set by it."""
         self._must_sniff = False
         self._debugger_input: deque[str] = deque()
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
@@ -199,7 +202,7 @@ class Session:
             if self._must_sniff:  # here, all ranks are about equally busy
                 self._must_sniff = False
                 self._channel.send(sniff(self.context))
-            self._await_acknowledgement()
+            self._await(lambda: self._reports - self._acknowledged < wire.MOST_UNACKNOWLEDGED)  # as many as may be lost
             self._raise_storing_error()
             if checkpoint is None:
                 self._send_report(body, steps)
@@ -231,7 +234,7 @@ class Session:
             if waits:
                 self._store(ordinal, folder, files)
             else:
-                self._await_uploads(MOST_UPLOADS)
+                self._await(lambda: len(self._uploading) <= MOST_UPLOADS)
             self._listen()
 
     @contextlib.contextmanager
@@ -282,11 +285,6 @@ class Session:
             self._local_files[ordinal] = local_files
         self._channel.send(report)
         return ordinal
-
-    def _await_acknowledgement(self) -> None:
-        """Wait while as many reports are on their way as may be lost."""
-        while self._reports - self._acknowledged >= wire.MOST_UNACKNOWLEDGED:
-            self._listen(wait=True)
 
     def _prepare(
         self, checkpoint: Checkpoint, options: StoreOptions
@@ -348,11 +346,9 @@ class Session:
             if self._offered % self._memory_every:
                 return None, options
             options = replace(options, mode=MEMORY)
-        if options.mode is not MEMORY:
-            return checkpoint, options
-        if self._memory is None:
+        if options.mode is MEMORY and self._memory is None:
             warn_once("no agent keeps checkpoints in memory here, so they are stored with CheckpointUploadMode.SYNC")
-            return checkpoint, replace(options, mode=SYNC)
+            options = replace(options, mode=SYNC)
         return checkpoint, options
 
     def _report_to_memory(
@@ -365,8 +361,7 @@ class Session:
     ) -> None:
         """Write a checkpoint into the memory of this host, and report it."""
         assert self._memory is not None
-        while self._in_memory is not None:
-            self._listen(wait=True)
+        self._await(lambda: self._in_memory is None)
         failed = None
         try:
             part = self._memory.write(f"{self.context.attempt}-{self._checkpoints + 1}", checkpoint)
@@ -399,11 +394,6 @@ class Session:
     def _send_written(self, ordinal: int, failed: str | None) -> None:
         self._send(wire.PartWritten, ordinal=ordinal, failed=failed)
 
-    def _await_uploads(self, most: int) -> None:
-        """Wait until at most so many checkpoints are not stored yet."""
-        while len(self._uploading) > most:
-            self._listen(wait=True)
-
     def _raise_storing_error(self) -> None:
         if self._storing_errors:
             raise CheckpointError(self._storing_errors.pop(0))
@@ -411,7 +401,7 @@ class Session:
     def finish_uploads(self) -> None:
         """Wait until all checkpoints are stored. Raises CheckpointError if one cannot be."""
         with self._alone("finish_uploads()"):
-            self._await_uploads(0)
+            self._await(lambda: not self._uploading)
             if self._memory is not None:
                 self._memory.wait()
             self._listen()
@@ -483,12 +473,12 @@ class Session:
     def _store(self, ordinal: int, folder: Path, files: list[str]) -> None:
         """Copy this rank's part of the files when the coordinator orders it, or wait until an uploader has done it."""
         try:
-            self._await_order_or_upload(ordinal)
+            self._await(lambda: ordinal in self._copy_orders or ordinal not in self._uploading)
             order = self._copy_orders.pop(ordinal, None)
             copied, skipped = self._copy(order, folder, files) if order is not None else ([], [])
         except BaseException as error:  # such as an alarm of the user's: no other process can store these files
             self._local_files.pop(ordinal, None)
-            if not (self._is_remote or self._is_apart):
+            if not isinstance(self.context.get_storage().run, RemotePath) and self.context.sees_storage:
                 self._send_copied(ordinal, [], [], failed=str(error) if isinstance(error, OSError) else repr(error))
             raise
         finally:
@@ -497,19 +487,6 @@ class Session:
             self._send_copied(ordinal, copied, skipped)
         else:
             self._raise_storing_error()
-
-    def _await_order_or_upload(self, ordinal: int) -> None:
-        while ordinal in self._uploading and ordinal not in self._copy_orders:
-            self._listen(wait=True)
-
-    @property
-    def _is_remote(self) -> bool:
-        return isinstance(self.context.get_storage().run, RemotePath)
-
-    @property
-    def _is_apart(self) -> bool:
-        """True if this host does not see the storage: other processes fetch the files from here."""
-        return not self.context.sees_storage
 
     def _copy(self, order: wire.CopyFiles, folder: Path, files: list[str]) -> tuple[Files, Files]:
         """Copy the files as ordered. Return facts about these files, and about those that a lower rank reports."""
@@ -549,8 +526,7 @@ class Session:
 
     def wait_for_release(self) -> None:
         """Block until every rank has finished."""
-        while not self.released:
-            self._listen(wait=True)
+        self._await(lambda: self.released)
         self._delete_committed()
 
     # -- datasets -------------------------------------------------------------------------------------------------
@@ -620,8 +596,7 @@ class Session:
         See :mod:`distrain.decisions.stop_consensus`.
         """
         self._send(wire.StopVote, call=self._stop_calls)
-        while self._stop_at is None and self._vote_at <= self._stop_calls:
-            self._listen(wait=True)
+        self._await(lambda: self._stop_at is not None or self._vote_at > self._stop_calls)
 
     @contextlib.contextmanager
     def _alone(self, caller: str) -> Iterator[None]:
@@ -650,24 +625,21 @@ class Session:
         Raises CollectiveError if the ranks call different operations, if one has finished, or after ``timeout_s``.
         """
         with self._alone(operation):
-            self._collectives += 1
+            self.collectives += 1
             self._send(
                 wire.CollectiveEntered,
-                index=self._collectives,
+                index=self.collectives,
                 operation=operation,
                 body=data,
                 gathers=gathers,
                 timeout_s=timeout_s,
             )
-            done = self._await_collective()
+            self._await(lambda: self._collective_done and self._collective_done.index == self.collectives)
+            done = self._collective_done
+            assert done is not None
             if done.refused is not None:
                 raise CollectiveError(done.refused)
             return done.body
-
-    def _await_collective(self) -> wire.CollectiveDone:
-        while self._collective_done is None or self._collective_done.index != self._collectives:
-            self._listen(wait=True)
-        return self._collective_done
 
     def get_checkpoint(self) -> Checkpoint | None:
         """Do what :func:`distrain.get_checkpoint` does."""
@@ -687,8 +659,7 @@ class Session:
         if self._reports == self._reports_settled:
             return
         self._request_list(synced=True)
-        while self._list is None or self._list.index != self._list_requests:
-            self._listen(wait=True)
+        self._await(lambda: self._list and self._list.index == self._list_requests)
         self._reports_settled = self._reports
 
     def fetch_checkpoint(self, path: str) -> str:
@@ -701,8 +672,7 @@ class Session:
         try:
             with self._lock:
                 self._send(wire.FetchCheckpoint, path=path)
-                while path not in self._fetched:
-                    self._listen(wait=True)
+                self._await(lambda: path in self._fetched)
                 answer = self._fetched.pop(path)
         finally:
             self.after_call()
@@ -718,13 +688,17 @@ class Session:
     def wait_for_debugger_input(self) -> str:
         """Wait for the next line for the debugger, and return it."""
         with self._lock:
-            while not self._debugger_input:
-                self._listen(wait=True)
+            self._await(lambda: self._debugger_input)
             return self._debugger_input.popleft()
 
     def _send(self, message: Callable[..., wire.FromWorker], **fields: Any) -> None:
         """Send a message of this rank in this attempt."""
         self._channel.send(message(attempt=self.context.attempt, rank=self.context.world_rank, **fields))
+
+    def _await(self, is_due: Callable[[], object]) -> None:
+        """Handle messages until that is true."""
+        while not is_due():
+            self._listen(wait=True)
 
     def _listen(self, *, wait: bool = False, until: float | None = None) -> None:
         """Handle the messages that have arrived.
@@ -784,6 +758,8 @@ class Session:
                 self._vote_at = call
             case wire.DebuggerInput(line=str(line)):
                 self._debugger_input.append(line)
+            case wire.EditorInput():
+                self.on_editor(message)
             case wire.DumpRecorder():
                 self.on_dump()
             case wire.TakeProfile(seconds=seconds):

@@ -135,6 +135,8 @@ class _Steps:
                 value = work.run()
             if os.getpid() != pid:
                 _end_forked_child(None)
+            if not (session.collectives or session.has_prepared_model):
+                work.backend.at_end(context)
             session.finish_uploads()
         except BaseException as error:
             if os.getpid() != pid:
@@ -248,7 +250,7 @@ def keep_evidence(context: TrainContext, channel: WorkerChannel, what: str, body
     """Send a piece of evidence for the run directory, and return the path that it gets."""
     attempt, rank = context.attempt, context.world_rank
     channel.send(wire.Dump(attempt=attempt, rank=rank, what=what, body=body))
-    return f"{context.get_trial_dir()}/{evidence_file(attempt, what, rank)}"
+    return f"{context.get_storage().experiment_fs_path}/{evidence_file(attempt, what, rank)}"
 
 
 def _gpu_memory(context: TrainContext, error: BaseException, channel: WorkerChannel) -> str | None:

@@ -9,9 +9,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
-from distrain.cli.drilling import drill_parser
-from distrain.cli.main import COMMANDS, command_of
-from distrain.cli.run.options import make_parser
+from distrain.cli.run.skill import all_parsers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,12 +19,6 @@ if TYPE_CHECKING:
 UNSHOWN = (argparse._HelpAction, argparse._VersionAction)
 _OPTION = re.compile(r"(?<![`\w-])--[a-z][\w-]*")
 MARK = "<!-- the commands -->"
-
-
-def parsers() -> Iterator[argparse.ArgumentParser]:
-    yield make_parser("distrain run")
-    yield drill_parser()
-    yield from (command_of(name)[0] for name in COMMANDS)
 
 
 def invocation(action: argparse.Action) -> str:
@@ -61,7 +53,7 @@ def section(parser: argparse.ArgumentParser) -> str:
 
 def insert_commands(_app: Sphinx, _page: str, source: list[str]) -> None:
     if MARK in source[0]:
-        source[0] = source[0].replace(MARK, "\n\n".join(map(section, parsers())))
+        source[0] = source[0].replace(MARK, "\n\n".join(map(section, all_parsers())))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

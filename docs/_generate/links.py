@@ -1,4 +1,4 @@
-"""Links of a page to files outside of docs/ lead to the repository."""
+"""Links of a page to files outside of the site lead to the repository."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 REPOSITORY = "https://github.com/distrain/distrain/blob/main/"
 ROOT = Path(__file__).resolve().parent.parent.parent
-_LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)")
+INTERNALS = ROOT / "docs" / "internals"
+_LINK = re.compile(r"\]\(((?:\.\./|internals/)[^)#\s]+)")
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ def lead_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
 
     def link(match: re.Match[str]) -> str:
         target = Path(folder, match[1]).resolve()
-        if target.is_relative_to(ROOT / "docs"):
+        if target.is_relative_to(ROOT / "docs") and not target.is_relative_to(INTERNALS):
             return match[0]
         if not target.exists():
             logger.warning("there is no file %s", match[1], location=page)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain import DataParallelTrainer, RunConfig, ScalingConfig
+from distrain import DataParallelTrainer, RunConfig, ScalingConfig, runs
 from distrain.cli import listing, showing
-from distrain.cli.main import COMMANDS, run_main
+from distrain.cli.main import COMMANDS, LAUNCHING, run_main
+from distrain.cli.run.options import make_parser
 from tests.conftest import wait_until
 from tests.unit.storage.made import add_reports, make_run
 
@@ -117,6 +119,35 @@ def test_a_wrong_command_line_is_one_line(distrain: Command, arguments: tuple[st
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_the_skill_has_the_rules_and_every_command(distrain: Command) -> None:
+    text = distrain("skill").stdout
+    assert re.match(r"---\nname: distrain\ndescription: .+\n---\n", text)
+    for name in ("run", "drill", *COMMANDS):
+        assert f"\n## distrain {name}\n" in text
+        assert f"\nusage: distrain {name} " in text
+    mentioned = set(re.findall(r"`distrain (\w+)[^`]*`", text))
+    assert mentioned <= {*LAUNCHING, *COMMANDS, "COMMAND"}
+    options = {option for line in re.findall(r"`distrain run [^`]*`", text) for option in re.findall(r"--[\w-]+", line)}
+    assert options <= make_parser()._option_string_actions.keys()
+
+
+def test_commands_look_for_runs_where_the_config_file_says(distrain: Command, tmp_path: Path) -> None:
+    make_run(tmp_path / "own", "run")
+    make_run(tmp_path / "lab", "other")
+    Path("distrain.toml").write_text(
+        "storage-path = 'own'\n[on.lab]\nstorage-path = 'lab'\n[on.new]\nstorage-path = 'new'\n"
+    )
+    for place, name in (((), "run"), (("--on", "lab"), "other"), (("--storage-path", "lab"), "other")):
+        assert [one["name"] for one in json.loads(distrain("ls", "--json", *place).stdout)["runs"]] == [name]
+        assert distrain("show", "last", *place).stdout.startswith(f"{name}: finished")
+        assert f"\n{name}" in f"\n{distrain('clean', '--finished', '--dry-run', *place).stdout}"
+    assert distrain("ls", "--on", "new").stderr == f"there are no runs in {tmp_path / 'new'}\n"
+    assert "no such target in distrain.toml: on; did you mean lab?" in distrain("ls", "--on", "lap").stderr
+    Path("distrain.toml").write_text("[")
+    assert "distrain.toml: " in distrain("ls").stderr
+    assert distrain("ls", "lab", "--no-config").returncode == 0
+
+
 def test_a_list_of_runs_loads_nothing_large(tmp_path: Path) -> None:
     make_run(tmp_path, "run")
     add_reports(tmp_path / "run", {"loss": 0.5})
@@ -171,14 +202,23 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_real_run_is_listed_shown_and_packed(distrain: Command, finished: Path) -> None:
-    [newest, other] = json.loads(distrain("ls", str(finished), "--json").stdout)
+    listed = json.loads(distrain("ls", str(finished), "--json").stdout)
+    assert (listed["format"], listed["kind"]) == (1, "ls")
+    [newest, other] = listed["runs"]
     assert [newest["name"], other["name"]] == ["fast", "slow"]
     assert (newest["state"], newest["step"], newest["metrics"]) == ("finished", 2, {"loss": 0.5})
 
     place = ("--storage-path", str(finished))
-    assert json.loads(distrain("ls", *place, "--json").stdout) == [newest, other]
+    assert json.loads(distrain("ls", *place, "--json").stdout) == listed
+    [run, slow] = runs(finished)
+    assert (run.name, run.state, run.metrics, run.ended) == ("fast", "finished", {"loss": 0.5}, newest["ended"])
+    assert slow.result().metrics == slow.metrics == {"loss": 0.05}
+    details = json.loads(distrain("show", "last", *place, "--json").stdout)
+    assert (details["format"], details["kind"], details["run"], details["error"]) == (1, "show", newest, None)
+    assert details["extremes"]["loss"] == {"least": 0.5, "least_step": 2, "largest": 1.0, "largest_step": 1}
+    assert [saved["step"] for saved in details["checkpoints"]] == [1, 2]
     shown = " ".join(distrain("show", "last", *place).stdout.split())
-    assert shown.startswith("fast: finished after ")
+    assert shown.startswith(f"fast: {details['verdict']} run {details['run']['path']} ")
     for expected in (
         " at report 2",
         "lr=1 api_key=***",
@@ -211,7 +251,7 @@ def test_a_real_run_is_listed_shown_and_packed(distrain: Command, finished: Path
 def test_what_a_pipe_reads_no_further_is_no_error(finished: Path) -> None:
     command = f"{sys.executable} -m distrain ls {finished} --json | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
 
 
 # -- a live run ------------------------------------------------------------------------------------------------------
@@ -248,6 +288,9 @@ def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
 ) -> None:
     place = ("--storage-path", "runs")
     assert " at train.py:" in distrain("stacks", "live", *place).stdout
+    stacks = json.loads(distrain("stacks", "live", *place, "--json").stdout)
+    assert [place["ranks"] for place in stacks["places"]] == [[0]]
+    assert stacks["places"][0]["where"].startswith("in main at train.py:")
     assert "running" in distrain("ls", "runs").stdout
     assert distrain("clean", "runs", "--older-than", "0s", "--yes").returncode == 0
     assert (tmp_path / "runs" / "live" / "run.json").exists()
@@ -256,10 +299,48 @@ def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
     first, last = stopped.stdout.splitlines()
     assert first == "live: the run is stopping; waiting for its end"
     assert last.startswith("stopped after ")
+    again = distrain("stop", "live", *place, "--json")
+    assert (again.returncode, again.stdout) == (2, "")
     out, _ = live.communicate(timeout=60)
     assert live.returncode == 143
-    assert "`distrain stop` asks this run to stop" in out
-    assert "aborted" in distrain("ls", "runs").stdout
+    assert "`distrain stop`: the run stops; the workers have 10 s" in out
+    assert "Ctrl-C kills the workers now" in out
+    assert "stopped by `distrain stop` after" in out
+    assert "\nthe run was stopped by `distrain stop`\n" in out
+    assert "SIGTERM" not in out
+    assert json.loads(distrain("ls", "runs", "--json").stdout)[0]["state"] == "stopped"
+    assert "live: stopped after" in distrain("show", "live", *place).stdout
+
+
+def test_at_the_end_stdout_has_one_object_and_nothing_else(distrain: Command, tmp_path: Path) -> None:
+    """Also if the run was stopped, by a command whose stdout has one, too."""
+    (tmp_path / "train.py").write_text(
+        TRAIN.replace("        print(", "        import os; os.write(1, b'native')\n        print(")
+    )
+    options = ("run", "--json", "--storage-path", "runs", "--name", "live", "--num-workers", "0")
+    given = ("--set", "steps=9", "--set", "waits=true", "train.py:main")
+    with subprocess.Popen(argv(*options, *given), cwd=tmp_path, stdout=-1, stderr=-1, text=True) as process:
+        wait_until(lambda: (tmp_path / "waits-0").exists(), 60.0, "training")
+        stopped = distrain("stop", "live", "--storage-path", "runs", "--json")
+        out, err = process.communicate(timeout=60)
+    ended, seen = json.loads(out), json.loads(stopped.stdout)
+    assert (ended.pop("kind"), ended.pop("exit_code"), seen.pop("kind")) == ("run", process.returncode, "stop")
+    assert ended["run"]["state"] == "stopped"
+    assert "stopped by" in ended["error"]
+    assert seen["checkpoints"] == ended["checkpoints"] != []
+    assert "attempt 0 step 1" in err
+    assert "native" in err
+    assert "stopped after" in stopped.stderr
+
+
+def test_a_launch_that_fails_is_an_object_too(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    (tmp_path / "train.py").touch()
+    command = argv("run", "--json", "--storage-path", "taken", "train.py")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    ended = json.loads(done.stdout)
+    assert (done.returncode, ended["exit_code"], ended["run"]) == (2, 2, None)
+    assert "taken" in ended["error"]
 
 
 def test_a_run_whose_process_is_elsewhere_or_takes_no_requests_says_where(distrain: Command, tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_a_script_gets_the_signal_that_came_and_can_save(
     assert terminal.process.returncode == 128 + number, text
     assert {path.name for path in tmp_path.glob("saved-*")} == {f"saved-{number.name}-{rank}" for rank in (0, 1)}
     assert "failure" not in text
-    assert json.loads((storage / "saved" / "run.json").read_text())["status"] == "aborted"
+    assert json.loads((storage / "saved" / "run.json").read_text())["status"] == "stopped"
 
 
 SLEEPING_SCRIPT = """
@@ -285,6 +285,8 @@ def test_a_working_directory_that_was_deleted_is_named(tmp_path: Path, code: str
     argv = [sys.executable, "-c", f"import os; os.rmdir({str(gone)!r}); {code}"]
     run = subprocess.run(argv, cwd=gone, capture_output=True, text=True, timeout=60)
     assert run.returncode == 1
-    assert run.stderr.rpartition("rror: ")[2].startswith(
-        "the working directory was deleted: change to another one with cd"
+    assert (
+        run.stderr.splitlines()[-1]
+        .rpartition("rror: ")[2]
+        .startswith("the working directory was deleted: change to another one with cd")
     )

@@ -30,7 +30,7 @@ def test_the_host_with_a_slow_network_is_named_and_remembered(user: User) -> Non
         }  # fmt: skip
         assert all(link.keys() == {"send", "all_reduce", "latency"} for link in host["links"].values())
     listed = user.python("-m", "distrain", "hosts", "--json", **state)
-    assert [(one["host"], one["what"], one["run"]) for one in json.loads(listed.out)] == [
+    assert [(one["host"], one["what"], one["run"]) for one in json.loads(listed.out)["troubles"]] == [
         ("gamma", "slow", "distrain check --deep")
     ]
     assert user.python("-m", "distrain", "hosts", "--forgive", "all", **state).out == "forgot the troubles of gamma\n"

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class Debug:
     """A ``distrain debug`` that gets its lines from a pipe."""
 
-    def __init__(self, run: Path, rank: int) -> None:
+    def __init__(self, run: Path, rank: int, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "distrain", "debug", str(run), "-r", str(rank)],
+            [sys.executable, "-m", "distrain", "debug", str(run), "-r", str(rank), *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -458,7 +458,7 @@ def test_ctrl_c_ends_fit_and_the_run_goes_on_next_time(local: Local, storage: Pa
     config: dict[str, Any] = {"epochs": 3, "fail_at": 2, "error": KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
         local(epochs, config, name="run", max_failures=5)
-    assert run_json(storage / "run")["status"] == "aborted"
+    assert run_json(storage / "run")["status"] == "stopped"
     result = local(epochs, {"epochs": 3}, name="run")
     assert (result.return_value, Path(result.path).name) == (2, "run")
 
@@ -499,7 +499,7 @@ def test_a_signal_unwinds_and_leaves_an_unfinished_run(
     assert lines[0] == "unwound"
     assert lines[1].startswith(raised)
     assert lines[-1] == str({"step": 1} if number == "SIGTERM" else None)
-    assert run_json(storage / "run")["status"] == "aborted"
+    assert run_json(storage / "run")["status"] == "stopped"
     assert len(list((storage / "run").glob("checkpoint_*"))) == 1
 
 

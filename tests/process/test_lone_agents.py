@@ -70,7 +70,8 @@ time.sleep(30)
 def test_agents_without_a_coordinator(tmp_path: Path, what: str) -> None:
     command = [sys.executable, "-c", COORDINATOR, str(tmp_path), what]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
-        assert child.stdin is not None and child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         twins = [Path("/dev/shm", folder.name) for folder in tmp_path.glob("[ab]/distrain-run-*")]
         assert len(twins) == 2

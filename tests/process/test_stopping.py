@@ -200,7 +200,7 @@ def test_all_ranks_stop_at_the_same_call_and_the_run_goes_on_next_time(
     result = Result.from_path(running.run)
     assert files_of(result.checkpoint) == {"step.txt": str(step)}
     assert {record["rank"] for record in records(running.run) if record["metrics"]["stopped"]} == {0, 1, 2, 3}
-    assert json.loads((running.run / "run.json").read_text())["status"] == "aborted"
+    assert json.loads((running.run / "run.json").read_text())["status"] == "stopped"
     if number == signal.SIGTERM:
         assert re.search(r"\ncontinue: .* checkpoint_000000\n", output.partition("PREEMPTED")[2])
         assert json.loads((running.run / "error.json").read_text())["type"] == "PreemptionError"

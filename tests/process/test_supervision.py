@@ -120,6 +120,8 @@ try:
     )
 except BaseException as error:
     print("ENDED", type(error).__name__, str(error).partition("\\n")[0], flush=True)
+    if isinstance(error, distrain.PreemptionError):
+        sys.exit(error.exit_code)
     raise
 print("FINISHED", flush=True)
 """

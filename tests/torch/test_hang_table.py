@@ -1,6 +1,6 @@
 """The table of hangs and of slow healthy runs: each hang is named within seconds, and no slow run is called one.
 
-A normal run of the tests takes a sample; ``scripts/hang_table`` runs all of it, and writes docs/hangs.md.
+A normal run of the tests takes a sample; ``scripts/hang_table`` runs all of it.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def test_a_signal_stops_all_ranks_at_the_same_step_and_the_next_start_continues(
     for said in ranks:
         assert f"the run was stopped by {number.name}" in said["outcome"]
         assert "checkpoint: checkpoint_000000, " in said["outcome"]
-    assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "aborted"
+    assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "stopped"
 
     again = start(launcher, launchers.WITHOUT_TORCH + STOPS)
     assert again.wait() == [0] * len(again.processes), again.output
@@ -261,7 +261,7 @@ def test_a_signal_ends_a_train_func_that_does_not_ask_for_it(
             process.send_signal(signal.SIGTERM)
     assert started.wait(20) == [128 + signal.SIGTERM] * 2, started.output
     assert [said["raised"] for said in said_by(started)] == ["PreemptionError"] * 2
-    assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "aborted"
+    assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "stopped"
 
 
 # -- ranks that die ----------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     model, optimizer, _ = trained(1)
     with acting_as(0, 1):
         checkpoint = Checkpoint(snapshot(model, optimizer).to_directory(tmp_path / "one"))
-        with pytest.raises(CheckpointError, match="the states of 2 objects, not of 1"):
+        with pytest.raises(CheckpointError, match="has 2 states; pass as many objects, not 1"):
             restore(checkpoint, model)
         other = Checkpoint(Checkpoint.from_dict({"step": 1}).to_directory(tmp_path / "other"))
         with pytest.raises(CheckpointError, match=r"was not made by distrain\.torch\.snapshot"):

@@ -225,8 +225,8 @@ def copy_with_packages(folder, **sources):
         (folder / "distrain" / package).mkdir(parents=True)
         (folder / "distrain" / package / "__init__.py").write_text(f'"""The {package}."""\n')
         (folder / "distrain" / package / "module.py").write_text(source)
-    for name in ("scripts", "docs"):
-        (folder / name).mkdir()
+    for name in ("scripts", "docs/internals"):
+        (folder / name).mkdir(parents=True)
     return shutil.copy(DRAW_PACKAGES, folder / "scripts")
 
 
@@ -244,14 +244,14 @@ def test_a_picture_is_out_of_date_after_a_new_import(tmp_path):
 
     assert draw_packages(script).returncode == 0
     assert draw_packages(script, "--check").returncode == 0
-    drawn = (tmp_path / "docs" / "packages.svg").read_bytes()
+    drawn = (tmp_path / "docs" / "internals" / "packages.svg").read_bytes()
     assert draw_packages(script).returncode == 0
-    assert (tmp_path / "docs" / "packages.svg").read_bytes() == drawn
+    assert (tmp_path / "docs" / "internals" / "packages.svg").read_bytes() == drawn
 
     (tmp_path / "distrain" / "wall" / "module.py").write_text("def f():\n    import distrain.ground.module\n")
     done = draw_packages(script, "--check")
     assert done.returncode == 1
-    assert "docs/packages.svg is out of date" in done.stderr
+    assert "docs/internals/packages.svg is out of date" in done.stderr
     assert "missing: arrow wall -> ground" in done.stderr
 
 

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
+from distrain.api.observer import Fact, Observer, RunBegan
 from distrain.api.tracker import parse_tracker
 from distrain.cli.run.check import as_json, show
 from distrain.cli.run.config_options import config_from, named_options
 from distrain.cli.run.driver import driver_of, is_for_ray
-from distrain.cli.run.options import environment_variables, ignored_options, make_parser, parse
+from distrain.cli.run.options import environment_variables, ignored_options, make_parser
+from distrain.cli.run.settings import parse_with_file
 from distrain.cli.run.target import work_of, workers_path
-from distrain.console.error_screen import show_error
+from distrain.cli.showing import Details
+from distrain.cli.text import write_json
 from distrain.coordinator.connection.choice import hosts_of
 from distrain.coordinator.fit import check_hosts, run_work
+from distrain.coordinator.run.error_screen import show_error
 from distrain.coordinator.run.errors import exit_code_of
 from distrain.decisions.placement import shares_of, workers_on
-from distrain.errors import ControllerError, DistrainError, PreemptionError, ResourcesError, WorkerGroupError
+from distrain.errors import DistrainError, ResourcesError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
+from distrain.storage.runs.listing import run_at
 from distrain.system.arguments import in_users_words, options_named
 from distrain.system.log import log_level, warn
+from distrain.system.remote_path import locate
 
 if TYPE_CHECKING:
     import argparse
@@ -43,7 +49,7 @@ def run_command(
     user_path: sys.path as the user's process was started with.
     """
     parser = make_parser(prog)
-    options = parse(parser, sys.argv[1:] if arguments is None else arguments)
+    options = parse_with_file(parser, sys.argv[1:] if arguments is None else arguments)
     if is_for_ray(options):
         return _drive(parser, options, user_path)
     with options_named(named_options()):
@@ -51,8 +57,6 @@ def run_command(
 
 
 def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
-    if options.json and not options.check:
-        parser.error("--json is for --check; leave it out")
     if ignored := ignored_options(options):
         warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
     try:
@@ -64,7 +68,8 @@ def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_p
         parser.error(in_users_words(str(error)))
     if options.check:
         return _check(work, scaling, run, workers_path(work, user_path), options)
-    return _run(work, scaling, run, workers_path(work, user_path))
+    train = _run_for_programs if options.json else _run
+    return exit_code_of(train(work, scaling, run, workers_path(work, user_path)))
 
 
 # -- configs ---------------------------------------------------------------------------------------------------------
@@ -162,17 +167,42 @@ def _drive(parser: argparse.ArgumentParser, options: argparse.Namespace, user_pa
     return 0
 
 
-def _run(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]) -> int:
-    """Train, and return the exit code."""
+def _run(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]) -> BaseException | None:
+    """Train. Show why that failed, and return the error."""
     try:
         run_work(work, scaling, run, sys_path=sys_path)
-    except KeyboardInterrupt as error:
-        return exit_code_of(error)
-    except DistrainError as error:
-        quotes_ranks = isinstance(error, (WorkerGroupError, PreemptionError, ControllerError))
-        show_error(type(error), str(error) if quotes_ranks else in_users_words(str(error)))
-        return exit_code_of(error)
-    return 0
+    except (DistrainError, KeyboardInterrupt) as error:
+        show_error(error)
+        return error
+    return None
+
+
+class _Beginning(Observer):
+    """It notes the run directory."""
+
+    hears = (RunBegan,)
+    location: str | None = None
+
+    def hear(self, fact: Fact) -> None:
+        assert isinstance(fact, RunBegan)
+        self.location = fact.location
+
+
+def _run_for_programs(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]) -> BaseException | None:
+    """Train with everything on stderr, also what native code prints, and then write an object to stdout."""
+    beginning = _Beginning()
+    sys.stdout.flush()
+    with open(os.dup(1), "wb") as own:
+        os.dup2(2, 1)
+        try:
+            error = _run(work, scaling, replace(run, callbacks=[beginning]), sys_path)
+        finally:
+            sys.stdout.flush()
+            os.dup2(own.fileno(), 1)
+    found = {} if beginning.location is None else vars(Details(run_at(locate(beginning.location))))
+    text = found.get("error") or (None if error is None else str(error))
+    write_json("run", exit_code=exit_code_of(error), **{"run": None, **found, "error": text})
+    return error
 
 
 def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str], options: argparse.Namespace) -> int:
@@ -182,13 +212,11 @@ def _check(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[st
     try:
         with log_level(run.log_level):
             findings, hosts = check_hosts(work, scaling, run, sys_path=sys_path)
-    except KeyboardInterrupt as error:
-        return exit_code_of(error)
-    except DistrainError as error:
-        show_error(type(error), in_users_words(str(error)))
+    except (DistrainError, KeyboardInterrupt) as error:
+        show_error(error)
         return exit_code_of(error)
     if options.json:
-        print(json.dumps(as_json(findings, hosts), indent=1))
+        write_json("check", **as_json(findings, hosts))
     else:
         show(findings, hosts, Console(highlight=False))
     return 1 if any(finding.is_fatal for finding in findings) else 0

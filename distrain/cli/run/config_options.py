@@ -38,6 +38,7 @@ NO_OPTION = (
 """Fields that make no sense on a command line."""
 _NAMES = {
     "enabled": ("--no-ship",),
+    "fetch_limit_bytes": ("--fetch-limit",),
     "host_wait_s": ("--hosts-wait",),
     "include": ("--ship",),
     "limit_bytes": ("--ship-limit",),
@@ -81,13 +82,14 @@ _KEYWORDS: dict[str, dict[str, Any]] = {
     "debug_rank": {"metavar": "RANK"},
     "enabled": {"help": "copy no code to other hosts: they have it at the same paths"},
     "env_from": {"metavar": "FILE"},
+    "fetch_limit_bytes": {"help": "largest size of other files that come back from each host (default: 1GB)"},
     "hostfile": {
         "metavar": "FILE",
         "help": "file with the hosts to train on, one per line: alpha slots=4 (default: DISTRAIN_HOSTFILE, else the "
         "nodes of the Slurm job, else this machine)",
     },
     "hosts": {"metavar": "alpha:4,beta:4", "help": "the hosts to train on, each with its slots"},
-    "include": {"action": "append", "default": [], "metavar": "PATH"},
+    "include": {"type": str, "action": "append", "default": [], "metavar": "PATH"},
     "limit_bytes": {"help": "largest size of all that is copied (default: 100MB)"},
     "log_dir": {"metavar": "DIR"},
     "name": {

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _HOSTS = {"hosts": "DISTRAIN_HOSTS", "hostfile": "DISTRAIN_HOSTFILE"}
-_VARIABLES = {**_HOSTS, "transport": "DISTRAIN_TRANSPORT", "ssh_args": "DISTRAIN_SSH_ARGS"}
+VARIABLES = {**_HOSTS, "transport": "DISTRAIN_TRANSPORT", "ssh_args": "DISTRAIN_SSH_ARGS"}
 """Options, and the variables that do the same for a fit()."""
-_OTHERS = {"as_ray", "env", "tracker", "target", "arguments", "module"}
+_OTHERS = {"as_ray", "env", "tracker", "target", "arguments", "module", "on", "no_config"}
 """Further options that have a meaning here."""
 _CONFIG_FIELDS = {"nproc_per_node": "num_workers", "ranks_shown": "ranks", "local_ranks_filter": "ranks"}
 
@@ -63,7 +63,7 @@ def driver_of(
 def _refuse_others(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Raise ValueError for an option that would start workers, or do something else than to run the script."""
     for action in parser._actions:
-        known = action.dest in (*_VARIABLES, *_OTHERS) or not hasattr(options, action.dest)
+        known = action.dest in (*VARIABLES, *_OTHERS) or not hasattr(options, action.dest)
         if not known and getattr(options, action.dest) != action.default:
             field = _CONFIG_FIELDS.get(action.dest, action.dest)
             homes = (config.__name__ for config in CONFIGS if field in {one.name for one in fields(config)})
@@ -75,11 +75,11 @@ def _refuse_others(parser: argparse.ArgumentParser, options: argparse.Namespace)
 
 def _follow(options: argparse.Namespace) -> None:
     """Have the fit() of the script, and its workers, act by the options."""
-    given: dict[str, Any] = {name: getattr(options, name) for name in _VARIABLES}
+    given: dict[str, Any] = {name: getattr(options, name) for name in VARIABLES}
     if given["hosts"] or given["hostfile"]:
         for name in _HOSTS.values():
             os.environ.pop(name, None)
-    os.environ.update({_VARIABLES[name]: value for name, value in given.items() if value and value != "auto"})
+    os.environ.update({VARIABLES[name]: value for name, value in given.items() if value and value != "auto"})
     if options.tracker:
         os.environ[TRACKERS] = ";".join(options.tracker)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
-from distrain.cli.parsers import Parser
+from distrain.cli.parsers import Parser, add_config_file
 from distrain.cli.run.config_options import add_options_of, parse_ranks
 from distrain.hosts.hostfile import ALWAYS_SET
 from distrain.system import __version__
@@ -88,7 +88,7 @@ def ignored_options(options: argparse.Namespace) -> list[str]:
     return [f"--{name}" for name in _WITHOUT_EFFECT if getattr(options, name.replace("-", "_")) is not None]
 
 
-def make_parser(prog: str = "python -m distrain.launch") -> argparse.ArgumentParser:
+def make_parser(prog: str = "python -m distrain.launch") -> Parser:
     """Make the parser of the command line. ``tests/cli/launch_help.txt`` holds its ``--help``."""
     parser = Parser(
         prog=prog,
@@ -104,7 +104,12 @@ def make_parser(prog: str = "python -m distrain.launch") -> argparse.ArgumentPar
     add_options_of(FailureConfig, parser.add_argument_group("failures and time limits").add_argument)
     reported = "checkpoints that are reported with distrain.report()"
     add_options_of(CheckpointConfig, parser.add_argument_group(reported).add_argument)
-    _add_actions(parser.add_argument_group("instead of a run").add_argument)
+    add_config_file(parser.add_argument_group("config file (distrain.toml, or [tool.distrain] in pyproject.toml)"))
+    add = parser.add_argument_group("for checks and programs").add_argument
+    add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
+    add(
+        "--json", action="store_true", help="write a JSON object at the end (docs/json.md); other output goes to stderr"
+    )
     _add_target(parser)
     for name in ("standalone", "run-path"):  # what distrain does in any case
         parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
@@ -161,11 +166,6 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
         metavar="0,2-5",
         help="the same, for the local ranks of each host",
     )
-
-
-def _add_actions(add: Callable[..., object]) -> None:
-    add("--check", action="store_true", help="check if the hosts can train together, and show a table of them")
-    add("--json", action="store_true", help="with --check: write a JSON object instead of the table")
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

@@ -24,9 +24,9 @@ from distrain.coordinator.ranks.adopted import AdoptedRanks
 from distrain.coordinator.ranks.handshake import HandshakeError
 from distrain.coordinator.ranks.rank_channel import Entrance, RankChannel, connect
 from distrain.coordinator.ranks.this_process import OwnRank, Signals, environment, module_path, only_one
-from distrain.coordinator.stop_signals import STOP_SIGNALS, preempted
+from distrain.coordinator.stop_signals import STOP_SIGNALS
 from distrain.decisions.placement import RANK_DEFAULTS, make_plan, rendezvous_network, visible_devices
-from distrain.errors import ControllerError, LaunchError, PreemptionError, WorkerGroupError
+from distrain.errors import ControllerError, LaunchError, WorkerGroupError
 from distrain.hosts.host import chosen_interface, collective_variables, interface_problem
 from distrain.hosts.host_info import host_info
 from distrain.hosts.inspection import storage_problem
@@ -297,7 +297,7 @@ class RankGroup:
                 try:
                     connection = stack.enter_context(connect(address, offer.port, offer.secret, self.launcher.rank))
                 except (OSError, HandshakeError) as error:
-                    problem = f"cannot connect to rank 0 on {address}, port {offer.port}: {error}"
+                    problem = f"cannot connect to rank 0 on {address}, port {offer.port}: {error}; open that port"
             self.agree(problem)
             assert connection is not None
             own = self._own_rank(connection)
@@ -321,8 +321,6 @@ class RankGroup:
         result, error = _unpickled_end(end)
         if isinstance(error, WorkerGroupError) and own.error is not None and rank in error.worker_failures:
             error.worker_failures[rank] = own.error
-        if isinstance(error, PreemptionError):
-            raise preempted(str(error), signal.Signals(error.exit_code - 128).name)
         if error is not None:
             raise error
         assert result is not None

@@ -72,7 +72,7 @@ class Entrance:
         """Hand over the connections of all other ranks, which are on their way. Raise LaunchError if one is missing."""
         if not self._complete.wait(_CONNECT_S):
             missing = set(range(1, self._ranks)) - self._connections.keys()
-            raise LaunchError(f"{ranks_have(missing)} not connected to rank 0 within {_CONNECT_S:g} s")
+            raise LaunchError(f"{ranks_have(missing)} not connected to rank 0 within {_CONNECT_S:g} s; read their logs")
         taken, self._connections = self._connections, {}
         return taken
 

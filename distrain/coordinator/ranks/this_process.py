@@ -171,12 +171,12 @@ class Signals:
             if not self._takes(number):
                 self._raise(number, frame)
         else:
-            note_stop(number)
+            note_stop(signal.Signals(number).name)
             self._relay.pass_on(number)
 
     def _takes(self, number: int) -> bool:
         """Return whether train_func continues after this signal."""
-        note_stop(number)
+        note_stop(signal.Signals(number).name)
         if self._asked_at is not None:
             return not self._is_alone and time.monotonic() < self._asked_at + _ONE_REQUEST_S
         self._asked_at = time.monotonic()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.coordinator.stop_signals import exit_code, preempted
+from distrain.coordinator.stop_signals import exit_code
 from distrain.decisions.blame import Cause, culprit_first, hang_failures
 from distrain.decisions.failure_screen import failure_screen
 from distrain.decisions.retries import start_without_checkpoint
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 
     from distrain.decisions.blame import RunSummary
     from distrain.errors import RankFailure
+
+_LOADING = re.compile(
+    r"load_state_dict|load_weights|restore\w*\(|(load|from|get)_checkpoint|torch\.load\(|heckpoint\.(to|as|get)_"
+)
+"""What the traceback of a rank contains that could not load its checkpoint."""
 
 
 def exit_code_of(error: BaseException | None) -> int:
@@ -58,6 +64,7 @@ class RunErrors:
     is_script: the ranks run a script, which may keep snapshots of its own.
     step: how far the latest attempt was, such as ``21 of 120``, if that is known.
     checkpoint: the latest checkpoint, such as ``checkpoint_000003, at step 18 of 120``, if there is one.
+    is_stuck: this ``fit()`` continues the run, but no attempt has reported anything.
     logs: the directory of the logs of the latest attempt, if there are any.
     page: the page of the run, if it is certain to be written, which it is not to remote storage.
     last_lines: the last output of each rank.
@@ -78,6 +85,7 @@ class RunErrors:
     where: Sequence[str]
     collectives: Sequence[str] = ()
     evidence: str | None = None
+    is_stuck: bool = False
 
     def error(self) -> BaseException:
         """Return the exception to raise. Show what else went wrong before Ctrl-C: that exception has no text."""
@@ -112,7 +120,8 @@ class RunErrors:
             lines += [in_users_words(killed), *(f"    {line}" for line in self.where)]
         lines += self._other_problems()
         if reason != "SIGINT":
-            return preempted(_text([f"the run was stopped by {reason}", *lines, *self._facts()]), reason)
+            text = _text([f"the run was stopped by {reason}", *lines, *self._facts()])
+            return PreemptionError(text, exit_code=exit_code(reason))
         if lines:
             warn("\n    ".join(lines))
         return KeyboardInterrupt()
@@ -191,6 +200,9 @@ class RunErrors:
     @property
     def how_to_continue(self) -> str:
         """The way to continue the run, as a request to the user."""
+        if self.is_stuck and self.checkpoint and any(_LOADING.search(one.traceback) for one in self.summary.failures):
+            name, cure = self.checkpoint.partition(",")[0], in_users_words("another RunConfig(name=...)")
+            return f"no attempt could load {name}; use the code and settings that wrote it, or start afresh with {cure}"
         again = in_users_words(f"start the run again with RunConfig(name={self.name!r})")
         return again if self.checkpoint else f"{again}, from {start_without_checkpoint(is_script=self.is_script)}"
 

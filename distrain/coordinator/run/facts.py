@@ -6,17 +6,22 @@ import argparse
 import contextlib
 import dataclasses
 import getpass
+import hashlib
 import math
 import os
 import platform
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from distrain.coordinator.run import hydra_job
 from distrain.system import __version__, process
 from distrain.system.secrets import HIDDEN, hidden, is_secret
+from distrain.system.text import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +34,7 @@ _DESCRIBE = ("git", "--no-optional-locks", "describe", "--always", "--abbrev=40"
 """It writes the commit, with ``-dirty`` if a tracked file differs from it. It changes nothing."""
 _PATIENCE_S = 0.3
 """Seconds that the end of a short run waits for that command."""
-_MOST_ITEMS = 100
+_MOST_ITEMS, _MOST_CHANGES = 100, 20
 _LONGEST_TEXT = 300
 _MOST_SEARCHED = 10_000
 _DEEPEST = 6
@@ -42,13 +47,15 @@ class RunFacts:
     """The facts about a run that do not change. git looks for changed files while the run begins.
 
     script: what the user has started, "" if unknown; see :func:`distrain.worker.job.origin.script_of`.
-    config: the train_loop_config.
+    config: the train_loop_config. arguments: those of a script that the ranks run.
     """
 
-    def __init__(self, script: str, config: Any) -> None:
+    def __init__(self, script: str, config: Any, arguments: Sequence[str] = ()) -> None:
         self._facts: dict[str, Any] = {
             "script": script,
-            "train_loop_config": plain(config),
+            "script_sha256": _digest_of(script),
+            "arguments": _shortened(shlex.join(without_secrets(arguments))),
+            "train_loop_config": plain(hydra_job.as_plain(config)),
             "directory": os.getcwd(),
             "host": platform.node(),
             "pid": os.getpid(),
@@ -57,6 +64,7 @@ class RunFacts:
             "python": sys.version.split()[0],
             "versions": _versions(sys.path),
             "argv": without_secrets(sys.argv),
+            **plain(hydra_job.facts()),
         }
         self._git: process.Process | None = None
 
@@ -67,12 +75,27 @@ class RunFacts:
 
     def end(self) -> None:
         """Wait a moment for git, then kill it."""
+        self.wait()
+        if self._git is not None:
+            self._git.kill()
+            process.reap(self._git)
+
+    def wait(self) -> None:
+        """Wait a moment for git."""
         if self._git is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._git.wait(_PATIENCE_S)
-            self._git.kill()
-            process.reap(self._git)
             self.known()
+
+    def note_changes(self, before: Mapping[str, Any], attempt: int) -> list[str]:
+        """Note what the user has changed since an earlier start, and return it; see :func:`changes_between`.
+
+        before: run.json of that start. attempt: the first one of this start.
+        """
+        self.wait()
+        lines = changes_between(before, self._facts)
+        self._facts["changes"] = before.get("changes", []) + [{"attempt": attempt, "lines": lines}] * bool(lines)
+        return lines
 
     def known(self) -> dict[str, Any]:
         """Return what is known now. ``git`` is absent without a commit, and until git has answered."""
@@ -82,6 +105,13 @@ class RunFacts:
             if commit:
                 self._facts["git"] = {"commit": commit, "dirty": bool(dirty)}
         return dict(self._facts)
+
+
+def _digest_of(script: str) -> str | None:
+    """Return the first digits of the SHA-256 of a script, or of the file of a function; None if there is no file."""
+    with contextlib.suppress(OSError):
+        return hashlib.sha256(Path(re.sub(r":\w+$", "", script)).read_bytes()).hexdigest()[:12]
+    return None
 
 
 def _user() -> str:
@@ -104,6 +134,41 @@ def _versions(path: Iterable[str]) -> dict[str, str]:
             if dash and name.endswith(".dist-info") and package in _PACKAGES:
                 found.setdefault(package, version)
     return dict(sorted(found.items()))
+
+
+# -- changes ---------------------------------------------------------------------------------------------------------
+
+
+def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a line for each setting and each part of the code that differs between two starts, by their run.json.
+
+    >>> changes_between({"train_loop_config": {"lr": 0.1}}, {"train_loop_config": {"lr": 0.01}})
+    ['lr 0.1 → 0.01']
+    """
+    old, new = _code(before), _code(now)
+    pairs = [(name, old[name], new[name]) for name in old if name in new]
+    old, new = _settings(before), _settings(now)
+    pairs += [(name, old.get(name, "(missing)"), new.get(name, "(missing)")) for name in {**old, **new}]
+    lines = [f"{name} {was!s:.60} → {is_now!s:.60}" for name, was, is_now in pairs if _masked(was) != _masked(is_now)]
+    more = len(lines) - _MOST_CHANGES
+    return lines if more <= 0 else [*lines[:_MOST_CHANGES], f"... {more} more"]
+
+
+def _code(facts: Mapping[str, Any]) -> dict[str, str]:
+    git = facts.get("git") or {}
+    commit = git and f"{git['commit']:.12}{'-dirty' * git['dirty']}"
+    code = {"script": facts.get("script"), "script's sha256": facts.get("script_sha256"), "git commit": commit}
+    return {name: value for name, value in {**code, "arguments": facts.get("arguments")}.items() if value}
+
+
+def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
+    config = facts.get("train_loop_config")
+    return flatten(config) if isinstance(config, dict) else {}
+
+
+def _masked(value: Any) -> str:
+    """Return a value as text, without the addresses of objects, which differ in every process."""
+    return re.sub(r"0x[0-9a-f]+", "", repr(value))
 
 
 # -- settings without secrets ----------------------------------------------------------------------------------------
@@ -138,6 +203,8 @@ def plain(value: Any, depth: int = 0) -> Any:
         value = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if isinstance(value, argparse.Namespace):
         value = vars(value)
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value, key=repr)  # the order of a set differs in every process
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, (str, PurePath)):

@@ -52,7 +52,7 @@ class RunManifest:
     def write(self, status: str) -> None:
         """Write the manifest now. Raises OSError.
 
-        status: running, finished, failed or aborted.
+        status: running, finished, failed or stopped.
         """
         self._store.write_manifest(self._contents(status))
 

@@ -91,7 +91,7 @@ class Run:
             "run_config": _plain_run_config(run),
         }
         config = getattr(work, "config", {})
-        self._facts = RunFacts(script_of(work), config)
+        self._facts = RunFacts(script_of(work), config, getattr(work, "argv", ()))
         self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
         self._log_dir = None if run.log_dir is None else absolute(run.log_dir)
@@ -121,6 +121,9 @@ class Run:
         self._store.metadata = dict(self._request.metadata)
         self._write_start()
         self._facts.begin()
+        if self._continued and (lines := self._facts.note_changes(self._manifest.before, self._manifest.first_attempt)):
+            text = "since the last start, this has changed; another RunConfig(name=...) starts afresh:"
+            say("\n    ".join([text, *lines]))
         observers = self._observers()
         coordinator: Coordinator | None = None
         result: Result | None = None
@@ -192,7 +195,6 @@ class Run:
         is_over = end.state.is_terminal and (result is not None or end.state is not RunState.FINISHED)
         status = end.state.value if is_over else "failed"
         reason = None if end.state is RunState.FINISHED else end.stop_reason
-        how = "stopped" if status == "aborted" else status
         seconds = time.monotonic() - observers.status.started
         advice = None
         if coordinator is not None and reason == "SIGINT":
@@ -210,7 +212,7 @@ class Run:
             observers.end(
                 Ended(
                     status=status,
-                    how=f"stopped by {stopped_by(reason)}" if reason else how,
+                    how=f"stopped by {stopped_by(reason)}" if reason else status,
                     seconds=seconds,
                     result=result,
                     error=error,
@@ -346,6 +348,7 @@ class Run:
             last_lines=coordinator.last_lines(),
             where=coordinator.where(),
             collectives=coordinator.collectives(),
+            is_stuck=self._continued and coordinator.metrics is None,
             evidence=None if coordinator.evidence is None else self._store.display_path(coordinator.evidence),
         )
 

@@ -6,11 +6,10 @@ A damaged file costs its own part only. A warning says so.
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
 from distrain.storage import names
@@ -18,34 +17,18 @@ from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.storage.lines import read_events, read_metrics
 from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.records import CommittedCheckpoint, committed_at
-from distrain.storage.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING, Run
+from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run
 from distrain.system.remote_path import RemotePath
-from distrain.system.text import LIBRARY_FILE, count, duration, flatten, printable
+from distrain.system.text import LIBRARY_FILE, count, duration, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _MOST_READS = 10
 """How often to list the checkpoints of a run that deletes some meanwhile."""
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in ', re.MULTILINE)
 _LONGEST_REASON = 240
-_VERBS = {
-    RUNNING: "running for",
-    FINISHED: "finished after",
-    FAILED: "failed after",
-    ABORTED: "stopped after",
-    KILLED: "killed after",
-}
-
-
-class Extreme(NamedTuple):
-    """The least and the largest value of a metric, with their steps."""
-
-    least: float
-    least_step: int
-    largest: float
-    largest_step: int
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------
@@ -104,24 +87,6 @@ def reports_of(run: Run, rank: int | None = 0) -> Iterator[dict[str, Any]]:
         yield {**record, "step": run.step_of(record)}
 
 
-def extremes_of(reports: Iterable[dict[str, Any]]) -> dict[str, Extreme]:
-    """Return the least and the largest finite value of each numeric metric."""
-    found: dict[str, Extreme] = {}
-    for report in reports:
-        for name, item in flatten(report["metrics"]).items():
-            if isinstance(item, bool) or not isinstance(item, (int, float)):
-                continue
-            if isinstance(item, float) and not math.isfinite(item):  # an int may be beyond the floats
-                continue
-            before = found.get(name) or Extreme(item, report["step"], item, report["step"])
-            if item < before.least:
-                before = before._replace(least=item, least_step=report["step"])
-            if item > before.largest:
-                before = before._replace(largest=item, largest_step=report["step"])
-            found[name] = before
-    return found
-
-
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -166,21 +131,21 @@ def verdict(run: Run, last: Mapping[str, Any] | None) -> str:
 
     last: rank 0's last report, with its ``step``.
     """
-    if run.state not in _VERBS:
+    if run.state not in (RUNNING, *ENDED):
         return printable(f"{run.state}: {run.problem}" if run.problem else run.state)
     until = time.time() if run.state == RUNNING else run.ended
     if run.state == KILLED and last is not None:  # run.json was last written when the attempt began
         until = last.get("time", until)
-    text = f"{_VERBS[run.state]} {duration(until - run.began)}{_where(last)}"
+    text = f"{run.state} {'for' if run.state == RUNNING else 'after'} {duration(until - run.began)}{_where(last)}"
     if run.state == KILLED:
         text += ": the process that called fit() was killed, or its machine crashed"
-    elif run.state in (FAILED, ABORTED) and (why := _reason(run)):
+    elif run.state in (FAILED, STOPPED) and (why := _reason(run)):
         text += f": {why}"
     if (hang := _hang_of(run, last)) is not None:
         text += f"; {hang}"
     if (restarts := len(run.attempts_now) - 1) > 0:
         text += f", after {count(restarts, 'restart')}"
-    if run.state in (ABORTED, KILLED):
+    if run.state in (STOPPED, KILLED):
         text += f"; it continues if you start it again with --name {run.name}"
     return printable(text)
 

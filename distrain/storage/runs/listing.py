@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from distrain.system.remote_path import RemotePath
 
-RUNNING, FINISHED, FAILED, ABORTED = names.STATUSES
+RUNNING, FINISHED, FAILED, STOPPED = names.STATUSES
 STARTING = "starting"
 """The state of a directory that a coordinator has locked, but not written to yet."""
 KILLED = "killed"
 """The state of a run whose run.json says that it is running, while nobody holds its lock."""
 DAMAGED = "damaged"
 FOREIGN = "not a run"
-ENDED = (FINISHED, FAILED, ABORTED, KILLED)
+ENDED = (FINISHED, FAILED, STOPPED, KILLED)
 _THREADS = 16
 """Remote runs that are read at the same time."""
 
@@ -160,7 +160,8 @@ def list_runs(storage: Path | RemotePath) -> list[Run]:
 
     A run directory itself is listed as one run.
 
-    Files and hidden directories are left out. Raise OSError if the storage cannot be read.
+    Files, hidden directories and the output directories of Hydra are left out. Raise OSError if the storage cannot be
+    read.
     """
     found = _local_runs(storage) if isinstance(storage, Path) else _remote_runs(storage)
     return sorted(found, key=lambda run: (run.state != FOREIGN, run.began), reverse=True)
@@ -170,7 +171,8 @@ def _local_runs(storage: Path) -> list[Run]:
     if (storage / names.MANIFEST).exists():
         return [local_run(str(storage))]
     with os.scandir(storage) as entries:
-        return [local_run(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+        found = [local_run(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    return [run for run in found if run.state != FOREIGN or not os.path.exists(f"{run.path}/.hydra")]
 
 
 def _remote_runs(storage: RemotePath) -> list[Run]:

@@ -13,8 +13,6 @@ from distrain.storage.checkpoint import DICT_FILE, MANIFEST_FILE, Checkpoint
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["differing_tensors"]
-
 
 def differing_tensors(path: Path, first: Path, second: Path) -> list[str]:
     """Return the names of tensors that differ from those in two checkpoints that are equal there."""

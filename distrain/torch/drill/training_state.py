@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     Part = dict[str, Any]
     """A part of the state: numbers, or digests, by name."""
 
-__all__ = ["TrainingWatch"]
-
 _OWN = str(Path(__file__).parents[2])
 _LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN)
 _USERS_MODULES = ("__main__", "__mp_main__")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distrain.api import current
 from distrain.api.job import Job
 from distrain.errors import JobError, StandInError
 from distrain.hosts.host import MIRROR
@@ -160,8 +161,10 @@ class ScriptWork(Work):
         return [] if self.path is None else [os.path.join(self.launched_in, self.path)]
 
     def run(self) -> None:
-        from distrain.worker.job import main_module
+        from distrain.worker.job import hydra_script, main_module
 
+        if current.session is not None:  # there is none under --as-ray
+            hydra_script.share_directory(current.session.context)
         if self.module is not None:
             sys.argv = [self.module, *self.argv]
             main_module.run_module(self.module)

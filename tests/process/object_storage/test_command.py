@@ -29,7 +29,7 @@ def test_a_run_in_a_bucket_is_listed_shown_and_deleted(s3_fit: Fit, bucket: Buck
 
     s3_fit(train, name="run", workers=1)
     bucket.write("photos", "1.jpg", b"x")
-    [listed] = json.loads(command("ls", bucket.url, "--json"))
+    [listed] = json.loads(command("ls", bucket.url, "--json"))["runs"]
     assert (listed["name"], listed["state"], listed["metrics"]) == ("run", "finished", {"loss": 0.5})
     shown = command("show", f"{bucket.url}/run")
     assert "run: finished after " in shown

@@ -356,7 +356,9 @@ def test_a_host_that_does_not_see_the_storage_has_a_directory_for_checkpoints(ho
     assert os.path.isdir(answer.checkpoints)
     assert (answer.wanted, answer.failed) == ("", None)
     told = host.setup.worker(spec(host.there, str(host.there), A="a"))
-    assert told.context == {"world_rank": 0, "sees_storage": False}
+    assert told.context == {"world_rank": 0, "sees_storage": False, "trial_dir": answer.trial_dir}
+    assert answer.trial_dir == f"{host.cache}/runs/{PLACE}/files{host.storage}"
+    assert os.path.isdir(answer.trial_dir)
     assert (told.directory, told.environment) == (str(host.there), {"A": "a"})  # the project is in place
 
 

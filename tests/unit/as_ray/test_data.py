@@ -189,23 +189,6 @@ def test_batches_of_any_mapping(rd: Any) -> None:
     assert rd.range(2).flat_map(lambda row: [UserDict(row)]).take() == IDS
 
 
-def test_collate_functions(rd: Any) -> None:
-    from ray.data import collate_fn
-
-    def of(base: type, take: Callable[[Any], Any]) -> Any:
-        return type("Own", (base,), {"__call__": lambda self, batch: torch.as_tensor(take(batch)) + 1})()
-
-    numbers = rd.range(3).iterator()
-    for function in (
-        of(collate_fn.ArrowBatchCollateFn, lambda table: table.column("id").to_pylist()),
-        of(collate_fn.NumpyBatchCollateFn, lambda arrays: arrays["id"]),
-        of(collate_fn.PandasBatchCollateFn, lambda frame: list(frame.id)),
-    ):
-        assert plain(next(iter(numbers.iter_torch_batches(collate_fn=function)))) == ["torch.int64", [1, 2, 3]]
-    found = numbers.iter_torch_batches(collate_fn=collate_fn.DefaultCollateFn(dtypes=torch.float32))
-    assert plain(list(found)) == [{"id": ["torch.float32", [0, 1, 2]]}]
-
-
 def test_settings_have_no_effect(rd: Any) -> None:
     context = rd.DataContext.get_current()
     context.execution_options.preserve_order = True

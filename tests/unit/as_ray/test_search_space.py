@@ -142,7 +142,7 @@ def test_an_unfinished_sweep_goes_on_with_its_own_configs(tmp_path: Path) -> Non
     first = open_sweep(tmp_path)
     assert [trial.location.name for trial in first.trials] == ["f_00000", "f_00001"]
     assert [trial.label for trial in first.trials] == ["x=0, lr=0", "x=1, lr=3.142"]
-    end(first, "finished", "aborted")
+    end(first, "finished", "stopped")
     again = open_sweep(tmp_path, count=5)
     assert again.trials == first.trials
     assert [trial.has_ended for trial in again.trials] == [True, False]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import get_args_parser
 
-from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.api.tracker import name_of, trackers_of
 from distrain.cli.run import command
 from distrain.cli.run.config_options import BY_HAND, CONFIGS, NO_OPTION, config_from, named_options, names_of
@@ -56,6 +56,7 @@ def test_values_have_the_types_of_the_fields() -> None:
     given = [
         *("--hang-timeout", "60", "--hang-report", "none", "--max-restarts=2", "--retry-same-failure"),
         *("--use-gpu", "--resources-per-worker", "CPU=4,GPU=0.5", "--ssh-args=-v", "--interface", "ib0"),
+        *("--ship", "words.txt", "--ship", "data", "--ship-limit", "1GB"),
     ]
     options = options_of(*given)
     assert config_from(FailureConfig, options) == FailureConfig(
@@ -64,6 +65,7 @@ def test_values_have_the_types_of_the_fields() -> None:
     assert config_from(ScalingConfig, options) == ScalingConfig(
         use_gpu=True, resources_per_worker={"CPU": 4, "GPU": 0.5}, ssh_args=["-v"], interface="ib0"
     )
+    assert config_from(ShippingConfig, options) == ShippingConfig(include=["words.txt", "data"], limit_bytes=10**9)
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distrain.cli.showing import command_of
-from distrain.storage.runs.details import extremes_of
 from distrain.storage.runs.listing import find_run
 from tests.unit.storage.made import make_run
 
@@ -28,8 +26,3 @@ if TYPE_CHECKING:
 def test_a_command_is_shown_as_it_is_typed(tmp_path: Path, argv: list[str] | None, typed: str) -> None:
     make_run(tmp_path, "run", argv=argv)
     assert command_of(find_run("run", tmp_path)) == typed
-
-
-def test_an_int_beyond_the_floats_is_the_extreme_of_a_metric() -> None:
-    reports = [{"step": 1, "metrics": {"n": 1, "x": math.nan}}, {"step": 2, "metrics": {"n": 10**400}}]
-    assert extremes_of(reports) == {"n": (1, 1, 10**400, 2)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import pytest
 from distrain import wire
 from distrain.cli.debugging import _Conversation
 from distrain.cli.main import run_main
+from distrain.cli.text import coloured, write_json
+from distrain.decisions.host_checks import Finding
 from distrain.storage.runs.listing import local_run
 from distrain.wire.channel import Channel
 from tests.unit.storage.made import add_reports, make_run
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 BAD = "\x1b[\x002J\x1b[2\x7fJ\x1b[\x1b\x1b2J\x9b2J\x1b]0;title\x07mark"
 
 
-@pytest.mark.parametrize("command", ["ls", "ls --json", "show", "logs"])
+@pytest.mark.parametrize("command", ["ls", "ls --json", "show", "show --json", "logs"])
 def test_no_command_lets_a_file_of_a_run_act_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -41,6 +44,38 @@ def test_no_command_lets_a_file_of_a_run_act_on_the_terminal(
     out, err = capsys.readouterr()
     assert "mark" in out + err
     assert_harmless(out + err)
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_coloured"),
+    [
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ({"FORCE_COLOR": ""}, False),
+    ],
+)
+def test_colours_can_be_forced_and_forbidden(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_coloured: bool
+) -> None:
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (coloured("failed") == "\033[31mfailed\033[0m") == is_coloured
+
+
+def test_what_is_not_json_is_its_fields_or_its_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_json(
+        "kind", at=tmp_path, reason=Finding("beta", "slow"), metrics={"loss": math.nan, "best": -math.inf, "n": 1}
+    )
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "format": 1,
+        "kind": "kind",
+        "at": str(tmp_path),
+        "reason": {"host": "beta", "text": "slow", "is_fatal": True},
+        "metrics": {"loss": "NaN", "best": "-Infinity", "n": 1},
+    }
 
 
 def test_a_debugger_lets_no_rank_act_on_the_terminal(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -127,8 +126,7 @@ def test_the_culprit_of_a_hang_is_the_suspect() -> None:
     assert str(error).startswith("no rank has reported or printed anything for 3 s; they were:\n    rank 0 in f at")
 
 
-def test_a_signal_of_the_user_is_a_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+def test_a_signal_of_the_user_is_a_preemption() -> None:
     error = error_of(stop_reason="SIGTERM", failures=[failure(1, exit_code=143), failure(0)], checkpoint=None)
     assert isinstance(error, PreemptionError)
     assert error.exit_code == 143

@@ -201,11 +201,6 @@ def test_two_different_amounts_of_memory_look_different() -> None:
     assert has != needs
 
 
-def test_unknown_memory_refuses_nobody() -> None:
-    scaling = ScalingConfig(resources_per_worker={"memory": GIB})
-    assert make_plan([host(memory_bytes=0)], scaling).world_size == 1
-
-
 def test_the_host_that_lacks_something_is_named() -> None:
     with pytest.raises(ResourcesError, match=r"^two has 0 GPUs"):
         make_plan([host("one", gpus=1, slots=1), host("two", gpus=0)], ScalingConfig(num_workers=2, use_gpu=True))

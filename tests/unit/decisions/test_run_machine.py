@@ -227,7 +227,7 @@ def test_nothing_starts_before_every_host_has_said_hello() -> None:
     assert {host for host, _ in told(actions, wire.Prepare)} == {"one", "two"}
 
 
-@pytest.mark.parametrize(("workers", "text"), [(32, ""), (33, "one: 33 workers share 4 CPUs; fewer will be faster")])
+@pytest.mark.parametrize(("workers", "text"), [(32, ""), (33, "one: 33 workers share 4 CPUs; fewer train faster")])
 def test_far_more_workers_than_cpus_are_a_warning(workers: int, text: str) -> None:
     assert said(Play(workers=workers).connect()) == text
 
@@ -345,7 +345,7 @@ def test_a_storage_that_fails_while_the_run_is_stopped_is_noted() -> None:
     play.happens(StopRequested("SIGINT"))
     play.happens(StorageFailed("disk full"))
     play.gone()
-    assert (play.state, play.machine.storage_failed) == (RunState.ABORTED, True)
+    assert (play.state, play.machine.storage_failed) == (RunState.STOPPED, True)
 
 
 # -- failures and restarts -------------------------------------------------------------------------------------------
@@ -640,7 +640,7 @@ def test_ranks_that_end_well_after_the_signal_leave_the_run_unfinished() -> None
     for rank in play.all_ranks():
         play.exits(rank)
     play.gone()
-    assert (play.state, play.machine.failures) == (RunState.ABORTED, [])
+    assert (play.state, play.machine.failures) == (RunState.STOPPED, [])
     assert play.machine.summary().finished == []
 
 
@@ -691,7 +691,7 @@ def test_a_stopped_run_is_aborted_whatever_its_ranks_said_about_it() -> None:
     play.raises(0)
     play.exits(1, signal=9, by_us=True)
     play.gone()
-    assert (play.state, play.machine.stop_reason) == (RunState.ABORTED, "SIGTERM")
+    assert (play.state, play.machine.stop_reason) == (RunState.STOPPED, "SIGTERM")
 
 
 def test_asking_to_stop_during_a_failure_prevents_the_retry() -> None:
@@ -716,7 +716,7 @@ def test_asking_to_stop_before_anything_started_ends_at_once() -> None:
         if "reserves" in stages:
             play.connect()
         play.happens(StopRequested("SIGINT"))
-        assert play.state is RunState.ABORTED
+        assert play.state is RunState.STOPPED
 
 
 # -- lost hosts ------------------------------------------------------------------------------------------------------
@@ -889,7 +889,7 @@ def test_ctrl_c_ends_a_run_that_rolls_back() -> None:
     rolls_back(play)
     play.happens(StopRequested("SIGINT"))
     play.gone()
-    assert play.state is RunState.ABORTED
+    assert play.state is RunState.STOPPED
 
 
 # -- restarts after the loss of a host -------------------------------------------------------------------------------
@@ -991,7 +991,7 @@ def test_a_stop_while_a_slow_host_is_replaced_ends_the_run() -> None:
     play.raises(0, CONSEQUENCE)
     play.happens(StopRequested("SIGINT"))
     play.gone("one", "two")
-    assert play.state is RunState.ABORTED
+    assert play.state is RunState.STOPPED
 
 
 def test_a_slow_host_stays_once_a_rank_has_finished() -> None:
@@ -1088,7 +1088,7 @@ def test_a_host_lost_while_a_restart_is_waited_for_is_tried_when_it_starts() -> 
 def test_a_run_that_waits_for_a_host_can_be_stopped() -> None:
     play, _ = after_a_loss()
     play.happens(StopRequested("SIGINT"))
-    assert play.state is RunState.ABORTED
+    assert play.state is RunState.STOPPED
 
 
 def test_a_failure_of_a_rank_is_not_what_a_run_ends_for_that_then_lacks_hosts() -> None:
@@ -1675,7 +1675,7 @@ def test_a_run_that_should_stop_waits_for_an_upload_for_the_grace_or_until_the_n
         play.happens(StopRequested("SIGINT"))
     else:
         play.tick()
-    assert play.state is RunState.ABORTED
+    assert play.state is RunState.STOPPED
 
 
 def test_a_signal_while_the_checkpoint_of_a_failed_attempt_is_committed_forbids_the_restart() -> None:

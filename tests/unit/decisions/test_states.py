@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import enum
     from collections.abc import Mapping
 
-RUN_ENDS = {RunState.FINISHED, RunState.FAILED, RunState.ABORTED}
+RUN_ENDS = {RunState.FINISHED, RunState.FAILED, RunState.STOPPED}
 
 
 def reachable(moves: Mapping[enum.Enum, frozenset[enum.Enum]], start: enum.Enum) -> set[enum.Enum]:

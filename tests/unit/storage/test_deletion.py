@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def storage(tmp_path: Path) -> Path:
     """Runs of each kind, all of them a day old, and a directory that is none."""
     folder = tmp_path / "runs"
-    for status in ("finished", "failed", "aborted"):
+    for status in ("finished", "failed", "stopped"):
         make_run(folder, status, status=status, age_s=86400.0)
     make_run(folder, "killed", status="running", age_s=86400.0)
     make_run(folder, "young", age_s=60.0)
@@ -44,13 +44,13 @@ def left(storage: Path) -> set[str]:
     return {path.name for path in storage.iterdir()}
 
 
-ALL = {"finished", "failed", "aborted", "killed", "young", "damaged", "photos"}
+ALL = {"finished", "failed", "stopped", "killed", "young", "damaged", "photos"}
 
 
 @pytest.mark.parametrize(
     ("options", "deleted"),
     [
-        (["--older-than", "12h"], {"finished", "failed", "aborted", "killed"}),
+        (["--older-than", "12h"], {"finished", "failed", "stopped", "killed"}),
         (["--older-than", "1w"], set()),
         (["--failed"], {"failed"}),
         (["--finished", "--killed"], {"finished", "killed", "young"}),

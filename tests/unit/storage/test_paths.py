@@ -68,7 +68,7 @@ def test_a_new_name_is_used_as_it_is(tmp_path: Path) -> None:
     assert choose_run(tmp_path, "run") == tmp_path / "run"
 
 
-@pytest.mark.parametrize("status", ["running", "failed", "aborted"])
+@pytest.mark.parametrize("status", ["running", "failed", "stopped"])
 def test_an_unfinished_run_goes_on(tmp_path: Path, status: str) -> None:
     made(tmp_path, "run", status)
     assert choose_run(tmp_path, "run") == tmp_path / "run"

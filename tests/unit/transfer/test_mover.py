@@ -150,6 +150,76 @@ def test_without_a_source_there_is_nothing_to_fetch(mover: Mover, tmp_path: Path
     assert str(answer.failed).endswith("cannot come from another machine")
 
 
+# -- other files of the host -----------------------------------------------------------------------------------------
+
+
+def bring_back(mover: Mover, tmp_path: Path, limit_bytes: int = 10**9) -> wire.OrderDone:
+    run, folder = tmp_path / "run", tmp_path / "there"
+    answer = mover.do(wire.BringBack(folder=str(folder), run=str(run), host="alpha", limit_bytes=limit_bytes))
+    assert isinstance(answer, wire.OrderDone)
+    return answer
+
+
+def test_a_broken_connection_delays_only_the_files_that_have_not_come(
+    tmp_path: Path, streams: list[Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover_module, "_RETRIES_S", (0.0,))
+    monkeypatch.setattr(mover_module, "_BATCH_BYTES", 1)
+    run = tmp_path / "run"
+    for name, size in (("small", 1), ("logs/middle", 10), ("large", 9_000_000)):
+        written(tmp_path / "there" / name, bytes(size))
+    (tmp_path / "there" / "link").symlink_to("nowhere")
+    fetched = []
+
+    class Breaking(mover_module.Stream):  # type: ignore[misc, name-defined]
+        def get(self, folder: str, directory: str, names: list[str], others: tuple[str, ...] = ()) -> object:
+            if names == ["large"] and len(streams) == 1:
+                self._process.kill()
+            fetched.extend(names)
+            return super().get(folder, directory, names, others)
+
+    monkeypatch.setattr(mover_module, "Stream", Breaking)
+    answer = bring_back(Mover(SERVER), tmp_path)
+    assert answer == wire.OrderDone(text=f"3 files (9.0 MB) came to {run}")
+    assert fetched == ["small", "logs/middle", "large", "large"]
+    assert {name: len(data) for name, data in contents(run).items()} == {
+        "small": 1,
+        "logs/middle": 10,
+        "large": 9_000_000,
+    }
+    assert not (tmp_path / "there").exists()
+
+
+def test_files_above_the_limit_stay_and_come_later(mover: Mover, tmp_path: Path) -> None:
+    run, there = tmp_path / "run", tmp_path / "there"
+    written(there / "large", bytes(3000))
+    written(there / "small", bytes(1000))
+    answer = bring_back(mover, tmp_path, limit_bytes=3999)
+    assert str(answer.failed).startswith("1 file (3.0 kB), above the limit of 4.0 kB (--fetch-limit, ")
+    assert answer.text == f"1 file (1.0 kB) came to {run}"
+    assert sorted(contents(there)) == ["large", "small"]
+    inode = (run / "small").stat().st_ino
+    assert bring_back(Mover(SERVER), tmp_path).text == f"1 file (3.0 kB) came to {run}"
+    assert (run / "small").stat().st_ino == inode, "it has not come again"
+    assert not there.exists()
+
+
+def test_nothing_is_overwritten(mover: Mover, tmp_path: Path) -> None:
+    """Files of distrain itself are not, either, even if it writes them only later."""
+    run, there = tmp_path / "run", tmp_path / "there"
+    written(run / "notes.txt", b"of rank 0")
+    for turn, folder in enumerate(("alpha", "alpha-2")):
+        written(there / "plots" / "a.png", b"%d" % turn)
+        written(there / "notes.txt", b"%d" % turn)
+        assert bring_back(mover, tmp_path).failed is None
+        assert contents(run / folder) == {"notes.txt": b"%d" % turn, "plots/a.png": b"%d" % turn}
+    assert (run / "notes.txt").read_bytes() == b"of rank 0"
+    written(there / "return_value.pkl", b"")
+    assert bring_back(mover, tmp_path).text.endswith(f"came to {run}/alpha")
+    there.mkdir()
+    assert bring_back(mover, tmp_path) == wire.OrderDone(), "no files, no text"
+
+
 # -- to the host -----------------------------------------------------------------------------------------------------
 
 

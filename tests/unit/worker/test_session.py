@@ -403,7 +403,7 @@ def test_options_of_a_checkpoint_that_cannot_be_meant_are_refused(worker: Worker
         (folder, {"checkpoint_upload_fn": lambda *_: None}, TypeError, "must return the Checkpoint that it has stored"),
         (folder, {"checkpoint_dir_name": "run.json"}, ValueError, "something else of that name"),
         (folder, {"checkpoint_dir_name": 5}, TypeError, "checkpoint_dir_name must be a"),
-        (folder, {"delete_local_checkpoint_after_upload": "no"}, TypeError, "must be True, False or None"),
+        (folder, {"delete_local_checkpoint_after_upload": "no"}, TypeError, "must be True or False or None"),
         (Path.home(), {}, CheckpointError, "shared directory"),
         (run.parent, {}, CheckpointError, "contains the run directory"),
     ]

@@ -1,0 +1,553 @@
+"use strict";
+// Draws the board from the object in #data, and keeps it up to date if that has a token. Texts are only set as text.
+(() => {
+  const MOST_CHOSEN = 8, ROWS = 100, POLL_MS = 1000, HIDDEN_MS = 10000, MOST_LINES = 3000;
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const isLive = Boolean(data.token);
+  const $ = (selector) => document.querySelector(selector);
+  const el = (tag, attributes, ...children) => {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes ?? {})) if (value != null) made.setAttribute(name, value);
+    made.append(...children.filter((child) => child != null));
+    return made;
+  };
+  const setText = (node, text) => { if (node.textContent !== text) node.textContent = text; };
+  const setAttribute = (node, name, value) => { if (node.getAttribute(name) !== value) node.setAttribute(name, value); };
+
+  // -- numbers and times as people read them
+
+  const whole = (value) => value.toLocaleString("en", { maximumFractionDigits: 0 });
+  const amount = (value) => {
+    if (typeof value !== "number") return value ?? "";
+    const size = Math.abs(value);
+    if (size >= 1e15 || (size > 0 && size < 1e-3)) return value.toExponential(2);
+    for (const [unit, least] of [["T", 1e12], ["G", 1e9], ["M", 1e6]]) if (size >= least) return `${(value / least).toPrecision(4)}${unit}`;
+    return Number.isInteger(value) || size >= 1000 ? whole(value) : value.toPrecision(4);
+  };
+  const two = (value) => String(Math.floor(value)).padStart(2, "0");
+  const duration = (s) => {
+    if (s == null || !isFinite(s) || s < 0) return "";
+    if (s < 60) return `${Math.floor(s)}s`;
+    if (s < 3600) return `${Math.floor(s / 60)}m ${two(s % 60)}s`;
+    if (s < 86400) return `${Math.floor(s / 3600)}h ${two((s % 3600) / 60)}m`;
+    return `${Math.floor(s / 86400)}d ${two((s % 86400) / 3600)}h`;
+  };
+  const age = (s) => duration(s).split(" ")[0];
+  const rate = (r) => {
+    if (!r) return "";
+    const [value, unit] = r >= 1 ? [r, "s"] : r * 60 >= 1 ? [r * 60, "min"] : [r * 3600, "h"];
+    return `${value >= 1000 ? whole(value) : value.toFixed(1)}/${unit}`;
+  };
+  const bytes = (n) => (!n ? "" : n >= 2 ** 30 ? `${(n / 2 ** 30).toFixed(1)} GiB` : `${Math.round(n / 2 ** 20)} MiB`);
+
+  // -- what is known, and what the user has chosen
+
+  const rows = new Map();
+  let version = 0, skew = 0, limit = ROWS, order = [], known = 0, current = null, full = {}, isAsked = false;
+  const chosen = new Map(); // the colour of each chosen run
+  const view = { metric: "", sort: "began", up: false, filter: "", states: [], best: "", isLog: false, chosen: null };
+  try { Object.assign(view, JSON.parse(sessionStorage.getItem(data.storage) ?? "{}")); } catch { /* private mode */ }
+  const keep = () => {
+    view.chosen = [...chosen.keys()];
+    try { sessionStorage.setItem(data.storage, JSON.stringify(view)); } catch { /* private mode */ }
+  };
+  const now = () => Date.now() / 1000 + skew;
+  const isActive = (row) => row.state === "running" || row.state === "starting";
+  const GOOD_IF_LOW = /loss|err|perplexity|ppl|nll|mse|mae|wer|cer|fid|time|seconds|latency/i;
+  const isLowest = () => (view.best ? view.best === "lowest" : GOOD_IF_LOW.test(view.metric));
+  const curve = (row) => row.curves[view.metric];
+  const best = (row) => { const found = curve(row); return found && (isLowest() ? found.low : found.high); };
+  const share = (row) => (row.progress ? Math.min(1, Math.max(0, row.progress[0] / row.progress[1])) : null);
+  const left = (row) => (isActive(row) && row.progress && row.rate ? (row.progress[1] - row.progress[0]) / row.rate : null);
+  const took = (row) => (row.began ? (isActive(row) ? now() : row.ended) - row.began : null);
+  const late = (row) => {
+    const silent = row.reported && row.state === "running" ? now() - row.reported : 0;
+    return silent > Math.max(60, 10 / (row.rate || 1)) ? `no report for ${duration(silent)}` : "";
+  };
+  const note = (row) => row.note || late(row);
+  const hosts = (row) => {
+    const names = row.hosts.length + row.more_hosts > 1 ? `${row.hosts.length + row.more_hosts} hosts` : row.hosts[0] ?? "";
+    return row.ranks ? `${row.ranks} on ${names}` : "";
+  };
+  const searched = (row) => {
+    row.words ??= [row.name, row.state, row.script, ...row.hosts, row.note, ...Object.entries(row.settings).map(([k, v]) => `${k}=${v}`)].join("\n").toLowerCase();
+    return row.words;
+  };
+
+  // -- the columns. value: what is sorted by; text: what is shown
+
+  const COLUMNS = [
+    { key: "name", title: "Name", kind: "", up: true, value: (r) => r.name.toLowerCase() },
+    { key: "state", title: "State", kind: "is-state", width: "6.4rem", narrow: "1.2rem", up: true, value: (r) => r.state },
+    { key: "progress", title: "Progress", kind: "", width: "8rem", narrow: "5.6rem", value: (r) => share(r) ?? r.step },
+    { key: "rate", title: "Rate", kind: "number small", width: "5.6rem", value: (r) => r.rate, text: (r) => rate(r.rate) },
+    { key: "left", title: "Left", kind: "number small", width: "5.6rem", up: true, value: left, text: (r) => duration(left(r)) },
+    { key: "last", title: "Last", kind: "number", width: "6rem", narrow: "5.4rem", up: true, value: (r) => r.metrics[view.metric], text: (r) => amount(r.metrics[view.metric]) },
+    { key: "best", title: "Best", kind: "number medium", width: "6rem", up: true, value: (r) => best(r)?.[1], text: (r) => amount(best(r)?.[1]) },
+    { key: "trend", title: "Trend", kind: "medium", width: "7.5rem" },
+    { key: "began", title: "Started", kind: "number medium", width: "6.3rem", value: (r) => r.began, text: (r) => (r.began ? age(now() - r.began) : "") },
+    { key: "took", title: "Time", kind: "number small", width: "5.6rem", value: took, text: (r) => duration(took(r)) },
+    { key: "hosts", title: "Ranks", kind: "wide", width: "8.2rem", value: (r) => r.ranks, text: hosts },
+    { key: "memory", title: "Memory", kind: "number wide", width: "5.6rem", value: (r) => r.memory, text: (r) => bytes(r.memory) },
+  ];
+  const column = (key) => COLUMNS.find((one) => one.key === key) ?? COLUMNS[8];
+  const narrow = matchMedia("(max-width: 560px)");
+  const makeHead = () => {
+    const head = $("thead tr"), cols = $("colgroup");
+    cols.append(el("col", null));
+    head.append(el("th", { class: "choose", scope: "col", "aria-label": "Draw the curve" }));
+    for (const one of COLUMNS) {
+      const button = el("button", { type: "button", title: one.value ? `Sort by ${one.title.toLowerCase()}` : null }, one.title);
+      button.disabled = !one.value;
+      button.addEventListener("click", () => {
+        view.up = view.sort === one.key ? !view.up : Boolean(one.up);
+        view.sort = one.key;
+        reorder();
+      });
+      head.append(el("th", { class: one.kind, scope: "col", "data-key": one.key }, button));
+      cols.append(el("col", { class: one.kind }));
+    }
+    setWidths();
+    narrow.addEventListener("change", setWidths);
+  };
+  const setWidths = () => {
+    const [choose, ...others] = $("colgroup").children;
+    choose.style.width = "2rem";
+    others.forEach((col, n) => { col.style.width = (narrow.matches && COLUMNS[n].narrow) || COLUMNS[n].width || "auto"; });
+  };
+
+  // -- the rows
+
+  const nodes = new Map(); // the element of each run that is in the table
+  const svg = (tag) => document.createElementNS("http://www.w3.org/2000/svg", tag);
+  const makeRow = (row) => {
+    const box = el("input", { type: "checkbox", tabindex: "-1", "aria-label": `Draw the curve of ${row.name}` });
+    box.addEventListener("change", () => choose(row.name));
+    const made = el("tr", { tabindex: "-1" }, el("td", { class: "choose" }, el("label", null, box)));
+    made.box = box;
+    made.addEventListener("focusin", () => { if (current !== row.name) focusRow(row.name); });
+    for (const one of COLUMNS) {
+      const cell = el(one.key === "name" ? "th" : "td", { class: one.kind, scope: one.key === "name" ? "row" : null });
+      if (one.key === "name") {
+        cell.title = row.name;
+        made.hint = el("span", { class: "hint" });
+        cell.append(row.name, made.hint);
+      }
+      if (one.key === "progress") {
+        made.bar = el("i");
+        made.share = el("b");
+        made.track = el("span", null, made.bar);
+        cell.append(el("div", { class: "progress" }, made.track, made.share));
+      }
+      if (one.key === "trend") {
+        made.line = svg("polyline");
+        const drawn = svg("svg");
+        drawn.setAttribute("viewBox", "0 -1 100 22");
+        drawn.setAttribute("preserveAspectRatio", "none");
+        drawn.setAttribute("aria-hidden", "true");
+        drawn.append(made.line);
+        cell.append(drawn);
+      }
+      made.append(cell);
+    }
+    made.addEventListener("click", (event) => {
+      if (event.target.closest(".choose")) return;
+      focusRow(row.name);
+      open(row.name);
+    });
+    return made;
+  };
+  const sparkline = (found) => {
+    if (!found || found.x.length < 2) return "";
+    const first = found.x[0], width = found.x.at(-1) - first || 1, low = Math.min(...found.y), height = Math.max(...found.y) - low || 1;
+    return found.x.map((x, n) => `${(((x - first) / width) * 100).toFixed(1)},${(20 - ((found.y[n] - low) / height) * 20).toFixed(1)}`).join(" ");
+  };
+  const drawTimes = (row, made) => {
+    for (const [n, one] of COLUMNS.entries()) if (one.text) setText(made.children[n + 1], one.text(row));
+    const state = made.children[2];
+    setAttribute(state, "class", `state is-state ${row.state}${isActive(row) && note(row) ? " noted" : ""}`);
+    setText(made.hint, note(row) || (row.unread > 1e6 ? "still being read" : ""));
+    setAttribute(state, "title", note(row) ? `${row.state}: ${note(row)}` : row.state);
+  };
+  const drawRow = (row) => {
+    const made = nodes.get(row.name);
+    if (!made) return;
+    const colour = chosen.get(row.name), part = share(row);
+    setAttribute(made, "class", colour == null ? "" : `own${colour}`);
+    setAttribute(made, "aria-selected", String(current === row.name));
+    made.box.checked = colour != null;
+    setText(made.children[2], row.state);
+    made.track.hidden = part == null;
+    if (part != null) made.bar.style.width = `${(part * 100).toFixed(1)}%`;
+    setText(made.share, part != null ? `${Math.floor(part * 100)}%` : row.step ? whole(row.step) : "");
+    setAttribute(made.track, "class", isActive(row) ? "active" : "");
+    setAttribute(made.children[3], "title", row.progress ? `${whole(row.progress[0])} of ${whole(row.progress[1])}` : row.step ? `step ${whole(row.step)}` : "");
+    const found = curve(row);
+    if (made.drawn !== found) setAttribute(made.line, "points", sparkline((made.drawn = found)));
+    drawTimes(row, made);
+  };
+  const compare = (a, b) => {
+    const { value } = column(view.sort), [x, y] = [value(a), value(b)];
+    const lacks = (v) => v == null || v === "" || (typeof v !== typeof (x ?? y) && typeof v === "string");
+    if (lacks(x) || lacks(y)) return lacks(x) - lacks(y) || b.began - a.began;
+    return (x < y ? -1 : x > y ? 1 : 0) * (view.up ? 1 : -1) || b.began - a.began;
+  };
+  const reorder = () => {
+    const words = view.filter.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = [...rows.values()].filter((row) => words.every((word) => searched(row).includes(word)));
+    drawStates(found);
+    order = found.filter((row) => !view.states.length || view.states.includes(row.state)).sort(compare).map((row) => row.name);
+    for (const th of document.querySelectorAll("thead th[data-key]")) {
+      if (th.dataset.key === view.sort) th.setAttribute("aria-sort", view.up ? "ascending" : "descending");
+      else th.removeAttribute("aria-sort");
+    }
+    place();
+    keep();
+  };
+  const place = () => {
+    const body = $("main > table > tbody"), wanted = order.slice(0, limit), focused = document.activeElement;
+    for (const name of wanted) if (!nodes.has(name)) nodes.set(name, makeRow(rows.get(name)));
+    const placed = wanted.map((name) => nodes.get(name));
+    if (placed.length !== body.children.length || placed.some((node, n) => body.children[n] !== node)) {
+      body.replaceChildren(...placed);
+      if (focused && body.contains(focused)) focused.focus({ preventScroll: true });
+    }
+    const kept = new Set(wanted);
+    for (const name of nodes.keys()) if (!kept.has(name)) nodes.delete(name);
+    for (const name of wanted) drawRow(rows.get(name));
+    const stop = nodes.get(current) ?? placed[0];
+    for (const node of placed) setAttribute(node, "tabindex", node === stop ? "0" : "-1");
+    const empty = $("#empty");
+    empty.hidden = order.length > 0;
+    setText(empty, rows.size ? "No run matches." : "There are no runs here yet. They appear as they start.");
+  };
+  const STATES = ["running", "starting", "finished", "failed", "killed", "stopped", "damaged"];
+  const drawStates = (found) => {
+    const counts = {};
+    for (const row of found) counts[row.state] = (counts[row.state] ?? 0) + 1;
+    const shown = STATES.filter((state) => counts[state] || view.states.includes(state));
+    const place = $("#states");
+    if (shown.join() !== [...place.children].map((one) => one.dataset.state).join()) {
+      place.replaceChildren(...shown.map((state) => {
+        const button = el("button", { type: "button", "data-state": state }, el("span", { class: `state ${state}` }, state), el("b"));
+        button.addEventListener("click", () => {
+          view.states = view.states.includes(state) ? view.states.filter((one) => one !== state) : [...view.states, state];
+          limit = ROWS;
+          reorder();
+        });
+        return button;
+      }));
+    }
+    for (const button of place.children) {
+      setText(button.lastChild, whole(counts[button.dataset.state] ?? 0));
+      setAttribute(button, "aria-pressed", String(view.states.includes(button.dataset.state)));
+    }
+  };
+
+  // -- the plot
+
+  let plot = null, plotted = "", isZoomed = false;
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const choose = (name, isOn = !chosen.has(name)) => {
+    if (!isOn) chosen.delete(name);
+    else if (!chosen.has(name)) {
+      if (chosen.size >= MOST_CHOSEN) chosen.delete(chosen.keys().next().value);
+      const used = new Set(chosen.values());
+      chosen.set(name, [...Array(MOST_CHOSEN).keys()].find((n) => !used.has(n)));
+    }
+    for (const row of rows.values()) drawRow(row);
+    keep();
+    fetchCurves();
+  };
+  const fetchCurves = async () => {
+    drawPlot();
+    if (!isLive || !chosen.size || isAsked) return;
+    isAsked = true;
+    const metric = view.metric, query = new URLSearchParams([["metric", metric], ...[...chosen.keys()].map((name) => ["run", name])]);
+    try {
+      const answer = await fetch(`curves?${query}`);
+      if (answer.ok && metric === view.metric) full = await answer.json();
+    } catch { /* the next poll says so */ }
+    isAsked = false;
+    if (metric === view.metric) drawPlot();
+    else fetchCurves();
+  };
+  const drawPlot = () => {
+    const place = $("#plot"), names = [...chosen.keys()].filter((name) => (full[name] ?? curve(rows.get(name)))?.x.length);
+    const log = view.isLog && names.every((name) => curve(rows.get(name)).low[1] > 0);
+    const wanted = JSON.stringify([view.metric, log, names.map((name) => [name, chosen.get(name)])]);
+    const joined = names.length ? uPlot.join(names.map((name) => { const found = full[name] ?? curve(rows.get(name)); return [found.x, found.y]; })) : null;
+    if (plot && plotted === wanted) {
+      plot.setData(joined, !isZoomed);
+      return;
+    }
+    plot?.destroy();
+    plot = null;
+    plotted = wanted;
+    isZoomed = false;
+    if (!joined) {
+      place.replaceChildren(el("p", { class: "empty" }, view.metric ? `Choose runs in the table to draw their ${view.metric}.` : "No run has reported a number yet."));
+      return;
+    }
+    place.replaceChildren();
+    const axis = { stroke: () => color("soft"), grid: { stroke: () => color("line"), width: 1 }, ticks: { show: false } };
+    const short = (v) => (v == null ? "" : Math.abs(v) >= 1e6 || (v && Math.abs(v) < 1e-3) ? v.toExponential(1) : v.toLocaleString("en", { maximumSignificantDigits: 4 }));
+    plot = new uPlot({
+      ...plotSize(),
+      scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+      axes: [
+        { ...axis, size: 26, gap: 2, values: (u, all) => all.map((v) => (Number.isInteger(v) ? short(v) : "")) },
+        { ...axis, size: 56, values: (u, all) => all.map(short) },
+      ],
+      series: [
+        { label: "step", value: (u, v) => (v == null ? "–" : whole(v)) },
+        ...names.map((name) => ({ label: name, stroke: () => color(`c${chosen.get(name)}`), width: 1.5, spanGaps: true, points: { show: joined[0].length < 3 }, value: (u, v) => amount(v) || "–" })),
+      ],
+      cursor: { drag: { x: true, y: false }, y: false },
+      hooks: { setSelect: [(u) => { isZoomed = u.select.width > 0; }] },
+    }, joined, place);
+    plot.over.addEventListener("dblclick", () => { isZoomed = false; });
+    place.setAttribute("aria-label", `Curves of ${view.metric}: ${names.join(", ")}`);
+  };
+  const plotSize = () => ({ width: Math.max(200, $("#plot").clientWidth - 20), height: $("#plot").clientHeight - 40 });
+
+  // -- one run
+
+  let following = new AbortController();
+  const fact = (title, value) => (value ? [el("dt", null, title), el("dd", null, value)] : []);
+  const facts = (row) => {
+    const clock = (s) => (s ? new Date(s * 1000).toLocaleString() : "");
+    const listed = (all) => Object.entries(all).map(([name, value]) => `${name}=${amount(value)}`).join("  ");
+    const found = best(row);
+    return [
+      ...fact("script", row.script), ...fact("started", clock(row.began)), ...fact("time", duration(took(row))),
+      ...fact("step", row.progress ? `${whole(row.progress[0])} of ${whole(row.progress[1])}` : row.step ? whole(row.step) : ""),
+      ...fact("attempts", row.attempts > 1 ? String(row.attempts) : ""),
+      ...fact("ranks", row.hosts.length ? `${row.ranks} on ${row.hosts.join(", ")}${row.more_hosts ? ` and ${row.more_hosts} more` : ""}` : ""),
+      ...fact("metrics", listed(row.metrics)),
+      ...fact("best", found ? `${view.metric}=${amount(found[1])} at step ${whole(found[0])}` : ""),
+      ...fact("settings", listed(row.settings)),
+    ];
+  };
+  const open = (name) => {
+    const row = rows.get(name), panel = $("#details"), path = `runs/${encodeURIComponent(name)}`;
+    if (!row) return;
+    current = name;
+    const close = el("button", { type: "button", "aria-label": "Close" }, "✕");
+    close.addEventListener("click", shut);
+    const target = isLive ? `${path}/` : data.pages ? `${path}.html` : null;
+    const actions = el("p", { class: "actions" }, target && el("a", { href: target, target: "_blank", rel: "noopener" }, "Whole page of the run"));
+    const answer = el("pre", { class: "answer", tabindex: "0", hidden: "" });
+    const ask = async (word) => {
+      answer.hidden = false;
+      answer.textContent = "…";
+      try {
+        answer.textContent = await (await fetch(`${path}/${word}`, { method: "POST", headers: { "x-token": data.token } })).text();
+      } catch { answer.textContent = "The board does not answer."; }
+    };
+    if (isLive && isActive(row)) {
+      const stacks = el("button", { type: "button", title: "Show where all ranks are" }, "Stacks");
+      const stop = el("button", { type: "button", class: "danger" }, "Stop");
+      stacks.addEventListener("click", () => ask("stacks"));
+      stop.addEventListener("click", () => {
+        if (stop.dataset.sure) { stop.disabled = true; ask("stop"); }
+        else { stop.dataset.sure = "yes"; stop.textContent = "Really stop the run?"; }
+      });
+      stop.addEventListener("blur", () => { delete stop.dataset.sure; stop.textContent = "Stop"; });
+      actions.append(stacks, stop);
+    }
+    const log = isLive ? el("pre", { class: "log", tabindex: "0", "aria-label": "Output of the ranks" }) : null;
+    panel.replaceChildren(
+      el("div", { class: "head" }, el("h2", null, name), close),
+      el("p", { class: "line" }), el("p", { class: `note ${row.state}` }), actions, answer, el("dl", { class: "facts" }), ...(log ? [log] : []),
+    );
+    panel.hidden = false;
+    drawDetails();
+    place();
+    following.abort();
+    following = new AbortController();
+    if (log) follow(row, path, log, following.signal);
+  };
+  const drawDetails = () => {
+    const row = rows.get(current), panel = $("#details");
+    if (!row || panel.hidden) return;
+    const line = panel.querySelector(".line"), found = panel.querySelector(".facts");
+    line.replaceChildren(el("span", { class: `state ${row.state}` }, row.state));
+    setText(panel.querySelector(".note"), note(row));
+    const wanted = facts(row);
+    if (wanted.map((one) => one.textContent).join("\n") !== [...found.children].map((one) => one.textContent).join("\n")) found.replaceChildren(...wanted);
+    for (const button of panel.querySelectorAll(".actions button")) if (!isActive(row)) button.disabled = true;
+  };
+  const shut = () => {
+    following.abort();
+    $("#details").hidden = true;
+    focusRow(current);
+  };
+  const follow = async (row, path, log, signal) => {
+    let rest = "";
+    const plain = (text) => text.replace(/\x1b\[[0-9;:]*m/g, "");
+    try {
+      const stream = (await fetch(`${path}/log`, { signal })).body.pipeThrough(new TextDecoderStream()).getReader();
+      for (let part = await stream.read(); !part.done; part = await stream.read()) {
+        const lines = (rest + part.value).split("\n"), isAtEnd = log.scrollTop + log.clientHeight > log.scrollHeight - 30;
+        rest = lines.pop();
+        log.append(...lines.map((line) => JSON.parse(line)).map(([, rank, text]) => `${row.ranks > 1 ? `[rank ${rank}] ` : ""}${plain(text)}\n`));
+        while (log.childNodes.length > MOST_LINES) log.firstChild.remove();
+        if (isAtEnd) log.scrollTop = log.scrollHeight;
+      }
+      if (!log.textContent) log.textContent = "There is no output of the ranks here.";
+    } catch (error) {
+      if (!signal.aborted) log.append("\nThe output can no longer be followed; open the run again.\n");
+    }
+  };
+
+  // -- keys
+
+  const focusRow = (name) => {
+    const before = nodes.get(current);
+    current = rows.has(name) ? name : order[0];
+    if (before) setAttribute(before, "tabindex", "-1");
+    const node = nodes.get(current);
+    for (const one of [before, node]) if (one) setAttribute(one, "aria-selected", String(one === node));
+    if (!node) return;
+    node.setAttribute("tabindex", "0");
+    node.focus({ preventScroll: true });
+    node.scrollIntoView({ block: "nearest" });
+  };
+  const move = (by) => {
+    const at = order.indexOf(current), next = Math.max(0, Math.min(order.length - 1, at < 0 ? 0 : at + by));
+    if (next >= limit) { limit = next + ROWS; place(); }
+    focusRow(order[next]);
+    if (!$("#details").hidden) open(order[next]);
+  };
+  addEventListener("keydown", (event) => {
+    const { key } = event, isTyping = event.target.closest("input[type=search], select");
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (key === "Escape" && !$("#details").hidden) shut();
+    else if (key === "Escape" && isTyping) focusRow(current);
+    else if (key === "/" && !isTyping) $("#filter").focus();
+    else if (isTyping || event.target.closest("#details, button, a")) return;
+    else if (key === "ArrowDown" || key === "j") move(1);
+    else if (key === "ArrowUp" || key === "k") move(-1);
+    else if (key === "PageDown") move(20);
+    else if (key === "PageUp") move(-20);
+    else if (key === "Home") move(-Infinity);
+    else if (key === "End") move(Infinity);
+    else if (key === " " && current) choose(current);
+    else if (key === "Enter" && current) { open(current); $("#details").focus(); }
+    else return;
+    event.preventDefault();
+  });
+
+  // -- what comes from the server
+
+  const setStatus = (kind, text) => {
+    setAttribute($("#status"), "class", kind);
+    setText($("#status"), text);
+  };
+  const apply = (found) => {
+    const before = rows.size;
+    let isNew = found.whole;
+    if (found.whole) rows.clear();
+    for (const row of found.rows) {
+      const old = rows.get(row.name);
+      isNew ||= !old || old.state !== row.state;
+      rows.set(row.name, row);
+    }
+    version = found.version;
+    skew = found.now - Date.now() / 1000;
+    if (!isLive) skew = 0;
+    for (const name of chosen.keys()) if (!rows.has(name)) chosen.delete(name);
+    drawMetrics(found.rows);
+    if (isNew || rows.size !== before) reorder();
+    else for (const row of found.rows) drawRow(row);
+    return found.rows.some((row) => chosen.has(row.name));
+  };
+  const metrics = new Set();
+  const drawMetrics = (changed) => {
+    for (const row of changed) for (const [name, value] of Object.entries(row.metrics)) if (typeof value === "number") metrics.add(name);
+    if (!view.metric) view.metric = metrics.has("loss") ? "loss" : metrics.values().next().value ?? "";
+    if (view.metric) metrics.add(view.metric);
+    if (metrics.size !== known) {
+      known = metrics.size;
+      $("#metric").replaceChildren(...[...metrics].sort().map((name) => el("option", { value: name }, name)));
+    }
+    $("#metric").value = view.metric;
+    setText($("#best"), `best: ${isLowest() ? "lowest" : "highest"}`);
+  };
+  const ask = async (since) => {
+    const metric = view.metric;
+    const answer = await fetch(`data?${new URLSearchParams({ since, metric })}`);
+    if (answer.status === 403) throw new Error("This board has ended");
+    const found = await answer.json();
+    return metric === view.metric || !metric ? found : ask(0); // it was changed meanwhile
+  };
+  let ticks = 0;
+  const poll = async () => {
+    try {
+      if (apply(await ask(version))) fetchCurves();
+      setStatus("live", "live");
+    } catch (error) {
+      setStatus("lost", error.message === "This board has ended" ? error.message : "Not connected; trying again");
+    }
+    ticks += 1;
+    for (const name of order.slice(0, limit)) {
+      const row = rows.get(name);
+      if (nodes.has(name) && (isActive(row) || ticks % 30 === 0)) drawTimes(row, nodes.get(name));
+    }
+    drawDetails();
+    setTimeout(poll, document.hidden ? HIDDEN_MS : POLL_MS);
+  };
+
+  // -- the beginning
+
+  setText($("#storage"), data.storage);
+  document.title = `${data.storage.split("/").at(-1)} - distrain board`;
+  makeHead();
+  $("#filter").value = view.filter;
+  $("#filter").addEventListener("input", (event) => { view.filter = event.target.value; limit = ROWS; reorder(); });
+  $("#metric").addEventListener("change", async (event) => {
+    view.metric = event.target.value;
+    view.best = "";
+    full = {};
+    if (isLive) { try { apply(await ask(0)); } catch { /* the next poll says so */ } }
+    drawMetrics([]);
+    reorder();
+    fetchCurves();
+  });
+  $("#best").addEventListener("click", () => {
+    view.best = isLowest() ? "highest" : "lowest";
+    drawMetrics([]);
+    reorder();
+  });
+  const log = $("#log");
+  log.setAttribute("aria-pressed", String(view.isLog));
+  log.addEventListener("click", () => {
+    view.isLog = !view.isLog;
+    log.setAttribute("aria-pressed", String(view.isLog));
+    keep();
+    drawPlot();
+  });
+  const chooseFirst = () => {
+    const newest = [...rows.values()].filter((row) => curve(row)).sort((a, b) => b.began - a.began).map((row) => row.name);
+    for (const name of (view.chosen ?? newest.slice(0, 5)).filter((one) => rows.has(one))) choose(name, true);
+  };
+  new IntersectionObserver((seen) => {
+    if (seen.some((one) => one.isIntersecting) && limit < order.length) { limit += ROWS; place(); }
+  }, { rootMargin: "600px" }).observe($("#more"));
+  addEventListener("resize", () => plot?.setSize(plotSize()));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot?.redraw(false));
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) for (const row of rows.values()) drawRow(row); });
+  const begin = async () => {
+    const wanted = view.chosen; // reorder() keeps what is chosen by then: nothing
+    try {
+      apply(isLive ? await ask(0) : data);
+      if (isLive && rows.size && ![...rows.values()].some(curve)) apply(await ask(0)); // another metric was sent
+    } catch { /* poll() says so */ }
+    view.chosen = wanted;
+    chooseFirst();
+    if (isLive) poll();
+  };
+  begin();
+  if (!isLive) setStatus("", `written ${new Date(data.now * 1000).toLocaleString()}`);
+})();

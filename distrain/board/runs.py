@@ -1,0 +1,299 @@
+"""The runs of a storage path as rows of a table, kept up to date from their files. Runs in: the process of the board.
+
+A file of lines is read once, and then only what has been added to it. Nobody waits for that: long files are read a
+little at a time (:meth:`Board.read`), and a row says how much of them is still unread.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from distrain.hosts.memory import MemoryHistory
+from distrain.page.reports import Reports
+from distrain.storage import names
+from distrain.storage.lines import event_in, record_in
+from distrain.storage.runs.listing import FOREIGN, KILLED, RUNNING, STARTING, Run, local_run
+from distrain.system.process import below, process_table
+from distrain.system.text import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_LOOK_S, _MEMORY_S = 0.8, 5.0
+"""Seconds between two looks at all runs, and at the memory of one. They may be asked for more often."""
+_CHUNK = 64 << 10
+_BINS = 256
+"""Of a curve in memory. There may be thousands of curves."""
+SPARKLINE = 40
+"""Points of the small curves in the table."""
+_SAMPLES = 20
+"""Reports over which the rate is measured."""
+_MOST_METRICS, _LONGEST, _MOST_HOSTS = 30, 300, 8
+
+
+class Tail:
+    """A file of lines that grows. ``unread``: bytes that were there at the last look, and are not read yet."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.position, self.unread = 0, 0
+
+    def look(self) -> None:
+        """Look how much there is to read."""
+        stamp = _stamp(self._path)
+        self.unread = max(0, stamp[1] - self.position) if stamp else 0
+
+    def lines(self) -> list[bytes]:
+        """Return some of the next whole lines; none if there is only one that is still being written."""
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                file.seek(self.position)
+                data = file.read(_CHUNK)
+                while len(data) < self.unread and b"\n" not in data:  # a long line
+                    data += file.read(_CHUNK)
+        except OSError:  # it has been deleted
+            data = b""
+        end = data.rfind(b"\n") + 1
+        self.position += end
+        self.unread = max(0, self.unread - end) if end else 0
+        return data[:end].splitlines()
+
+
+class WatchedRun:
+    """A run at the last look, and what was read of its files. ``version``: of the board at its last change."""
+
+    def __init__(self, path: str) -> None:
+        self.run = Run(os.path.basename(path), path, FOREIGN)
+        self.version = 0
+        self._stamp: tuple[int, int, int] | None = None
+        self._memory, self._memory_bytes, self._memory_due = MemoryHistory(), 0, 0.0
+        self._made: tuple[object, dict[str, Any]] = None, {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._metrics, self._events = (Tail(f"{self.run.path}/{name}") for name in (names.METRICS, names.EVENTS))
+        self._reports = Reports((), _BINS)
+        self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
+        last = self.run.last_report() or {}  # long files take a while
+        self._last = last if isinstance(last.get("attempt"), int) else {}
+        self._troubles: dict[object, str] = {}
+        """What is wrong now: a hang, or what is wrong with the memory or a GPU of a rank."""
+
+    @property
+    def unread(self) -> int:
+        """Bytes of the files that are not read yet."""
+        return self._metrics.unread + self._events.unread
+
+    def look(self) -> bool:
+        """Look if the run has changed; return whether its row has. What was added to its files is not read yet."""
+        before, stamp = self.run, _stamp(f"{self.run.path}/{names.MANIFEST}")
+        if stamp == self._stamp and before.state not in (RUNNING, STARTING, FOREIGN):
+            return False
+        self._stamp, self.run = stamp, local_run(before.path)
+        if self.run.manifest.get("run_id") != before.manifest.get("run_id"):
+            self._begin()
+        self._reports.known = [(one["attempt"], one.get("first_step"), True) for one in self.run.attempts]
+        self._metrics.look()
+        if self.run.state == RUNNING:
+            self._events.look()
+        return self._looked_at_memory() or self.run != before
+
+    def _looked_at_memory(self) -> bool:
+        """Return whether the memory of the run's processes on this machine was measured anew."""
+        pid, is_here = self.run.manifest.get("pid"), self.run.manifest.get("host") == platform.node()
+        if self.run.state != RUNNING or not is_here or not isinstance(pid, int) or time.monotonic() < self._memory_due:
+            return False
+        self._memory_due = time.monotonic() + _MEMORY_S
+        sessions = {entry.pid: entry.pid for entry in below(process_table(), [pid])}
+        self._memory_bytes = sum(self._memory.look(sessions).values())
+        return True
+
+    def read(self) -> None:
+        """Read the next lines of a file."""
+        if self._events.unread:
+            for line in self._events.lines():
+                self._add_event(event_in(line))
+        else:
+            likely = (line for line in self._metrics.lines() if b'"rank":0' in line.replace(b" ", b""))
+            for record in (record_in(line, names.METRICS) for line in likely):
+                if record is not None and record["rank"] == 0:
+                    self._add_report(record)
+
+    def _add_event(self, event: dict[str, Any] | None) -> None:
+        match event:
+            case {"event": "hang_began", "text": text}:
+                self._troubles["hang"] = str(text)
+            case {"event": "hang"}:
+                self._troubles.pop("hang", None)
+            case {"event": "trouble", "host": host, "rank": rank, "problem": problem, "text": text}:
+                self._troubles[str((host, rank, problem))] = f"rank {rank} on {host}: {text}"
+            case {"event": "trouble_over", "host": host, "rank": rank, "problem": problem}:
+                self._troubles.pop(str((host, rank, problem)), None)
+
+    def _add_report(self, record: dict[str, Any]) -> None:
+        progress: Any = record.get("progress")
+        try:
+            if record["attempt"] not in self._reports.attempts:
+                self._samples.clear()
+            self._reports.add(record)
+            done = progress[0] if _is_progress(progress) else record["index"]
+            self._samples.append((float(record["time"]), float(done)))
+            if self._last.get("time", 0.0) <= record["time"]:
+                self._last = record
+        except (KeyError, TypeError, ValueError, AttributeError):  # damaged
+            return
+
+    def row(self, metric: str | None, most: int = SPARKLINE) -> dict[str, Any]:
+        """Return the row, with the curve of a metric; ``""``: of the loss, or the first one; None: of each metric."""
+        names_of_curves = self._chosen(metric)
+        key = self.version, names_of_curves, most
+        if self._made[0] != key:
+            self._made = key, self._make_row(names_of_curves, most)
+        return self._made[1]
+
+    def _chosen(self, metric: str | None) -> list[str]:
+        found = self._reports.curves
+        wanted = metric or ("loss" if "loss" in found else next(iter(found), ""))
+        return list(found) if metric is None else [name for name in [wanted] if name in found]
+
+    def _make_row(self, metrics: Iterable[str], most: int) -> dict[str, Any]:
+        run, last = self.run, self._last
+        progress, reported = last.get("progress"), last.get("time")
+        reported = reported if _is_number(reported) else None
+        return {
+            "name": run.name,
+            "state": run.state,
+            "began": run.began,
+            "ended": reported if run.state == KILLED and reported else run.ended,
+            "script": run.script[:_LONGEST],
+            "attempts": len(run.attempts_now),
+            "hosts": list(run.hosts)[:_MOST_HOSTS],
+            "more_hosts": max(0, len(run.hosts) - _MOST_HOSTS),
+            "ranks": run.ranks,
+            "step": run.step_of(last) if last else None,
+            "reported": reported,
+            "progress": progress if _is_progress(progress) else None,
+            "rate": self._rate(),
+            "metrics": _plain(last.get("metrics")),
+            "settings": _plain(run.manifest.get("train_loop_config")),
+            "note": self._note()[:_LONGEST],
+            "memory": self._memory_bytes if run.state == RUNNING else 0,
+            "unread": self._metrics.unread,
+            "curves": {name: self.curve(name, most) for name in metrics},
+        }
+
+    def curve(self, metric: str, most: int) -> dict[str, Any] | None:
+        """Return a curve with its lowest and its highest point, each as step and value."""
+        if (found := self._reports.curves.get(metric)) is None:
+            return None
+        points = found.points(most)
+        steps, values = [step for step, _ in points], [float(f"{value:.6g}") for _, value in points]
+        return {"x": steps, "y": values, "low": found.lowest, "high": found.highest}
+
+    def _rate(self) -> float | None:
+        """Return the steps of the progress, or the reports, per second."""
+        if len(self._samples) < 2:
+            return None
+        (first, done), (last, more) = self._samples[0], self._samples[-1]
+        return (more - done) / (last - first) if more > done and last > first else None
+
+    def _note(self) -> str:
+        """Return what is wrong, or why the run has ended."""
+        if self.run.state in (RUNNING, STARTING):
+            return "; ".join(self._troubles.values())
+        ends = [str(one["failure"]) for one in self.run.attempts_now if one.get("failure")]
+        return self.run.problem or (ends[-1] if ends else "")
+
+
+class Board:
+    """The runs in a local storage path. ``version`` grows with each change that a row shows."""
+
+    def __init__(self, storage: Path) -> None:
+        self.storage = storage
+        self.version = 0
+        self._runs: dict[str, WatchedRun] = {}
+        self._behind: set[WatchedRun] = set()
+        """Runs with something to read."""
+        self._removed = 0
+        """The version at which a run was last deleted."""
+        self._metric: str | None = ""
+        """The metric that was asked for last."""
+        self._due = 0.0
+
+    def __getitem__(self, name: str) -> Run:
+        return self._runs[name].run
+
+    def look(self) -> None:
+        """Look which runs are there, and which have changed. Raise OSError if the storage cannot be read."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _LOOK_S
+        found = self._paths()
+        for name in self._runs.keys() - found.keys():
+            self._behind.discard(self._runs.pop(name))
+            self._removed = self.version = self.version + 1
+        for name, path in found.items():
+            one = self._runs.get(name) or self._runs.setdefault(name, WatchedRun(path))
+            if one.look():
+                one.version = self.version = self.version + 1
+            if one.unread:
+                self._behind.add(one)
+
+    def _paths(self) -> dict[str, str]:
+        if (self.storage / names.MANIFEST).exists():
+            return {self.storage.name: str(self.storage)}
+        with os.scandir(self.storage) as entries:
+            return {one.name: one.path for one in entries if not one.name.startswith(".") and one.is_dir()}
+
+    def read(self, seconds: float) -> bool:
+        """Read for so long what was added to files, short ones first. Return whether some of it is left."""
+        until = time.monotonic() + seconds
+        for one in sorted(self._behind, key=lambda one: one.unread):
+            while one.unread and time.monotonic() < until:
+                one.read()
+            one.version = self.version = self.version + 1
+            if one.unread:
+                return True
+            self._behind.remove(one)
+            one.row(self._metric)  # now, lest somebody waits for those of a thousand runs
+        return False
+
+    def data(self, since: int, metric: str | None, most: int = SPARKLINE) -> dict[str, Any]:
+        """Return the rows that have changed since a version; all (``whole``) if a run was deleted since."""
+        self._metric = metric
+        whole = since == 0 or since < self._removed
+        shown = [one for one in self._runs.values() if one.run.state != FOREIGN and (whole or one.version > since)]
+        rows = [one.row(metric, most) for one in shown]
+        return {"version": self.version, "whole": whole, "now": time.time(), "rows": rows}
+
+    def curves(self, runs: Iterable[str], metric: str, most: int) -> dict[str, Any]:
+        """Return the curve of a metric for each of these runs that has it."""
+        found = {name: self._runs[name].curve(metric, most) for name in runs if name in self._runs}
+        return {name: curve for name, curve in found.items() if curve}
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _plain(values: object) -> dict[str, float | str]:
+    """Return the first of nested metrics or settings: numbers, and everything else, also NaN, as text."""
+    listed = list(flatten(values).items())[:_MOST_METRICS] if isinstance(values, dict) else []
+    return {str(name): value if _is_number(value) else str(value)[:_LONGEST] for name, value in listed}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _is_progress(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)) and value[1] > 0

@@ -1,0 +1,185 @@
+"""The board as a web server for the browser of one user. Runs in: the process of the board.
+
+It listens at 127.0.0.1 only. Every request needs the token of this server: the first one in its URL, later ones in a
+cookie, and a POST in a header, which pages of other servers cannot send. A wrong Host header is refused, so no other
+name leads here (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import secrets
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from starlette import responses
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.routing import Route
+
+from distrain.board.export import board_document
+from distrain.errors import DistrainError
+from distrain.page.data import page_data
+from distrain.page.writer import document
+from distrain.storage import names
+from distrain.storage.runs.details import evidence_of
+from distrain.storage.runs.listing import RUNNING, STARTING, Run, WrongArgument
+from distrain.storage.runs.logs import Follower
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Callable
+
+    from starlette.middleware.base import RequestResponseEndpoint
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from distrain.board.runs import Board
+
+HOST = "127.0.0.1"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_READ_S, _PAUSE_S = 0.02, 0.02
+"""Long files are read for so long at a time, with a pause after it, so that no request waits much longer."""
+_POINTS = 600
+"""Points of a curve in the plot."""
+_LAST_LINES, _MOST_LINES, _LOG_S = 300, 2000, 0.5
+"""Lines of each log at first, and of all at a later look; seconds between two looks."""
+
+
+class Pages:
+    """What the server answers.
+
+    ask: sends a request, such as ``stop``, to a running run, and returns its answer; raises DistrainError or
+    WrongArgument.
+    """
+
+    def __init__(self, board: Board, token: str, ask: Callable[[Run, str], str]) -> None:
+        self._board, self._token, self._ask = board, token, ask
+        self._cookie = f"distrain_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
+        """Browsers send the cookies of all ports of a host, so each server has a name of its own."""
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        routes = [
+            Route("/", self._index),
+            Route("/data", self._data),
+            Route("/curves", self._curves),
+            Route("/runs/{name}/", self._page),
+            Route("/runs/{name}/evidence/{file:path}", self._evidence),
+            Route("/runs/{name}/log", self._log),
+            Route("/runs/{name}/{word}", self._request, methods=["POST"]),
+        ]
+        middleware = [
+            Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False),
+            Middleware(BaseHTTPMiddleware, dispatch=self._guard),
+        ]
+        refused: Any = dict.fromkeys((DistrainError, WrongArgument, OSError), self._refuse)
+        return Starlette(routes=routes, middleware=middleware, exception_handlers=refused, lifespan=self._reading)
+
+    async def _refuse(self, _: Request, error: Exception) -> Response:
+        return responses.PlainTextResponse(str(error), 409)
+
+    async def _guard(self, request: Request, answer: RequestResponseEndpoint) -> Response:
+        is_post = request.method == "POST"
+        if request.url.path == "/" and self._is_token(request.query_params.get("token")):
+            response: Response = responses.RedirectResponse("./", 303)  # so that no history has the token
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="lax")
+        elif self._is_token(request.headers.get("x-token") if is_post else request.cookies.get(self._cookie)):
+            response = await answer(request)
+        else:
+            response = responses.PlainTextResponse(
+                "Open the URL that `distrain board` has printed: it has the token.", 403
+            )
+        response.headers.update(_HEADERS)
+        return response
+
+    def _is_token(self, given: str | None) -> bool:
+        return given is not None and secrets.compare_digest(given.encode(), self._token.encode())
+
+    @contextlib.asynccontextmanager
+    async def _reading(self, _: Starlette) -> AsyncIterator[None]:
+        async def read() -> None:
+            while True:
+                await asyncio.sleep(_PAUSE_S if self._board.read(_READ_S) else 10 * _PAUSE_S)
+
+        task = asyncio.create_task(read())
+        yield
+        task.cancel()
+
+    async def _index(self, _: Request) -> Response:
+        return responses.HTMLResponse(board_document(self._board, {"rows": []}, token=self._token))
+
+    async def _data(self, request: Request) -> Response:
+        with contextlib.suppress(OSError):  # the storage is away for a while: the rows stay
+            self._board.look()
+        self._board.read(_READ_S)
+        query = request.query_params
+        return _json(self._board.data(int(query.get("since", 0)), query.get("metric", "")))
+
+    async def _curves(self, request: Request) -> Response:
+        query = request.query_params
+        return _json(self._board.curves(query.getlist("run"), query.get("metric", ""), _POINTS))
+
+    async def _page(self, request: Request) -> Response:
+        data = await run_in_threadpool(page_data, self._run(request).location)
+        return responses.HTMLResponse(document(data).encode("utf-8", "replace"))
+
+    async def _evidence(self, request: Request) -> Response:
+        folder, file = self._run(request).location, request.path_params["file"]
+        if file not in await run_in_threadpool(evidence_of, folder):
+            raise HTTPException(404)
+        return responses.FileResponse(f"{folder}/{names.EVIDENCE}/{file}", media_type="text/plain")
+
+    async def _log(self, request: Request) -> Response:
+        """Answer the last lines of all ranks, each as JSON, then new ones until the run ends."""
+        follower = Follower(self._run(request), None, None, _LAST_LINES)
+
+        async def lines() -> AsyncIterator[str]:
+            is_over = False
+            while not is_over:
+                is_over = self._run(request).state not in (RUNNING, STARTING)
+                found = await run_in_threadpool(list, follower.new_lines(is_over=is_over))
+                yield "".join(f"{json.dumps(line)}\n" for line in found[-_MOST_LINES:])
+                await asyncio.sleep(_LOG_S)
+
+        return responses.StreamingResponse(lines(), media_type="text/plain")
+
+    async def _request(self, request: Request) -> Response:
+        word = request.path_params["word"]
+        if word not in ("stacks", "stop"):
+            raise HTTPException(404)
+        return responses.PlainTextResponse(await run_in_threadpool(self._ask, self._run(request), word))
+
+    def _run(self, request: Request) -> Run:
+        try:
+            return self._board[request.path_params["name"]]
+        except KeyError:
+            raise HTTPException(404) from None
+
+
+def _json(data: object) -> Response:
+    """Answer in ASCII. Names of directories may have bytes that are not UTF-8, which a JSONResponse cannot send."""
+    return responses.Response(json.dumps(data, separators=(",", ":"), allow_nan=False), media_type="application/json")
+
+
+def serve(board: Board, listener: socket.socket, token: str, ask: Callable[[Run, str], str]) -> None:
+    """Serve the board until SIGINT or SIGTERM."""
+    warnings.simplefilter("ignore")  # damaged lines of metrics
+    app = Pages(board, token, ask).app()
+    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])

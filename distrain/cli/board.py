@@ -1,0 +1,63 @@
+"""``distrain board``: all runs of a storage path in the browser. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain.cli import parsers
+from distrain.cli.requesting import request
+from distrain.cli.text import echo
+from distrain.storage.runs.listing import WrongArgument
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def board_parser() -> argparse.ArgumentParser:
+    """Make the parser of ``distrain board``."""
+    parser = parsers.make_parser(
+        "board",
+        "Show all runs of a storage path in the browser, live: a table, curves, logs, and buttons for stacks and stop. "
+        "Only this machine can connect, and only with the printed URL. Ctrl-C ends it.",
+        "  distrain board\n  distrain board ~/runs --port 8080\n  distrain board --export board.html",
+    )
+    parsers.add_storage(parser, "the storage path, or a run")
+    parser.add_argument("--port", type=parsers.number, default=0, metavar="N", help="the port (default: a free one)")
+    parser.add_argument(
+        "--export",
+        metavar="FILE|DIR",
+        type=Path,
+        help="serve nothing; write the board to FILE.html, or with the pages of all runs to a directory",
+    )
+    return parser
+
+
+def run_board(options: argparse.Namespace) -> int:
+    """Serve the board, or write it."""
+    from distrain.board.export import export
+    from distrain.board.runs import Board
+    from distrain.system.imports import require
+
+    storage = parsers.storage_of(options)
+    if not isinstance(storage, Path):
+        raise WrongArgument(f"the board shows local runs only; `distrain ls {storage}` lists those there")
+    if options.path is None:
+        storage.mkdir(parents=True, exist_ok=True)  # the first run has not made it yet
+    board = Board(storage)
+    board.look()
+    if options.export is not None:
+        echo(f"wrote {export(board, options.export.expanduser())}")
+        return 0
+    server = require("distrain.board.server")
+    try:
+        listener = socket.create_server((server.HOST, options.port))
+    except (OSError, OverflowError) as error:
+        raise WrongArgument(f"port {options.port} cannot be used ({error}); choose another one with --port") from None
+    token = secrets.token_urlsafe(24)
+    echo(f"distrain board of {storage}: Ctrl-C ends it\n")
+    echo(f"    http://{server.HOST}:{listener.getsockname()[1]}/?token={token}\n")
+    server.serve(board, listener, token, request)
+    return 0

@@ -1,0 +1,136 @@
+"""The options of a run, with those of the config file; ``distrain config`` shows them. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from distrain.api.tracker import VARIABLE as TRACKERS
+from distrain.cli.run.config_file import layers
+from distrain.cli.run.driver import VARIABLES
+from distrain.cli.run.options import make_parser, parse
+from distrain.cli.text import echo, screen, table, write_json
+from distrain.storage.runs.listing import WrongArgument
+from distrain.system.secrets import hidden
+from distrain.system.text import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence, Set
+
+    from distrain.cli.parsers import Parser
+    from distrain.cli.run.config_file import Layer
+
+_PAIRS = {"hosts": "hostfile", "num_workers": "nproc_per_node", "ranks_shown": "local_ranks_filter"}
+_RIVALS = _PAIRS | {second: first for first, second in _PAIRS.items()}
+"""Options for the same thing: each also replaces the other one of a layer below."""
+_NOT_IN_FILES = {"as_ray", "check", "config", "help", "json", "module", "no_config", "on", "set", "version"}
+"""Options about a single command, and what it runs."""
+_TYPED = "command line"
+_PATHS = ("DIR", "FILE", "PATH")
+_VARIABLES = {**VARIABLES, "tracker": TRACKERS}
+"""Options, and the variables that count without them."""
+
+
+def parse_with_file(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line whose defaults are in the config file. The parser's errors then name their places there.
+
+    Raises SystemExit for a wrong file or command line.
+    """
+    options = parse(parser, arguments)
+    if options.no_config:
+        return options
+    try:
+        for layer in layers(options.on):
+            _set_defaults(parser, layer)
+    except (WrongArgument, argparse.ArgumentError, OSError) as error:
+        parser.error(str(error))
+    options = parse(parser, arguments)
+    _forget_replaced(parser, {name for name in vars(options) if _source(parser, options, name) == _TYPED})
+    return parse(parser, arguments)
+
+
+def _source(parser: Parser, options: argparse.Namespace, name: str) -> str:
+    """Return where the value of an option is from."""
+    if getattr(options, name) is not parser.get_default(name):
+        return _TYPED
+    return parser.sources.get(name, "default")
+
+
+def _set_defaults(parser: Parser, layer: Layer) -> None:
+    """Have a parser take the options of a config file for its defaults. Raises WrongArgument or ArgumentError."""
+    known = _options_for_files(parser)
+    _forget_replaced(parser, {known[key].dest for key in layer.options if key in known})
+    for key, value in layer.options.items():
+        place = f"{layer.label}{key}"
+        if key not in known:
+            raise WrongArgument(f"{place}: config files have no option {key}{did_you_mean(key, known)}")
+        parser.sources[known[key].dest] = place
+        parser.set_defaults(**{known[key].dest: _value(parser, layer, known[key], value)})
+
+
+def _forget_replaced(parser: Parser, given: Set[str]) -> None:
+    """Have a parser forget what is from the config file for options that are given in a layer above."""
+    rivals = {_RIVALS[name] for name in given & _RIVALS.keys()} - given
+    parser.set_defaults(**dict.fromkeys(rivals))
+    parser.sources = {name: place for name, place in parser.sources.items() if name not in given | rivals}
+
+
+def _value(parser: Parser, layer: Layer, action: argparse.Action, value: Any) -> Any:
+    """Return the value of an option as the parser would from the command line; repeated ones add up."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise WrongArgument(f"{action.option_strings[0]}: must be true or false, got {value!r}")
+        return action.const if value else not action.const
+    if isinstance(value, dict):
+        value = [f"{name}={_typed(item)}" for name, item in value.items()]
+    texts = [_typed(item) for item in (value if isinstance(value, list) else [value])]
+    if action.metavar in _PATHS:
+        texts = [layer.path(text) for text in texts]
+    if isinstance(action, argparse._AppendAction):
+        return [*(action.default or ()), *texts]
+    return parser._get_values(action, [",".join(texts)])
+
+
+def _options_for_files(parser: Parser) -> dict[str, argparse.Action]:
+    return {
+        name.removeprefix("--"): action
+        for action in parser._actions
+        for name in action.option_strings
+        if action.dest not in _NOT_IN_FILES and action.help != argparse.SUPPRESS
+    }
+
+
+def _typed(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+# -- distrain config -------------------------------------------------------------------------------------------------
+
+
+def run_config(arguments: Sequence[str]) -> int:
+    """Run ``distrain config`` and return its exit code. Raises SystemExit for a wrong command line."""
+    parser = make_parser("distrain config")
+    parser.description = "Show the options that `distrain run` would have with these words, and where each is from."
+    options = parse_with_file(parser, arguments)
+    rows = [_row(parser, options, action) for action in dict.fromkeys(_options_for_files(parser).values())]
+    if options.json:
+        write_json("config", options={name: {"value": value, "source": source} for name, value, source in rows})
+        return 0
+    shown = [(name, "" if value in (None, [], ()) else _typed(value), source) for name, value, source in rows]
+    shown.sort(key=lambda row: row[2] != "default")  # a terminal shows the last ones
+    echo("\n".join(table(shown, (screen() or (None,))[0])))
+    return 0
+
+
+def _row(parser: Parser, options: argparse.Namespace, action: argparse.Action) -> tuple[str, Any, str]:
+    """Return the name of an option, its value without secrets, and where that is from."""
+    name, value = action.dest, getattr(options, action.dest)
+    source, variable = _source(parser, options, name), _VARIABLES.get(name, "")
+    if source == _source(parser, options, _RIVALS.get(name, name)) == "default" and os.environ.get(variable):
+        value, source = os.environ[variable], variable
+    if action.nargs == 0:
+        value = value == action.const
+    shown = [hidden(str(one)) for one in value] if isinstance(value, list) else value
+    return action.option_strings[0].removeprefix("--"), shown, source

@@ -1,0 +1,313 @@
+"""``distrain board`` as a user runs it: a server of its own, a run that trains, and a real browser."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from distrain.cli.main import run_main
+from tests.browser import CHROMIUM, Browser
+from tests.conftest import wait_until
+from tests.unit.storage.made import add_reports, make_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TRAIN = """
+import time
+import distrain
+
+def main():
+    step = 0
+    while not distrain.should_stop():
+        step += 1
+        print("this is step", step, flush=True)
+        distrain.report({"loss": 1 / step, "accuracy": 0.5}, progress=(step, 1000))
+        time.sleep(0.1)
+"""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-u", "-m", "distrain", *arguments]
+
+
+class Server:
+    """A board that runs."""
+
+    def __init__(self, storage: Path, *options: str) -> None:
+        self.process = subprocess.Popen(command("board", str(storage), *options), stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = next(match[0] for line in self.process.stdout if (match := re.search(r"http://\S+", line)))
+        parts = urlsplit(self.url)
+        assert parts.hostname == "127.0.0.1"
+        self.port, self.token = int(parts.port or 0), parts.query.partition("=")[2]
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, http.client.HTTPMessage]:
+        """Return the status, the text and the headers of the answer."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+            connection.request(method, path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(), answer.headers
+
+    def status(self, path: str, method: str = "GET", **headers: str) -> int:
+        return self.ask(path, method, **headers)[0]
+
+    def cookie(self) -> str:
+        """Return the cookie that the token is exchanged for, once the runs were looked at."""
+        status, _, headers = self.ask(f"/?token={self.token}")
+        assert (status, headers["location"]) == (303, "./")
+        assert "httponly" in headers["set-cookie"].lower()
+        cookie = str(headers["set-cookie"]).partition(";")[0]
+        assert self.status("/data", cookie=cookie) == 200
+        return cookie
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    for number, status in enumerate(["finished", "failed", "finished"]):
+        run = make_run(tmp_path / "runs", f"old-{number}", status=status, age_s=1000.0 * (3 - number))
+        add_reports(run, *({"loss": 1 / step} for step in range(1, 30 + number)))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def server(storage: Path) -> Iterator[Server]:
+    server = Server(storage)
+    yield server
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(10) == 0
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+
+
+# -- who may ask -----------------------------------------------------------------------------------------------------
+
+
+def test_nobody_gets_in_without_the_token(server: Server, storage: Path) -> None:
+    cookie = server.cookie()
+    evidence = storage / "old-1/evidence/attempt_0/stacks/rank_0.txt"
+    evidence.parent.mkdir(parents=True)
+    evidence.write_text("in train.py:3")
+    paths = {
+        "/": 200,
+        "/data?since=0&metric=loss": 200,
+        "/curves?metric=loss&run=old-0": 200,
+        "/runs/old-1/": 200,
+        "/runs/old-1/log": 200,
+        "/runs/old-1/evidence/attempt_0/stacks/rank_0.txt": 200,
+        "/runs/old-1/evidence/..%2Frun.json": 404,
+        "/runs/old-1/evidence/%2Fetc%2Fpasswd": 404,
+        "/runs/..%2F/": 404,
+        "/runs/old-9/": 404,
+    }
+    for path, status in paths.items():
+        assert server.status(path) == 403
+        assert server.status(path, cookie=f"{cookie}x") == 403
+        assert server.status(path, cookie=f"{cookie.partition('=')[0]}=\xe4") == 403
+        for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1.evil.example"):
+            assert server.status(path, cookie=cookie, host=host) == 400
+        assert server.status(path, cookie=cookie, host="localhost:1234") == status, path  # through a tunnel
+    assert server.status("/?token=wrong") == 403
+    assert server.status(f"/data?token={server.token}") == 403
+
+
+def test_a_name_that_is_not_text_and_a_damaged_run_harm_no_other(server: Server, storage: Path) -> None:
+    name = b"caf\xe9"
+    (storage / "old-0").rename(storage / os.fsdecode(name))
+    (storage / "old-1/run.json").write_text("{")
+    cookie = server.cookie()
+    wanted = {os.fsdecode(name): "finished", "old-1": "damaged", "old-2": "finished"}
+
+    def states() -> dict[str, str]:
+        rows = json.loads(server.ask("/data?since=0&metric=", cookie=cookie)[1])["rows"]
+        return {row["name"]: row["state"] for row in rows}
+
+    wait_until(lambda: states() == wanted, what="the board has looked again")
+    assert server.status("/runs/old-1/", cookie=cookie) == 200
+
+
+def test_an_action_needs_the_token_in_a_header(server: Server) -> None:
+    cookie = server.cookie()
+    for path in ("/runs/old-0/stop", "/runs/old-0/stacks"):
+        assert server.status(path, "POST", cookie=cookie) == 403  # all that another website could send
+        assert server.status(f"{path}?token={server.token}", "POST", cookie=cookie) == 403
+        assert server.status(path, cookie=cookie) == 405
+        status, text, _ = server.ask(path, "POST", **{"x-token": server.token})
+        assert (status, text) == (409, "old-0 is not running: its state is finished")
+    assert server.status("/runs/old-0/debug", "POST", **{"x-token": server.token}) == 404
+
+
+def test_it_listens_on_this_machine_only(server: Server) -> None:
+    tables = [Path(f"/proc/{server.process.pid}/net/{name}") for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
+    listening = [row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{server.port:04X}")]
+    assert listening == [f"0100007F:{server.port:04X}"]
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_command_line_says_what_to_do(
+    storage: Path, server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(*arguments: str) -> str:
+        assert run_main(["board", *arguments], []) == 2
+        return capsys.readouterr().err
+
+    assert "No such file or directory" in said(str(storage / "missing"))
+    assert "choose another one with --port" in said(str(storage), "--port", str(server.port))
+    assert "port 70000 cannot be used (bind(): port must be 0-65535.); choose another one" in said(
+        str(storage), "--port", "70000"
+    )
+    assert "the board shows local runs only; `distrain ls memory://runs`" in said("memory://runs")
+    monkeypatch.delitem(sys.modules, "distrain.board.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'distrain[board]'" in said(str(storage))
+
+
+# -- in a browser ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium")
+    browser = Browser(tmp_path / "profile")
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def live(tmp_path: Path, storage: Path) -> Iterator[subprocess.Popen[bytes]]:
+    (tmp_path / "train.py").write_text(TRAIN)
+    options = ("--storage-path", str(storage), "--name", "live", "--num-workers", "2", "train.py:main")
+    with subprocess.Popen(command("run", *options), cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        wait_until(lambda: (storage / "live/metrics.jsonl").exists(), 60.0, "training")
+        yield process
+        process.kill()
+
+
+BODY = "document.querySelector('main > table > tbody')"
+CELLS = f"""
+[...{BODY}.children].map((row) =>
+  [...row.children].map((cell) => (cell.matches("th") ? cell.firstChild : cell).textContent))
+"""
+PLACES = """
+JSON.stringify([...document.querySelectorAll("#filter, #plot, thead th, tbody > tr, #states")].map((one) =>
+  one.getBoundingClientRect()))
+"""
+DETAILS = "document.querySelector('#details').textContent"
+
+
+def press(browser: Browser, key: str) -> None:
+    browser.evaluate(
+        f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {{key: {key!r}, bubbles: true}}))"
+    )
+
+
+def others(browser: Browser, server: Server) -> list[str]:
+    """Return what the browser complained about, and what it asked others for."""
+    return [one for one in browser.complaints if not one.startswith(f"http://127.0.0.1:{server.port}/")]
+
+
+def cells_of(browser: Browser) -> dict[str, list[str]]:
+    return {cells[1]: cells for cells in browser.evaluate(CELLS)}
+
+
+def test_a_run_that_trains_is_followed_and_stopped(
+    browser: Browser, server: Server, storage: Path, live: subprocess.Popen[bytes]
+) -> None:
+    browser.show(server.url, width=1600)
+    wait_until(lambda: "live" in cells_of(browser), what="the run is in the table")
+    assert "token" not in browser.evaluate("location.href")
+    wait_until(lambda: cells_of(browser)["live"][5].endswith("s"), what="the time left is known")
+    assert cells_of(browser)["live"][2] == "running"
+    assert cells_of(browser)["old-1"][2] == "failed"
+    assert cells_of(browser)["live"][11] == "2 on localhost"
+    before, places = cells_of(browser)["live"], browser.evaluate(PLACES)
+    wait_until(lambda: cells_of(browser)["live"][6] != before[6], what="the last value changes")
+    assert browser.evaluate(PLACES) == places
+    wait_until(lambda: cells_of(browser)["live"][12].endswith("iB"), what="the memory is known")
+
+    browser.evaluate(f"{BODY}.querySelector('tr').focus()")
+    press(browser, "ArrowDown")
+    press(browser, "ArrowUp")
+    press(browser, "Enter")
+    assert browser.evaluate("document.querySelector('#details h2').textContent") == "live"
+    for _ in range(2):  # more lines come
+        step = max(map(int, re.findall(r"this is step (\d+)", browser.evaluate(DETAILS))), default=0)
+        wait_until(lambda step=step: f"[rank 1] this is step {step + 1}" in browser.evaluate(DETAILS), what="output")
+    stacks, stop = (f"document.querySelectorAll('.actions button')[{n}].click()" for n in (0, 1))
+    browser.evaluate(stacks)
+    wait_until(lambda: "train.py:" in browser.evaluate("document.querySelector('.answer').textContent"), what="stacks")
+    browser.evaluate(stop)
+    assert "Really stop" in browser.evaluate(DETAILS)
+    assert live.poll() is None
+    browser.evaluate(stop)
+    wait_until(lambda: cells_of(browser)["live"][2] == "stopped", 30.0, "the run was stopped")
+    assert live.wait(10) != 0
+    press(browser, "Escape")
+    assert browser.evaluate("document.querySelector('#details').hidden")
+    assert others(browser, server) == []
+    browser.show(f"http://127.0.0.1:{server.port}/runs/live/", width=1000)
+    assert browser.evaluate("document.querySelector('.verdict').textContent").startswith("stopped Stopped after")
+
+
+def test_runs_are_sorted_filtered_and_drawn(browser: Browser, server: Server) -> None:
+    browser.show(server.url, width=1280)
+    wait_until(lambda: [row[1] for row in browser.evaluate(CELLS)] == ["old-2", "old-1", "old-0"], what="the table")
+    wait_until(lambda: browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 4, what="curves")
+    browser.evaluate("document.querySelector('th[data-key=last] button').click()")
+    assert [row[6] for row in browser.evaluate(CELLS)] == ["0.03226", "0.03333", "0.03448"]
+    browser.evaluate("document.querySelector('th[data-key=last] button').click()")
+    assert [row[1] for row in browser.evaluate(CELLS)] == ["old-0", "old-1", "old-2"]
+    browser.evaluate("document.querySelector('#states [data-state=failed]').click()")
+    assert [row[1] for row in browser.evaluate(CELLS)] == ["old-1"]
+    browser.evaluate("document.querySelector('#states [data-state=failed]').click()")
+    browser.evaluate(
+        "const f = document.querySelector('#filter'); f.value = 'OLD-0 finished'; f.dispatchEvent(new Event('input'))"
+    )
+    assert [row[1] for row in browser.evaluate(CELLS)] == ["old-0"]
+    browser.evaluate(f"{BODY}.querySelector('tr').focus()")
+    press(browser, " ")
+    wait_until(
+        lambda: browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 3, what="a curve less"
+    )
+    browser.show(f"http://127.0.0.1:{server.port}/", width=1280)  # what was chosen stays
+    wait_until(lambda: [row[1] for row in browser.evaluate(CELLS)] == ["old-0"], what="the table")
+    assert browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 3
+    assert others(browser, server) == []
+
+
+def test_an_export_is_the_same_without_a_server_in_both_schemes_and_on_a_phone(
+    browser: Browser, storage: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(["board", str(storage), "--export", str(tmp_path / "site")], []) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'site/index.html'}\n"
+    inks: set[Any] = set()
+    for width in (360, 1280):
+        for scheme in ("light", "dark"):
+            browser.show(tmp_path / "site/index.html", width=width, scheme=scheme)
+            assert [row[1] for row in browser.evaluate(CELLS)] == ["old-2", "old-1", "old-0"]
+            assert browser.evaluate("document.documentElement.scrollWidth") <= width
+            assert browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 4
+            inks.add(browser.evaluate("getComputedStyle(document.body).color"))
+            assert browser.complaints == []
+    assert len(inks) == 2
+    browser.evaluate(f"{BODY}.querySelector('tr').click()")
+    assert browser.evaluate("document.querySelector('#details pre:not([hidden])')") is None
+    browser.evaluate("document.querySelector('#details a').removeAttribute('target')")
+    with contextlib.suppress(AssertionError):
+        browser.evaluate("document.querySelector('#details a').click()")
+    wait_until(lambda: browser.evaluate("document.title").startswith("old-2"), what="the page of the run")

@@ -1,0 +1,123 @@
+"""Scripts with the real Hydra: fit() inside @hydra.main, sweeps, and scripts whose ranks all call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain.cli.main import run_main
+from distrain.worker.job.hydra_script import with_overrides
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFIG = """
+lr: 0.1
+model: {width: 8, sizes: [1, 2], name: "net-${model.width}"}
+out: ${hydra:runtime.output_dir}
+"""
+FIT = """
+import hydra
+import distrain
+
+def train_func(config):
+    distrain.report({"lr": config.lr})
+    return type(config).__name__, config.model.name, config.model.sizes[1], config.out
+
+@hydra.main(config_path=".", config_name="config", version_base=None)
+def main(config):
+    scaling = distrain.ScalingConfig(num_workers=2)
+    result = distrain.DataParallelTrainer(train_func, train_loop_config=config, scaling_config=scaling).fit()
+    print("returned", result.return_value)
+
+main()
+"""
+SCRIPT = """
+import logging
+import hydra
+import distrain
+
+@hydra.main(config_path=".", config_name="config", version_base=None)
+def main(config):
+    logging.getLogger("train").info("rank %s", distrain.get_context().get_world_rank())
+    distrain.collective.barrier()
+    if config.lr == 7:
+        raise ValueError("seven")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "fit.py").write_text(FIT)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*words: str) -> str:
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=100, check=False)
+    return done.stdout + done.stderr
+
+
+def test_fit_in_a_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each run lies beside its output directory, and says which overrides it had. The config arrives without loss."""
+    said = run("fit.py", "--multirun", "lr=1,2", "hydra.job.chdir=true")
+    [sweep] = folder.glob("multirun/*/*")
+    for number, lr in enumerate((1, 2)):
+        assert f"returned ('DictConfig', 'net-8', 2, '{sweep / str(number)}')" in said
+        assert os.listdir(sweep / str(number) / ".hydra")
+        assert lr in [manifest["train_loop_config"]["lr"] for manifest in manifests(sweep)]
+    [first, _] = sorted(manifests(sweep), key=lambda one: str(one["hydra"]["overrides"]))
+    assert first["hydra"] == {"output_dir": f"{sweep}/0", "overrides": ["lr=1"]}
+    assert first["train_loop_config"]["model"] == {"width": 8, "sizes": [1, 2], "name": "net-8"}
+    assert run_main(["ls", str(sweep)], []) == 0
+    assert "not a run" not in capsys.readouterr().out
+
+
+def manifests(storage: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in storage.glob("*/run.json")]
+
+
+def test_a_script_whose_ranks_call_hydra(folder: Path) -> None:
+    """All ranks share one output directory, in the run directory, and only rank 0 writes there."""
+    options = ["--num-workers", "2", "--storage-path", "runs", "--name", "a"]
+    said = run("-m", "distrain.launch", *options, "train.py", "-m", "lr=1,7")
+    assert "on localhost: ValueError: seven" in said, said  # and not SystemExit: 1
+    assert not [name for name in os.listdir(folder) if name in ("outputs", "multirun")]
+    output = folder / "runs/a/hydra"
+    assert sorted(path.name for path in output.iterdir()) == ["0", "1", "multirun.yaml"]
+    assert re.findall(r"rank \d", (output / "0/train.log").read_text()) == ["rank 0"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("-m lr=1,2 -cn small", "-m ours lr=1,2 -cn small"),
+        ("--config-name small", "--config-name small ours"),
+        ("+lr=1 -m", "ours +lr=1 -m"),
+        ("~lr -m", "ours ~lr -m"),
+        ("hydra.run.dir=a hydra.sweep.dir=b", "hydra.run.dir=a hydra.sweep.dir=b"),
+    ],
+)
+def test_place_of_our_settings(given: str, expected: str, tmp_path: Path) -> None:
+    """Hydra's parser takes settings only in one piece; the user's own ones win."""
+
+    class Context:
+        world_rank = 0
+
+        @staticmethod
+        def get_trial_dir() -> str:
+            return str(tmp_path)
+
+    ours = f"hydra.run.dir='{tmp_path}/hydra' hydra.sweep.dir='{tmp_path}/hydra'"
+    assert " ".join(with_overrides(given.split(), Context())) == expected.replace("ours", ours)  # type: ignore[arg-type]
