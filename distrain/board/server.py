@@ -87,7 +87,7 @@ class Pages:
             Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False),
             Middleware(BaseHTTPMiddleware, dispatch=self._guard),
         ]
-        refused: Any = dict.fromkeys((DistrainError, WrongArgument, OSError), self._refuse)
+        refused: Any = dict.fromkeys((DistrainError, WrongArgument, OSError, ValueError, OverflowError), self._refuse)
         return Starlette(routes=routes, middleware=middleware, exception_handlers=refused, lifespan=self._reading)
 
     async def _refuse(self, _: Request, error: Exception) -> Response:

@@ -149,7 +149,7 @@ def run_clean(options: argparse.Namespace) -> int:
         print(f"{total} would be deleted")
         return 0
     if not is_chosen:
-        which = "--older-than 30d, --failed, --finished, --aborted or --killed"
+        which = "--older-than 30d, --failed, --finished, --stopped or --killed"
         raise StorageError(f"{total}, have ended. Nothing was deleted; name what to delete: {which}")
     if not options.yes and not _agrees(f"delete {total}, with all checkpoints? [y/N] "):
         print("nothing was deleted")

@@ -15,7 +15,7 @@ def request(run: Run, word: str, argument: str = "") -> str:
     from distrain.storage.paths import RunPaths
 
     if run.state not in (RUNNING, STARTING):
-        raise NoSuchRun(f"{run.name} is not running: its state is {run.state}")
+        raise NoSuchRun(f"{run.name} is not running: its state is {run.state}; `distrain show {run.name}` tells more")
     paths = RunPaths(local_directory_of(run.path))
     if not paths.requests.exists():
         raise NoSuchRun(_unreachable(run))

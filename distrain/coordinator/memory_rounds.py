@@ -15,7 +15,7 @@ from distrain import wire
 from distrain.coordinator.store.run_store import Publication
 from distrain.decisions.memory import KeptRounds, copy_hosts
 from distrain.storage.commit import MemoryPart, MemoryRound
-from distrain.storage.files import full_disk_hint
+from distrain.storage.files import advice_on
 from distrain.system.log import warn
 from distrain.system.text import is_full_disk
 
@@ -475,7 +475,7 @@ class MemoryRounds:
         self._end_storing()
         self._store_at = time.monotonic() + self._storage_every_s
         if self._is_ending or is_full_disk(text):
-            self._store.on_failure(f"{text}{full_disk_hint(text)}")
+            self._store.on_failure(f"{text}{advice_on(text)}")
         else:
             warn(f"{text}; it stays in memory, and the next one is written in {self._storage_every_s:g} s")
 

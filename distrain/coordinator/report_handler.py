@@ -23,7 +23,7 @@ from distrain.hosts.troubles import Trouble
 from distrain.storage import retention
 from distrain.storage.checkpoint import DICT_FILE
 from distrain.storage.commit import Commit, merged_positions, other_data
-from distrain.storage.files import full_disk_hint
+from distrain.storage.files import advice_on
 from distrain.system.log import warn, warn_once
 from distrain.system.loop import PausableClock
 from distrain.system.text import is_full_disk, name_ranks
@@ -366,7 +366,7 @@ class ReportHandler:
         self._uploads.discard((rank, ordinal))
         if failed is not None and is_full_disk(failed):
             why = f"rank {rank} cannot store a checkpoint in {self._store.location}"
-            self._store.on_failure(f"{why}: {failed}{full_disk_hint(failed)}")
+            self._store.on_failure(f"{why}: {failed}{advice_on(failed)}")
         report = self._report(rank, ordinal)
         if report is not None and self._needs_uploader(report):
             self._send(wire.FilesStored(attempt=message.attempt, rank=rank, ordinal=ordinal, failed=failed))

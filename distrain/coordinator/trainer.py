@@ -20,10 +20,11 @@ from distrain.errors import DistrainError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.paths import read_manifest
 from distrain.system.arguments import check_type
+from distrain.system.log import warn
 from distrain.system.notebook import hide_own_lines
 from distrain.system.remote_path import locate
 from distrain.worker.job import job
-from distrain.worker.job.functions import check_plain, check_signature
+from distrain.worker.job.functions import check_plain, check_signature, name_of, takes_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -89,6 +90,8 @@ class DataParallelTrainer:
             backend=backend_config or BackendConfig(),
             run_datasets=_datasets(datasets, options.get("dataset_config") or DataConfig()) if datasets else None,
         )
+        if self._work.config and not takes_config(train_loop_per_worker):
+            warn(f"{name_of(train_loop_per_worker)}() takes no argument, so train_loop_config has no effect")
         self._scaling = options.get("scaling_config") or ScalingConfig()
         self._run = options.get("run_config") or RunConfig()
         self._resume_from = resume_from

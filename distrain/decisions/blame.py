@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from distrain.decisions.states import RunState
 
 _SIGNAL_HINTS: dict[int, str] = {
-    signal.SIGKILL: "often the kernel does it, when the host is out of memory",
-    signal.SIGSEGV: "a crash in native code",
+    signal.SIGKILL: "often the kernel does it, when the host is out of memory; use fewer workers or smaller batches",
+    signal.SIGSEGV: "a crash in native code; the last call of your code in the stack leads there",
     signal.SIGBUS: "a crash in native code, or /dev/shm is full",
     signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
 }
@@ -160,7 +160,8 @@ def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
         return f"{killed}{f': {hint}' if hint else ''}{memory}"
     if reason.startswith("libgomp: "):
         return f"exited with code {exited.exit_code} {when}: {reason}; raise ulimit -u or pids.max{memory}"
-    return f"exited with code {exited.exit_code} {when}, without an exception: os._exit() or os.exec*()?{memory}"
+    cure = "os._exit() or os.exec*()? An exception would say where"
+    return f"exited with code {exited.exit_code} {when}, without an exception: {cure}{memory}"
 
 
 # -- how the run has ended -------------------------------------------------------------------------------------------

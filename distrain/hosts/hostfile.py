@@ -265,6 +265,8 @@ def _count(key: str, text: str) -> int:
 def _port(text: str) -> int:
     if not 1 <= int(text) <= 65535:
         raise ValueError(f"port {text}: must be between 1 and 65535")
+    if int(text) < 22:  # no sshd listens there
+        raise ValueError(f"{text} would be the port of ssh; for workers, write slots={text}")
     return int(text)
 
 

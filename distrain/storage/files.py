@@ -135,6 +135,8 @@ def sync_directories(root: Path, files: Iterable[str]) -> None:
         sync_directory(root / folder)
 
 
-def full_disk_hint(text: str) -> str:
+def advice_on(text: str) -> str:
     """Return advice to append to an error of the storage with this text, or an empty string."""
-    return "; free some space there, or choose another storage_path" if is_full_disk(text) else ""
+    if is_full_disk(text):
+        return "; free some space there, or choose another storage_path"
+    return "; ask for access to that place, or choose another storage_path" if "Permission denied" in text else ""

@@ -81,7 +81,7 @@ def event_in(line: bytes) -> dict[str, Any] | None:
     """Return the event in a line of an events.jsonl, None if the line is damaged."""
     try:
         event = json.loads(line.decode())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and {"time", "event", "attempt"} <= event.keys() else None
 
@@ -138,7 +138,7 @@ def record_in(line: bytes, where: str) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads(line.decode())  # json.loads() would take bytes with zeros for UTF-32
         record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
         int(record["rank"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"
         warnings.warn(f"skipped {where}: it cannot be parsed ({why})", stacklevel=3)
         return None

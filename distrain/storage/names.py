@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 DEFAULT_STORAGE = "~/distrain_results"
 MANIFEST = "run.json"
 METRICS = "metrics.jsonl"
@@ -18,6 +20,12 @@ EVIDENCE_SUFFIXES = {
 }  # fmt: skip
 """The kinds of evidence of a rank, and how the names of their files end."""
 STATUSES = ("running", "finished", "failed", "stopped")
+
+
+def status_in(manifest: dict[str, Any]) -> Any:
+    """Return the status in a run.json. Stopped runs of older versions have another word."""
+    status = manifest.get("status")
+    return "stopped" if status == "aborted" else status
 
 
 def evidence_file(attempt: int, what: str, rank: int) -> str:

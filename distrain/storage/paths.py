@@ -279,10 +279,10 @@ def _check_manifest(manifest: Any) -> None:
     """Raise ValueError, KeyError or TypeError if a field that readers of the run manifest need is wrong."""
     if not isinstance(manifest, dict):
         raise TypeError(f"it holds a {type(manifest).__name__}")
-    if manifest.get("status") not in names.STATUSES:
+    if names.status_in(manifest) not in names.STATUSES:
         raise ValueError(f"its status is {manifest.get('status')!r:.40}")
     for attempt in manifest.get("attempts", []):
         int(attempt["attempt"])
-    for name, kind in (("run_id", str), ("attempts", list), ("checkpoint_config", dict)):
+    for name, kind in (("run_id", str), ("attempts", list), ("changes", list), ("checkpoint_config", dict)):
         if name in manifest and not isinstance(manifest[name], kind):
             raise TypeError(f"{name} is a {type(manifest[name]).__name__}")

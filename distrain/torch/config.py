@@ -31,6 +31,8 @@ _PROBE_TIMEOUT_S = 2.0
 _TRAINED_ALONE = """\
 ranks trained independently: no collective was ever called, so each has a model of its own. prepare_model() or \
 DistributedDataParallel trains one model. If this is what you want, call distrain.collective.barrier() once"""
+_NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available", "not compiled with CUDA enabled")
+"""What torch says about a device that is not there."""
 _MEETING_ELSEWHERE = {"horovod", "mpi4py"}
 """Packages with collectives of their own."""
 
@@ -115,6 +117,14 @@ class TorchConfig(BackendConfig):
                 "TorchTrainer has set up the process group before train_func: leave init_process_group() out. "
                 "DataParallelTrainer sets up none, and `distrain run script.py` none for a script that "
                 "does it itself"
+            )
+        text = str(error)
+        if "find_unused_parameters=True" in text:
+            return 'with prepare_model: prepare_model(model, parallel_strategy_kwargs={"find_unused_parameters": True})'
+        if isinstance(error, (AssertionError, RuntimeError)) and any(sign in text for sign in _NO_GPU):
+            return (
+                "workers have GPUs only with ScalingConfig(use_gpu=True), or --use-gpu; distrain.torch.get_device() is "
+                "the device of each rank"
             )
         return None
 

@@ -65,7 +65,10 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
         return
     folder = os.path.realpath(checkpoint.path)
     if not checkpoint.exists():
-        raise CheckpointError(f"report(): the checkpoint directory {checkpoint.path} does not exist")
+        raise CheckpointError(
+            f"report(): the checkpoint directory {checkpoint.path} does not exist. Write its files before "
+            "report(), and leave checkpoint= out on ranks that save nothing"
+        )
     shared = (tempfile.gettempdir(), os.path.expanduser("~"), os.sep)
     if folder in map(os.path.realpath, shared):
         raise CheckpointError(

@@ -97,6 +97,8 @@ def run_rank(
         except BaseException as interrupt:  # Ctrl-C without workers
             error = interrupt
     if error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0 and steps.stage == "run"):
+        if error is not None and not session.runs_script:
+            print(f"distrain: {_one_line(error)} has ended train_func on this rank", file=sys.stderr)
         return RankResult(outcome=_success(session, stage=steps.stage, body=body), work=steps.work)
     if isinstance(error, SystemExit) and isinstance(error.code, str):
         print(error.code, file=sys.stderr)  # as the interpreter does
@@ -413,6 +415,13 @@ def _explanation(work: Work | None, error: BaseException, traceback_text: str) -
         text = (
             "this host shares no files with your machine, and has copies of your code only; --ship PATH, or "
             "ShippingConfig(include=[...]), copies other files"
+        )
+        if os.path.isabs(str(error.filename)):
+            text += ". Keep them in your project, and open them by a path relative to it"
+    elif isinstance(error, ModuleNotFoundError) and MIRROR in os.environ:
+        text = (
+            "this host shares no files with your machine, and has a copy of your project only; install the module "
+            "there, or with --env-from, or keep it in the project"
         )
     return text
 

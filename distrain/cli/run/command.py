@@ -200,7 +200,7 @@ def _run_for_programs(work: Work, scaling: ScalingConfig, run: RunConfig, sys_pa
             sys.stdout.flush()
             os.dup2(own.fileno(), 1)
     found = {} if beginning.location is None else vars(Details(run_at(locate(beginning.location))))
-    text = found.get("error") or (None if error is None else str(error))
+    text = found.get("error") or (None if error is None else str(error) or None)
     write_json("run", exit_code=exit_code_of(error), **{"run": None, **found, "error": text})
     return error
 

@@ -27,8 +27,10 @@ class Layer(NamedTuple):
     folder: Path
     options: dict[str, Any]
 
-    def path(self, text: str) -> str:
-        """Return a path or URL of the file, where a path is relative to the file."""
+    def path(self, text: Any) -> str:
+        """Return a path or URL of the file, where a path is relative to the file. Raise WrongArgument."""
+        if not isinstance(text, str):
+            raise WrongArgument(f"{self.label}: a path must be a string, got {text!r}")
         return text if "://" in text else os.path.join(self.folder, os.path.expanduser(text))
 
 
@@ -51,14 +53,14 @@ def layers(target: str | None) -> list[Layer]:
 def storage_path(target: str | None) -> str | None:
     """Return the storage path that the config file names, or None. Raise WrongArgument or OSError."""
     key = "storage-path"
-    named = [layer.path(str(layer.options[key])) for layer in layers(target) if key in layer.options]
+    named = [layer.path(layer.options[key]) for layer in layers(target) if key in layer.options]
     return named[-1] if named else None
 
 
 def _folders() -> list[Path]:
     """Return the working directory, and those above it up to the repository or home directory of the same owner.
 
-    A file further above may be another user's, such as one in /tmp: its ``transport`` would run here.
+    A file further above may be another user's, as in /tmp: its ``transport`` would run here.
     """
     here, home = Path(directory or os.getcwd()), Path(os.path.realpath(os.path.expanduser("~")))
     folders, owner = [here, *here.parents], here.stat().st_uid
@@ -85,5 +87,8 @@ def _layer_in(folder: Path) -> Layer | None:
         for key in prefix.split(".")[:-1]:
             table = table.get(key) if isinstance(table, dict) else None
         if isinstance(table, dict):
+            owner = os.stat(path).st_uid
+            if owner not in (0, os.getuid(), os.stat(directory or ".").st_uid):
+                raise WrongArgument(f"{path} belongs to another user (uid {owner}); --no-config ignores it")
             return Layer(f"{path}: {prefix}", folder, table)
     return None

@@ -26,6 +26,9 @@ _WITHOUT_EFFECT = (
 """Options of torchrun for things that distrain always does, or never needs."""
 _SHORT = {"redirects": "-r", "tee": "-t"}
 _INSTEAD = {
+    "nprocs": "use --num-workers",
+    "num-processes": "use --num-workers",
+    "use-env": "leave it out: ranks always get the variables",
     "no-python": "ranks are Python; in a script, subprocess.run() starts another program",
     "print-completion": "`distrain run --help` lists the options",
     "virtual-local-rank": "set CUDA_VISIBLE_DEVICES to LOCAL_RANK at the top of the script",

@@ -85,10 +85,12 @@ def _value(parser: Parser, layer: Layer, action: argparse.Action, value: Any) ->
         return action.const if value else not action.const
     if isinstance(value, dict):
         value = [f"{name}={_typed(item)}" for name, item in value.items()]
-    texts = [_typed(item) for item in (value if isinstance(value, list) else [value])]
-    if action.metavar in _PATHS:
-        texts = [layer.path(text) for text in texts]
-    if isinstance(action, argparse._AppendAction):
+    adds_up = isinstance(action, argparse._AppendAction)
+    if action.metavar in _PATHS and not adds_up:
+        return layer.path(value)
+    convert = layer.path if action.metavar in _PATHS else _typed
+    texts = [convert(item) for item in (value if isinstance(value, list) else [value])]
+    if adds_up:
         return [*(action.default or ()), *texts]
     return parser._get_values(action, [",".join(texts)])
 

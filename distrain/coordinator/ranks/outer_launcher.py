@@ -23,6 +23,7 @@ from distrain.coordinator.connection.slurm import tasks_of_nodes
 from distrain.coordinator.ranks.this_process import only_one
 from distrain.errors import LaunchError
 from distrain.system import process
+from distrain.system.log import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,6 +105,8 @@ def check_launcher(scaling: ScalingConfig, work: Work) -> OuterLauncher | None:
             "Run it with `python script.py`; if it does not name its hosts, set DISTRAIN_HOSTS=alpha:4,beta:4 or "
             "DISTRAIN_HOSTFILE=FILE"
         )
+    if session is not None and session.context.world_size > 1 and session.context.world_rank == 0:
+        warn("fit() was called inside train_func: every rank starts a training of its own. Call it once, outside")
     if scaling.num_workers == 0:
         with only_one():
             pass

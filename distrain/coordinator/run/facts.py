@@ -149,14 +149,19 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     pairs = [(name, old[name], new[name]) for name in old if name in new]
     old, new = _settings(before), _settings(now)
     pairs += [(name, old.get(name, "(missing)"), new.get(name, "(missing)")) for name in {**old, **new}]
-    lines = [f"{name} {was!s:.60} → {is_now!s:.60}" for name, was, is_now in pairs if _masked(was) != _masked(is_now)]
+    differ = [(name, was, is_now) for name, was, is_now in pairs if _masked(was) != _masked(is_now)]
+    lines = [_change(name, f"{was!s:.60}", f"{is_now!s:.60}") for name, was, is_now in differ]
     more = len(lines) - _MOST_CHANGES
     return lines if more <= 0 else [*lines[:_MOST_CHANGES], f"... {more} more"]
 
 
+def _change(name: str, was: str, is_now: str) -> str:
+    return f"{name} {was} → {is_now}" if was != is_now else f"{name} has changed"  # beyond what is shown
+
+
 def _code(facts: Mapping[str, Any]) -> dict[str, str]:
-    git = facts.get("git") or {}
-    commit = git and f"{git['commit']:.12}{'-dirty' * git['dirty']}"
+    git = facts.get("git")
+    commit = f"{git.get('commit')!s:.12}{'-dirty' if git.get('dirty') else ''}" if isinstance(git, dict) else ""
     code = {"script": facts.get("script"), "script's sha256": facts.get("script_sha256"), "git commit": commit}
     return {name: value for name, value in {**code, "arguments": facts.get("arguments")}.items() if value}
 

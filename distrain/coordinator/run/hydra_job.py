@@ -5,38 +5,37 @@ Nothing here imports Hydra: without it there is nothing to do.
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from distrain.api.config import RunConfig
 
 
-def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a config; of a DictConfig, one without interpolations, which workers could not resolve.
+def resolved(config: Mapping[str, Any]) -> Any:
+    """Return a copy of a config. Interpolations in DictConfigs are resolved, as workers could not do so.
 
     Workers have neither Hydra's own values (``${hydra:...}``) nor the script's resolvers.
     """
-    omegaconf = sys.modules.get("omegaconf")
-    if omegaconf is None or not isinstance(config, omegaconf.DictConfig):
-        return dict(config)
-    whole: Any = copy.deepcopy(config)
-    omegaconf.OmegaConf.resolve(whole)
-    whole._set_parent(None)  # a part of a config would bring all the rest with it
-    return whole  # type: ignore[no-any-return]
+    found = _each(config, lambda node, omegaconf: omegaconf.create(omegaconf.to_container(node, resolve=True)))
+    return dict(config) if found is config else found
 
 
 def as_plain(config: Any) -> Any:
-    """Return a config, as dicts and lists if it is OmegaConf's."""
-    omegaconf = sys.modules.get("omegaconf")
-    if omegaconf is None or not isinstance(config, omegaconf.DictConfig):
-        return config
-    return omegaconf.OmegaConf.to_container(config)
+    """Return a config with dicts and lists in place of OmegaConf's."""
+    return _each(config, lambda node, omegaconf: omegaconf.to_container(node))
+
+
+def _each(value: Any, convert: Callable[[Any, Any], Any]) -> Any:
+    """Convert the configs of OmegaConf in a value."""
+    module = sys.modules.get("omegaconf")
+    if module is not None and module.OmegaConf.is_config(value):
+        return convert(value, module.OmegaConf)
+    return {name: _each(item, convert) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def beside_output(run: RunConfig) -> RunConfig:

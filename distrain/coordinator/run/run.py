@@ -28,7 +28,7 @@ from distrain.decisions.retries import start_without_checkpoint
 from distrain.decisions.run_status import RunStatus
 from distrain.decisions.states import RunState
 from distrain.errors import CheckpointError, StorageError, TrainingFailedError, WorkerGroupError
-from distrain.storage.files import full_disk_hint, write_atomically
+from distrain.storage.files import advice_on, write_atomically
 from distrain.storage.ownership import check_owners
 from distrain.storage.records import damage_of, last_metrics
 from distrain.system.log import say, warn
@@ -232,7 +232,7 @@ class Run:
                 self._store.delete_end_files()
         except OSError as error:
             raise StorageError(
-                f"cannot use the run directory {self._store.location}: {error}{full_disk_hint(str(error))}"
+                f"cannot use the run directory {self._store.location}: {error}{advice_on(str(error))}"
             ) from error
 
     def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:

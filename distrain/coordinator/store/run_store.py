@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distrain.errors import StorageError
-from distrain.storage.files import full_disk_hint, write_atomically
+from distrain.storage.files import advice_on, write_atomically
 from distrain.storage.ownership import check_owners, open_without_links
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import PENDING, CommittedCheckpoint, file_entry, without_nonfinite
@@ -211,7 +211,7 @@ class RunStore(ABC):
                 undo.callback(self.directory.release)
                 yield undo
             except OSError as error:
-                hint = full_disk_hint(str(error))
+                hint = advice_on(str(error))
                 raise StorageError(f"cannot use the run directory {self.location}: {error}{hint}") from error
             undo.pop_all()
 
@@ -253,7 +253,7 @@ class RunStore(ABC):
         self._background.do(work, None, lambda error: warn(f"{complaint}: {error}"))
 
     def _cannot_write(self, what: str, why: object) -> None:
-        self._fail(f"cannot write {what} in {self.location}: {why}{full_disk_hint(str(why))}")
+        self._fail(f"cannot write {what} in {self.location}: {why}{advice_on(str(why))}")
 
     def _fail(self, why: str) -> None:
         self.on_failure(why)

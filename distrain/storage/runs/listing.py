@@ -88,7 +88,8 @@ class Run(NamedTuple):
         """The hosts of the last attempt, each with its ranks."""
         attempts = self.attempts
         hosts = attempts[-1].get("hosts") if attempts else None
-        return hosts if isinstance(hosts, dict) else {}
+        listed = hosts.items() if isinstance(hosts, dict) else ()
+        return {host: ranks for host, ranks in listed if isinstance(ranks, list)}
 
     @property
     def ranks(self) -> int:
@@ -227,7 +228,7 @@ def _read(name: str, path: str, read: Callable[[], bytes], is_in_use: Callable[[
             return Run(name, path, DAMAGED, f"{names.MANIFEST} is damaged: {error}")
         if not isinstance(manifest, dict) or not {"status", "run_id", "attempts"} <= manifest.keys():
             return Run(name, path, FOREIGN, f"{names.MANIFEST} is another program's")
-        status = manifest["status"]
+        status = names.status_in(manifest)
         if status not in names.STATUSES:
             return Run(name, path, DAMAGED, f"{names.MANIFEST} has the status {status!r:.40}")
         if status != RUNNING or is_in_use():

@@ -46,10 +46,14 @@ def check_plain(label: str, function: Callable[..., Any]) -> None:
             raise TypeError(f"{label} must be a plain function, but a call of {name} makes {kind}: {advice}")
 
 
+def takes_config(function: Callable[..., Any]) -> bool:
+    """Return True if the function takes an argument."""
+    return any(p.kind is not p.KEYWORD_ONLY and p.kind is not p.VAR_KEYWORD for p in _parameters(function))
+
+
 def call_with_config(function: Callable[..., Any], config: dict[str, Any]) -> Any:
     """Call the function with the config if it takes an argument, otherwise without. Return its result."""
-    takes_one = any(p.kind is not p.KEYWORD_ONLY and p.kind is not p.VAR_KEYWORD for p in _parameters(function))
-    return function(config) if takes_one else function()
+    return function(config) if takes_config(function) else function()
 
 
 def name_of(function: object) -> str:

@@ -79,6 +79,6 @@ def with_overrides(words: list[str], context: TrainContext) -> list[str]:
     settings = {**dict.fromkeys(_DIRECTORIES, quoted), **(_WRITE_NOTHING if context.world_rank else {})}
     given = {word.partition("=")[0].lstrip("+") for word in words}
     ours = [f"{name}={value}" for name, value in settings.items() if name not in given]
-    overrides = (i for i, word in enumerate(words) if word[0] in "+~" or (word[0] != "-" and "=" in word))
+    overrides = (i for i, word in enumerate(words) if word[:1] in ("+", "~") or (word[:1] != "-" and "=" in word))
     place = next(overrides, len(words))  # Hydra's parser takes overrides in one piece only
     return [*words[:place], *ours, *words[place:]]

@@ -934,7 +934,7 @@ class JoiningMachine(RuleBasedStateMachine):
         """Every rank brings what is left to it and finishes; then nothing may be left uncommitted."""
         if not hasattr(self, "ranks"):
             return
-        for _ in range(STEPS + 1):
+        for _ in range(2 * STEPS + 1):  # a checkpoint may take two rounds
             self.wait(PATIENCE_S)
             for rank in range(len(self.ranks)):
                 self.copy(rank)

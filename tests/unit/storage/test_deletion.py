@@ -75,7 +75,7 @@ def test_nothing_is_deleted_by_a_dry_run_or_without_a_yes(storage: Path, capsys:
         assert {line.split()[0] for line in said.out.splitlines()} == {
             "finished",
             "failed",
-            "aborted",
+            "stopped",
             "killed",
             "young",
         }
