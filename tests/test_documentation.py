@@ -19,8 +19,6 @@ from tests.docstring_names import public_names
 from tests.documentation import ROOT, Block, Reader, blocks_of, pages, words
 
 BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in pages()}
-PROGRAM = next(block for block in blocks_of(ROOT / "README.md") if block.language == "python")
-"""The program of the README. Its commands are those of tests/test_examples.py, and of other hosts."""
 WITH_CODE = [name for name, blocks in BLOCKS.items() if any(block.runs or block.key == "cell" for block in blocks)]
 FROM_THE_NETWORK = re.compile(
     r"<(?:script|img|iframe)[^>]* src=\"(?:https?:)?//|<link [^>]*href=\"(?:https?:)?//|@import|url\((?:https?:)?//"
@@ -99,11 +97,6 @@ def test_a_block_that_does_not_run_says_why() -> None:
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_the_code_of_a_page_runs(page: str) -> None:
     follow(BLOCKS[page])
-
-
-@pytest.mark.sample(1, of="the whole documentation")
-def test_the_program_of_the_readme_runs() -> None:
-    follow([PROGRAM])
 
 
 def follow(blocks: list[Block]) -> None:

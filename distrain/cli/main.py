@@ -38,7 +38,7 @@ COMMANDS = {
 }
 """The module of each command in this package, and what the command does."""
 
-_MEANT = {"compare": "page", "kill": "stop", "list": "ls", "plot": "page", "ps": "ls", "status": "show"}
+_MEANT = {"compare": "board", "kill": "stop", "list": "ls", "plot": "board", "ps": "ls", "status": "show"}
 """Words for what a command does, some of which resemble another one."""
 
 _HELP = """\

@@ -138,11 +138,10 @@ class RunStatus:
         """Begin an attempt. ``hosts``: the host of each rank."""
         if self.ranks:
             self.restarts += 1
-            self._lost_since = self._lost_since or self._kept_until()
+            self._lost_since, self._resumed_at = self._lost_since or self._kept_until(), None
             first = self.ranks[0]
             if first.begun is not None and first.reports:
                 self._usual_s = (first.reported - first.begun) / first.reports
-        self._resumed_at = None
         self.ranks, self._begun = [RankStatus(host, now) for host in hosts], 0
         self.progress, self._pace, self._slow_places, self._troubles = None, Pace(len(hosts), now), {}, {}
         self._samples.clear()

@@ -48,6 +48,10 @@ _NATIVE_ABORT = re.compile(
     r"Watchdog caught|dump debug info, due to|terminate called|^\s*what\(\):|NCCL error: |\bnccl[A-Z]\w+Error: "
 )
 _NATIVE_FRAME = re.compile(r"^frame #\d+: ")
+_NOISE = re.compile(
+    r"/(site|dist)-packages/.*:\d+: \w*Warning: |^\[Gloo\] Rank \d+ is connected to |^I0000 |: I (tensorflow|external)/"
+)
+"""What libraries print in runs that are fine: warnings of Python code, gloo, TensorFlow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +145,27 @@ def native_reason(lines: Sequence[str]) -> str:
 
 
 def last_words(lines: Sequence[str]) -> list[str]:
-    """Return the lines of a rank's output that a failure screen quotes: its last lines, without native frames.
+    """Return the lines of a rank's output that a failure screen quotes: its last lines, but no native frames or noise.
 
     If the interpreter has crashed, these are what native code printed when it aborted, and then the stack that
     faulthandler wrote, without frames of distrain.
     """
     start = max((n for n, line in enumerate(lines) if line.startswith(_CRASH)), default=None)
     if start is None:
-        return [line for line in lines if not _NATIVE_FRAME.match(line)][-_LINES_QUOTED:]
+        return [line for line in without_noise(lines) if not _NATIVE_FRAME.match(line)][-_LINES_QUOTED:]
     native = [line for line in lines[:start] if _NATIVE_ABORT.search(line)][-_LINES_QUOTED // 2 :]
     frames = _main_thread("\n".join(lines[start:]))
     ours = _ours(frames)
     theirs = [frame for frame in frames if frame not in ours and not _BOOTSTRAP.search(frame.file)]
     shown = [f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in theirs[:_LINES_QUOTED]]
     return [*native, lines[start], *shown]
+
+
+def without_noise(lines: Sequence[str]) -> list[str]:
+    """Return the lines without what libraries print in any run, and without the line of code below a warning."""
+    noisy = [bool(_NOISE.search(line)) for line in lines]
+    quoted = [before and line.startswith("  ") for before, line in zip([False, *noisy], lines, strict=False)]
+    return [line for line, *is_left_out in zip(lines, noisy, quoted, strict=True) if not any(is_left_out)]
 
 
 def _ours(frames: Sequence[_Frame]) -> list[_Frame]:

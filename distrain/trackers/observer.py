@@ -77,8 +77,8 @@ class TrackerObserver(Observer):
         except BaseException as error:  # SystemExit, too
             self._log, self._next_try = None, time.monotonic() + _RETRY_S
             if isinstance(fact, Ended):
-                what = "lacks reports" if self._has_started else "has nothing"
-                warn(f"{self.name} {what} of this run: {type(error).__name__}: {error}; {self.advice}")
+                what = "may lack reports" if self._has_started else "has logged nothing"
+                warn(f"{self.name} {what}: {type(error).__name__}: {error}; {self.advice}")
             elif not self._has_warned:
                 warn(f"{self.name} failed: {type(error).__name__}: {error}; the run continues; {self.advice}")
             self._has_warned = True
@@ -91,12 +91,10 @@ class TrackerObserver(Observer):
         from distrain.trackers.logging import TrackerLog  # in this thread, as it takes a while
 
         log = TrackerLog(self._tracker, self._run.directory, self._run.location)
-        is_alone = _starting.acquire(timeout=_START_S)
-        try:
+        with contextlib.ExitStack() as stack:
+            if _starting.acquire(timeout=_START_S):
+                stack.callback(_starting.release)
             log.start()
-        finally:
-            if is_alone:
-                _starting.release()
         if log.url:
             say(f"{name_of(self._tracker)}: {log.url}")
         self._log, self._has_started = log, True

@@ -31,6 +31,7 @@ from distrain.storage.flushing import flush_file
 from distrain.storage.paths import RunPaths
 from distrain.system import process
 from distrain.system.background import in_threads
+from distrain.system.stacks import without_noise
 from distrain.system.text import count, size
 from distrain.transfer.stream import (
     Arrivals,
@@ -256,7 +257,7 @@ class Stream:
             self._process.wait(_LAST_WORDS_S)
         code = self._kill()
         self._listener.join(_LAST_WORDS_S)  # a grandchild may keep the pipe open
-        said = self._said.decode(errors="replace").strip()
+        said = "\n".join(without_noise(self._said.decode(errors="replace").strip().splitlines()))
         return f"the connection for files has ended (exit code {code}): {said or found}"
 
     def _kill(self) -> int:

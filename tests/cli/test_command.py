@@ -102,7 +102,7 @@ def test_the_help_fits_on_a_screen_and_each_command_has_its_own_with_an_example(
     ("arguments", "said"),
     [
         (("lst",), "distrain: error: there is no command 'lst'; did you mean ls?"),
-        (("plot", "A", "B"), "distrain: error: there is no command 'plot'; did you mean page?"),
+        (("plot", "A", "B"), "distrain: error: there is no command 'plot'; did you mean board?"),
         (("run", "--num-wokers", "2"), "distrain run: error: there is no option --num-wokers"),
         (("show",), "distrain show: error: the following arguments are required: RUN"),
         (("show", "x", "--storage-path", "."), "distrain show: error: no run in"),

@@ -261,7 +261,10 @@ def reports(place: Path) -> int:
         (["--hosts", "n1:1", "--transport", "docker exec -i"], "the command line must contain {host}"),
         (["--hosts", "n1:1", "--transport", "local"], "n1: the transport local cannot reach other machines"),
         (["--transport", "slurm"], "SLURM_JOB_ID is not set; start this with sbatch or in salloc"),
-        (["--hosts", "n1:1", "--transport", "false {host}"], "but no distrain; this must work: false n1 python3"),
+        (
+            ["--hosts", "n1:1", "--transport", "false {host}"],
+            "only a login shell and a Python there; this must work: false n1 python3",
+        ),
         (["--hosts", "n1:1", "--transport", "/nowhere/docker {host}"], "No such file or directory: '/nowhere/docker'"),
     ],
 )

@@ -15,6 +15,7 @@ from distrain.decisions.host_checks import refusal
 from distrain.errors import WireError
 from distrain.system import process
 from distrain.system.loop import Loop
+from distrain.system.stacks import without_noise
 from distrain.transfer.program import arrival_argv, parcel
 from distrain.wire.child_link import ChildLink
 
@@ -262,7 +263,7 @@ class AgentLink:
             elif code == _NOT_FOUND and not self.greeted:
                 how += ", there is no such program: name the host's interpreter with python= in the hostfile"
             elif code >= 0 and not self.greeted and self._transport.ships:
-                how += ": the account needs a login shell and a Python there, but no distrain"
+                how += ": distrain needs only a login shell and a Python there"
         return f"its agent has ended: {how}{self._what_must_work()}{self._last_words()}"
 
     def _what_must_work(self) -> str:
@@ -310,7 +311,7 @@ class AgentLink:
         self._read_stderr()
         text = (self._channel.decoder.chatter + self._stray).decode(errors="replace").strip()
         kept = 1 if "Traceback (most recent call last)" in text else _LAST_LINES
-        lines = [line[:_LONGEST_LINE] for line in text.splitlines()[-kept:]]
+        lines = [line[:_LONGEST_LINE] for line in without_noise(text.splitlines())[-kept:]]
         return "; last words:\n" + "\n".join(lines) if lines else ""
 
     def close(self, loop: Loop, on_closed: Callable[[AgentLink], None]) -> None:

@@ -195,6 +195,18 @@ def test_without_a_crash_the_last_lines_are_quoted() -> None:
     assert last_words([]) == []
 
 
+def test_what_libraries_print_in_any_run_is_not_quoted() -> None:
+    """But a warning of the user's own code is."""
+    noise = """\
+/opt/site-packages/torch/_subclasses/functional_tensor.py:368: UserWarning: Failed to initialize NumPy
+  cpu = _conversion_method_template(device=torch.device("cpu"))
+[Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3
+2026-11-28 08:00:00.1: I tensorflow/core/util/port.cc:153] oneDNN custom operations are on. You may see"""
+    own = ["/home/me/train.py:7: UserWarning: the loss is nan", "  warn('the loss is nan')", "  indented", "bye"]
+    assert last_words([*noise.splitlines(), *own]) == own
+    assert last_words(noise.splitlines()) == []
+
+
 @pytest.mark.parametrize(
     "text", ["", "\n", "Current thread 0x00007f12 (most recent call first):\n  <no Python frame>\n"]
 )
