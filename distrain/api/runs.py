@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from distrain.api.result import Result
 
-__all__ = ["RunInfo", "runs"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:

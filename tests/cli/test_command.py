@@ -308,7 +308,7 @@ def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
     assert "stopped by `distrain stop` after" in out
     assert "\nthe run was stopped by `distrain stop`\n" in out
     assert "SIGTERM" not in out
-    assert json.loads(distrain("ls", "runs", "--json").stdout)[0]["state"] == "stopped"
+    assert json.loads(distrain("ls", "runs", "--json").stdout)["runs"][0]["state"] == "stopped"
     assert "live: stopped after" in distrain("show", "live", *place).stdout
 
 
