@@ -10,8 +10,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from distrain.cli.main import run_main
+from distrain.coordinator.run.hydra_job import as_plain, resolved
 from distrain.worker.job.hydra_script import with_overrides
 
 if TYPE_CHECKING:
@@ -82,6 +84,15 @@ def test_fit_in_a_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert first["train_loop_config"]["model"] == {"width": 8, "sizes": [1, 2], "name": "net-8"}
     assert run_main(["ls", str(sweep)], []) == 0
     assert "not a run" not in capsys.readouterr().out
+
+
+def test_configs_that_are_frozen_incomplete_or_parts_of_others() -> None:
+    whole = OmegaConf.create({"lr": 0.1, "part": {"rate": "${lr}", "later": "???", "sizes": [1, 2]}})
+    OmegaConf.set_readonly(whole, True)
+    part = {"rate": 0.1, "later": "???", "sizes": [1, 2]}
+    assert as_plain(resolved(whole.part)) == part
+    assert as_plain(resolved({"model": whole})) == {"model": {"lr": 0.1, "part": part}}
+    assert resolved({"model": whole})["model"].part.rate == 0.1  # it is still a DictConfig
 
 
 def manifests(storage: Path) -> list[dict[str, Any]]:
