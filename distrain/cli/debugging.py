@@ -177,6 +177,14 @@ def _show_configuration(rank: int, directory: str, port: int) -> None:
     )
 
 
+def _await_end(channel: Channel) -> None:
+    """Wait until the rank has closed its debugger, so that another editor can attach. It may be in native code."""
+    while frames := channel.wait(_NOTICE_S):
+        messages = [frame.message() for frame in frames]
+        if any(isinstance(message, wire.DebuggerSays) and message.closed is not None for message in messages):
+            return
+
+
 def _relay(listener: socket.socket, channel: Channel, rank: int) -> str:
     """Relay the bytes of the first editor that connects. Return why it ended."""
     editor = None
@@ -198,7 +206,8 @@ def _relay(listener: socket.socket, channel: Channel, rank: int) -> str:
             data = b""
             with contextlib.suppress(ConnectionError):
                 data = editor.recv(_READ_BYTES)
-            if not data:
-                return f"the editor has detached; rank {rank} continues"
             channel.send(wire.EditorInput(attempt=0, rank=rank, body=data))
+            if not data:
+                _await_end(channel)
+                return f"the editor has detached; rank {rank} continues"
     return "the run has ended"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +87,8 @@ def test_the_rank_of_a_gpu_that_fails_is_named(
     def train() -> None:
         for number, states in ((1, "gb"), (2, "gg"), (4, "gs"), (6, "gg"), (7, "gl")):
             if distrain.get_context().get_world_rank() == 0:
-                gpus.write_text(states)
+                (tmp_path / "new").write_text(states)
+                os.replace(tmp_path / "new", gpus)  # the driver reads it at any time
             wait_for(number)
 
     result = run_work(
