@@ -25,7 +25,7 @@ def board_parser() -> argparse.ArgumentParser:
         "  distrain board\n  distrain board ~/runs --port 8080\n  distrain board --export board.html",
     )
     parsers.add_storage(parser, "the storage path, or a run")
-    parser.add_argument("--port", type=parsers.number, default=0, metavar="N", help="the port (default: a free one)")
+    parser.add_argument("--port", type=parsers.port, default=0, metavar="N", help="the port (default: a free one)")
     parser.add_argument(
         "--export",
         metavar="FILE|DIR",
@@ -54,7 +54,7 @@ def run_board(options: argparse.Namespace) -> int:
     server = require("distrain.board.server")
     try:
         listener = socket.create_server((server.HOST, options.port))
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise WrongArgument(f"port {options.port} cannot be used ({error}); choose another one with --port") from None
     token = secrets.token_urlsafe(24)
     echo(f"distrain board of {storage}: Ctrl-C ends it\n")

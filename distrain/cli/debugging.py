@@ -40,7 +40,7 @@ def debug_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
     parser.add_argument("--dap", action="store_true", help="let an editor attach instead, with debugpy")
-    parser.add_argument("--port", type=parsers.number, default=5678, help="the editor's port (default: 5678)")
+    parser.add_argument("--port", type=parsers.port, default=5678, help="the editor's port (default: 5678)")
     return parser
 
 
@@ -148,7 +148,7 @@ def _serve_editor(run: Run, rank: int, port: int) -> int:
     """Let an editor debug a rank, until one of them is gone. Return the exit code. Raises NoSuchRun."""
     try:
         listener = socket.create_server(("127.0.0.1", port), backlog=1)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise NoSuchRun(f"port {port} cannot be used ({error}); choose another one with --port") from None
     with listener, contextlib.closing(connect(run, rank, DAP)) as channel:
         frames = channel.wait(_NOTICE_S)

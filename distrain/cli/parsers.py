@@ -51,6 +51,13 @@ def number(text: str) -> int:
     return int(text)
 
 
+def port(text: str) -> int:
+    """Return the port that an option is given."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, got {text!r}")
+    return int(text)
+
+
 def make_run_parser(name: str, what: str, examples: str, *, has_json: bool = False) -> Parser:
     """Make the parser of a command for one run, with the argument that names it and the option where to look."""
     parser = make_parser(name, what, examples)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _NEEDED = ("cloudpickle", "psutil")
 """Packages that travel with distrain. Those of the host's interpreter come first."""
-_SUFFIXES = (".py", ".so", ".typed", ".css", ".html", ".js", "LICENSE")
+_SUFFIXES = (".py", ".so", ".typed", ".css", ".html", ".js", ".md", "LICENSE")
 """The last four are for the page of a run."""
 _DIGEST_BYTES, _SIZE_BYTES = 32, 8
 

@@ -144,7 +144,8 @@ def test_an_action_needs_the_token_in_a_header(server: Server) -> None:
         assert server.status(f"{path}?token={server.token}", "POST", cookie=cookie) == 403
         assert server.status(path, cookie=cookie) == 405
         status, text, _ = server.ask(path, "POST", **{"x-token": server.token})
-        assert (status, text) == (409, "old-0 is not running: its state is finished")
+        assert status == 409
+        assert text.startswith("old-0 is not running: its state is finished; ")
     assert server.status("/runs/old-0/debug", "POST", **{"x-token": server.token}) == 404
 
 
@@ -167,9 +168,9 @@ def test_a_wrong_command_line_says_what_to_do(
 
     assert "No such file or directory" in said(str(storage / "missing"))
     assert "choose another one with --port" in said(str(storage), "--port", str(server.port))
-    assert "port 70000 cannot be used (bind(): port must be 0-65535.); choose another one" in said(
-        str(storage), "--port", "70000"
-    )
+    with pytest.raises(SystemExit):
+        run_main(["board", "--port", "70000"], [])
+    assert "argument --port: must be a port, 0 to 65535, got '70000'" in capsys.readouterr().err
     assert "the board shows local runs only; `distrain ls memory://runs`" in said("memory://runs")
     monkeypatch.delitem(sys.modules, "distrain.board.server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)

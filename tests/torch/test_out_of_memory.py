@@ -71,7 +71,8 @@ def test_a_snapshot_that_cannot_be_taken_leaves_the_failure_as_it_was(storage: P
 
 def test_a_long_history_is_left_out_and_a_huge_snapshot_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_code, "_LARGEST_SNAPSHOT", 1000)
-    context: Any = SimpleNamespace(attempt=0, world_rank=1, get_trial_dir=lambda: "runs/run")
+    storage = SimpleNamespace(experiment_fs_path="runs/run")
+    context: Any = SimpleNamespace(attempt=0, world_rank=1, get_storage=lambda: storage)
     error = torch.cuda.OutOfMemoryError("no")
 
     def kept(segments: int, history: int) -> Any:

@@ -569,7 +569,7 @@ def test_a_debugger_that_waits_for_the_end_of_a_call_opens_also_if_the_call_fail
 
 def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(worker: Worker) -> None:
     """The first call had been left by an exception."""
-    worker.session._collectives = 1
+    worker.session.collectives = 1
     worker.coordinator.send(met(1, pickle.dumps("stale")))
     worker.coordinator.send(met(2, pickle.dumps("fresh")))
     assert collective.broadcast_from_rank_zero(None) == "fresh"
