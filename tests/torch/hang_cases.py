@@ -1160,7 +1160,7 @@ def watch(name: str, storage: Path) -> Seen:
                 killer.cancel()
                 killer = threading.Timer(limit_s, process.send_signal, [signal.SIGTERM])
                 killer.start()
-            if found is None and began is not None and (_SAYS_HANG.search(line) or line.startswith("distrain.errors.")):
+            if found is None and began is not None and (_SAYS_HANG.search(line) or "distrain: training failed" in line):
                 found = (now - began, len(lines) - 1)
                 killer.cancel()
                 killer = threading.Timer(0.5, process.send_signal, [signal.SIGTERM])

@@ -55,7 +55,9 @@ def user(tmp_path: Path, bucket: Bucket) -> Callable[..., subprocess.Popen[str]]
     """Starts a user's process that calls ``main(...)``."""
 
     def start(call: str, **environment: str) -> subprocess.Popen[str]:
-        script = tmp_path / "script.py"
+        script = (
+            tmp_path / f"script_{len(list(tmp_path.glob('script_*')))}.py"
+        )  # an earlier process may still read its own
         source = SCRIPT.format(train=inspect.getsource(train), wait_for=inspect.getsource(wait_for))
         script.write_text(f"from __future__ import annotations\n{source}\n{call}\n")
         return subprocess.Popen(
