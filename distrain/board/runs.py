@@ -82,7 +82,7 @@ class WatchedRun:
         last = self.run.last_report() or {}  # long files take a while
         self._last = last if isinstance(last.get("attempt"), int) else {}
         self._troubles: dict[object, str] = {}
-        """What is wrong now: a hang, or what is wrong with the memory or a GPU of a rank."""
+        """The troubles of this moment: a hang, or those of the memory or a GPU of a rank."""
 
     @property
     def unread(self) -> int:

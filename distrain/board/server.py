@@ -61,7 +61,7 @@ _LAST_LINES, _MOST_LINES, _LOG_S = 300, 2000, 0.5
 
 
 class Pages:
-    """What the server answers.
+    """The answers of the server.
 
     ask: sends a request, such as ``stop``, to a running run, and returns its answer; raises DistrainError or
     WrongArgument.

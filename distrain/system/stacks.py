@@ -51,7 +51,7 @@ _NATIVE_FRAME = re.compile(r"^frame #\d+: ")
 _NOISE = re.compile(
     r"/(site|dist)-packages/.*:\d+: \w*Warning: |^\[Gloo\] Rank \d+ is connected to |^I0000 |: I (tensorflow|external)/"
 )
-"""What libraries print in runs that are fine: warnings of Python code, gloo, TensorFlow."""
+"""Output of libraries in runs that are fine: warnings of Python code, gloo, TensorFlow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ ranks trained independently: no collective was ever called, so each has a model 
 DistributedDataParallel trains one model; with Lightning, Trainer(strategy=TrainDDPStrategy()). If this is what you \
 want, call distrain.collective.barrier() once"""
 _NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available", "not compiled with CUDA enabled")
-"""What torch says about a device that is not there."""
+"""Words of torch about a device that is not there."""
 _MEETING_ELSEWHERE = {"horovod", "mpi4py"}
 """Packages with collectives of their own."""
 

@@ -1,4 +1,4 @@
-"""What a script shows whose fit() fails: the screen of `distrain run`, and no frame of distrain."""
+"""The screen of a script whose fit() fails: that of `distrain run`, and no frame of distrain."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from distrain.storage.runs.listing import WrongArgument
 from distrain.system.text import did_you_mean
 
 directory = ""
-"""Where to look for the file first, if not in the working directory; set in processes that try out a user's script."""
+"""The directory to look in first, if not the working directory; set in processes that try out a user's script."""
 _FILES = {"distrain.toml": "", "pyproject.toml": "tool.distrain."}
 """The names of config files, the preferred one first, and what stands in front of their keys."""
 

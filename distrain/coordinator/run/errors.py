@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _LOADING = re.compile(
     r"load_state_dict|load_weights|restore\w*\(|(load|from|get)_checkpoint|torch\.load\(|heckpoint\.(to|as|get)_"
 )
-"""What the traceback of a rank contains that could not load its checkpoint."""
+"""Signs in the traceback of a rank that could not load its checkpoint."""
 
 
 def exit_code_of(error: BaseException | None) -> int:
