@@ -156,7 +156,7 @@ class Mover:
         if left := missing[len(within) :]:
             limit = f"{size(order.limit_bytes)} (--fetch-limit, ShippingConfig.fetch_limit_bytes)"
             return wire.OrderDone(failed=f"{_described(left)}, above the limit of {limit}", text=text)
-        stream.ask({"do": "delete", "folder": order.folder})
+        stream.ask({"do": "delete", "folder": order.folder, "files": [file.path for file in found]})
         return wire.OrderDone(text=text)
 
     def _deliver(self, stream: Stream, order: wire.Deliver) -> wire.Message:

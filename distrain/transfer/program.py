@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _NEEDED = ("cloudpickle", "psutil")
 """Packages that travel with distrain. Those of the host's interpreter come first."""
 _SUFFIXES = (".py", ".so", ".typed", ".css", ".html", ".js", ".md", "LICENSE")
-"""The last four are for the page of a run."""
+"""The last five are for the page of a run, and for commands."""
 _DIGEST_BYTES, _SIZE_BYTES = 32, 8
 
 # A lock shows that the directory is in use, as long as the program lives. There are no single quotes in this code: the

@@ -12,7 +12,7 @@ the other; the header before them has their sizes. An end that cannot send what 
   crc32 of each of the ``others``.
 - ``list`` (folder) is answered by a header with a
   :class:`~distrain.wire.shipped_file.ShippedFile` for each of the ``files`` in a directory.
-- ``delete`` (folder) is answered by an empty header.
+- ``delete`` (folder, files) is answered by an empty header. Directories that are empty then are deleted, too.
 
 Runs in: mover, stream server.
 """

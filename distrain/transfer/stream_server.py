@@ -59,7 +59,7 @@ def serve(read_fd: int, write_fd: int) -> None:
                 case "list":
                     send_header(write_fd, {"files": list(_list(request["folder"]))})
                 case "delete":
-                    shutil.rmtree(request["folder"])
+                    _delete(request["folder"], request["files"])
                     send_header(write_fd, {})
         except (OSError, RefusedError) as error:
             send_header(write_fd, {"failed": str(error)})
@@ -121,6 +121,15 @@ def _list(folder: str) -> Iterator[ShippedFile]:
             status = path.stat()
             name = str(path.relative_to(folder))
             yield ShippedFile(name, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, "")
+
+
+def _delete(folder: str, files: list[str]) -> None:
+    """Delete files, and the directories that are empty then: what was written meanwhile stays. Raise OSError."""
+    for name in files:
+        os.unlink(os.path.join(folder, name))
+    for path, _, _ in os.walk(folder, topdown=False):
+        with contextlib.suppress(OSError):  # it is not empty
+            os.rmdir(path)
 
 
 def _hashes(folder: str, names: list[str]) -> list[tuple[str, int, int]]:

@@ -92,7 +92,7 @@ SILENT = [
 
 
 def log_of(function: object, storage: Path) -> str:
-    """What the ranks print."""
+    """The output of the ranks."""
     trainer = DataParallelTrainer(
         function,  # type: ignore[arg-type]
         backend_config=TorchConfig(),

@@ -168,7 +168,6 @@ def test_a_broken_connection_delays_only_the_files_that_have_not_come(
     run = tmp_path / "run"
     for name, size in (("small", 1), ("logs/middle", 10), ("large", 9_000_000)):
         written(tmp_path / "there" / name, bytes(size))
-    (tmp_path / "there" / "link").symlink_to("nowhere")
     fetched = []
 
     class Breaking(mover_module.Stream):  # type: ignore[misc, name-defined]
@@ -202,6 +201,16 @@ def test_files_above_the_limit_stay_and_come_later(mover: Mover, tmp_path: Path)
     assert bring_back(Mover(SERVER), tmp_path).text == f"1 file (3.0 kB) came to {run}"
     assert (run / "small").stat().st_ino == inode, "it has not come again"
     assert not there.exists()
+
+
+def test_what_does_not_come_is_not_deleted(mover: Mover, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    written(there / "plots" / "a.png", b"a")
+    written(tmp_path / "scratch" / "large", b"l")
+    (there / "link").symlink_to(tmp_path / "scratch")  # directories behind links do not come
+    assert bring_back(mover, tmp_path).failed is None
+    assert [path.name for path in there.iterdir()] == ["link"]
+    assert (tmp_path / "scratch" / "large").exists()
 
 
 def test_nothing_is_overwritten(mover: Mover, tmp_path: Path) -> None:
