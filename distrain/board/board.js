@@ -1,9 +1,9 @@
 "use strict";
-// Draws the board from the object in #data, and keeps it up to date if that has a token. Texts are only set as text.
+// Draws the board from the object in #data, and keeps it up to date if it is live. Texts are only set as text.
 (() => {
   const MOST_CHOSEN = 8, ROWS = 100, POLL_MS = 1000, HIDDEN_MS = 10000, MOST_LINES = 3000;
   const data = JSON.parse(document.getElementById("data").textContent);
-  const isLive = Boolean(data.token);
+  const { isLive } = data;
   const $ = (selector) => document.querySelector(selector);
   const el = (tag, attributes, ...children) => {
     const made = document.createElement(tag);
@@ -58,11 +58,12 @@
   const curve = (row) => row.curves[view.metric];
   const best = (row) => { const found = curve(row); return found && (isLowest() ? found.low : found.high); };
   const share = (row) => (row.progress ? Math.min(1, Math.max(0, row.progress[0] / row.progress[1])) : null);
-  const left = (row) => (isActive(row) && row.progress && row.rate ? (row.progress[1] - row.progress[0]) / row.rate : null);
+  const silence = (row) => (row.reported && row.state === "running" ? now() - row.reported : 0);
+  const pace = (row) => (silence(row) > Math.max(10, 5 * row.interval) ? null : row.rate);
+  const left = (row) => (isActive(row) && row.progress && pace(row) ? (row.progress[1] - row.progress[0]) / pace(row) : null);
   const took = (row) => (row.began ? (isActive(row) ? now() : row.ended) - row.began : null);
   const late = (row) => {
-    const silent = row.reported && row.state === "running" ? now() - row.reported : 0;
-    return silent > Math.max(60, 10 / (row.rate || 1)) ? `no report for ${duration(silent)}` : "";
+    return silence(row) > Math.max(60, 10 * row.interval) ? `no report for ${duration(silence(row))}` : "";
   };
   const note = (row) => row.note || late(row);
   const hosts = (row) => {
@@ -80,7 +81,7 @@
     { key: "name", title: "Name", kind: "", up: true, value: (r) => r.name.toLowerCase() },
     { key: "state", title: "State", kind: "is-state", width: "6.4rem", narrow: "1.2rem", up: true, value: (r) => r.state },
     { key: "progress", title: "Progress", kind: "", width: "8rem", narrow: "5.6rem", value: (r) => share(r) ?? r.step },
-    { key: "rate", title: "Rate", kind: "number small", width: "5.6rem", value: (r) => r.rate, text: (r) => rate(r.rate) },
+    { key: "rate", title: "Rate", kind: "number small", width: "5.6rem", value: pace, text: (r) => rate(pace(r)) },
     { key: "left", title: "Left", kind: "number small", width: "5.6rem", up: true, value: left, text: (r) => duration(left(r)) },
     { key: "last", title: "Last", kind: "number", width: "6rem", narrow: "5.4rem", up: true, value: (r) => r.metrics[view.metric], text: (r) => amount(r.metrics[view.metric]) },
     { key: "best", title: "Best", kind: "number medium", width: "6rem", up: true, value: (r) => best(r)?.[1], text: (r) => amount(best(r)?.[1]) },
@@ -342,7 +343,7 @@
       answer.hidden = false;
       answer.textContent = "…";
       try {
-        answer.textContent = await (await fetch(`${path}/${word}`, { method: "POST", headers: { "x-token": data.token } })).text();
+        answer.textContent = await (await fetch(`${path}/${word}`, { method: "POST" })).text();
       } catch { answer.textContent = "The board does not answer."; }
     };
     if (isLive && isActive(row)) {

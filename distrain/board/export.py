@@ -20,13 +20,13 @@ _POINTS, _MOST_POINTS = 400_000, 300
 """Points of all curves together, which bounds the size of the file, and of one."""
 
 
-def board_document(board: Board, data: Mapping[str, Any], *, token: str = "", pages: str = "") -> str:
+def board_document(board: Board, data: Mapping[str, Any], *, is_live: bool = False, pages: str = "") -> str:
     """Return the HTML of the board.
 
-    data: of the board. token: that of the server which the page asks for more; without it, nothing in the page asks.
+    data: of the board. is_live: whether a server answers what the page asks; otherwise it asks nothing.
     pages: the folder beside the document that has the pages of the runs, if there is one.
     """
-    facts = {"storage": str(board.storage), "token": token, "pages": pages}
+    facts = {"storage": str(board.storage), "isLive": is_live, "pages": pages}
     return fill("board", {**data, **facts})
 
 

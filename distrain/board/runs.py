@@ -165,6 +165,7 @@ class WatchedRun:
         run, last = self.run, self._last
         progress, reported = last.get("progress"), last.get("time")
         reported = reported if _is_number(reported) else None
+        rate, interval = self._pace()
         return {
             "name": run.name,
             "state": run.state,
@@ -178,7 +179,8 @@ class WatchedRun:
             "step": run.step_of(last) if last else None,
             "reported": reported,
             "progress": progress if _is_progress(progress) else None,
-            "rate": self._rate(),
+            "rate": rate,
+            "interval": interval,
             "metrics": _plain(last.get("metrics")),
             "settings": _plain(run.manifest.get("train_loop_config")),
             "note": self._note()[:_LONGEST],
@@ -195,19 +197,19 @@ class WatchedRun:
         steps, values = [step for step, _ in points], [float(f"{value:.6g}") for _, value in points]
         return {"x": steps, "y": values, "low": found.lowest, "high": found.highest}
 
-    def _rate(self) -> float | None:
-        """Return the steps of the progress, or the reports, per second."""
+    def _pace(self) -> tuple[float | None, float]:
+        """Return the steps of the progress, or the reports, per second, and the seconds between two reports."""
         if len(self._samples) < 2:
-            return None
+            return None, 0.0
         (first, done), (last, more) = self._samples[0], self._samples[-1]
-        return (more - done) / (last - first) if more > done and last > first else None
+        interval = (last - first) / (len(self._samples) - 1)
+        return (more - done) / (last - first) if more > done and last > first else None, interval
 
     def _note(self) -> str:
-        """Return what is wrong, or why the run has ended."""
-        if self.run.state in (RUNNING, STARTING):
-            return "; ".join(self._troubles.values())
+        """Return what is wrong, or why the run has ended, and what was wrong then."""
         ends = [str(one["failure"]) for one in self.run.attempts_now if one.get("failure")]
-        return self.run.problem or (ends[-1] if ends else "")
+        is_over = self.run.state not in (RUNNING, STARTING)
+        return self.run.problem or "; ".join([*(ends[-1:] if is_over else ()), *self._troubles.values()])
 
 
 class Board:

@@ -1,15 +1,13 @@
 """The board as a web server for the browser of one user. Runs in: the process of the board.
 
-It listens at 127.0.0.1 only. Every request needs the token of this server: the first one in its URL, later ones in a
-cookie, and a POST in a header, which pages of other servers cannot send. A wrong Host header is refused, so no other
-name leads here (DNS rebinding).
+It listens at 127.0.0.1 only, and all of it is below a path that nobody can guess, new at each start: a capability URL
+(W3C TAG, Good Practices for Capability URLs). Cookies would reach every server of this machine, whatever its port.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import secrets
 import warnings
@@ -22,8 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from distrain.board.export import board_document
 from distrain.errors import DistrainError
@@ -63,14 +60,13 @@ _LAST_LINES, _MOST_LINES, _LOG_S = 300, 2000, 0.5
 class Pages:
     """The answers of the server.
 
+    token: the first part of all paths.
     ask: sends a request, such as ``stop``, to a running run, and returns its answer; raises DistrainError or
     WrongArgument.
     """
 
     def __init__(self, board: Board, token: str, ask: Callable[[Run, str], str]) -> None:
         self._board, self._token, self._ask = board, token, ask
-        self._cookie = f"distrain_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
-        """Browsers send the cookies of all ports of a host, so each server has a name of its own."""
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -83,32 +79,21 @@ class Pages:
             Route("/runs/{name}/log", self._log),
             Route("/runs/{name}/{word}", self._request, methods=["POST"]),
         ]
-        middleware = [
-            Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False),
-            Middleware(BaseHTTPMiddleware, dispatch=self._guard),
-        ]
+        below = [Mount(f"/{self._token}", routes=routes)]
+        guard = [Middleware(BaseHTTPMiddleware, dispatch=self._guard)]
         refused: Any = dict.fromkeys((DistrainError, WrongArgument, OSError, ValueError, OverflowError), self._refuse)
-        return Starlette(routes=routes, middleware=middleware, exception_handlers=refused, lifespan=self._reading)
+        return Starlette(routes=below, middleware=guard, exception_handlers=refused, lifespan=self._reading)
 
     async def _refuse(self, _: Request, error: Exception) -> Response:
         return responses.PlainTextResponse(str(error), 409)
 
     async def _guard(self, request: Request, answer: RequestResponseEndpoint) -> Response:
-        is_post = request.method == "POST"
-        if request.url.path == "/" and self._is_token(request.query_params.get("token")):
-            response: Response = responses.RedirectResponse("./", 303)  # so that no history has the token
-            response.set_cookie(self._cookie, self._token, httponly=True, samesite="lax")
-        elif self._is_token(request.headers.get("x-token") if is_post else request.cookies.get(self._cookie)):
+        if secrets.compare_digest(request.url.path.split("/")[1].encode(), self._token.encode()):
             response = await answer(request)
         else:
-            response = responses.PlainTextResponse(
-                "Open the URL that `distrain board` has printed: it has the token.", 403
-            )
+            response = responses.PlainTextResponse("Open the URL that `distrain board` has printed.", 403)
         response.headers.update(_HEADERS)
         return response
-
-    def _is_token(self, given: str | None) -> bool:
-        return given is not None and secrets.compare_digest(given.encode(), self._token.encode())
 
     @contextlib.asynccontextmanager
     async def _reading(self, _: Starlette) -> AsyncIterator[None]:
@@ -121,7 +106,7 @@ class Pages:
         task.cancel()
 
     async def _index(self, _: Request) -> Response:
-        return responses.HTMLResponse(board_document(self._board, {"rows": []}, token=self._token))
+        return responses.HTMLResponse(board_document(self._board, {"rows": []}, is_live=True))
 
     async def _data(self, request: Request) -> Response:
         with contextlib.suppress(OSError):  # the storage is away for a while: the rows stay

@@ -58,6 +58,6 @@ def run_board(options: argparse.Namespace) -> int:
         raise WrongArgument(f"port {options.port} cannot be used ({error}); choose another one with --port") from None
     token = secrets.token_urlsafe(24)
     echo(f"distrain board of {storage}: Ctrl-C ends it\n")
-    echo(f"    http://{server.HOST}:{listener.getsockname()[1]}/?token={token}\n")
+    echo(f"    http://{server.HOST}:{listener.getsockname()[1]}/{token}/\n")
     server.serve(board, listener, token, request)
     return 0

@@ -51,26 +51,14 @@ class Server:
         self.url = next(match[0] for line in self.process.stdout if (match := re.search(r"http://\S+", line)))
         parts = urlsplit(self.url)
         assert parts.hostname == "127.0.0.1"
-        self.port, self.token = int(parts.port or 0), parts.query.partition("=")[2]
+        self.port, self.base = int(parts.port or 0), parts.path.rstrip("/")
 
-    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, http.client.HTTPMessage]:
-        """Return the status, the text and the headers of the answer."""
+    def ask(self, path: str, method: str = "GET") -> tuple[int, str]:
+        """Return the status and the text of the answer."""
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
-            connection.request(method, path, headers=headers)
+            connection.request(method, path)
             answer = connection.getresponse()
-            return answer.status, answer.read().decode(), answer.headers
-
-    def status(self, path: str, method: str = "GET", **headers: str) -> int:
-        return self.ask(path, method, **headers)[0]
-
-    def cookie(self) -> str:
-        """Return the cookie that the token is exchanged for, once the runs were looked at."""
-        status, _, headers = self.ask(f"/?token={self.token}")
-        assert (status, headers["location"]) == (303, "./")
-        assert "httponly" in headers["set-cookie"].lower()
-        cookie = str(headers["set-cookie"]).partition(";")[0]
-        assert self.status("/data", cookie=cookie) == 200
-        return cookie
+            return answer.status, answer.read().decode()
 
 
 @pytest.fixture
@@ -94,8 +82,7 @@ def server(storage: Path) -> Iterator[Server]:
 # -- who may ask -----------------------------------------------------------------------------------------------------
 
 
-def test_nobody_gets_in_without_the_token(server: Server, storage: Path) -> None:
-    cookie = server.cookie()
+def test_nobody_gets_in_without_the_path_of_the_url(server: Server, storage: Path) -> None:
     evidence = storage / "old-1/evidence/attempt_0/stacks/rank_0.txt"
     evidence.parent.mkdir(parents=True)
     evidence.write_text("in train.py:3")
@@ -111,42 +98,36 @@ def test_nobody_gets_in_without_the_token(server: Server, storage: Path) -> None
         "/runs/..%2F/": 404,
         "/runs/old-9/": 404,
     }
+    wait_until(lambda: server.ask(f"{server.base}/data")[0] == 200, what="the runs are known")
     for path, status in paths.items():
-        assert server.status(path) == 403
-        assert server.status(path, cookie=f"{cookie}x") == 403
-        assert server.status(path, cookie=f"{cookie.partition('=')[0]}=\xe4") == 403
-        for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1.evil.example"):
-            assert server.status(path, cookie=cookie, host=host) == 400
-        assert server.status(path, cookie=cookie, host="localhost:1234") == status, path  # through a tunnel
-    assert server.status("/?token=wrong") == 403
-    assert server.status(f"/data?token={server.token}") == 403
+        for base in ("", "/", f"{server.base}x", server.base[:-1], "/%E4"):
+            assert server.ask(base + path)[0] == 403, base + path
+        assert server.ask(server.base + path)[0] == status, path
 
 
 def test_a_name_that_is_not_text_and_a_damaged_run_harm_no_other(server: Server, storage: Path) -> None:
     name = b"caf\xe9"
     (storage / "old-0").rename(storage / os.fsdecode(name))
     (storage / "old-1/run.json").write_text("{")
-    cookie = server.cookie()
     wanted = {os.fsdecode(name): "finished", "old-1": "damaged", "old-2": "finished"}
 
     def states() -> dict[str, str]:
-        rows = json.loads(server.ask("/data?since=0&metric=", cookie=cookie)[1])["rows"]
+        rows = json.loads(server.ask(f"{server.base}/data?since=0&metric=")[1])["rows"]
         return {row["name"]: row["state"] for row in rows}
 
     wait_until(lambda: states() == wanted, what="the board has looked again")
-    assert server.status("/runs/old-1/", cookie=cookie) == 200
+    assert server.ask(f"{server.base}/runs/old-1/")[0] == 200
 
 
-def test_an_action_needs_the_token_in_a_header(server: Server) -> None:
-    cookie = server.cookie()
+def test_only_a_button_acts_on_a_run(server: Server) -> None:
+    wait_until(lambda: server.ask(f"{server.base}/data")[0] == 200, what="the runs are known")
     for path in ("/runs/old-0/stop", "/runs/old-0/stacks"):
-        assert server.status(path, "POST", cookie=cookie) == 403  # all that another website could send
-        assert server.status(f"{path}?token={server.token}", "POST", cookie=cookie) == 403
-        assert server.status(path, cookie=cookie) == 405
-        status, text, _ = server.ask(path, "POST", **{"x-token": server.token})
+        assert server.ask(path, "POST")[0] == 403
+        assert server.ask(server.base + path)[0] == 405  # a link, or what the browser loads ahead
+        status, text = server.ask(server.base + path, "POST")
         assert status == 409
         assert text.startswith("old-0 is not running: its state is finished; ")
-    assert server.status("/runs/old-0/debug", "POST", **{"x-token": server.token}) == 404
+    assert server.ask(f"{server.base}/runs/old-0/debug", "POST")[0] == 404
 
 
 def test_it_listens_on_this_machine_only(server: Server) -> None:
@@ -231,7 +212,6 @@ def test_a_run_that_trains_is_followed_and_stopped(
 ) -> None:
     browser.show(server.url, width=1600)
     wait_until(lambda: "live" in cells_of(browser), what="the run is in the table")
-    assert "token" not in browser.evaluate("location.href")
     wait_until(lambda: cells_of(browser)["live"][5].endswith("s"), what="the time left is known")
     assert cells_of(browser)["live"][2] == "running"
     assert cells_of(browser)["old-1"][2] == "failed"
@@ -261,7 +241,7 @@ def test_a_run_that_trains_is_followed_and_stopped(
     press(browser, "Escape")
     assert browser.evaluate("document.querySelector('#details').hidden")
     assert others(browser, server) == []
-    browser.show(f"http://127.0.0.1:{server.port}/runs/live/", width=1000)
+    browser.show(f"{server.url}runs/live/", width=1000)
     assert browser.evaluate("document.querySelector('.verdict').textContent").startswith("stopped Stopped after")
 
 
@@ -285,7 +265,7 @@ def test_runs_are_sorted_filtered_and_drawn(browser: Browser, server: Server) ->
     wait_until(
         lambda: browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 3, what="a curve less"
     )
-    browser.show(f"http://127.0.0.1:{server.port}/", width=1280)  # what was chosen stays
+    browser.show(server.url, width=1280)  # what was chosen stays
     wait_until(lambda: [row[1] for row in browser.evaluate(CELLS)] == ["old-0"], what="the table")
     assert browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 3
     assert others(browser, server) == []
