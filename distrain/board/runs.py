@@ -79,10 +79,11 @@ class WatchedRun:
         self._metrics, self._events = (Tail(f"{self.run.path}/{name}") for name in (names.METRICS, names.EVENTS))
         self._reports = Reports((), _BINS)
         self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
-        last = self.run.last_report() or {}  # long files take a while
-        self._last = last if isinstance(last.get("attempt"), int) else {}
+        self._last = self.run.last_report() or {}  # long files take a while
         self._troubles: dict[object, str] = {}
         """The troubles of this moment: a hang, or those of the memory or a GPU of a rank."""
+        self._last_hang = 0.0, ""
+        """The time at which it was over, and its text."""
 
     @property
     def unread(self) -> int:
@@ -99,8 +100,7 @@ class WatchedRun:
             self._begin()
         self._reports.known = [(one["attempt"], one.get("first_step"), True) for one in self.run.attempts]
         self._metrics.look()
-        if self.run.state == RUNNING:
-            self._events.look()
+        self._events.look()
         return self._looked_at_memory() or self.run != before
 
     def _looked_at_memory(self) -> bool:
@@ -128,8 +128,9 @@ class WatchedRun:
         match event:
             case {"event": "hang_began", "text": text}:
                 self._troubles["hang"] = str(text)
-            case {"event": "hang"}:
+            case {"event": "hang", "time": float(at), "text": text}:
                 self._troubles.pop("hang", None)
+                self._last_hang = at, str(text)
             case {"event": "trouble", "host": host, "rank": rank, "problem": problem, "text": text}:
                 self._troubles[str((host, rank, problem))] = f"rank {rank} on {host}: {text}"
             case {"event": "trouble_over", "host": host, "rank": rank, "problem": problem}:
@@ -164,7 +165,6 @@ class WatchedRun:
     def _make_row(self, metrics: Iterable[str], most: int) -> dict[str, Any]:
         run, last = self.run, self._last
         progress, reported = last.get("progress"), last.get("time")
-        reported = reported if _is_number(reported) else None
         rate, interval = self._pace()
         return {
             "name": run.name,
@@ -207,9 +207,12 @@ class WatchedRun:
 
     def _note(self) -> str:
         """Return what is wrong, or why the run has ended, and what was wrong then."""
+        if self.run.state in (RUNNING, STARTING):
+            return "; ".join(self._troubles.values())
         ends = [str(one["failure"]) for one in self.run.attempts_now if one.get("failure")]
-        is_over = self.run.state not in (RUNNING, STARTING)
-        return self.run.problem or "; ".join([*(ends[-1:] if is_over else ()), *self._troubles.values()])
+        over, hang = self._last_hang
+        hung = [hang] if over > self._last.get("time", 0.0) else []  # it ended with the run
+        return self.run.problem or "; ".join([*ends[-1:], *hung])
 
 
 class Board:

@@ -77,7 +77,7 @@ class Reports:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a line. Raise KeyError, TypeError, ValueError or AttributeError if it is damaged."""
-        attempt, rank, index, moment = record["attempt"], record["rank"], int(record["index"]), float(record["time"])
+        attempt, rank, index, moment = record["attempt"], record["rank"], record["index"], record["time"]
         metrics = flatten(record["metrics"]) if rank == 0 else {}
         waits = record.get("waits") or {}
         waited = [float(waits.get(kind, 0.0)) for kind in ("data", "checkpoint")]

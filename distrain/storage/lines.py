@@ -83,7 +83,13 @@ def event_in(line: bytes) -> dict[str, Any] | None:
         event = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and {"time", "event", "attempt"} <= event.keys() else None
+    if not isinstance(event, dict) or not {"time", "event", "attempt"} <= event.keys():
+        return None
+    return event if _is_count(event["time"]) and _is_count(event.get("since", 0)) else None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e15
 
 
 def _whole_lines(path: Path | RemotePath) -> Iterator[bytes]:
@@ -137,7 +143,10 @@ def record_in(line: bytes, where: str) -> dict[str, Any] | None:
     try:
         record: dict[str, Any] = json.loads(line.decode())  # json.loads() would take bytes with zeros for UTF-32
         record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
-        int(record["rank"])
+        if not isinstance(record["metrics"], dict):
+            raise TypeError("the metrics must be an object")
+        if not all(map(_is_count, (record["rank"], record["attempt"], record["index"], record["time"]))):
+            raise ValueError("rank, attempt, index and time must be numbers")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"
         warnings.warn(f"skipped {where}: it cannot be parsed ({why})", stacklevel=3)

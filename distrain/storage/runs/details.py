@@ -152,7 +152,8 @@ def verdict(run: Run, last: Mapping[str, Any] | None) -> str:
 
 def _hang_of(run: Run, last: Mapping[str, Any] | None) -> str | None:
     """Return who is stuck in a hang that lasts, or in which the run has ended."""
-    found = [event for event in read_events(run.location / names.EVENTS) if event["event"] in ("hang_began", "hang")]
+    events = read_events(run.location / names.EVENTS)
+    found = [event for event in events if event["event"] in ("hang_began", "hang") and "since" in event]
     if not found or not found[-1].get("text") or (found[-1]["event"] == "hang" and run.state == RUNNING):
         return None
     since, now = found[-1]["since"], time.time() if run.state == RUNNING else run.ended

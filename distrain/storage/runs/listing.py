@@ -71,11 +71,15 @@ class Run(NamedTuple):
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
-        """The attempts, the oldest first, without those that a damaged run.json does not number or date."""
+        """The attempts, the oldest first, without those that are damaged: they have no number, date or first step."""
         listed = self.manifest.get("attempts")
         found = [attempt for attempt in listed if isinstance(attempt, dict)] if isinstance(listed, list) else []
         return [
-            attempt for attempt in found if isinstance(attempt.get("attempt"), int) and _number(attempt.get("started"))
+            attempt
+            for attempt in found
+            if isinstance(attempt.get("attempt"), int)
+            and isinstance(attempt.get("first_step") or 0, int)
+            and _number(attempt.get("started"))
         ]
 
     @property

@@ -138,7 +138,9 @@ def test_a_hang_and_a_trouble_are_notes_until_they_are_over(live: Run) -> None:
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
     run = make(tmp_path)
     run.manifest({**TIMES, "failure": "rank 3 on beta: ValueError"}, status="failed")
-    assert row_of(Board(tmp_path))["note"] == "rank 3 on beta: ValueError"
+    report(run, 1, 3.0)
+    run.event("hang", 9, text="rank 1 waits", since=STARTED)
+    assert row_of(Board(tmp_path))["note"] == "rank 3 on beta: ValueError; rank 1 waits"
 
 
 def test_runs_come_and_go_and_another_of_the_same_name_begins_anew(tmp_path: Path) -> None:
@@ -163,6 +165,7 @@ def test_runs_come_and_go_and_another_of_the_same_name_begins_anew(tmp_path: Pat
         '{"rank":0}',
         '{"rank":0,"metrics":{"loss":1}}',
         '{"rank":0,"metrics":{"loss":1},"attempt":0,"index":1,"time":NaN}',
+        '{"rank":0,"metrics":{"loss":1},"attempt":0,"index":1e400,"time":1}',
         '{"rank":0,"metrics":[1],"attempt":[],"index":1,"time":1}',
         '{"rank":0,"metrics":{"loss":"NaN"},"attempt":0,"index":1,"time":"x"}',
         '{"rank":0,"metrics":{"loss":null},"nonfinite":{"/loss":"nan"},"attempt":0,"index":1,"time":1,"progress":[1,0]}',

@@ -80,7 +80,7 @@ def test_a_torn_last_line_is_cut_off_before_new_ones_are_written(root: Path) -> 
 
 def test_readers_choose_one_rank_or_all(store: LocalStore) -> None:
     for rank in (0, 1):
-        store.append_metrics({"rank": rank}, {"rank": rank})
+        store.append_metrics({"time": 1.0, "attempt": 0, "rank": rank, "index": 1}, {"rank": rank})
     store.flush()
     assert [record["rank"] for record in read_metrics(store.paths.metrics, rank=1)] == [1]
     assert [record["rank"] for record in read_metrics(store.paths.metrics, rank=None)] == [0, 1]
