@@ -187,24 +187,13 @@ class FileSource(TableSource):
     # -- reading --------------------------------------------------------------------------------------------------
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        sizes = self.block_rows
-        at_once: list[int] = []
-        total = 0
-        for block in blocks:
-            if skip >= sizes[block] and not at_once:
-                skip -= int(sizes[block])
-                continue
-            at_once.append(block)
-            total += int(sizes[block])
-            if total - skip >= count or len(at_once) == _BLOCKS_AT_ONCE:
-                taken = min(count, total - skip)
-                yield from self._scan(at_once, skip, taken)
-                count -= taken
-                at_once, total, skip = [], 0, 0
+        for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
+            at_once = blocks[start : start + _BLOCKS_AT_ONCE]
+            taken = min(count, int(self.block_rows[at_once].sum()) - skip)
+            yield from self._scan(at_once, skip, taken)
+            count, skip = count - taken, 0
             if not count:
                 return
-        if at_once:
-            yield from self._scan(at_once, skip, min(count, total - skip))
 
     def _scan(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
         table_of = require("pyarrow").Table.from_batches

@@ -91,7 +91,7 @@ class TableSource(ABC):
 
     @abstractmethod
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        """Yield ``count`` rows of these blocks, one block after the other, after the first ``skip`` rows of them."""
+        """Yield ``count`` rows of these blocks, one after the other, without the first ``skip`` of the first one."""
 
     def take(self, rows: Indices) -> Block:
         """Return rows by their numbers, if ``is_random``."""

@@ -109,12 +109,7 @@ class DerivedSource(TableSource):
         """Yield all rows of these blocks."""
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        wanted = [block for block in blocks if self.block_rows[block]]
-        skipped = 0
-        while skipped < len(wanted) and skip >= self.block_rows[wanted[skipped]]:
-            skip -= int(self.block_rows[wanted[skipped]])
-            skipped += 1
-        return rows_after(self._made(wanted[skipped:]), skip, count)
+        return rows_after(self._made([block for block in blocks if self.block_rows[block]]), skip, count)
 
 
 class ChosenSource(DerivedSource):
