@@ -775,15 +775,9 @@ def start_silent(argv: Sequence[str], *, directory: str) -> Process:
 def output_of(argv: Sequence[str], directory: str, timeout_s: float = 30) -> bytes | None:
     """Return what a program writes to stdout. Return None if there is none, or it fails or takes longer."""
     try:
-        done = subprocess.run(  # noqa: S603
-            list(argv),
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=timeout_s,
-            check=False,
+        nothing = subprocess.DEVNULL
+        return subprocess.check_output(  # noqa: S603
+            list(argv), cwd=directory, stdin=nothing, stderr=nothing, timeout=timeout_s
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if done.returncode == 0 else None
