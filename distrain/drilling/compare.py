@@ -125,7 +125,7 @@ class Straight:
         step, expected = _whole([steps[0] for steps in ours]), _whole([steps[start] for steps in theirs])
         keys = self._keys(step, expected, rounding=_ROUNDING)
         keys = {part: names for part, names in keys.items() if part not in ("random", "data", "lr")}
-        return self._differences(attempt, 0, 0, keys, step, expected, start).causes() if keys else []
+        return Differences(0, 0, keys, step, expected, attempt, self.attempt, start).causes() if keys else []
 
     def causes(self, attempt: Attempt, start: int) -> list[Cause]:
         """Return the likely causes of a drift, each once: of the earliest differences, or of counters that differ."""
@@ -135,7 +135,7 @@ class Straight:
         if not named:
             rank = attempt.rank
             pairs = zip(attempt.of("step", rank)[:1], self.attempt.of("step", rank)[start:], strict=False)
-            beginnings = [self._differences(attempt, rank, 0, {}, step, expected) for step, expected in pairs]
+            beginnings = [Differences(rank, 0, {}, step, expected, attempt, self.attempt) for step, expected in pairs]
             named = [Cause("step", again) for one in beginnings if (again := one.counter(""))] or [Cause("unknown", "")]
         return list({cause.name: cause for cause in reversed(named)}.values())[::-1]
 
@@ -146,31 +146,10 @@ class Straight:
             pairs = zip(attempt.of("step", rank), self.attempt.of("step", rank)[start:], strict=False)
             for index, (step, expected) in enumerate(pairs):
                 if keys := self._keys(step, expected):
-                    found.append(self._differences(attempt, rank, index, keys, step, expected, start + index))
+                    at = start + index
+                    found.append(Differences(rank, index, keys, step, expected, attempt, self.attempt, at))
                     break
         return found
-
-    def _differences(
-        self,
-        attempt: Attempt,
-        rank: int,
-        index: int,
-        keys: Mapping[str, Sequence[str]],
-        step: Step,
-        expected: Step,
-        at: int = 0,
-    ) -> Differences:
-        of_rank_0 = self.attempt.of("step", 0)
-        return Differences(
-            rank=rank,
-            index=index,
-            keys=keys,
-            step=step,
-            expected=expected,
-            straight=self.attempt.of("step", rank),
-            at_0=of_rank_0[at] if at < len(of_rank_0) else {},
-            misfits=attempt.of("misfit", rank),
-        )
 
     def _keys(self, step: Step, expected: Step, rounding: float = 0.0) -> dict[str, list[str]]:
         """Return the names of what differs in each part by more than noise."""
