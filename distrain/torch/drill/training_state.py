@@ -14,7 +14,6 @@ import sysconfig
 import time
 import zlib
 from functools import wraps
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -25,6 +24,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
+
+from distrain.torch.reproducibility import seed_random_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,15 +44,11 @@ _DEEPEST = 2
 class TrainingWatch:
     """Notes the state at the beginning of each step, what is saved, and what does not fit when it is loaded.
 
-    probe: hears it, a :class:`distrain.drilling.probe.Probe`. seed: of the random numbers of torch and NumPy.
+    probe: hears it, a :class:`distrain.drilling.probe.Probe`. seed: of the random numbers.
     """
 
     def __init__(self, probe: Any, seed: int) -> None:
-        torch.manual_seed(seed)
-        if find_spec("numpy"):
-            import numpy
-
-            numpy.random.seed(seed)
+        seed_random_numbers(seed)
         self._probe = probe
         self._pid = os.getpid()
         self._is_new_step = True
