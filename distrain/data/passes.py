@@ -176,12 +176,8 @@ class StreamPass:
             rows += count
             while len(marks) > 1 and marks[1].rows <= rows:
                 marks.popleft()
-            places = np.arange(rank * share, (rank + 1) * share)
-            own = (
-                rows_between(step, rank * share, (rank + 1) * share)
-                if places[-1] < count
-                else rows_at(step, places % count)
-            )
+            start, stop = rank * share, (rank + 1) * share
+            own = rows_between(step, start, stop) if stop <= count else rows_at(step, np.arange(start, stop) % count)
             yield own, share, (rows, marks[0] if marks and marks[0].rows <= rows else None)
         if not rows:
             raise DataError("it has no rows")
