@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from distrain.api import current
-from distrain.data.blocks import object_types, to_columns
+from distrain.data.blocks import converted, object_types, to_columns
 from distrain.errors import DataError
 from distrain.torch.device import get_device
 from distrain.torch.nested import map_leaves
@@ -85,11 +85,7 @@ def _tensors(block: Block, dtypes: Any) -> Any:
         except (TypeError, RuntimeError) as error:
             raise DataError(f"rows such as {block[0]!r:.50} cannot be joined: {error}; give a collate_fn") from error
         return map_leaves(batch, lambda leaf: leaf.to(dtypes) if dtypes and torch.is_tensor(leaf) else leaf)
-    columns = to_columns(block)
-    wanted = dtypes if isinstance(dtypes, dict) else dict.fromkeys(columns, dtypes)
-    if unknown := wanted.keys() - columns.keys():
-        raise DataError(f"dtypes names the column {min(unknown)!r}; there are {sorted(columns)}")
-    return {name: _tensor(name, column, wanted.get(name)) for name, column in columns.items()}
+    return converted(block, dtypes, _tensor)
 
 
 def _tensor(name: str, column: np.ndarray[Any, Any], dtype: torch.dtype | None) -> torch.Tensor:
