@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
 from distrain.torch.reproducibility import seed_random_numbers
+from distrain.worker.places import outwards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,7 +127,7 @@ class TrainingWatch:
         found = _Found(self._trained())
         found.add("", module, 0)
         keywords: Any = {}
-        for function in _callers(frame):
+        for function in outwards(frame):
             if not keywords and function.f_code.co_name in ("_call_impl", "inner"):
                 keywords = function.f_locals.get("kwargs", {})
             found.look_into(function)
@@ -206,13 +207,6 @@ class _Found:
         tensors = {f"{name}.{key}": one for key, one in values.items() if isinstance(one, torch.Tensor)}
         if {str(key).removeprefix("module.") for key in values} & {key for key, _ in self.names}:
             self.averages |= tensors
-
-
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames of a call, the innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _is_users(value: object) -> bool:
