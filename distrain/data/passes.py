@@ -175,8 +175,8 @@ class StreamPass:
             rows += count
             while len(marks) > 1 and marks[1].rows <= rows:
                 marks.popleft()
-            start, stop = rank * share, (rank + 1) * share
-            own = rows_between(step, start, stop) if stop <= count else rows_at(step, np.arange(start, stop) % count)
+            first, end = rank * share, (rank + 1) * share
+            own = rows_between(step, first, end) if end <= count else rows_at(step, np.arange(first, end) % count)
             yield own, share, (rows, marks[0] if marks and marks[0].rows <= rows else None)
         if not rows:
             raise DataError("it has no rows")
