@@ -130,21 +130,17 @@ class ScalingConfig:
     def _check_resources(self) -> None:
         check_fields(self, check_type, "resources_per_worker", kind=dict, optional=True)
         for name, amount in (self.resources_per_worker or {}).items():
-            self._check_resource(name, amount)
-
-    @staticmethod
-    def _check_resource(name: object, amount: object) -> None:
-        label = f"ScalingConfig.resources_per_worker[{name!r}]"
-        if name not in RESOURCES and amount == 0:
-            return
-        if name not in RESOURCES:
-            raise ValueError(f"{label}: unknown resource; known are {', '.join(RESOURCES)}, and accelerator_type=")
-        if isinstance(amount, bool) or not isinstance(amount, (int, float)):
-            raise TypeError(f"{label} must be a number, got {amount!r} ({type(amount).__name__})")
-        if not (math.isfinite(amount) and amount >= 0):
-            raise ValueError(f"{label} must be finite and not negative, got {amount!r}")
-        if name == "GPU" and amount > 1 and amount != int(amount):
-            raise ValueError(f"{label} must be a fraction of one GPU or a whole number, got {amount!r}")
+            label = f"ScalingConfig.resources_per_worker[{name!r}]"
+            if name not in RESOURCES and amount == 0:
+                continue
+            if name not in RESOURCES:
+                raise ValueError(f"{label}: unknown resource; known are {', '.join(RESOURCES)}, and accelerator_type=")
+            if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+                raise TypeError(f"{label} must be a number, got {amount!r} ({type(amount).__name__})")
+            if not (math.isfinite(amount) and amount >= 0):
+                raise ValueError(f"{label} must be finite and not negative, got {amount!r}")
+            if name == "GPU" and amount > 1 and amount != int(amount):
+                raise ValueError(f"{label} must be a fraction of one GPU or a whole number, got {amount!r}")
 
     def _check_gpus(self) -> None:
         if self.use_gpu and self.gpus_per_worker == 0:
@@ -629,14 +625,11 @@ class RunConfig:
     def _check_callbacks(self) -> None:
         allowed = "a list of distrain.UserCallback or distrain.Observer objects"
         check_fields(self, check_type, "callbacks", kind=Sequence, allowed=allowed)
-        self._move_trackers()
-        for callback in self.callbacks or ():
-            check_type("RunConfig.callbacks", callback, (UserCallback, Observer), allowed)
-
-    def _move_trackers(self) -> None:
         if trackers := [one for one in self.callbacks or () if isinstance(one, Tracker)]:
             object.__setattr__(self, "trackers", [*(self.trackers or ()), *trackers])
             object.__setattr__(self, "callbacks", [one for one in self.callbacks or () if not isinstance(one, Tracker)])
+        for callback in self.callbacks or ():
+            check_type("RunConfig.callbacks", callback, (UserCallback, Observer), allowed)
 
     @property
     def env_vars(self) -> dict[str, str]:

@@ -135,11 +135,7 @@ _arguments: dict[str, list[str]] = {}
 
 def explain(module: str, name: str) -> str:
     """Return the text of the AttributeError for a name that a module lacks."""
-    return _text(f"module {module!r} has no attribute {name!r}", MISSING.get(name))
-
-
-def _text(plain: str, sentence: str | None) -> str:
-    return plain if sentence is None else f"{plain}: {sentence}"
+    return f"module {module!r} has no attribute {name!r}" + (f": {MISSING[name]}" if name in MISSING else "")
 
 
 class _Finder:

@@ -182,7 +182,7 @@ class ReportHandler:
                 if ordinal is not None:
                     self._note_bringing(rank)
                 if self._rows:
-                    self._do(self._rows.skipped(rank, index, now))
+                    self._do(self._rows.reported(rank, index, None, None, now))
                 self._do(self._assembly.failed(rank, index, ordinal, why, now))
             case wire.FilesCopied():
                 if not self._memory.stored(message):

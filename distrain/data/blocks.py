@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from distrain.system.imports import require
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+_T = TypeVar("_T")
 Block = Any
 """A ``pyarrow.Table``, a ``dict[str, numpy.ndarray]`` or a ``list`` of rows."""
 Columns = dict[str, "np.ndarray[Any, Any]"]
@@ -151,6 +152,15 @@ def to_columns(block: Block) -> Columns:
         if row.keys() != names:
             raise DataError(f"some rows have the columns {sorted(names)}, others {sorted(row)}; give all the same")
     return _each_column(names, ([row[name] for row in block] for name in names), _of_values, "an array")
+
+
+def converted(block: Block, dtypes: Any, convert: Callable[[str, np.ndarray[Any, Any], Any], _T]) -> dict[str, _T]:
+    """Return the columns after a conversion. ``dtypes``: the type of all, or a dict by column. Raises DataError."""
+    columns = to_columns(block)
+    wanted = dtypes if isinstance(dtypes, dict) else dict.fromkeys(columns, dtypes)
+    if unknown := wanted.keys() - columns.keys():
+        raise DataError(f"dtypes names the column {min(unknown)!r}; there are {sorted(columns)}")
+    return {name: convert(name, column, wanted.get(name)) for name, column in columns.items()}
 
 
 def writable(batch: Any) -> Any:

@@ -75,11 +75,8 @@ class FileSource(TableSource):
     @cached_property
     def _files(self) -> tuple[Any, list[str]]:
         """The filesystem and the sorted paths of all files. Raises DataError if there are none."""
-        return found_files(self._paths, self._is_wanted, self._format or "Parquet, CSV or JSON")
-
-    def _is_wanted(self, file: str) -> bool:
-        kind = format_of(file)
-        return kind is not None and kind == (self._format or kind)
+        formats = [self._format] if self._format else SUFFIXES.values()
+        return found_files(self._paths, lambda file: format_of(file) in formats, self._format or "Parquet, CSV or JSON")
 
     @cached_property
     def _dataset(self) -> Any:
@@ -91,12 +88,9 @@ class FileSource(TableSource):
         if len(formats) > 1:
             raise DataError(f"the files have several formats; read each by itself: {', '.join(formats.values())}")
         kind = str(*formats)
-        if isinstance(filesystem, LocalFileSystem):
-            arrow_filesystem = require("pyarrow.fs").LocalFileSystem()
-        else:
-            fs = require("pyarrow.fs")
-            arrow_filesystem = fs.PyFileSystem(fs.FSSpecHandler(filesystem))
-        datasets = require("pyarrow.dataset")
+        fs, datasets = require("pyarrow.fs"), require("pyarrow.dataset")
+        is_local = isinstance(filesystem, LocalFileSystem)
+        arrow_filesystem = fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
         try:
             form = getattr(datasets, f"{kind.capitalize()}FileFormat")(**self._options)
             options = datasets.FileSystemFactoryOptions(
@@ -187,24 +181,13 @@ class FileSource(TableSource):
     # -- reading --------------------------------------------------------------------------------------------------
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        sizes = self.block_rows
-        at_once: list[int] = []
-        total = 0
-        for block in blocks:
-            if skip >= sizes[block] and not at_once:
-                skip -= int(sizes[block])
-                continue
-            at_once.append(block)
-            total += int(sizes[block])
-            if total - skip >= count or len(at_once) == _BLOCKS_AT_ONCE:
-                taken = min(count, total - skip)
-                yield from self._scan(at_once, skip, taken)
-                count -= taken
-                at_once, total, skip = [], 0, 0
+        for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
+            at_once = blocks[start : start + _BLOCKS_AT_ONCE]
+            taken = min(count, int(self.block_rows[at_once].sum()) - skip)
+            yield from self._scan(at_once, skip, taken)
+            count, skip = count - taken, 0
             if not count:
                 return
-        if at_once:
-            yield from self._scan(at_once, skip, min(count, total - skip))
 
     def _scan(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
         table_of = require("pyarrow").Table.from_batches

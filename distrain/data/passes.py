@@ -164,9 +164,8 @@ class StreamPass:
         start = self._rows // window * window if window else self._rows
         self._stream.skip_to(start, self._mark)
         marks: deque[Mark] = deque([self._mark] if self._mark else [])
-        found = self._shuffled(marks, start) if window else self._unshuffled(marks)
         rows, (rank, ranks) = self._rows, (self._worker.rank, self._worker.ranks)
-        for step in in_pieces(found, self._size * ranks):
+        for step in in_pieces(self._windows(marks, start), self._size * ranks):
             count, share = row_count(step), self._size
             if count < share * ranks:
                 share = _new_share(count, ranks, self._options.uneven, rows)
@@ -176,42 +175,30 @@ class StreamPass:
             rows += count
             while len(marks) > 1 and marks[1].rows <= rows:
                 marks.popleft()
-            places = np.arange(rank * share, (rank + 1) * share)
-            own = (
-                rows_between(step, rank * share, (rank + 1) * share)
-                if places[-1] < count
-                else rows_at(step, places % count)
-            )
+            first, end = rank * share, (rank + 1) * share
+            own = rows_between(step, first, end) if end <= count else rows_at(step, np.arange(first, end) % count)
             yield own, share, (rows, marks[0] if marks and marks[0].rows <= rows else None)
         if not rows:
             raise DataError("it has no rows")
 
-    def _unshuffled(self, marks: deque[Mark]) -> Iterator[Block]:
-        step = self._size * self._worker.ranks
-        blocks = self._stream.blocks(lambda: step)
-        while True:
-            if mark := self._stream.mark():
-                marks.append(mark)
-            if (block := next(blocks, None)) is None:
-                return
-            yield block
-
-    def _shuffled(self, marks: deque[Mark], start: int) -> Iterator[Block]:
-        """Yield windows of rows in a random order, the first one from the first row on that was not taken."""
+    def _windows(self, marks: deque[Mark], start: int) -> Iterator[Block]:
+        """Yield windows of rows, the first one from the first row on that was not taken: shuffled, or one step each."""
         order, missing = self._options.order, 0
+        size = order.window or self._size * self._worker.ranks
         blocks = self._stream.blocks(lambda: missing)
         while True:
             if mark := self._stream.mark():
                 marks.append(mark)
             parts: list[Block] = []
-            missing = order.window
+            missing = size
             while missing and (block := next(blocks, None)) is not None:
                 parts.append(block)
                 missing -= row_count(block)
             if not parts:
                 return
-            yield shuffled(joined(parts), order, self.epoch, start, (self._rows, start + order.window))
-            start += order.window
+            rows = joined(parts)
+            yield shuffled(rows, order, self.epoch, start, (self._rows, start + size)) if order.window else rows
+            start += size
 
     def took(self, rows: int, note: Any) -> None:
         self._rows, self._mark = note[0], note[1] or self._mark

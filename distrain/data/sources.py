@@ -91,7 +91,7 @@ class TableSource(ABC):
 
     @abstractmethod
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        """Yield ``count`` rows of these blocks, one block after the other, after the first ``skip`` rows of them."""
+        """Yield ``count`` rows of these blocks, one after the other, without the first ``skip`` of the first one."""
 
     def take(self, rows: Indices) -> Block:
         """Return rows by their numbers, if ``is_random``."""
@@ -107,17 +107,17 @@ class TableSource(ABC):
 
 
 class RandomSource(TableSource):
-    """Rows that are found at once by their numbers. They are one block."""
+    """Rows that are found at once by their numbers. They are one block. ``rows``: their number."""
 
     is_random = True
+    rows = 0
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
 
     @property
     def block_rows(self) -> Indices:
         return np.array([self.rows])
-
-    @property
-    @abstractmethod
-    def rows(self) -> int: ...
 
     @property
     def row_bytes(self) -> float:
@@ -132,15 +132,12 @@ class MemorySource(RandomSource):
     """A block in memory: a dict of numpy arrays, a pyarrow Table, or a list of rows. Its readers get copies."""
 
     def __init__(self, block: Block) -> None:
+        super().__init__(row_count(block))
         self._block = block
         if not isinstance(block, list):
             sizes = [column.nbytes for column in block.values()] if isinstance(block, dict) else [block.nbytes]
             row_bytes = sum(sizes) / max(1, self.rows)
             self.at_once = int(min(_ROWS_FROM_MEMORY, max(1, _BYTES_FROM_MEMORY / max(1, row_bytes))))
-
-    @property
-    def rows(self) -> int:
-        return row_count(self._block)
 
     def take(self, rows: Indices) -> Block:
         first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, -1)
@@ -173,29 +170,19 @@ class RangeSource(RandomSource):
 
     at_once = _ROWS_FROM_MEMORY
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-
-    @property
-    def rows(self) -> int:
-        return self._rows
-
     def take(self, rows: Indices) -> Block:
         return {"id": rows}
 
     def facts(self) -> dict[str, Any]:
-        return {"rows": self._rows}
+        return {"rows": self.rows}
 
 
 class ItemSource(RandomSource):
     """An object with ``len()`` whose items are rows, such as a ``torch.utils.data.Dataset``."""
 
     def __init__(self, items: Any) -> None:
+        super().__init__(len(items))
         self._items = items
-
-    @property
-    def rows(self) -> int:
-        return len(self._items)
 
     def take(self, rows: Indices) -> Block:
         places = rows.tolist()
@@ -214,6 +201,7 @@ class HuggingFaceSource(RandomSource):
     """
 
     def __init__(self, dataset: Any) -> None:
+        super().__init__(len(dataset))
         self._dataset = dataset
         self._decoded: Any = None
         if dataset.format["type"] is None:
@@ -222,10 +210,6 @@ class HuggingFaceSource(RandomSource):
             decoded = [name for name in names if needs_decoding(dataset.features[name])]
             self._decoded = dataset.with_format("numpy", columns=decoded) if decoded else None
             self._dataset = dataset.with_format("arrow", columns=names)
-
-    @property
-    def rows(self) -> int:
-        return len(self._dataset)
 
     def take(self, rows: Indices) -> Block:
         found = self._dataset[rows]

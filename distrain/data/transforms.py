@@ -75,21 +75,17 @@ class IndexedSource(RandomSource):
     """Rows of a source that finds any row at once. ``places`` turns a row's number into that of the source."""
 
     def __init__(self, inner: TableSource, rows: int, places: Callable[[Indices], Indices], facts: str) -> None:
+        super().__init__(rows)
         self._inner = inner
-        self._rows = rows
         self._places = places
         self._facts = facts
         self.at_once = inner.at_once
-
-    @property
-    def rows(self) -> int:
-        return self._rows
 
     def take(self, rows: Indices) -> Block:
         return self._inner.take(self._places(rows))
 
     def facts(self) -> dict[str, Any]:
-        return {**self._inner.facts(), self._facts: self._rows}
+        return {**self._inner.facts(), self._facts: self.rows}
 
     def schema(self) -> Schema:
         return self._inner.schema()
@@ -113,12 +109,7 @@ class DerivedSource(TableSource):
         """Yield all rows of these blocks."""
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        wanted = [block for block in blocks if self.block_rows[block]]
-        skipped = 0
-        while skipped < len(wanted) and skip >= self.block_rows[wanted[skipped]]:
-            skip -= int(self.block_rows[wanted[skipped]])
-            skipped += 1
-        return rows_after(self._made(wanted[skipped:]), skip, count)
+        return rows_after(self._made([block for block in blocks if self.block_rows[block]]), skip, count)
 
 
 class ChosenSource(DerivedSource):

@@ -1,4 +1,4 @@
-"""The blame for a failure: how each rank ended, which failure came first, and why the run ended. Runs in: coordinator.
+"""The blame for a failure: which rank failed first, and why the run ended. Runs in: coordinator.
 
 Pure: no I/O, no clock. A worker says itself if its exception blames another rank (:func:`blames_peer`).
 """
@@ -7,78 +7,20 @@ from __future__ import annotations
 
 import enum
 import math
-import signal
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from distrain.errors import RankFailure
-from distrain.system.peer_errors import CONNECTION_GONE, blames_peer
-from distrain.system.text import is_full_disk, signal_in_words
+from distrain.system.peer_errors import CONNECTION_GONE
+from distrain.system.text import is_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from distrain import wire
     from distrain.decisions.events import HangDetected
     from distrain.decisions.states import RunState
 
-_SIGNAL_HINTS: dict[int, str] = {
-    signal.SIGKILL: "often the kernel does it, when the host is out of memory; use fewer workers or smaller batches",
-    signal.SIGSEGV: "a crash in native code; the last call of your code in the stack leads there",
-    signal.SIGBUS: "a crash in native code, or /dev/shm is full",
-    signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
-}
-_STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
-
-# -- how a rank has ended --------------------------------------------------------------------------------------------
-
-
-def failure_of(
-    rank: int,
-    host: str,
-    order: int,
-    *,
-    outcome: wire.Outcome | None,
-    exited: wire.Exited | None,
-    entered: bool = True,
-    reason: str = "",
-    was_told: bool = False,
-) -> RankFailure | None:
-    """Return the failure of a rank, or None if it finished its work or distrain ended it.
-
-    order: its position among the failures of the attempt.
-    entered: the rank had entered train_func.
-    reason: why its native code aborted, if its output contains a reason.
-    was_told: another rank had failed, and this one was told to end.
-    """
-    if outcome is not None and outcome.ok:
-        return None  # whatever happens afterwards: gloo may abort when the interpreter exits
-    if outcome is not None:
-        return RankFailure(
-            rank=rank,
-            host=host,
-            order=order,
-            summary=_summary(outcome, exited),
-            traceback=outcome.traceback,
-            exit_code=outcome.exit_code,
-            consequence=outcome.blames_peer or was_told,
-            max_rss_bytes=exited.max_rss_bytes if exited is not None else 0,
-            payload=outcome.body,
-        )
-    if exited is None or exited.by_us:
-        return None
-    return RankFailure(
-        rank=rank,
-        host=host,
-        order=order,
-        summary=_death(exited, entered=entered, reason=reason),
-        traceback="",
-        kind=_kind(exited),
-        signal=exited.signal,
-        max_rss_bytes=exited.max_rss_bytes,
-        exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
-        consequence=was_told or (exited.signal == signal.SIGABRT and blames_peer(reason)),
-    )
+# -- the blame for a failure -----------------------------------------------------------------------------------------
 
 
 def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s: float) -> list[RankFailure]:
@@ -123,45 +65,6 @@ def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
 
 def _is_about_connection(failure: RankFailure) -> bool:
     return failure.kind == "exception" and bool(CONNECTION_GONE.search(failure.summary))
-
-
-def _summary(outcome: wire.Outcome, exited: wire.Exited | None) -> str:
-    summary = outcome.error or "unknown error"
-    if exited is not None and exited.oom:  # the victim is often a DataLoader worker
-        summary = f"{summary} (meanwhile, the kernel killed a process for lack of memory: {exited.memory})"
-    if outcome.stage != "run":
-        summary = f"{summary} (before train_func, while {_STAGES.get(outcome.stage, outcome.stage)})"
-    return summary
-
-
-def _kind(exited: wire.Exited) -> str:
-    if exited.lost is not None:
-        return "lost"
-    if exited.oom and exited.signal == signal.SIGKILL:
-        return "memory"
-    return "signal" if exited.signal is not None else "exit"
-
-
-def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
-    """Describe how a process ended without an outcome."""
-    memory = f"; peak memory {exited.max_rss_bytes / 2**20:.0f} MiB" if exited.max_rss_bytes else ""
-    when = "during training" if entered else "before it entered train_func"
-    if exited.lost is not None:
-        return f"lost: {exited.lost}"
-    if _kind(exited) == "memory":
-        return f"was killed by the kernel for lack of memory {when}: {exited.memory}"
-    if exited.signal is not None:
-        hint = (exited.signal == signal.SIGABRT and reason) or _SIGNAL_HINTS.get(exited.signal)
-        if exited.memory and exited.signal == signal.SIGBUS:
-            hint = exited.memory
-        elif exited.memory and exited.signal == signal.SIGKILL:
-            hint = f"perhaps the kernel did it, which killed processes for lack of memory on this host: {exited.memory}"
-        killed = f"was killed by {signal_in_words(exited.signal)} {when}, not by distrain"
-        return f"{killed}{f': {hint}' if hint else ''}{memory}"
-    if reason.startswith("libgomp: "):
-        return f"exited with code {exited.exit_code} {when}: {reason}; raise ulimit -u or pids.max{memory}"
-    cure = "os._exit() or os.exec*()? An exception would say where"
-    return f"exited with code {exited.exit_code} {when}, without an exception: {cure}{memory}"
 
 
 # -- how the run has ended -------------------------------------------------------------------------------------------

@@ -242,14 +242,13 @@ class CheckpointAssembly:
                 self._ranks[rank].brings, self._ranks[rank].silent = False, rank in silent
         self._counts = ReportCounts(world_size)
         """Of the ranks that are neither finished nor known to report nothing."""
-        for rank in [rank for rank, record in self._ranks.items() if record.brings is False]:
-            self._counts.remove(rank)
         self._bringing = ReportCounts(0)
         """Of the ranks that report checkpoints; rank 0 among them until it is known that it does not."""
-        for rank in [
-            rank for rank, record in self._ranks.items() if record.brings or (rank == 0 and rank in self._counts)
-        ]:
-            self._bringing.set(rank, 0)
+        for rank, record in self._ranks.items():
+            if record.brings is False:
+                self._counts.remove(rank)
+            elif record.brings or rank == 0:
+                self._bringing.set(rank, 0)
         self._metrics_of_rank_0: dict[str, Any] = {}
         self._missing_rank_s = config.missing_rank_s
         self._pending: dict[int, _Pending] = {}
@@ -596,10 +595,11 @@ class CheckpointAssembly:
         silent = self._write_off(pending)
         if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:
             return [ShowLine(f"{self.name(ordinal)} is dropped{problem}"), Drop(ordinal)]
+        commit = self._commit(ordinal, pending.parts)
         return [
             *self._warn_of_silent(ordinal, silent),
-            *self._warn_of_differences(pending.parts),
-            self._commit(ordinal, pending.parts),
+            *self._warn_of_differences(pending.parts, commit.files),
+            commit,
         ]
 
     def _has_all_parts(self, pending: _Pending, now: float) -> bool:
@@ -703,11 +703,8 @@ class CheckpointAssembly:
             )
         ]
 
-    def _warn_of_differences(self, parts: Mapping[int, _Part]) -> list[Action]:
-        kept: dict[str, tuple[int, int]] = {}
-        for rank in sorted(parts):
-            for path, size, crc32 in parts[rank].stored:
-                kept.setdefault(path, (size, crc32))
+    def _warn_of_differences(self, parts: Mapping[int, _Part], files: Iterable[CommittedFile]) -> list[Action]:
+        kept = {file.path: (file.size, file.crc32) for file in files}
         for rank in sorted(parts):
             for path, size, crc32 in (*parts[rank].skipped, *parts[rank].stored):
                 if not path.endswith(self._incomparable) and kept.get(path, (size, crc32)) != (size, crc32):

@@ -5,16 +5,26 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.decisions.blame import failure_of
 from distrain.decisions.states import RankState
+from distrain.errors import RankFailure
+from distrain.system.peer_errors import blames_peer
+from distrain.system.text import signal_in_words
 
 if TYPE_CHECKING:
     from distrain import wire
-    from distrain.errors import RankFailure
     from distrain.hosts.world import RankPlan, WorldPlan
+
+_SIGNAL_HINTS: dict[int, str] = {
+    signal.SIGKILL: "often the kernel does it, when the host is out of memory; use fewer workers or smaller batches",
+    signal.SIGSEGV: "a crash in native code; the last call of your code in the stack leads there",
+    signal.SIGBUS: "a crash in native code, or /dev/shm is full",
+    signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
+}
+_STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
 
 
 @dataclass(slots=True)
@@ -45,18 +55,35 @@ class Rank:
 
     @property
     def failure(self) -> RankFailure | None:
-        """Return the failure of the rank, if it failed by itself."""
-        if self.failed_order is None:
+        """The failure of the rank; None if it has not failed, has finished its work, or distrain ended it."""
+        outcome, exited = self.outcome, self.exited
+        if self.failed_order is None or self.has_finished:
+            return None  # whatever happens after a good outcome: gloo may abort when the interpreter exits
+        if outcome is not None:
+            return RankFailure(
+                rank=self.plan.rank,
+                host=self.plan.host,
+                order=self.failed_order,
+                summary=_summary(outcome, exited),
+                traceback=outcome.traceback,
+                exit_code=outcome.exit_code,
+                consequence=outcome.blames_peer or self.was_told,
+                max_rss_bytes=exited.max_rss_bytes if exited is not None else 0,
+                payload=outcome.body,
+            )
+        if exited is None or exited.by_us:
             return None
-        return failure_of(
-            self.plan.rank,
-            self.plan.host,
-            self.failed_order,
-            outcome=self.outcome,
-            exited=self.exited,
-            entered=self.entered,
-            reason=self.reason,
-            was_told=self.was_told,
+        return RankFailure(
+            rank=self.plan.rank,
+            host=self.plan.host,
+            order=self.failed_order,
+            summary=_death(exited, entered=self.entered, reason=self.reason),
+            traceback="",
+            kind=_kind(exited),
+            signal=exited.signal,
+            max_rss_bytes=exited.max_rss_bytes,
+            exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
+            consequence=self.was_told or (exited.signal == signal.SIGABRT and blames_peer(self.reason)),
         )
 
 
@@ -128,3 +155,45 @@ class Ranks:
 
 
 _WORKING = (RankState.PLANNED, RankState.RUNNING)
+
+
+# -- how a rank has ended --------------------------------------------------------------------------------------------
+
+
+def _summary(outcome: wire.Outcome, exited: wire.Exited | None) -> str:
+    summary = outcome.error or "unknown error"
+    if exited is not None and exited.oom:  # the victim is often a DataLoader worker
+        summary = f"{summary} (meanwhile, the kernel killed a process for lack of memory: {exited.memory})"
+    if outcome.stage != "run":
+        summary = f"{summary} (before train_func, while {_STAGES.get(outcome.stage, outcome.stage)})"
+    return summary
+
+
+def _kind(exited: wire.Exited) -> str:
+    if exited.lost is not None:
+        return "lost"
+    if exited.oom and exited.signal == signal.SIGKILL:
+        return "memory"
+    return "signal" if exited.signal is not None else "exit"
+
+
+def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
+    """Describe how a process ended without an outcome."""
+    memory = f"; peak memory {exited.max_rss_bytes / 2**20:.0f} MiB" if exited.max_rss_bytes else ""
+    when = "during training" if entered else "before it entered train_func"
+    if exited.lost is not None:
+        return f"lost: {exited.lost}"
+    if _kind(exited) == "memory":
+        return f"was killed by the kernel for lack of memory {when}: {exited.memory}"
+    if exited.signal is not None:
+        hint = (exited.signal == signal.SIGABRT and reason) or _SIGNAL_HINTS.get(exited.signal)
+        if exited.memory and exited.signal == signal.SIGBUS:
+            hint = exited.memory
+        elif exited.memory and exited.signal == signal.SIGKILL:
+            hint = f"perhaps the kernel did it, which killed processes for lack of memory on this host: {exited.memory}"
+        killed = f"was killed by {signal_in_words(exited.signal)} {when}, not by distrain"
+        return f"{killed}{f': {hint}' if hint else ''}{memory}"
+    if reason.startswith("libgomp: "):
+        return f"exited with code {exited.exit_code} {when}: {reason}; raise ulimit -u or pids.max{memory}"
+    cure = "os._exit() or os.exec*()? An exception would say where"
+    return f"exited with code {exited.exit_code} {when}, without an exception: {cure}{memory}"

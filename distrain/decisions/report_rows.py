@@ -65,7 +65,7 @@ class ReportCounts:
 @dataclass(slots=True)
 class _Row:
     since: float
-    metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
+    metrics: dict[int, dict[str, Any] | None] = field(default_factory=dict)
     ordinals: set[int] = field(default_factory=set)
 
 
@@ -85,22 +85,18 @@ class RowAssembly:
         self._next = 1
 
     def reported(
-        self, rank: int, index: int, metrics: dict[str, Any], ordinal: int | None, now: float
+        self, rank: int, index: int, metrics: dict[str, Any] | None, ordinal: int | None, now: float
     ) -> list[ReportsJoined]:
-        """Add one report; ``ordinal`` counts the rank's checkpoints, if it has reported one."""
+        """Add one report. ``metrics``: None if it has failed.
+
+        ordinal: counts the rank's checkpoints, if it has reported one.
+        """
         self._counts.set(rank, index)
         if index >= self._next:
             row = self._rows.setdefault(index, _Row(now))
             row.metrics[rank] = metrics
             if ordinal is not None:
                 row.ordinals.add(ordinal)
-        return self._complete()
-
-    def skipped(self, rank: int, index: int, now: float) -> list[ReportsJoined]:
-        """Note that a call of report() has failed: the rank has no metrics in this row."""
-        self._counts.set(rank, index)
-        if index >= self._next:
-            self._rows.setdefault(index, _Row(now))
         return self._complete()
 
     def settled(self, ordinal: int, checkpoint: Checkpoint | None) -> list[ReportsJoined]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from distrain.drilling.journal import Attempt
+
     Step = Mapping[str, Any]
     """The state at the beginning of a step, as the probe has noted it."""
 
@@ -54,8 +56,7 @@ class Differences:
     """The state of a rank at the beginning of a step, compared with that of the undisturbed run.
 
     index: the number of the step in its attempt, from 0. keys: by part, the names of what differs.
-    step, expected: the states. straight: all steps of the undisturbed run.
-    at_0: the state of its rank 0 at this step. misfits: notes about keys of models that did not fit.
+    step, expected: the states. attempt, undisturbed: those that have them. at: the number of the step in the latter.
     """
 
     rank: int
@@ -63,9 +64,14 @@ class Differences:
     keys: Mapping[str, Sequence[str]]
     step: Step
     expected: Step
-    straight: Sequence[Step]
-    at_0: Step
-    misfits: Sequence[Mapping[str, Any]]
+    attempt: Attempt
+    undisturbed: Attempt
+    at: int = 0
+
+    @property
+    def straight(self) -> Sequence[Step]:
+        """All steps of the undisturbed run."""
+        return self.undisturbed.of("step", self.rank)
 
     def causes(self) -> list[Cause]:
         """Return the likely causes. After the first step, what training changes differs as a consequence."""
@@ -77,8 +83,9 @@ class Differences:
 
     def _of_model(self) -> Cause:
         same = [index for index, step in enumerate(self.straight) if step.get("model") == self.step["model"]]
-        prefixed = [key for note in self.misfits for key in note["unexpected"] if key.startswith(("module.", "_orig"))]
-        missing = [key for note in self.misfits for key in note["missing"]]
+        misfits = self.attempt.of("misfit", self.rank)
+        prefixed = [key for note in misfits for key in note["unexpected"] if key.startswith(("module.", "_orig"))]
+        missing = [key for note in misfits for key in note["missing"]]
         if prefixed:
             return Cause("prefix", f"`{prefixed[0]}` does not fit the model")
         if 0 in same:
@@ -119,8 +126,9 @@ class Differences:
             yield Cause("sampler", "no undisturbed step reads this batch")
 
     def _is_of_rank_0(self, part: str) -> bool:
-        names = self.keys[part]
-        return self.rank > 0 and all(self.step[part].get(name) == self.at_0[part].get(name) for name in names)
+        names, of_rank_0 = self.keys[part], self.undisturbed.of("step", 0)[self.at : self.at + 1]
+        same = [all(self.step[part].get(name) == step[part].get(name) for name in names) for step in of_rank_0]
+        return self.rank > 0 and any(same)
 
     def counter(self, word: str) -> str:
         """Return which counter with a word in its name has begun again, or ``""``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from distrain.drilling.causes import PARTS, SAVED, Cause, Differences
@@ -60,7 +61,7 @@ class Straight:
         noise: dict[str, float] = {}
         for rank in other.notes:
             for part in PARTS:
-                for step, expected in zip(other.of("step", rank), self.attempt.of("step", rank), strict=False):
+                for step, expected in self._pairs(other, rank):
                     for _, size in _different(step.get(part, {}), expected.get(part, {})):
                         noise[part] = max(noise.get(part, 0.0), size)
         measured = set()
@@ -125,7 +126,7 @@ class Straight:
         step, expected = _whole([steps[0] for steps in ours]), _whole([steps[start] for steps in theirs])
         keys = self._keys(step, expected, rounding=_ROUNDING)
         keys = {part: names for part, names in keys.items() if part not in ("random", "data", "lr")}
-        return self._differences(attempt, 0, 0, keys, step, expected, start).causes() if keys else []
+        return Differences(0, 0, keys, step, expected, attempt, self.attempt, start).causes() if keys else []
 
     def causes(self, attempt: Attempt, start: int) -> list[Cause]:
         """Return the likely causes of a drift, each once: of the earliest differences, or of counters that differ."""
@@ -134,8 +135,8 @@ class Straight:
         named = [cause for one in found if one.index == first for cause in one.causes()]
         if not named:
             rank = attempt.rank
-            pairs = zip(attempt.of("step", rank)[:1], self.attempt.of("step", rank)[start:], strict=False)
-            beginnings = [self._differences(attempt, rank, 0, {}, step, expected) for step, expected in pairs]
+            pairs = islice(self._pairs(attempt, rank, start), 1)
+            beginnings = [Differences(rank, 0, {}, step, expected, attempt, self.attempt) for step, expected in pairs]
             named = [Cause("step", again) for one in beginnings if (again := one.counter(""))] or [Cause("unknown", "")]
         return list({cause.name: cause for cause in reversed(named)}.values())[::-1]
 
@@ -143,34 +144,16 @@ class Straight:
         """Return, for each rank, the first of its steps with another state, and what differs."""
         found = []
         for rank in sorted(attempt.notes):
-            pairs = zip(attempt.of("step", rank), self.attempt.of("step", rank)[start:], strict=False)
-            for index, (step, expected) in enumerate(pairs):
+            for index, (step, expected) in enumerate(self._pairs(attempt, rank, start)):
                 if keys := self._keys(step, expected):
-                    found.append(self._differences(attempt, rank, index, keys, step, expected, start + index))
+                    at = start + index
+                    found.append(Differences(rank, index, keys, step, expected, attempt, self.attempt, at))
                     break
         return found
 
-    def _differences(
-        self,
-        attempt: Attempt,
-        rank: int,
-        index: int,
-        keys: Mapping[str, Sequence[str]],
-        step: Step,
-        expected: Step,
-        at: int = 0,
-    ) -> Differences:
-        of_rank_0 = self.attempt.of("step", 0)
-        return Differences(
-            rank=rank,
-            index=index,
-            keys=keys,
-            step=step,
-            expected=expected,
-            straight=self.attempt.of("step", rank),
-            at_0=of_rank_0[at] if at < len(of_rank_0) else {},
-            misfits=attempt.of("misfit", rank),
-        )
+    def _pairs(self, attempt: Attempt, rank: int, start: int = 0) -> Iterator[tuple[Step, Step]]:
+        """Return the steps of a rank, each with that of this attempt, whose first ``start`` are left out."""
+        return zip(attempt.of("step", rank), self.attempt.of("step", rank)[start:], strict=False)
 
     def _keys(self, step: Step, expected: Step, rounding: float = 0.0) -> dict[str, list[str]]:
         """Return the names of what differs in each part by more than noise."""
@@ -188,10 +171,7 @@ class Straight:
         return keys
 
     def _drift_of_model(self, attempt: Attempt, start: int) -> Drift | None:
-        steps = attempt.of("step", attempt.rank)
-        for index, (step, expected) in enumerate(
-            zip(steps, self.attempt.of("step", attempt.rank)[start:], strict=False)
-        ):
+        for index, (step, expected) in enumerate(self._pairs(attempt, attempt.rank, start)):
             size = max((size for _, size in _different(step.get("model", {}), expected.get("model", {}))), default=0.0)
             if size > self.noise.get("model", 0.0) * _NOISE_FACTOR:
                 ends = [note["steps"] > start + index for note in self.attempt.of("report", self.attempt.rank)]

@@ -620,7 +620,9 @@ def kill_descendants(spared: Collection[int] = ()) -> Remains:
         for victim in reversed(victims):  # descendants first: a forkserver or agent would continue killing in our place
             _kill_entry(victim)
         killed |= {victim.pid for victim in victims}
-        _reap_orphans(killed)
+        for pid in killed:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
         time.sleep(min(0.001 * 2**round_number, 0.1))
     return Remains(killed, [victim.pid for victim in victims], trackers)
 
@@ -662,12 +664,6 @@ def sweep_environment(variable: str, is_meant: Callable[[str], bool]) -> list[in
     for victim in victims:
         _kill_entry(victim)
     return [victim.pid for victim in victims]
-
-
-def _reap_orphans(pids: set[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
 
 
 # -- threads ---------------------------------------------------------------------------------------------------------
@@ -775,15 +771,9 @@ def start_silent(argv: Sequence[str], *, directory: str) -> Process:
 def output_of(argv: Sequence[str], directory: str, timeout_s: float = 30) -> bytes | None:
     """Return what a program writes to stdout. Return None if there is none, or it fails or takes longer."""
     try:
-        done = subprocess.run(  # noqa: S603
-            list(argv),
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=timeout_s,
-            check=False,
+        nothing = subprocess.DEVNULL
+        return subprocess.check_output(  # noqa: S603
+            list(argv), cwd=directory, stdin=nothing, stderr=nothing, timeout=timeout_s
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if done.returncode == 0 else None

@@ -177,15 +177,12 @@ def _ours(frames: Sequence[_Frame]) -> list[_Frame]:
 
 def _main_thread(text: str) -> list[_Frame]:
     """Return the thread that runs the worker, or else the one that handled the signal."""
-    threads = _threads(text)
+    parts = re.split(r"^(?=Thread |Current thread )", text, flags=re.MULTILINE)
+    threads = [_frames(part) for part in parts if part]
     for frames in threads:
         if any(frame.function in _BOTTOM for frame in frames):
             return frames
     return threads[-1] if threads else []
-
-
-def _threads(text: str) -> list[list[_Frame]]:
-    return [_frames(part) for part in re.split(r"^(?=Thread |Current thread )", text, flags=re.MULTILINE) if part]
 
 
 def _frames(text: str) -> list[_Frame]:

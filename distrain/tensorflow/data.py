@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from distrain.data.blocks import object_types, to_columns
+from distrain.data.blocks import converted, object_types
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,15 +35,7 @@ def _unsharded(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def converter(dtypes: Any) -> Callable[[Block], Any]:
     """Return the function that makes a dict of tensors of a block. ``dtypes``: of all tensors, or a dict by column."""
-    return partial(_tensors, dtypes=dtypes)
-
-
-def _tensors(block: Block, dtypes: Any) -> dict[str, tf.Tensor]:
-    columns = to_columns(block)
-    wanted = dtypes if isinstance(dtypes, dict) else dict.fromkeys(columns, dtypes)
-    if unknown := wanted.keys() - columns.keys():
-        raise DataError(f"dtypes names the column {min(unknown)!r}; there are {sorted(columns)}")
-    return {name: _tensor(name, column, wanted.get(name)) for name, column in columns.items()}
+    return partial(converted, dtypes=dtypes, convert=_tensor)
 
 
 def _tensor(name: str, column: Any, dtype: Any = None) -> tf.Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from distrain.api import current
-from distrain.data.blocks import object_types, to_columns
+from distrain.data.blocks import converted, object_types, to_columns
 from distrain.errors import DataError
 from distrain.torch.device import get_device
 from distrain.torch.nested import map_leaves
@@ -32,7 +32,7 @@ def converter(
         raise ValueError("iter_torch_batches(): give either dtypes or collate_fn, which chooses the types itself")
     make = partial(_tensors, dtypes=dtypes) if collate_fn is None else partial(_collated, collate_fn=collate_fn)
     if pin_memory and torch.cuda.is_available():
-        return lambda block: map_leaves(make(block), lambda leaf: leaf.pin_memory() if _is_tensor(leaf) else leaf)
+        return lambda block: map_leaves(make(block), lambda leaf: leaf.pin_memory() if torch.is_tensor(leaf) else leaf)
     return make
 
 
@@ -84,12 +84,8 @@ def _tensors(block: Block, dtypes: Any) -> Any:
             batch = default_collate(block)
         except (TypeError, RuntimeError) as error:
             raise DataError(f"rows such as {block[0]!r:.50} cannot be joined: {error}; give a collate_fn") from error
-        return map_leaves(batch, lambda leaf: leaf.to(dtypes) if dtypes and _is_tensor(leaf) else leaf)
-    columns = to_columns(block)
-    wanted = dtypes if isinstance(dtypes, dict) else dict.fromkeys(columns, dtypes)
-    if unknown := wanted.keys() - columns.keys():
-        raise DataError(f"dtypes names the column {min(unknown)!r}; there are {sorted(columns)}")
-    return {name: _tensor(name, column, wanted.get(name)) for name, column in columns.items()}
+        return map_leaves(batch, lambda leaf: leaf.to(dtypes) if dtypes and torch.is_tensor(leaf) else leaf)
+    return converted(block, dtypes, _tensor)
 
 
 def _tensor(name: str, column: np.ndarray[Any, Any], dtype: torch.dtype | None) -> torch.Tensor:
@@ -110,7 +106,3 @@ def _cause(column: np.ndarray[Any, Any]) -> str | None:
         return None
     kinds = object_types(column)
     return "its arrays have different shapes" if kinds == "ndarray" else f"it has values of type {kinds}"
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor)

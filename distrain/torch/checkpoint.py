@@ -166,17 +166,13 @@ def _without_prefix(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Other dicts are returned as they are.
     """
-    for prefix in _PREFIXES:
-        state_dict = _without(prefix, state_dict)
-    return state_dict
-
-
-def _without(prefix: str, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-    prefixed = all(isinstance(key, str) and key.startswith(prefix) for key in state_dict)
-    if not state_dict or not prefixed or not all(isinstance(value, torch.Tensor) for value in state_dict.values()):
+    if not state_dict or not all(isinstance(value, torch.Tensor) for value in state_dict.values()):
         return state_dict
-    clone: Any = copy.copy(state_dict) if isinstance(state_dict, MutableMapping) else dict(state_dict)
-    if hasattr(state_dict, "_metadata"):
-        clone._metadata = copy.copy(state_dict._metadata)
-    consume_prefix_in_state_dict_if_present(clone, prefix)
-    return clone  # type: ignore[no-any-return]
+    for prefix in _PREFIXES:
+        if all(isinstance(key, str) and key.startswith(prefix) for key in state_dict):
+            clone: Any = copy.copy(state_dict) if isinstance(state_dict, MutableMapping) else dict(state_dict)
+            if hasattr(state_dict, "_metadata"):
+                clone._metadata = copy.copy(state_dict._metadata)
+            consume_prefix_in_state_dict_if_present(clone, prefix)
+            state_dict = clone
+    return state_dict

@@ -12,7 +12,7 @@ from distrain.torch.device import get_device
 from distrain.torch.progress import SamplerProgress, counted, progress_of, timed
 from distrain.torch.reproducibility import loader_generator, order_seed
 from distrain.torch.sampler import is_distributed, is_plain, shared
-from distrain.torch.transfer import moved, on_device
+from distrain.torch.transfer import on_device
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
@@ -134,11 +134,6 @@ class _PreparedLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         loop = self._progress.begin() if self._progress else None
-        batches: Iterator[Any] = super().__iter__()
-        if self._device.type != "cpu":
-            if self._auto_transfer:
-                batches = on_device(batches, self._device)
-            else:
-                batches = (moved(batch, self._device) for batch in batches)
+        batches = on_device(super().__iter__(), self._device, ahead=self._auto_transfer)
         batches = timed(batches, self._session)
         return counted(batches, self._progress, loop) if self._progress and loop else batches

@@ -29,15 +29,20 @@ def enable_reproducibility(seed: int = 0) -> None:
     still makes runs differ. Raises RuntimeError outside of a worker.
     """
     _SEEDS[session_of("torch.enable_reproducibility")] = seed
+    seed_random_numbers(seed)
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def seed_random_numbers(seed: int) -> None:
+    """Seed the random numbers of Python, torch, and numpy if it is installed."""
     random.seed(seed)
     torch.manual_seed(seed)
     if find_spec("numpy"):
         import numpy
 
         numpy.random.seed(seed % 2**32)
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
 
 
 def order_seed() -> int:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def on_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Yield each batch on a device. The next batch is copied to a GPU while the caller computes."""
-    if device.type == "cuda":
+def on_device(batches: Iterator[Any], device: torch.device, *, ahead: bool = True) -> Iterator[Any]:
+    """Yield each batch on a device. With ``ahead``, the next batch is copied to a GPU while the caller computes."""
+    if ahead and device.type == "cuda":
         return _copied_ahead(batches, device)
     return batches if device.type == "cpu" else (moved(batch, device) for batch in batches)
 
@@ -27,7 +27,7 @@ def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]
     def start() -> Any:
         batch = next(batches, ended)
         with torch.cuda.stream(stream):
-            return map_leaves(batch, lambda leaf: leaf.to(device, non_blocking=True) if _is_tensor(leaf) else leaf)
+            return map_leaves(batch, lambda leaf: leaf.to(device, non_blocking=True) if torch.is_tensor(leaf) else leaf)
 
     def finish(batch: Any) -> Any:
         current = torch.cuda.current_stream(device)
@@ -47,7 +47,7 @@ def _arrived(leaf: Any, device: torch.device, current: torch.cuda.Stream) -> Any
     Objects with a ``to()`` of their own move here, because memory that they allocate on the other stream could be
     reused too early.
     """
-    if not _is_tensor(leaf):
+    if not torch.is_tensor(leaf):
         return moved(leaf, device)
     leaf.record_stream(current)
     return leaf
@@ -56,7 +56,3 @@ def _arrived(leaf: Any, device: torch.device, current: torch.cuda.Stream) -> Any
 def moved(batch: Any, device: torch.device) -> Any:
     """Return the batch with everything that has a ``to()`` on the device."""
     return map_leaves(batch, lambda leaf: leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf)
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor)

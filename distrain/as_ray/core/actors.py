@@ -87,7 +87,7 @@ class ActorHandle:
     def __getattr__(self, name: str) -> ActorMethod:
         if name.startswith("__") or not callable(getattr(type(self._actor), name, None)):
             raise AttributeError(f"'ActorHandle' object has no attribute {name!r}")
-        return ActorMethod(self, self._actor, name)
+        return ActorMethod(self, name)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _handle_in, (os.getpid(), self._key)
@@ -106,9 +106,8 @@ def _handle_in(pid: int, key: str) -> ActorHandle:
 class ActorMethod:
     """A method that ``.remote()`` calls."""
 
-    def __init__(self, handle: ActorHandle, actor: Any, name: str, returns: int | None = None) -> None:
+    def __init__(self, handle: ActorHandle, name: str, returns: int | None = None) -> None:
         self._handle = handle
-        self._actor = actor
         self._name = name
         self._returns = returns
 
@@ -116,13 +115,14 @@ class ActorMethod:
         """Call the method, and return the reference to its result."""
         if self._handle._key not in _actors:
             return ObjectRef(ActorDiedError("the actor was killed, or ray.shutdown() was called"))
-        bound = getattr(self._actor, self._name)
+        actor = self._handle._actor
+        bound = getattr(actor, self._name)
         returns = getattr(bound, _RETURNS, 1) if self._returns is None else self._returns
-        return call(f"{type(self._actor).__name__}.{self._name}", bound, args, named, returns)
+        return call(f"{type(actor).__name__}.{self._name}", bound, args, named, returns)
 
     def options(self, *, num_returns: int | None = None, **options: Any) -> ActorMethod:
         """Return the method with other options."""
-        return ActorMethod(self._handle, self._actor, self._name, num_returns)
+        return ActorMethod(self._handle, self._name, num_returns)
 
     def __call__(self, *args: object, **named: object) -> Any:
         raise TypeError(f"{self._name}() is a method of an actor: call {self._name}.remote()")

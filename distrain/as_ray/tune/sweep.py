@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -167,9 +167,6 @@ class ResultGrid(Sequence[TrialResult]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._results[index]
-
-    def __iter__(self) -> Iterator[TrialResult]:
-        return iter(self._results)
 
     def __repr__(self) -> str:
         return f"ResultGrid({self._results!r})"

@@ -14,7 +14,6 @@ import sysconfig
 import time
 import zlib
 from functools import wraps
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -25,6 +24,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
+
+from distrain.torch.reproducibility import seed_random_numbers
+from distrain.worker.places import outwards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,15 +45,11 @@ _DEEPEST = 2
 class TrainingWatch:
     """Notes the state at the beginning of each step, what is saved, and what does not fit when it is loaded.
 
-    probe: hears it, a :class:`distrain.drilling.probe.Probe`. seed: of the random numbers of torch and NumPy.
+    probe: hears it, a :class:`distrain.drilling.probe.Probe`. seed: of the random numbers.
     """
 
     def __init__(self, probe: Any, seed: int) -> None:
-        torch.manual_seed(seed)
-        if find_spec("numpy"):
-            import numpy
-
-            numpy.random.seed(seed)
+        seed_random_numbers(seed)
         self._probe = probe
         self._pid = os.getpid()
         self._is_new_step = True
@@ -129,7 +127,7 @@ class TrainingWatch:
         found = _Found(self._trained())
         found.add("", module, 0)
         keywords: Any = {}
-        for function in _callers(frame):
+        for function in outwards(frame):
             if not keywords and function.f_code.co_name in ("_call_impl", "inner"):
                 keywords = function.f_locals.get("kwargs", {})
             found.look_into(function)
@@ -209,13 +207,6 @@ class _Found:
         tensors = {f"{name}.{key}": one for key, one in values.items() if isinstance(one, torch.Tensor)}
         if {str(key).removeprefix("module.") for key in values} & {key for key, _ in self.names}:
             self.averages |= tensors
-
-
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames of a call, the innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _is_users(value: object) -> bool:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
-from distrain.decisions.blame import culprit_first, failure_of
+from distrain.decisions.blame import culprit_first
 from distrain.decisions.failure_screen import failure_screen
+from distrain.decisions.ranks import Rank
 from distrain.errors import RankFailure
+from distrain.hosts.world import RankPlan
 from distrain.system.stacks import native_reason
 from distrain.system.text import rank_list, signal_in_words
 from distrain.worker import user_code
@@ -33,8 +35,12 @@ def exited(**fields: Any) -> wire.Exited:
     return wire.Exited(**{"attempt": 0, "rank": 0, **fields})
 
 
-def judged(outcome: wire.Outcome | None = None, exited: wire.Exited | None = None) -> RankFailure | None:
-    return failure_of(0, "one", 1, outcome=outcome, exited=exited)
+def judged(
+    outcome: wire.Outcome | None = None, exited: wire.Exited | None = None, reason: str = ""
+) -> RankFailure | None:
+    plan = RankPlan(rank=0, host="one", local_rank=0, local_world_size=1, node_rank=0)
+    rank = Rank(plan, outcome=outcome, exited=exited, reason=reason, failed_order=1, entered=True)
+    return rank.failure
 
 
 def failed(outcome: wire.Outcome | None = None, exited: wire.Exited | None = None) -> RankFailure:
@@ -98,7 +104,7 @@ def test_openmp_without_threads_tells_what_to_do() -> None:
         (reason, "failed: Resource temporarily unavailable; raise ulimit -u or pids.max"),
         ("NCCL error: earlier", "os._exit() or os.exec*()?"),
     ):
-        found = failure_of(0, "one", 1, outcome=None, exited=exited(exit_code=1), reason=text)
+        found = judged(exited=exited(exit_code=1), reason=text)
         assert found is not None
         assert words in found.summary
 
@@ -163,7 +169,7 @@ TIMED_OUT = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, Op
     ],
 )
 def test_an_abort_that_blames_a_peer_is_a_consequence(number: int, reason: str, consequence: bool) -> None:
-    found = failure_of(0, "one", 1, outcome=None, exited=exited(signal=int(number)), reason=reason)
+    found = judged(exited=exited(signal=int(number)), reason=reason)
     assert found is not None
     assert found.consequence is consequence
     assert (reason in found.summary) is (number == signal.SIGABRT)
