@@ -405,20 +405,22 @@ class Coordinator:
             if self._host_files.is_apart(host):
                 self._copies.fetch(host, asked.path, partial(self._on_fetched, asked))
             else:  # it was stored from memory just now, or somebody has deleted it: the rank sees which
-                answer = wire.CheckpointFetched(attempt=0, rank=0, path=asked.path, folder=asked.path)
-                self._on_fetched(asked, answer)
+                self._on_fetched(asked, asked.path)
         else:
             text = (
                 f"there is no directory {asked.path} on {host}, and this run has no such checkpoint (was it deleted by "
                 "num_to_keep?)"
             )
-            self._on_fetched(asked, wire.CheckpointFetched(attempt=0, rank=0, path=asked.path, failed=text))
+            self._on_fetched(asked, "", text)
 
-    def _on_fetched(self, asked: wire.FetchCheckpoint, answer: wire.CheckpointFetched) -> None:
+    def _on_fetched(self, asked: wire.FetchCheckpoint, folder: str, failed: str | None = None) -> None:
         self._hang_monitor.progress()
         if asked.attempt == self._attempt:
             self._report_handler.fetched(asked.rank)
-            self._send_to_rank(replace(answer, attempt=asked.attempt, rank=asked.rank))
+            rank, path = asked.rank, asked.path
+            self._send_to_rank(
+                wire.CheckpointFetched(attempt=asked.attempt, rank=rank, path=path, folder=folder, failed=failed)
+            )
 
     def _on_lost(self, lost: events.HostLost) -> None:
         self._launch_checks.lost(lost.host)
@@ -513,7 +515,7 @@ class Coordinator:
         """Bring the checkpoint from which the attempt starts to a host that does not see it, before a rank asks."""
         path = self.machine.checkpoint
         if path and not self._memory.has(path) and self._host_files.is_apart(host):
-            self._copies.fetch(host, path, lambda answer: None)
+            self._copies.fetch(host, path, lambda folder, failed: None)
 
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:
         attempt, plan = starts.attempt, starts.plan

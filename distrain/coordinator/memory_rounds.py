@@ -338,14 +338,9 @@ class MemoryRounds:
         warn(f"{name} in memory cannot be used: {why}; {instead}")
         self._store.append_event("memory_checkpoint_lost", name=name, why=why)
 
-    def fetch(self, host: str, path: str, then: Callable[[wire.CheckpointFetched], None]) -> None:
-        """Call ``then`` with where a host has a round for readers, or why it has not."""
-        name = path.rpartition("/")[2]
-
-        def answered(answer: wire.RoundGathered) -> None:
-            then(wire.CheckpointFetched(attempt=0, rank=0, path=path, folder=answer.folder, failed=answer.failed))
-
-        self._gather(host, name, answered)
+    def fetch(self, host: str, path: str, then: Callable[[str, str | None], None]) -> None:
+        """Call ``then`` with the directory in which a host has a round for readers, and with why it has none."""
+        self._gather(host, path.rpartition("/")[2], lambda answer: then(answer.folder, answer.failed))
 
     def _gather(self, host: str, name: str, then: Answer) -> None:
         if folder := self._gathered.get((host, name)):
