@@ -78,7 +78,6 @@ class Coordinator:
         checkpoint_config: CheckpointConfig,
         observers: Observers,
         *,
-        log_dir: Path | None = None,
         manifest: RunManifest,
         start_without_own: Callable[[], str | None] = lambda: None,
         shipping: Shipping | None = None,
@@ -88,7 +87,6 @@ class Coordinator:
         self._request = request
         self._store = store
         self._observers = observers
-        self._log_dir = log_dir
         self._manifest = manifest
         self._attempt = -1
         self._is_over = False
@@ -118,7 +116,7 @@ class Coordinator:
             refuse=self._refuse,
         )
         self._copies = CheckpointCopies(self._host_files, self._verification)
-        self._validations = Validations(request, store, log_dir=log_dir)
+        self._validations = Validations(request, store)
         self._clock = PausableClock()
         self._memory = MemoryRounds(
             store,
@@ -143,7 +141,7 @@ class Coordinator:
             memory=self._memory,
             clock=self._clock,
         )
-        self._outputs = RankLogs(self._log, self._files)
+        self._outputs = RankLogs(store.paths.log, self._files)
         self._launch_checks = LaunchChecks(
             self._loop,
             request,
@@ -524,7 +522,7 @@ class Coordinator:
         self._attempt = attempt
         self._manifest.attempt_begins(attempt, plan)
         if self._request.keeps_logs:
-            self._store.make_parent(self._log(attempt, 0))
+            self._store.make_parent(self._store.paths.log(attempt, 0))
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
         self._is_gathering = self._memory.begin(attempt, plan.hosts, self._on_gathered)
         self._report_handler.begin(attempt, len(plan.ranks))
@@ -575,9 +573,6 @@ class Coordinator:
         )
         skips = self._manifest.skip_to if latest is None else latest.skip_to
         self._happened(events.RolledBack(path, skips or {}, suspect))
-
-    def _log(self, attempt: int, rank: int) -> Path:
-        return self._store.paths.log(attempt, rank, self._log_dir)
 
     # -- debugging ------------------------------------------------------------------------------------------------
 

@@ -58,9 +58,10 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """The path of every file of a run."""
+    """The path of every file of a run. log_dir: has the logs, in a directory named like the run; None for its own."""
 
     root: Path
+    log_dir: Path | None = None
 
     @property
     def manifest(self) -> Path:
@@ -134,19 +135,20 @@ class RunPaths:
 
     @property
     def logs(self) -> Path:
-        return self.root / names.LOGS
+        return self.log_dir / self.root.name if self.log_dir else self.root / names.LOGS
 
     def checkpoint(self, index: int) -> Path:
         return self.root / f"checkpoint_{index:06d}"
 
-    def log(self, attempt: int, rank: int, logs: Path | None = None) -> Path:
-        return (logs / self.root.name if logs else self.logs) / f"attempt_{attempt}" / f"rank_{rank}.log"
+    def log(self, attempt: int, rank: int) -> Path:
+        return self.logs / f"attempt_{attempt}" / f"rank_{rank}.log"
 
-    def validation_log(self, checkpoint: str, logs: Path | None = None) -> Path:
-        return (logs / self.root.name if logs else self.logs) / "validation" / f"{checkpoint}.log"
+    def validation_log(self, checkpoint: str) -> Path:
+        return self.logs / "validation" / f"{checkpoint}.log"
 
-    def tracker_log(self, logs: Path | None = None) -> Path:
-        return (logs / self.root.name if logs else self.logs) / "trackers.log"
+    @property
+    def tracker_log(self) -> Path:
+        return self.logs / "trackers.log"
 
     def evidence(self, attempt: int) -> Path:
         return self.root / names.EVIDENCE / f"attempt_{attempt}"

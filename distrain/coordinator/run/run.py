@@ -94,9 +94,9 @@ class Run:
         self._facts = RunFacts(script_of(work), config, getattr(work, "argv", ()))
         self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
-        self._log_dir = None if run.log_dir is None else absolute(run.log_dir)
-        if self._log_dir is not None:
-            check_owners(self._log_dir / store.paths.root.name)
+        if run.log_dir is not None:
+            store.paths = replace(store.paths, log_dir=absolute(run.log_dir))
+            check_owners(store.paths.logs)
         self._context = RunContext(
             run_id=request.run_id,
             run_config=run,
@@ -136,7 +136,6 @@ class Run:
                 ranks,
                 self._config.checkpoint_config,
                 observers,
-                log_dir=self._log_dir,
                 manifest=self._manifest,
                 start_without_own=self._start_without_own,
                 shipping=self._where.shipping.for_run(self._store, request.run_id),
@@ -335,7 +334,7 @@ class Run:
         end = coordinator.end
         name, logs, latest = self._store.location.name, None, self._store.latest
         if self._where.starts_workers and end.attempt >= self._manifest.first_attempt:
-            logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
+            logs = self._store.display_path(self._store.paths.log(end.attempt, 0).parent)
         return RunErrors(
             summary=end,
             run=str(self._store.location),
