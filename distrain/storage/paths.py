@@ -238,20 +238,15 @@ def choose_run(
     Without a name, the directory is new, and its name begins with ``stem``. With a name, an unfinished run of that name
     continues. A finished one is left alone, and the new run gets the next free name (``name-2``, ``name-3``, ...).
     """
-    given_name = name or new_name(stem)
     try:
         storage = locate(names.DEFAULT_STORAGE if storage_path is None else storage_path, filesystem)
         if isinstance(storage, RemotePath):
             storage.check_shared()
             storage = replace(storage, patience_s=OPENING_PATIENCE_S)
-        root = storage / given_name
+        roots = (storage / one for one in names.numbered(name or new_name(stem)))
+        return next(root for root in roots if not name or read_manifest(root).get("status") != "finished")
     except OSError as error:
         raise StorageError(f"cannot use the storage: {error}") from error
-    number = 1
-    while name is not None and read_manifest(root).get("status") == "finished":
-        number += 1
-        root = storage / f"{name}-{number}"
-    return root
 
 
 def read_manifest(root: Path | RemotePath) -> dict[str, Any]:
