@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding, HostChecks, Question, must_connect
+from distrain.decisions.events import SendMessage
+from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding, HostChecks, must_connect
 from distrain.hosts.inspection import package_versions
 
 if TYPE_CHECKING:
@@ -126,9 +127,9 @@ class LaunchChecks:
         if not self._checks.is_done:
             self._loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
 
-    def _carry_out(self, steps: Iterable[Question | Finding]) -> None:
+    def _carry_out(self, steps: Iterable[SendMessage | Finding]) -> None:
         for step in steps:
-            if isinstance(step, Question):
+            if isinstance(step, SendMessage):
                 self._send(step.host, step.message)
             else:
                 self._report(step)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.decisions.events import SendMessage
 from distrain.system.text import name_hosts, size
 
 if TYPE_CHECKING:
@@ -28,14 +29,6 @@ _FURTHER_PEERS = 4
 _MEMORY_OF_DRIVER = 0.05
 """Share of a GPU's memory that its driver may take without any process."""
 _NETWORK_VARIABLES = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A message to send to a host."""
-
-    host: str
-    message: wire.Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +86,9 @@ class HostChecks:
         """True when no answer is missing."""
         return not self._waiting
 
-    def begin(self) -> list[Question]:
+    def begin(self) -> list[SendMessage]:
         """Return the first questions."""
-        return [Question(host, self._first_question(host)) for host in self._waiting]
+        return [SendMessage(host, self._first_question(host)) for host in self._waiting]
 
     def _first_question(self, host: str) -> wire.ProbeHost:
         question = replace(self._inspections.get(host, wire.ProbeHost(nonce="")), nonce=self._nonce)
@@ -105,7 +98,7 @@ class HostChecks:
         known = next(filter(None, self._addresses.values()), "")  # a host finds its own address on the route there
         return replace(question, is_reached=True, address=address, peer="" if address else known)
 
-    def handle(self, host: str, answer: wire.HostProbed) -> list[Question | Finding]:
+    def handle(self, host: str, answer: wire.HostProbed) -> list[SendMessage | Finding]:
         """Take the answer of a host. Return the next questions, and what the answer shows."""
         if answer.nonce != self._nonce or host not in self._waiting:
             return []
@@ -119,13 +112,13 @@ class HostChecks:
             found = version_findings(host, answer.versions, own, imported, python=answer.executable)
         return [*found, *self._stop_waiting_for(host)]
 
-    def remove(self, host: str) -> list[Question | Finding]:
+    def remove(self, host: str) -> list[SendMessage | Finding]:
         """Forget a lost host: the others neither wait for it nor blame it."""
         self._ports.pop(host, None)
         self._failed_peers.pop(host, None)
         return self._stop_waiting_for(host) if host in self._waiting else []
 
-    def _stop_waiting_for(self, host: str) -> list[Question | Finding]:
+    def _stop_waiting_for(self, host: str) -> list[SendMessage | Finding]:
         del self._waiting[host]
         if self._waiting:
             return []
@@ -135,12 +128,12 @@ class HostChecks:
         self._waiting = dict.fromkeys(self._ports)
         return [*self._connections()]
 
-    def _connections(self) -> list[Question]:
+    def _connections(self) -> list[SendMessage]:
         """Return the order to connect for each host, also for those that have no port themselves."""
         ports = {host: (opened.address, opened.port) for host, opened in self._ports.items() if opened.port}
         chosen = peers_of([host for host in self._addresses if host in self._ports], self._nonce)
         peers = {host: {name: ports[name] for name in names if name in ports} for host, names in chosen.items()}
-        return [Question(host, wire.ProbeHost(nonce=self._nonce, peers=peers[host])) for host in peers]
+        return [SendMessage(host, wire.ProbeHost(nonce=self._nonce, peers=peers[host])) for host in peers]
 
     def overdue(self, after_s: float) -> list[Finding]:
         """Return one finding for each host that still owes an answer, ``after_s`` seconds after the questions."""

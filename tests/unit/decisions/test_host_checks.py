@@ -10,11 +10,11 @@ import pytest
 
 from distrain import wire
 from distrain.api.backend import BackendConfig
+from distrain.decisions.events import SendMessage
 from distrain.decisions.host_checks import (
     MOST_FULLY_CONNECTED,
     Finding,
     HostChecks,
-    Question,
     clock_findings,
     disk_findings,
     must_connect,
@@ -153,12 +153,12 @@ def three(**addresses: str) -> HostChecks:
     return connections(**{"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3", **addresses})
 
 
-def questions(steps: Sequence[Question | Finding]) -> dict[str, wire.ProbeHost]:
-    assert all(isinstance(step, Question) for step in steps)
-    return {step.host: step.message for step in steps if isinstance(step, Question)}
+def questions(steps: Sequence[SendMessage | Finding]) -> dict[str, wire.ProbeHost]:
+    assert all(isinstance(step, SendMessage) for step in steps)
+    return {step.host: step.message for step in steps if isinstance(step, SendMessage)}
 
 
-def found_in(steps: Sequence[Question | Finding]) -> list[Finding]:
+def found_in(steps: Sequence[SendMessage | Finding]) -> list[Finding]:
     assert all(isinstance(step, Finding) for step in steps)
     return [step for step in steps if isinstance(step, Finding)]
 
