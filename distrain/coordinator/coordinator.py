@@ -49,7 +49,6 @@ from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from distrain.api.config import CheckpointConfig
     from distrain.coordinator.observers import Observers
@@ -150,10 +149,10 @@ class Coordinator:
             report=self._report,
             imports=self._host_files.imports,
         )
-        self._evidence = Evidence(store)
-        self._hang_monitor = HangMonitor(
+        self.evidence = Evidence(store)
+        self.hang_monitor = HangMonitor(
             self._loop,
-            self._evidence,
+            self.evidence,
             request.failure_config,
             ask_for_stacks=self._ask_for_stacks,
             ask_for_records=self._ask_for_records,
@@ -175,7 +174,7 @@ class Coordinator:
             self._loop,
             store,
             {
-                STACKS: self._hang_monitor.answer,
+                STACKS: self.hang_monitor.answer,
                 STOP: lambda reply, _: self._on_stop_request(reply),
                 DEBUG: self._debuggers.connect,
                 DAP: partial(self._debuggers.connect, for_editor=True),
@@ -196,19 +195,6 @@ class Coordinator:
     def last_lines(self) -> dict[int, Sequence[str]]:
         """Return the last output of each rank of the latest attempt."""
         return {rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()}
-
-    def where(self) -> Sequence[str]:
-        """Return lines that describe what the ranks were doing that distrain stopped."""
-        return self._hang_monitor.locations(self.machine.stopped_ranks)
-
-    def collectives(self) -> Sequence[str]:
-        """Return sentences about collectives that ranks lack, or that do not match."""
-        return self._hang_monitor.collectives()
-
-    @property
-    def evidence(self) -> Path | None:
-        """The evidence folder of the latest attempt, if it has one."""
-        return None if self._evidence.is_empty else self._evidence.folder
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -258,7 +244,7 @@ class Coordinator:
             ("machine", None if self._is_over else self.machine.deadline(), lambda: self._happened(events.Tick())),
             ("report_handler", self._report_handler.deadline(), self._report_handler.tick),
             ("validations", self._validations.deadline(), self._validations.tick),
-            ("hang_monitor", self._hang_deadline(), self._hang_monitor.tick),
+            ("hang_monitor", self._hang_deadline(), self.hang_monitor.tick),
             ("memory", self._memory.deadline(), self._memory.tick),
         ):
             if moment is None:
@@ -269,11 +255,11 @@ class Coordinator:
     def _hang_deadline(self) -> float | None:
         """Return None while ranks may wait for files of a checkpoint, which isn't a hang, or for a person."""
         if self._report_handler.is_list_awaited:
-            self._hang_monitor.progress()  # the rank trains when it has its answer
+            self.hang_monitor.progress()  # the rank trains when it has its answer
         waits = (
             self._copies.is_busy or self._memory.is_busy or self._report_handler.is_uploading or self._clock.is_paused
         )
-        return self._hang_monitor.deadline() if self._is_training and not waits else None
+        return self.hang_monitor.deadline() if self._is_training and not waits else None
 
     def _flush(self) -> None:
         self._report_handler.flush()
@@ -332,28 +318,28 @@ class Coordinator:
                 | wire.CollectiveEntered()
                 | wire.AskCheckpointList()
             ):
-                self._hang_monitor.progress()
+                self.hang_monitor.progress()
                 self._report_handler.handle(message)
             case wire.Output():
-                self._hang_monitor.progress()
+                self.hang_monitor.progress()
                 data = with_one_bar(message.body)
                 self._outputs.of(message.rank).feed(message.stream, data)
                 self._observers.tell(Printed(message.rank, message.stream, data, time.monotonic()))
             case wire.DebuggerSays():
                 self._debuggers.handle(message)
             case wire.Dump():
-                self._evidence.keep(message.what, message.rank, message.body)
+                self.evidence.keep(message.what, message.rank, message.body)
                 if message.what == "flight_recorder":
-                    self._hang_monitor.add_record(message.rank, message.body)
+                    self.hang_monitor.add_record(message.rank, message.body)
             case wire.Standstill():
                 if self._is_training:
-                    self._hang_monitor.heard(message)
+                    self.hang_monitor.heard(message)
             case wire.Sniffed():
                 self._sniff_tests.handle(message)
             case wire.StackDump():
-                self._hang_monitor.add_stacks(message.rank, message.body)
+                self.hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
-                self._hang_monitor.host_done(host, message)
+                self.hang_monitor.host_done(host, message)
                 self._happened(events.MessageReceived(host, message))
             case wire.HostSetUp():
                 self._host_files.on_set_up(host, message)
@@ -365,8 +351,8 @@ class Coordinator:
                 if failed is not None:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Running():
-                self._hang_monitor.progress()
-                self._hang_monitor.rank_begins(message.rank)
+                self.hang_monitor.progress()
+                self.hang_monitor.rank_begins(message.rank)
                 self._report_handler.handle(message)
                 self._debuggers.rank_begins(message.rank)
                 self._happened(events.MessageReceived(host, message))
@@ -394,7 +380,7 @@ class Coordinator:
 
     def _fetch(self, host: str, asked: wire.FetchCheckpoint) -> None:
         """Bring a checkpoint to a rank. A host gets no other directory of this machine."""
-        self._hang_monitor.progress()
+        self.hang_monitor.progress()
         self._report_handler.handle(asked)
         own = {str(saved.path) for saved in self._store.committed}
         if self._memory.has(asked.path):
@@ -412,7 +398,7 @@ class Coordinator:
             self._on_fetched(asked, "", text)
 
     def _on_fetched(self, asked: wire.FetchCheckpoint, folder: str, failed: str | None = None) -> None:
-        self._hang_monitor.progress()
+        self.hang_monitor.progress()
         if asked.attempt == self._attempt:
             self._report_handler.fetched(asked.rank)
             rank, path = asked.rank, asked.path
@@ -439,7 +425,7 @@ class Coordinator:
         self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
 
     def _note_end(self, rank: int, *, ok: bool, rolls_back: bool = False) -> None:
-        self._hang_monitor.rank_ended(rank, ok=ok)
+        self.hang_monitor.rank_ended(rank, ok=ok)
         is_stopping = self.machine.state is RunState.STOPPING or rolls_back
         self._observers.tell(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
 
@@ -526,8 +512,8 @@ class Coordinator:
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
         self._is_gathering = self._memory.begin(attempt, plan.hosts, self._on_gathered)
         self._report_handler.begin(attempt, len(plan.ranks))
-        self._evidence.begin(attempt)
-        self._hang_monitor.begin(len(plan.ranks))
+        self.evidence.begin(attempt)
+        self.hang_monitor.begin(len(plan.ranks))
         self._debuggers.begin(attempt)
         self._outputs.begin(attempt)
 
@@ -536,7 +522,7 @@ class Coordinator:
             return
         self._host_files.end_attempt()
         self._report_handler.end()
-        self._hang_monitor.end_hang()
+        self.hang_monitor.end_hang()
         self._outputs.flush()
         self._manifest.attempt_ended(ended.failures, ended.why)
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
@@ -587,7 +573,7 @@ class Coordinator:
             self._clock.pause()
         elif self._clock.is_paused:
             self._clock.resume()
-            self._hang_monitor.progress()
+            self.hang_monitor.progress()
 
     # -- requests of other parts ----------------------------------------------------------------------------------
 
@@ -606,7 +592,7 @@ class Coordinator:
     def _take_profile(self, reply: Callable[[str], None], argument: str) -> None:
         """Have a rank profiled, and reply with the path of the file that appears when its profile is there."""
         rank, seconds = rank_in(argument, self._observers.status)
-        file = self._evidence.path("profile", rank)
+        file = self.evidence.path("profile", rank)
         self._store.delete_file(file)  # that of an earlier profile
         self._send_to_rank(wire.TakeProfile(attempt=self._attempt, rank=rank, seconds=float(seconds)))
         reply(str(file))

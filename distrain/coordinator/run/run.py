@@ -331,7 +331,7 @@ class Run:
             write_atomically(self._store.paths.error_pickle, blob)
 
     def _run_errors(self, coordinator: Coordinator, status: RunStatus) -> RunErrors:
-        end = coordinator.end
+        end, evidence = coordinator.end, coordinator.evidence
         name, logs, latest = self._store.location.name, None, self._store.latest
         if self._where.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self._store.display_path(self._store.paths.log(end.attempt, 0).parent)
@@ -345,10 +345,10 @@ class Run:
             logs=logs,
             page=str(self._store.paths.page) if self._storage_works(end) and not self._store.is_remote else None,
             last_lines=coordinator.last_lines(),
-            where=coordinator.where(),
-            collectives=coordinator.collectives(),
+            where=coordinator.hang_monitor.locations(end.stopped_ranks),
+            collectives=coordinator.hang_monitor.collectives(),
             is_stuck=self._continued and coordinator.metrics is None,
-            evidence=None if coordinator.evidence is None else self._store.display_path(coordinator.evidence),
+            evidence=None if evidence.is_empty else self._store.display_path(evidence.folder),
         )
 
 
