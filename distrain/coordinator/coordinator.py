@@ -243,6 +243,7 @@ class Coordinator:
         for name, moment, callback in (
             ("machine", None if self._is_over else self.machine.deadline(), lambda: self._happened(events.Tick())),
             ("report_handler", self._report_handler.deadline(), self._report_handler.tick),
+            ("observers", self._observers.deadline(), lambda: self._observers.tick(time.monotonic())),
             ("validations", self._validations.deadline(), self._validations.tick),
             ("hang_monitor", self._hang_deadline(), self.hang_monitor.tick),
             ("memory", self._memory.deadline(), self._memory.tick),

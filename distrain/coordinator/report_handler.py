@@ -226,9 +226,7 @@ class ReportHandler:
         """Return when :meth:`tick` should be called if nothing else happens."""
         rows_due = self._rows.deadline() if self._rows else None
         moments = self._assembly.deadline(), rows_due, self._barriers.deadline(), self._list_deadline
-        first = min((moment for moment in moments if moment is not None), default=None)
-        due = self._clock.monotonic(first), self._observers.deadline()
-        return min((moment for moment in due if moment is not None), default=None)
+        return self._clock.monotonic(min((moment for moment in moments if moment is not None), default=None))
 
     def tick(self) -> None:
         """Do whatever is due by now."""
@@ -237,7 +235,6 @@ class ReportHandler:
         if self._rows:
             self._do(self._rows.tick(now))
         self._do(self._barriers.tick(now))
-        self._observers.tick(time.monotonic())
         self._answer_list_requests()
 
     @property
