@@ -156,7 +156,7 @@ class Run:
         return replace(
             self._request,
             run_name=store.location.name,
-            storage_path=store.storage_path,
+            storage_path=str(store.location.parent),
             filesystem=store.filesystem,
         )
 

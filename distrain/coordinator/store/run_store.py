@@ -186,11 +186,6 @@ class RunStore(ABC):
         """Lines that the next :meth:`flush` writes."""
 
     @property
-    def storage_path(self) -> str:
-        """The parent of the run directory."""
-        return str(self.location.parent)
-
-    @property
     def latest(self) -> CommittedCheckpoint | None:
         """The last checkpoint, or None."""
         return self.committed[-1] if self.committed else None
