@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 23
+WIRE_VERSION = 24
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -108,8 +108,6 @@ class Hello(Message):
     wire: int
     distrain: str
     python: str
-    run_id: str
-    hostname: str
     pid: int
     cpus: int
     memory_bytes: int
