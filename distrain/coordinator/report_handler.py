@@ -56,17 +56,15 @@ _INCOMPARABLE = (DICT_FILE, ".keras")
 class _Unsettled:
     """The reports that had the n-th checkpoints of their ranks, until these are committed or dropped."""
 
+    since: float
+    """When the first report came, on the clock of the handler."""
     reports: dict[int, wire.Reported] = field(default_factory=dict)
     first_index: float = math.inf
     """The smallest index of these reports."""
-    since: float = 0.0
-    """When the first report came, on the clock of the handler."""
     named_by: wire.Reported | None = None
     """The report of the lowest rank that has chosen a name for the checkpoint's directory."""
 
-    def add(self, report: wire.Reported, now: float) -> None:
-        if not self.reports:
-            self.since = now
+    def add(self, report: wire.Reported) -> None:
         self.reports[report.rank] = report
         self.first_index = min(self.first_index, report.index)
         if report.name and (self.named_by is None or report.rank < self.named_by.rank):
@@ -302,7 +300,7 @@ class ReportHandler:
         self._observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         if ordinal is not None:
             self._note_bringing(rank)
-            self._unsettled.setdefault(ordinal, _Unsettled()).add(message, now)
+            self._unsettled.setdefault(ordinal, _Unsettled(now)).add(message)
         if self._rows:
             self._do(self._rows.reported(rank, index, metrics, ordinal, now))
         in_place = message.folder if message.in_place else ""
