@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.api.observer import AttemptBegan, AttemptEnded, Printed, RankEnded, Stopping
@@ -43,12 +43,12 @@ from distrain.system.log import say, warn, warn_once
 from distrain.system.loop import Loop, PausableClock
 from distrain.system.output_lines import with_one_bar
 from distrain.system.process import many_open_files
-from distrain.system.stacks import last_words, native_reason
+from distrain.system.stacks import native_reason
 from distrain.system.text import BY_COMMAND
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from distrain.api.config import CheckpointConfig
     from distrain.coordinator.observers import Observers
@@ -67,7 +67,10 @@ _LEAST_WAIT_S = 1.0
 
 
 class Coordinator:
-    """One run. After :meth:`run`, ``end`` is its summary."""
+    """One run. After :meth:`run`, ``end`` is its summary.
+
+    ``report_handler``, ``outputs``, ``hang_monitor`` and ``evidence`` have what else its error or result needs.
+    """
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class Coordinator:
             is_training=lambda: self._is_training,
             on_change=self._on_memory_change,
         )
-        self._report_handler = ReportHandler(
+        self.report_handler = ReportHandler(
             store,
             checkpoint_config,
             observers,
@@ -140,7 +143,7 @@ class Coordinator:
             memory=self._memory,
             clock=self._clock,
         )
-        self._outputs = RankLogs(store.paths.log, self._files)
+        self.outputs = RankLogs(store.paths.log, self._files)
         self._launch_checks = LaunchChecks(
             self._loop,
             request,
@@ -186,15 +189,6 @@ class Coordinator:
     def end(self) -> RunSummary:
         """The state of the run, and how it ended if it has."""
         return self.machine.summary(self._hosts.errors)
-
-    @property
-    def metrics(self) -> dict[str, Any] | None:
-        """The metrics of rank 0's last report."""
-        return self._report_handler.metrics
-
-    def last_lines(self) -> dict[int, Sequence[str]]:
-        """Return the last output of each rank of the latest attempt."""
-        return {rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()}
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -242,7 +236,7 @@ class Coordinator:
         """Set one timer for each part that has a deadline."""
         for name, moment, callback in (
             ("machine", None if self._is_over else self.machine.deadline(), lambda: self._happened(events.Tick())),
-            ("report_handler", self._report_handler.deadline(), self._report_handler.tick),
+            ("report_handler", self.report_handler.deadline(), self.report_handler.tick),
             ("observers", self._observers.deadline(), lambda: self._observers.tick(time.monotonic())),
             ("validations", self._validations.deadline(), self._validations.tick),
             ("hang_monitor", self._hang_deadline(), self.hang_monitor.tick),
@@ -255,16 +249,16 @@ class Coordinator:
 
     def _hang_deadline(self) -> float | None:
         """Return None while ranks may wait for files of a checkpoint, which isn't a hang, or for a person."""
-        if self._report_handler.is_list_awaited:
+        if self.report_handler.is_list_awaited:
             self.hang_monitor.progress()  # the rank trains when it has its answer
         waits = (
-            self._copies.is_busy or self._memory.is_busy or self._report_handler.is_uploading or self._clock.is_paused
+            self._copies.is_busy or self._memory.is_busy or self.report_handler.is_uploading or self._clock.is_paused
         )
         return self.hang_monitor.deadline() if self._is_training and not waits else None
 
     def _flush(self) -> None:
-        self._report_handler.flush()
-        self._outputs.flush()
+        self.report_handler.flush()
+        self.outputs.flush()
 
     # -- the checkpoint to continue from --------------------------------------------------------------------------
 
@@ -296,14 +290,14 @@ class Coordinator:
 
     def _on_memory_change(self) -> None:
         latest = self._store.latest
-        self._report_handler.after_change()
+        self.report_handler.after_change()
         self._happened(events.CheckpointAvailable(str(latest.path) if latest else self._foreign_checkpoint))
 
     def _on_gathered(self, latest: CommittedCheckpoint | None) -> None:
         """Start the workers from a checkpoint in memory that all hosts have, or from one before it."""
         assert self.machine.plan is not None
         self._is_gathering = False
-        self._report_handler.begin(self._attempt, len(self.machine.plan.ranks))  # it looks at the latest checkpoint
+        self.report_handler.begin(self._attempt, len(self.machine.plan.ranks))  # it looks at the latest checkpoint
         self._happened(events.CheckpointAvailable(str(latest.path) if latest else self._foreign_checkpoint))
 
     # -- messages of hosts ----------------------------------------------------------------------------------------
@@ -320,11 +314,11 @@ class Coordinator:
                 | wire.AskCheckpointList()
             ):
                 self.hang_monitor.progress()
-                self._report_handler.handle(message)
+                self.report_handler.handle(message)
             case wire.Output():
                 self.hang_monitor.progress()
                 data = with_one_bar(message.body)
-                self._outputs.of(message.rank).feed(message.stream, data)
+                self.outputs.of(message.rank).feed(message.stream, data)
                 self._observers.tell(Printed(message.rank, message.stream, data, time.monotonic()))
             case wire.DebuggerSays():
                 self._debuggers.handle(message)
@@ -354,23 +348,23 @@ class Coordinator:
             case wire.Running():
                 self.hang_monitor.progress()
                 self.hang_monitor.rank_begins(message.rank)
-                self._report_handler.handle(message)
+                self.report_handler.handle(message)
                 self._debuggers.rank_begins(message.rank)
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.state is RunState.RUNNING:  # it was the last rank
                     self._manifest.attempt_trains()
             case wire.Vitals():
-                self._report_handler.handle(message)
+                self.report_handler.handle(message)
             case wire.Troubles():
-                self._report_handler.heard_troubles(host, message)
+                self.report_handler.heard_troubles(host, message)
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited():
-                self._report_handler.rank_ended(message.rank)
+                self.report_handler.rank_ended(message.rank)
                 self._note_end(message.rank, ok=False)
                 self._debuggers.rank_ended(message.rank)
-                reason = native_reason(self._outputs.of(message.rank).last_lines)
-                reports = self._report_handler.report_counts.get(message.rank, 0)
+                reason = native_reason(self.outputs.of(message.rank).last_lines)
+                reports = self.report_handler.report_counts.get(message.rank, 0)
                 self._happened(events.MessageReceived(host, message, reports, reason))
             case wire.HostSignalled():
                 self._on_signal_of_host(message)
@@ -382,7 +376,7 @@ class Coordinator:
     def _fetch(self, host: str, asked: wire.FetchCheckpoint) -> None:
         """Bring a checkpoint to a rank. A host gets no other directory of this machine."""
         self.hang_monitor.progress()
-        self._report_handler.handle(asked)
+        self.report_handler.handle(asked)
         own = {str(saved.path) for saved in self._store.committed}
         if self._memory.has(asked.path):
             self._memory.fetch(host, asked.path, partial(self._on_fetched, asked))
@@ -401,7 +395,7 @@ class Coordinator:
     def _on_fetched(self, asked: wire.FetchCheckpoint, folder: str, failed: str | None = None) -> None:
         self.hang_monitor.progress()
         if asked.attempt == self._attempt:
-            self._report_handler.fetched(asked.rank)
+            self.report_handler.fetched(asked.rank)
             rank, path = asked.rank, asked.path
             self._send_to_rank(
                 wire.CheckpointFetched(attempt=asked.attempt, rank=rank, path=path, folder=folder, failed=failed)
@@ -414,16 +408,16 @@ class Coordinator:
         self._memory.lost(lost.host)
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
         for rank in ranks:
-            self._report_handler.rank_ended(rank)
+            self.report_handler.rank_ended(rank)
             self._debuggers.rank_ended(rank)
-        self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
+        self._happened(replace(lost, owes=self.report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         self._note_end(outcome.rank, ok=outcome.ok, rolls_back=outcome.rollback is not None)
         if outcome.traceback and self._request.keeps_logs:
-            self._outputs.of(outcome.rank).note(outcome.traceback)
-        self._report_handler.handle(outcome)
-        self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
+            self.outputs.of(outcome.rank).note(outcome.traceback)
+        self.report_handler.handle(outcome)
+        self._happened(events.MessageReceived(host, outcome, self.report_handler.report_counts.get(outcome.rank, 0)))
 
     def _note_end(self, rank: int, *, ok: bool, rolls_back: bool = False) -> None:
         self.hang_monitor.rank_ended(rank, ok=ok)
@@ -455,8 +449,8 @@ class Coordinator:
                 copying = self._host_files.is_busy(self.machine.plan.hosts)
                 return events.Outstanding(verifying=self._is_verifying or self._is_gathering, copying=copying)
             case RunState.SAVING:
-                return events.Outstanding(saving=self._report_handler.storing(self.machine.failed_ranks))
-        uploading = self._report_handler.awaits_uploads(self.machine.lost_ranks)
+                return events.Outstanding(saving=self.report_handler.storing(self.machine.failed_ranks))
+        uploading = self.report_handler.awaits_uploads(self.machine.lost_ranks)
         return events.Outstanding(committing=self._store.is_committing, uploading=uploading)
 
     def _do(self, actions: list[events.Action]) -> None:
@@ -512,19 +506,19 @@ class Coordinator:
             self._store.make_parent(self._store.paths.log(attempt, 0))
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
         self._is_gathering = self._memory.begin(attempt, plan.hosts, self._on_gathered)
-        self._report_handler.begin(attempt, len(plan.ranks))
+        self.report_handler.begin(attempt, len(plan.ranks))
         self.evidence.begin(attempt)
         self.hang_monitor.begin(len(plan.ranks))
         self._debuggers.begin(attempt)
-        self._outputs.begin(attempt)
+        self.outputs.begin(attempt)
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
         if ended.attempt != self._attempt:  # its hosts were refused before it began
             return
         self._host_files.end_attempt()
-        self._report_handler.end()
+        self.report_handler.end()
         self.hang_monitor.end_hang()
-        self._outputs.flush()
+        self.outputs.flush()
         self._manifest.attempt_ended(ended.failures, ended.why)
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
         own = dict(self._hosts.errors)
@@ -675,8 +669,8 @@ class Coordinator:
             self._bring_files_back,
             self._close_hosts,
             self._debuggers.close,
-            self._outputs.flush,
-            self._report_handler.flush,
+            self.outputs.flush,
+            self.report_handler.flush,
             self._requests.close,
             self._await_storage,
             self._await_validations,

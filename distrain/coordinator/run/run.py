@@ -295,7 +295,7 @@ class Run:
                 lambda: write_atomically(self._store.paths.return_value, value),
                 "the return value of train_func is only in this Result, because it could not be written",
             )
-        metrics = coordinator.metrics
+        metrics = coordinator.report_handler.metrics
         if metrics is None and self._continued:
             metrics = last_metrics(self._store.paths.metrics)
         result = make_result(
@@ -344,10 +344,10 @@ class Run:
             checkpoint=f"{latest.path.name}, at {latest.place}" if latest else None,
             logs=logs,
             page=str(self._store.paths.page) if self._storage_works(end) and not self._store.is_remote else None,
-            last_lines=coordinator.last_lines(),
+            last_lines=coordinator.outputs.last_words(),
             where=coordinator.hang_monitor.locations(end.stopped_ranks),
             collectives=coordinator.hang_monitor.collectives(),
-            is_stuck=self._continued and coordinator.metrics is None,
+            is_stuck=self._continued and coordinator.report_handler.metrics is None,
             evidence=None if evidence.is_empty else self._store.display_path(evidence.folder),
         )
 
