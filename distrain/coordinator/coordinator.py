@@ -240,7 +240,7 @@ class Coordinator:
             ("observers", self._observers.deadline(), lambda: self._observers.tick(time.monotonic())),
             ("validations", self._validations.deadline(), self._validations.tick),
             ("hang_monitor", self._hang_deadline(), self.hang_monitor.tick),
-            ("memory", self._memory.deadline(), self._memory.tick),
+            ("memory", self._memory.deadline(), self._memory.store_or_copy),
         ):
             if moment is None:
                 self._loop.cancel(name)
