@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from distrain.decisions import checkpoint_assembly
     from distrain.storage.records import CommittedCheckpoint
 
+    _Files = Sequence[tuple[str, int, int]]
+
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
 _COMMIT_S = 10.0
@@ -184,7 +186,7 @@ class ReportHandler:
                 self._do(self._assembly.failed(rank, index, ordinal, why, now))
             case wire.FilesCopied():
                 if not self._memory.stored(message):
-                    self._on_copied(message, now)
+                    self._on_stored(message.rank, message.ordinal, message.failed, now, message.files, message.skipped)
             case wire.PartWritten(rank=rank, ordinal=ordinal):
                 self._on_written(message, now)
             case wire.CollectiveEntered(rank=rank, index=index, operation=operation, body=body, timeout_s=timeout_s):
@@ -356,16 +358,17 @@ class ReportHandler:
         for one in slow:
             self._observers.tell(one)
 
-    def _on_copied(self, message: wire.FilesCopied, now: float) -> None:
-        rank, ordinal, failed = message.rank, message.ordinal, message.failed
+    def _on_stored(
+        self, rank: int, ordinal: int, failed: str | None, now: float, files: _Files = (), skipped: _Files = ()
+    ) -> None:
         self._uploads.discard((rank, ordinal))
         if failed is not None and is_full_disk(failed):
             why = f"rank {rank} cannot store a checkpoint in {self._store.location}"
             self._store.on_failure(f"{why}: {failed}{advice_on(failed)}")
         report = self._report(rank, ordinal)
         if report is not None and self._needs_uploader(report):
-            self._send(wire.FilesStored(attempt=message.attempt, rank=rank, ordinal=ordinal, failed=failed))
-        self._do(self._assembly.stored(rank, ordinal, message.files, message.skipped, now, failed))
+            self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=failed))
+        self._do(self._assembly.stored(rank, ordinal, files, skipped, now, failed))
 
     def _on_written(self, message: wire.PartWritten, now: float) -> None:
         """Continue with a part that was still being written to memory when it was reported."""
@@ -378,15 +381,7 @@ class ReportHandler:
             self._memory.short_of_memory(message.rank, message.failed)
             for rank in range(self._world_size):
                 self._send(wire.StoreInstead(attempt=message.attempt, rank=rank))
-            failed = wire.FilesCopied(
-                attempt=message.attempt,
-                rank=message.rank,
-                ordinal=message.ordinal,
-                files=[],
-                skipped=[],
-                failed="the memory of its host is short",
-            )
-            self._on_copied(failed, now)
+            self._on_stored(message.rank, message.ordinal, "the memory of its host is short", now)
 
     # -- actions --------------------------------------------------------------------------------------------------
 
