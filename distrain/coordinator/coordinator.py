@@ -264,12 +264,11 @@ class Coordinator:
 
     def _verify(self) -> None:
         """Verify the latest checkpoint, while the hosts connect. Workers start only when it is known to be intact."""
-        latest = self._store.latest
-        if latest is None:
-            self._validations.start(self._loop)
-            return
-        self._is_verifying = True
-        self._store.verify(self._verification, is_needed=lambda: not self._is_over, then=self._on_verified)
+        if self._store.latest is None:
+            self._start_from(self._request.checkpoint)
+        else:
+            self._is_verifying = True
+            self._store.verify(self._verification, is_needed=lambda: not self._is_over, then=self._on_verified)
 
     def _on_verified(self) -> None:
         if self._is_over:  # a damaged checkpoint was still being renamed
