@@ -88,7 +88,10 @@ def transports_for(
     environment: Mapping[str, str],
     run: RunConfig,
 ) -> list[Transport]:
-    """Return a transport for each host. Raises HostfileError if one cannot be reached in the way that was chosen."""
+    """Return a transport for each host. Raises HostfileError if one cannot be reached in the way that was chosen.
+
+    run: how long a lease lasts, and what is copied to hosts or made there.
+    """
     chosen = transport_of(scaling, environment)
     if chosen == "auto":
         chosen = "slurm" if uses_allocation(scaling, environment) else "ssh"
