@@ -157,7 +157,6 @@ class Agent:
         self._queries.gpus = info.gpus or ()
         return hello_of(
             info,
-            run_id=self._run_id,
             network=network_id(),
             address=own_address(),
             interfaces=interfaces(),

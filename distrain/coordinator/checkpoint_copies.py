@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.host_files import HostFiles
     from distrain.system.background import Background
 
-    Then = Callable[[wire.CheckpointFetched], None]
+    Then = Callable[[str, str | None], None]
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class CheckpointCopies:
         return any(not copy.is_ready for copies in self._copies.values() for copy in copies)
 
     def fetch(self, host: str, path: str, then: Then) -> None:
-        """Copy a checkpoint to a host, and call ``then`` with where it is, or why it cannot be copied."""
+        """Copy a checkpoint to a host. Call ``then`` with its directory there, and with why it cannot be copied."""
         copies = self._copies.setdefault(host, [])
         copy = next((copy for copy in copies if copy.path == path), None)
         if copy is not None:
@@ -117,7 +117,7 @@ class CheckpointCopies:
     def _answer(self, copy: _Copy, failed: str | None = None) -> None:
         waiting, copy.waiting = copy.waiting, []
         for then in waiting:
-            then(wire.CheckpointFetched(attempt=0, rank=0, path=copy.path, folder=copy.folder, failed=failed))
+            then(copy.folder, failed)
 
     def _drop_surplus(self, host: str, latest: _Copy) -> None:
         """Have a host delete checkpoints that it no longer needs: all but the first and the latest."""

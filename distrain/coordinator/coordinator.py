@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.api.observer import AttemptBegan, AttemptEnded, Printed, RankEnded, Stopping
@@ -43,13 +43,12 @@ from distrain.system.log import say, warn, warn_once
 from distrain.system.loop import Loop, PausableClock
 from distrain.system.output_lines import with_one_bar
 from distrain.system.process import many_open_files
-from distrain.system.stacks import last_words, native_reason
+from distrain.system.stacks import native_reason
 from distrain.system.text import BY_COMMAND
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable
 
     from distrain.api.config import CheckpointConfig
     from distrain.coordinator.observers import Observers
@@ -68,7 +67,10 @@ _LEAST_WAIT_S = 1.0
 
 
 class Coordinator:
-    """One run. After :meth:`run`, ``end`` is its summary."""
+    """One run. After :meth:`run`, ``end`` is its summary.
+
+    ``report_handler``, ``outputs``, ``hang_monitor`` and ``evidence`` have what else its error or result needs.
+    """
 
     def __init__(
         self,
@@ -78,7 +80,6 @@ class Coordinator:
         checkpoint_config: CheckpointConfig,
         observers: Observers,
         *,
-        log_dir: Path | None = None,
         manifest: RunManifest,
         start_without_own: Callable[[], str | None] = lambda: None,
         shipping: Shipping | None = None,
@@ -88,7 +89,6 @@ class Coordinator:
         self._request = request
         self._store = store
         self._observers = observers
-        self._log_dir = log_dir
         self._manifest = manifest
         self._attempt = -1
         self._is_over = False
@@ -118,7 +118,7 @@ class Coordinator:
             refuse=self._refuse,
         )
         self._copies = CheckpointCopies(self._host_files, self._verification)
-        self._validations = Validations(request, store, log_dir=log_dir)
+        self._validations = Validations(request, store)
         self._clock = PausableClock()
         self._memory = MemoryRounds(
             store,
@@ -131,7 +131,7 @@ class Coordinator:
             is_training=lambda: self._is_training,
             on_change=self._on_memory_change,
         )
-        self._report_handler = ReportHandler(
+        self.report_handler = ReportHandler(
             store,
             checkpoint_config,
             observers,
@@ -143,7 +143,7 @@ class Coordinator:
             memory=self._memory,
             clock=self._clock,
         )
-        self._outputs = RankLogs(self._log, self._files)
+        self.outputs = RankLogs(store.paths.log, self._files)
         self._launch_checks = LaunchChecks(
             self._loop,
             request,
@@ -152,10 +152,10 @@ class Coordinator:
             report=self._report,
             imports=self._host_files.imports,
         )
-        self._evidence = Evidence(store)
-        self._hang_monitor = HangMonitor(
+        self.evidence = Evidence(store)
+        self.hang_monitor = HangMonitor(
             self._loop,
-            self._evidence,
+            self.evidence,
             request.failure_config,
             ask_for_stacks=self._ask_for_stacks,
             ask_for_records=self._ask_for_records,
@@ -177,7 +177,7 @@ class Coordinator:
             self._loop,
             store,
             {
-                STACKS: self._hang_monitor.answer,
+                STACKS: self.hang_monitor.answer,
                 STOP: lambda reply, _: self._on_stop_request(reply),
                 DEBUG: self._debuggers.connect,
                 DAP: partial(self._debuggers.connect, for_editor=True),
@@ -189,28 +189,6 @@ class Coordinator:
     def end(self) -> RunSummary:
         """The state of the run, and how it ended if it has."""
         return self.machine.summary(self._hosts.errors)
-
-    @property
-    def metrics(self) -> dict[str, Any] | None:
-        """The metrics of rank 0's last report."""
-        return self._report_handler.metrics
-
-    def last_lines(self) -> dict[int, Sequence[str]]:
-        """Return the last output of each rank of the latest attempt."""
-        return {rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()}
-
-    def where(self) -> Sequence[str]:
-        """Return lines that describe what the ranks were doing that distrain stopped."""
-        return self._hang_monitor.locations(self.machine.stopped_ranks)
-
-    def collectives(self) -> Sequence[str]:
-        """Return sentences about collectives that ranks lack, or that do not match."""
-        return self._hang_monitor.collectives()
-
-    @property
-    def evidence(self) -> Path | None:
-        """The evidence folder of the latest attempt, if it has one."""
-        return None if self._evidence.is_empty else self._evidence.folder
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -258,10 +236,11 @@ class Coordinator:
         """Set one timer for each part that has a deadline."""
         for name, moment, callback in (
             ("machine", None if self._is_over else self.machine.deadline(), lambda: self._happened(events.Tick())),
-            ("report_handler", self._report_handler.deadline(), self._report_handler.tick),
+            ("report_handler", self.report_handler.deadline(), self.report_handler.tick),
+            ("observers", self._observers.deadline(), lambda: self._observers.tick(time.monotonic())),
             ("validations", self._validations.deadline(), self._validations.tick),
-            ("hang_monitor", self._hang_deadline(), self._hang_monitor.tick),
-            ("memory", self._memory.deadline(), self._memory.tick),
+            ("hang_monitor", self._hang_deadline(), self.hang_monitor.tick),
+            ("memory", self._memory.deadline(), self._memory.store_or_copy),
         ):
             if moment is None:
                 self._loop.cancel(name)
@@ -270,27 +249,26 @@ class Coordinator:
 
     def _hang_deadline(self) -> float | None:
         """Return None while ranks may wait for files of a checkpoint, which isn't a hang, or for a person."""
-        if self._report_handler.is_list_awaited:
-            self._hang_monitor.progress()  # the rank trains when it has its answer
+        if self.report_handler.is_list_awaited:
+            self.hang_monitor.progress()  # the rank trains when it has its answer
         waits = (
-            self._copies.is_busy or self._memory.is_busy or self._report_handler.is_uploading or self._clock.is_paused
+            self._copies.is_busy or self._memory.is_busy or self.report_handler.is_uploading or self._clock.is_paused
         )
-        return self._hang_monitor.deadline() if self._is_training and not waits else None
+        return self.hang_monitor.deadline() if self._is_training and not waits else None
 
     def _flush(self) -> None:
-        self._report_handler.flush()
-        self._outputs.flush()
+        self.report_handler.flush()
+        self.outputs.flush()
 
     # -- the checkpoint to continue from --------------------------------------------------------------------------
 
     def _verify(self) -> None:
         """Verify the latest checkpoint, while the hosts connect. Workers start only when it is known to be intact."""
-        latest = self._store.latest
-        if latest is None:
-            self._validations.start(self._loop)
-            return
-        self._is_verifying = True
-        self._store.verify(self._verification, is_needed=lambda: not self._is_over, then=self._on_verified)
+        if self._store.latest is None:
+            self._start_from(self._request.checkpoint)
+        else:
+            self._is_verifying = True
+            self._store.verify(self._verification, is_needed=lambda: not self._is_over, then=self._on_verified)
 
     def _on_verified(self) -> None:
         if self._is_over:  # a damaged checkpoint was still being renamed
@@ -311,14 +289,14 @@ class Coordinator:
 
     def _on_memory_change(self) -> None:
         latest = self._store.latest
-        self._report_handler.after_change()
+        self.report_handler.after_change()
         self._happened(events.CheckpointAvailable(str(latest.path) if latest else self._foreign_checkpoint))
 
     def _on_gathered(self, latest: CommittedCheckpoint | None) -> None:
         """Start the workers from a checkpoint in memory that all hosts have, or from one before it."""
         assert self.machine.plan is not None
         self._is_gathering = False
-        self._report_handler.begin(self._attempt, len(self.machine.plan.ranks))  # it looks at the latest checkpoint
+        self.report_handler.begin(self._attempt, len(self.machine.plan.ranks))  # it looks at the latest checkpoint
         self._happened(events.CheckpointAvailable(str(latest.path) if latest else self._foreign_checkpoint))
 
     # -- messages of hosts ----------------------------------------------------------------------------------------
@@ -334,28 +312,28 @@ class Coordinator:
                 | wire.CollectiveEntered()
                 | wire.AskCheckpointList()
             ):
-                self._hang_monitor.progress()
-                self._report_handler.handle(message)
+                self.hang_monitor.progress()
+                self.report_handler.handle(message)
             case wire.Output():
-                self._hang_monitor.progress()
+                self.hang_monitor.progress()
                 data = with_one_bar(message.body)
-                self._outputs.of(message.rank).feed(message.stream, data)
+                self.outputs.of(message.rank).feed(message.stream, data)
                 self._observers.tell(Printed(message.rank, message.stream, data, time.monotonic()))
             case wire.DebuggerSays():
                 self._debuggers.handle(message)
             case wire.Dump():
-                self._evidence.keep(message.what, message.rank, message.body)
+                self.evidence.keep(message.what, message.rank, message.body)
                 if message.what == "flight_recorder":
-                    self._hang_monitor.add_record(message.rank, message.body)
+                    self.hang_monitor.add_record(message.rank, message.body)
             case wire.Standstill():
                 if self._is_training:
-                    self._hang_monitor.heard(message)
+                    self.hang_monitor.heard(message)
             case wire.Sniffed():
                 self._sniff_tests.handle(message)
             case wire.StackDump():
-                self._hang_monitor.add_stacks(message.rank, message.body)
+                self.hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
-                self._hang_monitor.host_done(host, message)
+                self.hang_monitor.host_done(host, message)
                 self._happened(events.MessageReceived(host, message))
             case wire.HostSetUp():
                 self._host_files.on_set_up(host, message)
@@ -367,25 +345,25 @@ class Coordinator:
                 if failed is not None:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Running():
-                self._hang_monitor.progress()
-                self._hang_monitor.rank_begins(message.rank)
-                self._report_handler.handle(message)
+                self.hang_monitor.progress()
+                self.hang_monitor.rank_begins(message.rank)
+                self.report_handler.handle(message)
                 self._debuggers.rank_begins(message.rank)
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.state is RunState.RUNNING:  # it was the last rank
                     self._manifest.attempt_trains()
             case wire.Vitals():
-                self._report_handler.handle(message)
+                self.report_handler.handle(message)
             case wire.Troubles():
-                self._report_handler.heard_troubles(host, message)
+                self.report_handler.heard_troubles(host, message)
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited():
-                self._report_handler.rank_ended(message.rank)
+                self.report_handler.rank_ended(message.rank)
                 self._note_end(message.rank, ok=False)
                 self._debuggers.rank_ended(message.rank)
-                reason = native_reason(self._outputs.of(message.rank).last_lines)
-                reports = self._report_handler.report_counts.get(message.rank, 0)
+                reason = native_reason(self.outputs.of(message.rank).last_lines)
+                reports = self.report_handler.report_counts.get(message.rank, 0)
                 self._happened(events.MessageReceived(host, message, reports, reason))
             case wire.HostSignalled():
                 self._on_signal_of_host(message)
@@ -396,8 +374,8 @@ class Coordinator:
 
     def _fetch(self, host: str, asked: wire.FetchCheckpoint) -> None:
         """Bring a checkpoint to a rank. A host gets no other directory of this machine."""
-        self._hang_monitor.progress()
-        self._report_handler.handle(asked)
+        self.hang_monitor.progress()
+        self.report_handler.handle(asked)
         own = {str(saved.path) for saved in self._store.committed}
         if self._memory.has(asked.path):
             self._memory.fetch(host, asked.path, partial(self._on_fetched, asked))
@@ -405,20 +383,22 @@ class Coordinator:
             if self._host_files.is_apart(host):
                 self._copies.fetch(host, asked.path, partial(self._on_fetched, asked))
             else:  # it was stored from memory just now, or somebody has deleted it: the rank sees which
-                answer = wire.CheckpointFetched(attempt=0, rank=0, path=asked.path, folder=asked.path)
-                self._on_fetched(asked, answer)
+                self._on_fetched(asked, asked.path)
         else:
             text = (
                 f"there is no directory {asked.path} on {host}, and this run has no such checkpoint (was it deleted by "
                 "num_to_keep?)"
             )
-            self._on_fetched(asked, wire.CheckpointFetched(attempt=0, rank=0, path=asked.path, failed=text))
+            self._on_fetched(asked, "", text)
 
-    def _on_fetched(self, asked: wire.FetchCheckpoint, answer: wire.CheckpointFetched) -> None:
-        self._hang_monitor.progress()
+    def _on_fetched(self, asked: wire.FetchCheckpoint, folder: str, failed: str | None = None) -> None:
+        self.hang_monitor.progress()
         if asked.attempt == self._attempt:
-            self._report_handler.fetched(asked.rank)
-            self._send_to_rank(replace(answer, attempt=asked.attempt, rank=asked.rank))
+            self.report_handler.fetched(asked.rank)
+            rank, path = asked.rank, asked.path
+            self._send_to_rank(
+                wire.CheckpointFetched(attempt=asked.attempt, rank=rank, path=path, folder=folder, failed=failed)
+            )
 
     def _on_lost(self, lost: events.HostLost) -> None:
         self._launch_checks.lost(lost.host)
@@ -427,19 +407,19 @@ class Coordinator:
         self._memory.lost(lost.host)
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
         for rank in ranks:
-            self._report_handler.rank_ended(rank)
+            self.report_handler.rank_ended(rank)
             self._debuggers.rank_ended(rank)
-        self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
+        self._happened(replace(lost, owes=self.report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         self._note_end(outcome.rank, ok=outcome.ok, rolls_back=outcome.rollback is not None)
         if outcome.traceback and self._request.keeps_logs:
-            self._outputs.of(outcome.rank).note(outcome.traceback)
-        self._report_handler.handle(outcome)
-        self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
+            self.outputs.of(outcome.rank).note(outcome.traceback)
+        self.report_handler.handle(outcome)
+        self._happened(events.MessageReceived(host, outcome, self.report_handler.report_counts.get(outcome.rank, 0)))
 
     def _note_end(self, rank: int, *, ok: bool, rolls_back: bool = False) -> None:
-        self._hang_monitor.rank_ended(rank, ok=ok)
+        self.hang_monitor.rank_ended(rank, ok=ok)
         is_stopping = self.machine.state is RunState.STOPPING or rolls_back
         self._observers.tell(RankEnded(rank, "ended" if ok else "stopped" if is_stopping else "failed"))
 
@@ -468,8 +448,8 @@ class Coordinator:
                 copying = self._host_files.is_busy(self.machine.plan.hosts)
                 return events.Outstanding(verifying=self._is_verifying or self._is_gathering, copying=copying)
             case RunState.SAVING:
-                return events.Outstanding(saving=self._report_handler.storing(self.machine.failed_ranks))
-        uploading = self._report_handler.awaits_uploads(self.machine.lost_ranks)
+                return events.Outstanding(saving=self.report_handler.storing(self.machine.failed_ranks))
+        uploading = self.report_handler.awaits_uploads(self.machine.lost_ranks)
         return events.Outstanding(committing=self._store.is_committing, uploading=uploading)
 
     def _do(self, actions: list[events.Action]) -> None:
@@ -513,7 +493,7 @@ class Coordinator:
         """Bring the checkpoint from which the attempt starts to a host that does not see it, before a rank asks."""
         path = self.machine.checkpoint
         if path and not self._memory.has(path) and self._host_files.is_apart(host):
-            self._copies.fetch(host, path, lambda answer: None)
+            self._copies.fetch(host, path, lambda folder, failed: None)
 
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:
         attempt, plan = starts.attempt, starts.plan
@@ -522,22 +502,22 @@ class Coordinator:
         self._attempt = attempt
         self._manifest.attempt_begins(attempt, plan)
         if self._request.keeps_logs:
-            self._store.make_parent(self._log(attempt, 0))
+            self._store.make_parent(self._store.paths.log(attempt, 0))
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
         self._is_gathering = self._memory.begin(attempt, plan.hosts, self._on_gathered)
-        self._report_handler.begin(attempt, len(plan.ranks))
-        self._evidence.begin(attempt)
-        self._hang_monitor.begin(len(plan.ranks))
+        self.report_handler.begin(attempt, len(plan.ranks))
+        self.evidence.begin(attempt)
+        self.hang_monitor.begin(len(plan.ranks))
         self._debuggers.begin(attempt)
-        self._outputs.begin(attempt)
+        self.outputs.begin(attempt)
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
         if ended.attempt != self._attempt:  # its hosts were refused before it began
             return
         self._host_files.end_attempt()
-        self._report_handler.end()
-        self._hang_monitor.end_hang()
-        self._outputs.flush()
+        self.report_handler.end()
+        self.hang_monitor.end_hang()
+        self.outputs.flush()
         self._manifest.attempt_ended(ended.failures, ended.why)
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
         own = dict(self._hosts.errors)
@@ -574,9 +554,6 @@ class Coordinator:
         skips = self._manifest.skip_to if latest is None else latest.skip_to
         self._happened(events.RolledBack(path, skips or {}, suspect))
 
-    def _log(self, attempt: int, rank: int) -> Path:
-        return self._store.paths.log(attempt, rank, self._log_dir)
-
     # -- debugging ------------------------------------------------------------------------------------------------
 
     def _send_to_debugger(self, message: wire.ToWorker) -> None:
@@ -590,7 +567,7 @@ class Coordinator:
             self._clock.pause()
         elif self._clock.is_paused:
             self._clock.resume()
-            self._hang_monitor.progress()
+            self.hang_monitor.progress()
 
     # -- requests of other parts ----------------------------------------------------------------------------------
 
@@ -609,7 +586,7 @@ class Coordinator:
     def _take_profile(self, reply: Callable[[str], None], argument: str) -> None:
         """Have a rank profiled, and reply with the path of the file that appears when its profile is there."""
         rank, seconds = rank_in(argument, self._observers.status)
-        file = self._evidence.path("profile", rank)
+        file = self.evidence.path("profile", rank)
         self._store.delete_file(file)  # that of an earlier profile
         self._send_to_rank(wire.TakeProfile(attempt=self._attempt, rank=rank, seconds=float(seconds)))
         reply(str(file))
@@ -691,8 +668,8 @@ class Coordinator:
             self._bring_files_back,
             self._close_hosts,
             self._debuggers.close,
-            self._outputs.flush,
-            self._report_handler.flush,
+            self.outputs.flush,
+            self.report_handler.flush,
             self._requests.close,
             self._await_storage,
             self._await_validations,

@@ -82,7 +82,7 @@ def run_work(
     if run.debug_rank is not None:
         work = _for_debugging(work, scaling, run.debug_rank, starts_workers=starts_workers)
     if transports is None:
-        transports = _transports(_hosts(scaling), scaling, run) if starts_workers else [LocalTransport()]
+        transports = transports_for(_hosts(scaling), scaling, os.environ, run) if starts_workers else [LocalTransport()]
     if scaling.checks == "deep" and starts_workers:
         found, _ = check_hosts(work, scaling, run, sys_path=sys.path if sys_path is None else sys_path)
         transports = without_broken_hosts(transports, scaling, found)
@@ -137,7 +137,7 @@ def check_hosts(
     one_each = replace(
         scaling, num_workers=(1, len(hosts)), use_gpu=False, resources_per_worker=None, accelerator_type=None
     )
-    transports = _transports([replace(host, slots=1) for host in hosts], scaling, run)
+    transports = transports_for([replace(host, slots=1) for host in hosts], scaling, os.environ, run)
     request, where = _request(work, one_each, run, transports, _clean_path(sys_path), job=Job(blob=b""))
     store = open_run(run.storage_path, f".distrain-check-{uuid.uuid4().hex}", run.storage_filesystem)
     try:
@@ -263,18 +263,6 @@ def _hosts(scaling: ScalingConfig) -> tuple[HostSpec, ...]:
     except ResourcesError as error:
         raise ResourcesError(f"{error} {advice_on_slots(scaling, os.environ)}".rstrip()) from None
     return hosts
-
-
-def _transports(hosts: Sequence[HostSpec], scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
-    """Return the connections to the hosts. Raises HostfileError."""
-    return transports_for(
-        hosts,
-        scaling,
-        os.environ,
-        lease_s=run.failure_config.host_lease_s,
-        ships=run.shipping_config.enabled,
-        makes_environment=run.shipping_config.env_from is not None,
-    )
 
 
 def _clean_path(path: Sequence[object]) -> list[str]:

@@ -193,7 +193,7 @@ class MemoryRounds:
         self._tell_hosts(kept)
         self._store_at = self._store_at or time.monotonic() + self._storage_every_s
         new.done(self._store.location / name)
-        self._store_or_copy()
+        self.store_or_copy()
 
     def _tell_hosts(self, new: MemoryRound | None = None) -> None:
         """Tell the hosts what they keep, and forget what they no longer do."""
@@ -235,7 +235,7 @@ class MemoryRounds:
 
     # -- copies on other hosts ------------------------------------------------------------------------------------
 
-    def _store_or_copy(self) -> None:
+    def store_or_copy(self) -> None:
         """Store or copy the newest round if that is due: one thing at a time, so that few rounds are kept."""
         newest, is_copying = self._kept.newest, bool(self._copying_hosts)
         is_due = self._store_at is not None and time.monotonic() >= self._store_at and self._is_training()
@@ -269,7 +269,7 @@ class MemoryRounds:
         if kept is not None and {part.copy for part in kept.parts.values()} <= there.keys():
             self._kept.safe, self._failed_copies = kept.name, 0
         self._kept.busy.discard(self._copy_name)
-        self._store_or_copy()
+        self.store_or_copy()
 
     def lost(self, host: str) -> None:
         """Note that a host is lost, and what it has in memory."""
@@ -338,14 +338,9 @@ class MemoryRounds:
         warn(f"{name} in memory cannot be used: {why}; {instead}")
         self._store.append_event("memory_checkpoint_lost", name=name, why=why)
 
-    def fetch(self, host: str, path: str, then: Callable[[wire.CheckpointFetched], None]) -> None:
-        """Call ``then`` with where a host has a round for readers, or why it has not."""
-        name = path.rpartition("/")[2]
-
-        def answered(answer: wire.RoundGathered) -> None:
-            then(wire.CheckpointFetched(attempt=0, rank=0, path=path, folder=answer.folder, failed=answer.failed))
-
-        self._gather(host, name, answered)
+    def fetch(self, host: str, path: str, then: Callable[[str, str | None], None]) -> None:
+        """Call ``then`` with the directory in which a host has a round for readers, and with why it has none."""
+        self._gather(host, path.rpartition("/")[2], lambda answer: then(answer.folder, answer.failed))
 
     def _gather(self, host: str, name: str, then: Answer) -> None:
         if folder := self._gathered.get((host, name)):
@@ -369,12 +364,8 @@ class MemoryRounds:
     # -- storage --------------------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        """Return when :meth:`tick` has something to do."""
+        """Return when :meth:`store_or_copy` has something to do."""
         return None if self._storing or self._copying_hosts or not self._is_training() else self._store_at
-
-    def tick(self) -> None:
-        """Store the newest round if that is due."""
-        self._store_or_copy()
 
     def store_newest(self) -> None:
         """Store the newest round, unless it is stored already, or one is being stored."""
@@ -394,7 +385,7 @@ class MemoryRounds:
     def store_last(self) -> None:
         """Store the newest round, after one that is being stored: the run ends."""
         self._is_ending = True
-        self._store_or_copy()
+        self.store_or_copy()
 
     def close(self) -> None:
         """Forget what is only in memory: the hosts end."""
@@ -494,7 +485,7 @@ class MemoryRounds:
             self._store.append_event("stored", name=path.name, index=kept.manifest["index"], seconds=took_s)
             self._store_at = time.monotonic() + self._storage_every_s
             self._on_change()
-            self._store_or_copy()
+            self.store_or_copy()
 
         manifest = {**kept.manifest, "files": dict(kept.manifest["files"])}  # the store adds the metadata to them
         self._store.publish(

@@ -47,8 +47,6 @@ _LONGEST_WAIT_S = 60.0
 """Seconds that the end of a run waits for slow observers."""
 _WAIT_WHEN_STOPPED_S = 10.0
 """The limit for a run that was asked to stop: a scheduler kills it soon."""
-_WAIT_S = 0.5
-"""Seconds of one wait, which Ctrl-C can end on every system."""
 _IDLE_S = 1.0
 _MOST_WAITING = 10_000
 """Facts that may wait for a slow observer. After that, reports and output are left out."""
@@ -154,7 +152,7 @@ class _Mailbox:
     do: does a task. idle: is called about once per second between two tasks, also if there is always one.
     """
 
-    def __init__(self, name: str, do: Callable[[Any], None], idle: Callable[[], None] | None = None) -> None:
+    def __init__(self, name: str, do: Callable[[Any], None], idle: Callable[[], None] = lambda: None) -> None:
         self._name = name
         self._do = do
         self._idle = idle
@@ -183,9 +181,8 @@ class _Mailbox:
     def wait(self, deadline: float) -> bool:
         """Wait until everything is done. Return False after the deadline (time.monotonic)."""
         with self._changed:
-            while (self._tasks or self._is_working) and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(min(left, _WAIT_S))
-            return not (self._tasks or self._is_working)
+            left_s = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
+            return self._changed.wait_for(lambda: not (self._tasks or self._is_working), left_s)
 
     def close(self) -> None:
         """End the thread after its current task."""
@@ -209,8 +206,7 @@ class _Mailbox:
             if task is not None:
                 self._do(task)
             elif is_idle:
-                if self._idle is not None:
-                    self._idle()
+                self._idle()
                 idle_at = time.monotonic() + _IDLE_S
 
 

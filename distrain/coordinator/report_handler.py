@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from distrain.decisions import checkpoint_assembly
     from distrain.storage.records import CommittedCheckpoint
 
+    _Files = Sequence[tuple[str, int, int]]
+
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
 _COMMIT_S = 10.0
@@ -56,17 +58,15 @@ _INCOMPARABLE = (DICT_FILE, ".keras")
 class _Unsettled:
     """The reports that had the n-th checkpoints of their ranks, until these are committed or dropped."""
 
+    since: float
+    """When the first report came, on the clock of the handler."""
     reports: dict[int, wire.Reported] = field(default_factory=dict)
     first_index: float = math.inf
     """The smallest index of these reports."""
-    since: float = 0.0
-    """When the first report came, on the clock of the handler."""
     named_by: wire.Reported | None = None
     """The report of the lowest rank that has chosen a name for the checkpoint's directory."""
 
-    def add(self, report: wire.Reported, now: float) -> None:
-        if not self.reports:
-            self.since = now
+    def add(self, report: wire.Reported) -> None:
         self.reports[report.rank] = report
         self.first_index = min(self.first_index, report.index)
         if report.name and (self.named_by is None or report.rank < self.named_by.rank):
@@ -186,7 +186,7 @@ class ReportHandler:
                 self._do(self._assembly.failed(rank, index, ordinal, why, now))
             case wire.FilesCopied():
                 if not self._memory.stored(message):
-                    self._on_copied(message, now)
+                    self._on_stored(message.rank, message.ordinal, message.failed, now, message.files, message.skipped)
             case wire.PartWritten(rank=rank, ordinal=ordinal):
                 self._on_written(message, now)
             case wire.CollectiveEntered(rank=rank, index=index, operation=operation, body=body, timeout_s=timeout_s):
@@ -226,9 +226,7 @@ class ReportHandler:
         """Return when :meth:`tick` should be called if nothing else happens."""
         rows_due = self._rows.deadline() if self._rows else None
         moments = self._assembly.deadline(), rows_due, self._barriers.deadline(), self._list_deadline
-        first = min((moment for moment in moments if moment is not None), default=None)
-        due = self._clock.monotonic(first), self._observers.deadline()
-        return min((moment for moment in due if moment is not None), default=None)
+        return self._clock.monotonic(min((moment for moment in moments if moment is not None), default=None))
 
     def tick(self) -> None:
         """Do whatever is due by now."""
@@ -237,7 +235,6 @@ class ReportHandler:
         if self._rows:
             self._do(self._rows.tick(now))
         self._do(self._barriers.tick(now))
-        self._observers.tick(time.monotonic())
         self._answer_list_requests()
 
     @property
@@ -305,7 +302,7 @@ class ReportHandler:
         self._observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         if ordinal is not None:
             self._note_bringing(rank)
-            self._unsettled.setdefault(ordinal, _Unsettled()).add(message, now)
+            self._unsettled.setdefault(ordinal, _Unsettled(now)).add(message)
         if self._rows:
             self._do(self._rows.reported(rank, index, metrics, ordinal, now))
         in_place = message.folder if message.in_place else ""
@@ -361,16 +358,17 @@ class ReportHandler:
         for one in slow:
             self._observers.tell(one)
 
-    def _on_copied(self, message: wire.FilesCopied, now: float) -> None:
-        rank, ordinal, failed = message.rank, message.ordinal, message.failed
+    def _on_stored(
+        self, rank: int, ordinal: int, failed: str | None, now: float, files: _Files = (), skipped: _Files = ()
+    ) -> None:
         self._uploads.discard((rank, ordinal))
         if failed is not None and is_full_disk(failed):
             why = f"rank {rank} cannot store a checkpoint in {self._store.location}"
             self._store.on_failure(f"{why}: {failed}{advice_on(failed)}")
         report = self._report(rank, ordinal)
         if report is not None and self._needs_uploader(report):
-            self._send(wire.FilesStored(attempt=message.attempt, rank=rank, ordinal=ordinal, failed=failed))
-        self._do(self._assembly.stored(rank, ordinal, message.files, message.skipped, now, failed))
+            self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=failed))
+        self._do(self._assembly.stored(rank, ordinal, files, skipped, now, failed))
 
     def _on_written(self, message: wire.PartWritten, now: float) -> None:
         """Continue with a part that was still being written to memory when it was reported."""
@@ -383,15 +381,7 @@ class ReportHandler:
             self._memory.short_of_memory(message.rank, message.failed)
             for rank in range(self._world_size):
                 self._send(wire.StoreInstead(attempt=message.attempt, rank=rank))
-            failed = wire.FilesCopied(
-                attempt=message.attempt,
-                rank=message.rank,
-                ordinal=message.ordinal,
-                files=[],
-                skipped=[],
-                failed="the memory of its host is short",
-            )
-            self._on_copied(failed, now)
+            self._on_stored(message.rank, message.ordinal, "the memory of its host is short", now)
 
     # -- actions --------------------------------------------------------------------------------------------------
 

@@ -43,11 +43,10 @@ class _Task:
 class Validations:
     """The queue of checkpoints to validate. ``changed`` is called whenever the outcome of one is recorded."""
 
-    def __init__(self, request: RunRequest, store: RunStore, *, log_dir: Path | None = None) -> None:
+    def __init__(self, request: RunRequest, store: RunStore) -> None:
         self.changed: Callable[[], None] = lambda: None
         self._request = request
         self._store = store
-        self._log_dir = log_dir
         self._loop: Loop
         self._queue: deque[CommittedCheckpoint] = deque()
         self._task: _Task | None = None
@@ -120,7 +119,7 @@ class Validations:
         assert validator is not None
         assert saved.validation is not None
         paths = self._store.paths
-        log = paths.validation_log(saved.path.name, self._log_dir)
+        log = paths.validation_log(saved.path.name)
         environment = {**validator.environment, process.RUN_IDS: process.extended_run_ids(request.run_id)}
         arguments = str(os.getpid()), str(paths.root), str(log)
         argv = process.bootstrap_argv("validator", *arguments, flags=request.python_flags)

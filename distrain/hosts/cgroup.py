@@ -53,14 +53,14 @@ class OomWatch:
 
     def __init__(self) -> None:
         self._groups = {folder: _kills_of(folder) for folder in _own_groups("memory")}
-        self._host = _count(_VMSTAT)
+        self._host = count_in(_VMSTAT)
 
     def killed(self) -> OomKill | None:
         """Return where the kernel has killed, None if it has killed nothing."""
         for folder, before in self._groups.items():
             if _kills_of(folder) > before and (limit := _limit_of(folder)):
                 return OomKill(limit, str(folder))
-        return OomKill(0, "") if _count(_VMSTAT) > self._host else None
+        return OomKill(0, "") if count_in(_VMSTAT) > self._host else None
 
 
 def _own_groups(controller: str) -> list[Path]:
@@ -92,18 +92,18 @@ def _use_of(folder: Path) -> int:
         prefix = "total_"  # of the groups below, too, as version 2 has it
     else:
         return 0
-    files = [_count(folder / "memory.stat", f"{prefix}{kind}_file") for kind in ("active", "inactive")]
+    files = [count_in(folder / "memory.stat", f"{prefix}{kind}_file") for kind in ("active", "inactive")]
     return max(0, int(used) - sum(files))
 
 
 def _kills_of(folder: Path) -> int:
-    return max(_count(folder / "memory.events"), _count(folder / "memory.oom_control"))
+    return max(count_in(folder / "memory.events"), count_in(folder / "memory.oom_control"))
 
 
-def _count(path: Path, name: str = "oom_kill") -> int:
-    """Return N of the line ``name N`` of a file; 0 without such a line."""
+def count_in(path: Path, name: str = "oom_kill") -> int:
+    """Return N of the line ``name N``, or ``name N kB``, of a file of the kernel; 0 without such a line or file."""
     lines = (line.split() for line in _read(path).splitlines())
-    return next((int(parts[1]) for parts in lines if len(parts) == 2 and parts[0] == name), 0)
+    return next((int(parts[1]) for parts in lines if len(parts) > 1 and parts[0] == name), 0)
 
 
 def _read(path: Path) -> str:

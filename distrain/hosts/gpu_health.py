@@ -44,30 +44,18 @@ def gpu_health(boards: Collection[str], *, with_processes: bool = True) -> list[
         import pynvml
     except ImportError:
         return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
     found = []
-    try:
-        for index in range(_count(pynvml)):
-            with contextlib.suppress(pynvml.NVMLError):  # lost, or of another container: find_gpus() reports that
-                device = pynvml.nvmlDeviceGetHandleByIndex(index)
-                if (board := pynvml.nvmlDeviceGetUUID(device)) in boards:
-                    found.append(_health(pynvml, index, board, device, with_processes=with_processes))
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
+    with contextlib.suppress(pynvml.NVMLError):  # the driver does not answer
+        pynvml.nvmlInit()
+        try:
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                with contextlib.suppress(pynvml.NVMLError):  # lost, or of another container: find_gpus() reports that
+                    device = pynvml.nvmlDeviceGetHandleByIndex(index)
+                    if (board := pynvml.nvmlDeviceGetUUID(device)) in boards:
+                        found.append(_health(pynvml, index, board, device, with_processes=with_processes))
+        finally:
             pynvml.nvmlShutdown()
     return found
-
-
-def _count(nvml: Any) -> int:
-    """Return the number of GPUs; 0 if the driver does not answer."""
-    try:
-        count: int = nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError:
-        return 0
-    return count
 
 
 def _health(nvml: Any, index: int, board: str, device: Any, *, with_processes: bool) -> GpuHealth:

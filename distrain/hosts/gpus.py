@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -107,27 +108,23 @@ def _board(nvml: Any, index: int) -> list[Gpu]:
 
 
 def _pci_address(nvml: Any, device: Any) -> str:
-    try:
+    with contextlib.suppress(nvml.NVMLError):
         info = nvml.nvmlDeviceGetPciInfo(device)
-    except nvml.NVMLError:
-        return ""
-    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+        return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+    return ""
 
 
 def _is_split(nvml: Any, device: Any) -> bool:
     """Tell if the GPU is in MIG mode, where programs can use its instances only."""
-    try:
+    with contextlib.suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
         current, _ = nvml.nvmlDeviceGetMigMode(device)
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
-        return False
-    return bool(current)
+        return bool(current)
+    return False
 
 
 def _mig_uuids(nvml: Any, device: Any) -> list[str]:
     found = []
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
-        try:
+        with contextlib.suppress(nvml.NVMLError_NotFound):
             found.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index)))
-        except nvml.NVMLError_NotFound:
-            continue
     return found

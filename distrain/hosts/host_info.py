@@ -26,14 +26,12 @@ def host_info(*, with_gpus: bool) -> HostInfo:
     )
 
 
-def hello_of(info: HostInfo, *, run_id: str = "", **fields: Any) -> wire.Hello:
+def hello_of(info: HostInfo, **fields: Any) -> wire.Hello:
     """Return the first message about this host. ``fields``: what it has beyond ``info``."""
     return wire.Hello(
         wire=wire.WIRE_VERSION,
         distrain=wire.DISTRAIN_VERSION,
         python=platform.python_version(),
-        run_id=run_id,
-        hostname=info.name,
         pid=os.getpid(),
         cpus=info.cpus,
         memory_bytes=info.memory_bytes,

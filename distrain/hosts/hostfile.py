@@ -173,11 +173,6 @@ def _transport(host: HostSpec, text: str | None) -> str | None:
     return text
 
 
-def total_slots(hosts: Sequence[HostSpec]) -> int:
-    """Return the number of slots of all hosts; a host without a number has one."""
-    return sum(host.slots or 1 for host in hosts)
-
-
 def _words(line: str) -> Iterator[str]:
     """Split a line into words as a shell does, up to a comment.
 

@@ -66,19 +66,15 @@ def storage_problem(storage: str, probe_file: str, nonce: str) -> str | None:
         return "is not the launching machine's"
     probe = Path(storage, f".distrain-probe-{uuid.uuid4().hex}")
     try:
-        return _probe_problem(probe, nonce)
+        probe.write_text(nonce)
+        if probe.read_text() != nonce:
+            return "does not return what was written"
+        probe.unlink()
     except OSError as error:
         return f"cannot be written: {_why(error)}"
     finally:
         with contextlib.suppress(OSError):
             probe.unlink()
-
-
-def _probe_problem(probe: Path, text: str) -> str | None:
-    probe.write_text(text)
-    if probe.read_text() != text:
-        return "does not return what was written"
-    probe.unlink()
     return None
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distrain.hosts.cgroup import count_in
 from distrain.system.text import binary_size, duration
 
 if TYPE_CHECKING:
@@ -84,9 +84,5 @@ def _uses_of(processes: Mapping[int, int]) -> dict[int, int]:
 
 
 def _bytes(file: Path, name: str) -> int:
-    """Return the bytes that a line ``name: N kB`` of a file names; 0 without such a line or file."""
-    try:
-        found = re.search(rf"^{name}:\s*(\d+) kB$", file.read_text(), re.MULTILINE)
-    except OSError:  # the process has ended, or belongs to another user
-        return 0
-    return 1024 * int(found[1]) if found else 0
+    """Return the bytes in a line ``name: N kB`` of a file; 0 without one, or if it is of a process that has ended."""
+    return 1024 * count_in(file, f"{name}:")

@@ -63,11 +63,6 @@ class WorldPlan:
             found.setdefault(rank.host, []).append(rank)
         return {host: tuple(ranks) for host, ranks in found.items()}
 
-    @cached_property
-    def _known_address(self) -> str:
-        """The address of any host; empty if none is known."""
-        return next(filter(None, self.addresses), "")
-
     def on(self, host: str) -> tuple[RankPlan, ...]:
         """Return the ranks on a host."""
         return self._by_host.get(host, ())
@@ -78,7 +73,7 @@ class WorldPlan:
 
     def peer_of(self, host: str) -> str:
         """Return the address of another host, for a host that must find out its own address; else an empty string."""
-        return "" if self.shares_network or self.address_of(host) else self._known_address
+        return "" if self.shares_network or self.address_of(host) else next(filter(None, self.addresses), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DEFAULT_STORAGE = "~/distrain_results"
 MANIFEST = "run.json"
@@ -26,6 +30,12 @@ def status_in(manifest: dict[str, Any]) -> Any:
     """Return the status in a run.json. Stopped runs of older versions have another word."""
     status = manifest.get("status")
     return "stopped" if status == "aborted" else status
+
+
+def numbered(name: str) -> Iterator[str]:
+    """Yield a name, then ``name-2``, ``name-3`` and so on, without end."""
+    yield name
+    yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
 def evidence_file(attempt: int, what: str, rank: int) -> str:

@@ -58,9 +58,10 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """The path of every file of a run."""
+    """The path of every file of a run. log_dir: has the logs, in a directory named like the run; None for its own."""
 
     root: Path
+    log_dir: Path | None = None
 
     @property
     def manifest(self) -> Path:
@@ -134,19 +135,20 @@ class RunPaths:
 
     @property
     def logs(self) -> Path:
-        return self.root / names.LOGS
+        return self.log_dir / self.root.name if self.log_dir else self.root / names.LOGS
 
     def checkpoint(self, index: int) -> Path:
         return self.root / f"checkpoint_{index:06d}"
 
-    def log(self, attempt: int, rank: int, logs: Path | None = None) -> Path:
-        return (logs / self.root.name if logs else self.logs) / f"attempt_{attempt}" / f"rank_{rank}.log"
+    def log(self, attempt: int, rank: int) -> Path:
+        return self.logs / f"attempt_{attempt}" / f"rank_{rank}.log"
 
-    def validation_log(self, checkpoint: str, logs: Path | None = None) -> Path:
-        return (logs / self.root.name if logs else self.logs) / "validation" / f"{checkpoint}.log"
+    def validation_log(self, checkpoint: str) -> Path:
+        return self.logs / "validation" / f"{checkpoint}.log"
 
-    def tracker_log(self, logs: Path | None = None) -> Path:
-        return (logs / self.root.name if logs else self.logs) / "trackers.log"
+    @property
+    def tracker_log(self) -> Path:
+        return self.logs / "trackers.log"
 
     def evidence(self, attempt: int) -> Path:
         return self.root / names.EVIDENCE / f"attempt_{attempt}"
@@ -236,20 +238,15 @@ def choose_run(
     Without a name, the directory is new, and its name begins with ``stem``. With a name, an unfinished run of that name
     continues. A finished one is left alone, and the new run gets the next free name (``name-2``, ``name-3``, ...).
     """
-    given_name = name or new_name(stem)
     try:
         storage = locate(names.DEFAULT_STORAGE if storage_path is None else storage_path, filesystem)
         if isinstance(storage, RemotePath):
             storage.check_shared()
             storage = replace(storage, patience_s=OPENING_PATIENCE_S)
-        root = storage / given_name
+        roots = (storage / one for one in names.numbered(name or new_name(stem)))
+        return next(root for root in roots if not name or read_manifest(root).get("status") != "finished")
     except OSError as error:
         raise StorageError(f"cannot use the storage: {error}") from error
-    number = 1
-    while name is not None and read_manifest(root).get("status") == "finished":
-        number += 1
-        root = storage / f"{name}-{number}"
-    return root
 
 
 def read_manifest(root: Path | RemotePath) -> dict[str, Any]:

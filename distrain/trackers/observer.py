@@ -32,7 +32,7 @@ _starting = threading.Lock()
 def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[TrackerObserver]:
     """Return an observer for each tracker of a run."""
     folder = context.run_config.log_dir
-    log = RunPaths(run.directory).tracker_log(None if folder is None else Path(folder).expanduser())
+    log = RunPaths(run.directory, None if folder is None else Path(folder).expanduser()).tracker_log
     return [TrackerObserver(tracker, run, status, log) for tracker in trackers_of(context.run_config.trackers, {})]
 
 

@@ -28,6 +28,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.storage.flushing import flush_file
+from distrain.storage.names import numbered
 from distrain.storage.paths import RunPaths
 from distrain.system import process
 from distrain.system.background import in_threads
@@ -177,7 +178,7 @@ class Mover:
 def _place_for(found: Sequence[ShippedFile], order: wire.BringBack) -> tuple[Path, list[ShippedFile]]:
     """Return the first directory in which no name is taken, and the files that it lacks, the small ones first."""
     run = Path(order.run)
-    for name in itertools.chain(("", order.host), (f"{order.host}-{number}" for number in itertools.count(2))):
+    for name in itertools.chain([""], numbered(order.host)):
         places = {file: run / name / checked_name(file.path) for file in found}
         missing = [file for file, place in places.items() if not file._replace(path=str(place)).is_in_place]
         taken = RunPaths(run).end_files()

@@ -16,22 +16,14 @@ from dataclasses import fields
 from typing import Any, ClassVar, NamedTuple
 
 from distrain.errors import WireError
+from distrain.wire import messages
 from distrain.wire.messages import Message
 
 MAGIC = b"\0distrain\0"
 _SIZES = struct.Struct("!IQ")
 _LARGEST_HEADER = 64 << 20
-
-
-def _all_messages(base: type[Message] = Message) -> dict[str, type[Message]]:
-    found: dict[str, type[Message]] = {}
-    for cls in base.__subclasses__():
-        found[cls.__name__] = cls
-        found.update(_all_messages(cls))
-    return found
-
-
-MESSAGES = _all_messages()
+_CLASSES = [cls for cls in vars(messages).values() if isinstance(cls, type) and issubclass(cls, Message)]
+MESSAGES = {cls.__name__: cls for cls in _CLASSES if cls is not Message}
 """Every message class by its kind."""
 _FIELDS = {kind: tuple((f.name, f.default) for f in fields(cls) if f.name != "body") for kind, cls in MESSAGES.items()}
 """By kind: the fields of the header with their defaults."""

@@ -7,8 +7,7 @@ The processes and their conversations:
   (:class:`ToWorker`, :class:`FromWorker`);
 - uploader and its parent, which is an agent or the coordinator; agents pass its messages on, too;
 - coordinator and mover, which carries files to and from a host that does not share them;
-- coordinator and validator;
-- coordinator and tracker.
+- coordinator and validator.
 
 Each docstring ends with the direction and, where there is one, the answer. How messages become bytes is in
 :mod:`distrain.wire.codec`.
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 23
+WIRE_VERSION = 24
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -108,8 +107,6 @@ class Hello(Message):
     wire: int
     distrain: str
     python: str
-    run_id: str
-    hostname: str
     pid: int
     cpus: int
     memory_bytes: int

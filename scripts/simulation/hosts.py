@@ -239,8 +239,6 @@ class Player:
             wire=wire.WIRE_VERSION,
             distrain=wire.DISTRAIN_VERSION,
             python=platform.python_version(),
-            run_id="",
-            hostname=name,
             pid=pid,
             cpus=self._options.workers_per_host,
             memory_bytes=1 << 40,

@@ -126,8 +126,6 @@ def _hello(host: str) -> wire.Hello:
         wire=wire.WIRE_VERSION,
         distrain=wire.DISTRAIN_VERSION,
         python="3",
-        run_id="run",
-        hostname=host,
         pid=1,
         cpus=8,
         memory_bytes=1 << 40,

@@ -198,12 +198,12 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(way: Way, tmp_path: Path, te
 
 ECHO = f"""
 import hashlib, json, os, subprocess, sys, threading
-from distrain.api.config import ScalingConfig
+from distrain.api.config import RunConfig, ScalingConfig
 from distrain.coordinator.connection.choice import hosts_of, transports_for
 
 hosts, transport = json.loads(sys.argv[1])
 scaling = ScalingConfig(hosts=hosts, transport=transport)
-to = {{one.host.name: one for one in transports_for(hosts_of(scaling, os.environ), scaling, os.environ)}}
+to = {{one.host.name: one for one in transports_for(hosts_of(scaling, os.environ), scaling, os.environ, RunConfig())}}
 data = os.urandom({ECHOED_BYTES})
 child = subprocess.Popen(to["n2"].argv(["cat"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 

@@ -67,9 +67,9 @@ class Sweep:
         """
         path = names.DEFAULT_STORAGE if run.storage_path is None else run.storage_path
         storage = locate(path, run.storage_filesystem)
-        given, number = run.name or new_name(stem), 1
-        location = storage / given
-        while (stored := _stored(location)) is not None:
+        for location in (storage / name for name in names.numbered(run.name or new_name(stem))):
+            if (stored := _stored(location)) is None:
+                break
             sweep = cls._of(location, stored)
             ended = sum(trial.has_ended for trial in sweep.trials)
             if ended < len(sweep.trials):
@@ -80,8 +80,6 @@ class Sweep:
                     )
                 say(f"continuing the unfinished sweep {location}: {ended} of {len(sweep.trials)} trials have ended")
                 return sweep
-            number += 1
-            location = storage / f"{given}-{number}"
         stored = {"space": space, "stem": stem, "configs": make_configs()}
         if isinstance(location, RemotePath):
             (location / _FILE).write_bytes(pickled(stored))

@@ -26,7 +26,7 @@ from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import DistrainError, ResourcesError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
-from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
+from distrain.hosts.hostfile import check_transport, split_ssh_args
 from distrain.storage.runs.listing import run_at
 from distrain.system.arguments import in_users_words, options_named
 from distrain.system.log import log_level, warn
@@ -102,7 +102,7 @@ def _scaling_config(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> S
 def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int | tuple[int, int]:
     amount: str | None = options.num_workers or options.nproc_per_node
     if amount is None:
-        return total_slots(hosts)
+        return sum(host.slots or 1 for host in hosts)
     if options.nproc_per_node not in (None, amount):
         both = f"--num-workers {amount}, but --nproc-per-node {options.nproc_per_node}"
         raise ValueError(f"{both}: they are the same for a single host; drop one of the two")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.coordinator.connection.slurm import find_allocation, is_in_job
 from distrain.coordinator.connection.transport import (
-    REMOTE_LEASE_S,
     CommandTransport,
     LocalTransport,
     SlurmTransport,
@@ -23,7 +22,7 @@ from distrain.hosts.hostfile import HostSpec, check_transport, parse_hostfile, p
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from distrain.api.config import ScalingConfig
+    from distrain.api.config import RunConfig, ScalingConfig
 
 
 def hosts_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple[HostSpec, ...]:
@@ -87,16 +86,21 @@ def transports_for(
     hosts: Sequence[HostSpec],
     scaling: ScalingConfig,
     environment: Mapping[str, str],
-    *,
-    lease_s: float = REMOTE_LEASE_S,
-    ships: bool = True,
-    makes_environment: bool = False,
+    run: RunConfig,
 ) -> list[Transport]:
-    """Return a transport for each host. Raises HostfileError if one cannot be reached in the way that was chosen."""
+    """Return a transport for each host. Raises HostfileError if one cannot be reached in the way that was chosen.
+
+    run: how long a lease lasts, and what is copied to hosts or made there.
+    """
     chosen = transport_of(scaling, environment)
     if chosen == "auto":
         chosen = "slurm" if uses_allocation(scaling, environment) else "ssh"
-    shared: dict[str, Any] = {"lease_s": lease_s, "ships": ships, "makes_environment": makes_environment}
+    shipping = run.shipping_config
+    shared: dict[str, Any] = {
+        "lease_s": run.failure_config.host_lease_s,
+        "ships": shipping.enabled,
+        "makes_environment": shipping.env_from is not None,
+    }
     ssh = partial(SshTransport, arguments=ssh_args_of(scaling, environment), **shared)
     nodes: frozenset[str] = frozenset()
     if "slurm" in {chosen, *(host.transport for host in hosts)}:

@@ -79,11 +79,8 @@ class SshTransport(Transport):
     below, as ssh takes the first of two values for an option.
     """
 
+    program = "ssh"
     arguments: tuple[str, ...] = ()
-
-    @property
-    def program(self) -> str:
-        return "ssh"
 
     def argv(self, command: Sequence[str]) -> list[str]:
         host = self.host
@@ -134,12 +131,9 @@ class SlurmTransport(Transport):
     job: its id. cleared: variables of this process that srun would take for options of the step.
     """
 
+    program = "srun"
     job: str
     cleared: tuple[str, ...] = ()
-
-    @property
-    def program(self) -> str:
-        return "srun"
 
     def argv(self, command: Sequence[str]) -> list[str]:
         options = {

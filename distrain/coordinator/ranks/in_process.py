@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain.coordinator.ranks.adopted import AdoptedRanks
@@ -34,7 +35,7 @@ class InProcessRank(AdoptedRanks):
         theirs, ours = socket.socketpair()
         channel = RankChannel(ours, on_stop=lambda name: signals.order(name))
         signals = Signals(stop_signals(request.stop_signals), channel, relay=SignalRelay(), is_alone=True)
-        own = OwnRank(channel, signals, fresh=work.fresh, around=_as_rank, leave=_leave(work))
+        own = OwnRank(channel, signals, fresh=work.fresh, around=_as_rank, leave=partial(_leave, work))
         super().__init__({0: theirs}, own, with_gpus=request.scaling.use_gpu)
 
     def drive(self, run: Callable[[], None]) -> None:
@@ -55,10 +56,7 @@ def _as_rank(spec: wire.WorkerSpec) -> Iterator[None]:
         yield
 
 
-def _leave(work: Work) -> Callable[[RankResult, TrainContext], None]:
-    def leave(executed: RankResult, context: TrainContext) -> None:
-        if executed.outcome.stage == "run":  # else the backend was not set up
-            with contextlib.suppress(Exception):
-                work.backend.teardown(context)
-
-    return leave
+def _leave(work: Work, executed: RankResult, context: TrainContext) -> None:
+    if executed.outcome.stage == "run":  # else the backend was not set up
+        with contextlib.suppress(Exception):
+            work.backend.teardown(context)

@@ -151,8 +151,6 @@ class RankGroup:
         """``context``: as far as this process knows it by itself."""
         self.launcher = launcher
         self._context = context
-        self.hosts: list[str] = []
-        """The host of each rank."""
         self.plan = WorldPlan(ranks=())
         """All ranks, in the order of their hosts."""
         self.ranks: JoinedRanks | None = None
@@ -197,8 +195,7 @@ class RankGroup:
             refusal=refusal,
         )
         arrivals: list[_Arrival] = self._backend.gather(own)
-        self.hosts = [arrival.host for arrival in arrivals]
-        names = list(dict.fromkeys(self.hosts))
+        names = list(dict.fromkeys(arrival.host for arrival in arrivals))
         placed = [
             RankPlan(
                 rank=rank,
@@ -213,14 +210,14 @@ class RankGroup:
         self.plan = WorldPlan(ranks=tuple(placed), shares_gpu=any(arrival.shares_gpu for arrival in arrivals))
         accepted = arrivals[0].offer
         if accepted is None:
-            raise LaunchError(f"rank 0 on {self.hosts[0]} cannot begin the run: {arrivals[0].refusal}")
+            raise LaunchError(f"rank 0 on {names[0]} cannot begin the run: {arrivals[0].refusal}")
         os.environ[process.WITHIN_RUN] = accepted.run_id  # until the block of join() ends
         return accepted
 
     def agree(self, problem: str | None) -> None:
         """Raise LaunchError, on all ranks, if one of them has a problem."""
         problems = [
-            f"rank {rank} on {self.hosts[rank]}: {found}"
+            f"rank {rank} on {self.plan.ranks[rank].host}: {found}"
             for rank, found in enumerate(self._backend.gather(problem))
             if found is not None
         ]

@@ -60,13 +60,8 @@ class Entrance:
             self._socket = socket.create_server(("127.0.0.1" if only_here else "", 0), backlog=_ROOM)
         else:
             self._socket = socket.create_server(("", 0), family=socket.AF_INET6, backlog=_ROOM, dualstack_ipv6=True)
+        self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="distrain-entrance", daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        """The port at which the socket listens."""
-        port: int = self._socket.getsockname()[1]
-        return port
 
     def connections(self) -> dict[int, socket.socket]:
         """Hand over the connections of all other ranks, which are on their way. Raise LaunchError if one is missing."""

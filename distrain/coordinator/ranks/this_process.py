@@ -157,9 +157,8 @@ class Signals:
 
     def note_stop(self, error: BaseException | None) -> None:
         """Ask the run to stop if train_func was ended by the exception of a signal, whoever has raised it."""
-        reason = stop_reason(error)
-        if reason is not None and not self._has_told:
-            self._tell(signal.Signals[reason])
+        if isinstance(error, (KeyboardInterrupt, Terminated)) and not self._has_told:
+            self._tell(error.number if isinstance(error, Terminated) else signal.SIGINT)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a child of train_func: its connection is closed
@@ -194,13 +193,6 @@ class Signals:
         if number == signal.SIGINT:
             signal.default_int_handler(number, frame)
         terminate(number, frame)
-
-
-def stop_reason(error: BaseException | None) -> str | None:
-    """Return the name of the signal that has ended train_func by this exception, or None."""
-    if isinstance(error, KeyboardInterrupt):
-        return "SIGINT"
-    return signal.Signals(error.number).name if isinstance(error, Terminated) else None
 
 
 class OwnRank:

@@ -94,9 +94,9 @@ class Run:
         self._facts = RunFacts(script_of(work), config, getattr(work, "argv", ()))
         self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
-        self._log_dir = None if run.log_dir is None else absolute(run.log_dir)
-        if self._log_dir is not None:
-            check_owners(self._log_dir / store.paths.root.name)
+        if run.log_dir is not None:
+            store.paths = replace(store.paths, log_dir=absolute(run.log_dir))
+            check_owners(store.paths.logs)
         self._context = RunContext(
             run_id=request.run_id,
             run_config=run,
@@ -136,7 +136,6 @@ class Run:
                 ranks,
                 self._config.checkpoint_config,
                 observers,
-                log_dir=self._log_dir,
                 manifest=self._manifest,
                 start_without_own=self._start_without_own,
                 shipping=self._where.shipping.for_run(self._store, request.run_id),
@@ -157,7 +156,7 @@ class Run:
         return replace(
             self._request,
             run_name=store.location.name,
-            storage_path=store.storage_path,
+            storage_path=str(store.location.parent),
             filesystem=store.filesystem,
         )
 
@@ -296,7 +295,7 @@ class Run:
                 lambda: write_atomically(self._store.paths.return_value, value),
                 "the return value of train_func is only in this Result, because it could not be written",
             )
-        metrics = coordinator.metrics
+        metrics = coordinator.report_handler.metrics
         if metrics is None and self._continued:
             metrics = last_metrics(self._store.paths.metrics)
         result = make_result(
@@ -332,10 +331,10 @@ class Run:
             write_atomically(self._store.paths.error_pickle, blob)
 
     def _run_errors(self, coordinator: Coordinator, status: RunStatus) -> RunErrors:
-        end = coordinator.end
+        end, evidence = coordinator.end, coordinator.evidence
         name, logs, latest = self._store.location.name, None, self._store.latest
         if self._where.starts_workers and end.attempt >= self._manifest.first_attempt:
-            logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
+            logs = self._store.display_path(self._store.paths.log(end.attempt, 0).parent)
         return RunErrors(
             summary=end,
             run=str(self._store.location),
@@ -345,11 +344,11 @@ class Run:
             checkpoint=f"{latest.path.name}, at {latest.place}" if latest else None,
             logs=logs,
             page=str(self._store.paths.page) if self._storage_works(end) and not self._store.is_remote else None,
-            last_lines=coordinator.last_lines(),
-            where=coordinator.where(),
-            collectives=coordinator.collectives(),
-            is_stuck=self._continued and coordinator.metrics is None,
-            evidence=None if coordinator.evidence is None else self._store.display_path(coordinator.evidence),
+            last_lines=coordinator.outputs.last_words(),
+            where=coordinator.hang_monitor.locations(end.stopped_ranks),
+            collectives=coordinator.hang_monitor.collectives(),
+            is_stuck=self._continued and coordinator.report_handler.metrics is None,
+            evidence=None if evidence.is_empty else self._store.display_path(evidence.folder),
         )
 
 

@@ -23,6 +23,7 @@ from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
 from distrain.storage.files import sync_directories, sync_directory, write_and_sync, write_atomically
 from distrain.storage.lone_store import take_over
+from distrain.storage.names import numbered
 from distrain.storage.paths import DAMAGED
 from distrain.storage.records import CommittedCheckpoint, committed_at, complete_manifest, damage_of
 
@@ -150,11 +151,7 @@ class LocalStore(RunStore):
 
     def _free_path(self, name: str) -> Path:
         """Return a path in the run directory that does not exist: ``name``, or ``name`` with a number."""
-        path, number = self.paths.root / name, 1
-        while path.exists():
-            number += 1
-            path = self.paths.root / f"{name}-{number}"
-        return path
+        return next(path for one in numbered(name) if not (path := self.paths.root / one).exists())
 
     def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
         def work() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from distrain.storage.ownership import open_without_links
 from distrain.system.log import warn
 from distrain.system.output_lines import LineCutter, readable
+from distrain.system.stacks import last_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,9 +136,9 @@ class RankLogs:
         self._changed[self._ranks[rank]] = None
         return self._ranks[rank]
 
-    def last_lines(self) -> dict[int, list[str]]:
-        """Return the last lines of the ranks, for a failure screen."""
-        return {rank: log.last_lines for rank, log in self._ranks.items()}
+    def last_words(self) -> dict[int, list[str]]:
+        """Return the last output of each rank, for a failure screen."""
+        return {rank: last_words(log.last_lines) for rank, log in self._ranks.items()}
 
     def flush(self) -> None:
         """Give all new output to the background, as one task."""

@@ -22,6 +22,7 @@ from distrain.coordinator.store.local_store import LocalStore
 from distrain.coordinator.store.run_store import Publication, RunStore
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
+from distrain.storage.names import numbered
 from distrain.storage.paths import DAMAGED_FILE, choose_run, is_copy, number_of, read_manifest
 from distrain.storage.records import CommittedCheckpoint, committed_at, remote_damage
 from distrain.storage.run_lock import Heartbeats, RemoteLock
@@ -217,10 +218,7 @@ class RemoteStore(RunStore):
         """Return the name of a checkpoint's directory, which no other one has had."""
         if (attempt, ordinal) not in self._directories:
             wanted = name or self._next_name()
-            free, number = wanted, 1
-            while free in self._used:
-                number += 1
-                free = f"{wanted}-{number}"
+            free = next(one for one in numbered(wanted) if one not in self._used)
             if free != wanted:
                 warn(f"{self.location / wanted} exists, so this checkpoint is called {free}")
             self._used.add(free)

@@ -20,7 +20,7 @@ from distrain.errors import StorageError
 from distrain.storage.files import advice_on, write_atomically
 from distrain.storage.ownership import check_owners, open_without_links
 from distrain.storage.paths import RunPaths
-from distrain.storage.records import PENDING, CommittedCheckpoint, file_entry, without_nonfinite
+from distrain.storage.records import PENDING, CommittedCheckpoint, committed_at, file_entry, without_nonfinite
 from distrain.storage.run_lock import LocalLock
 from distrain.system.background import Background
 from distrain.system.log import say, warn
@@ -184,11 +184,6 @@ class RunStore(ABC):
         self._metrics: list[str] = []
         self._events: list[str] = []
         """Lines that the next :meth:`flush` writes."""
-
-    @property
-    def storage_path(self) -> str:
-        """The parent of the run directory."""
-        return str(self.location.parent)
 
     @property
     def latest(self) -> CommittedCheckpoint | None:
@@ -388,18 +383,7 @@ class RunStore(ABC):
 
         def done(path: Path | RemotePath) -> None:
             self._open_commits -= 1
-            saved = CommittedCheckpoint(
-                path,
-                dict(commit.metrics),
-                validation,
-                index,
-                step,
-                commit.world_size,
-                commit.ranks,
-                commit.silent,
-                is_in_memory=to_memory is not None,
-                progress=progress,
-            )
+            saved = replace(committed_at(path, manifest), is_in_memory=to_memory is not None)
             self.committed.append(saved)
             then(saved)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain import wire
 from distrain.coordinator import checkpoint_copies
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.storage.checkpoint import MANIFEST_FILE, locked_for_deletion
@@ -20,6 +19,8 @@ from distrain.system.background import Background
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from distrain import wire
 
 HOSTS = [f"host{number}" for number in range(8)]
 FILES = {"model/weights": b"weights" * 100, "step": b"7", "empty": b""}
@@ -94,7 +95,8 @@ class Copies:
 
     def __init__(self, thread: Background | Later) -> None:
         self.hosts = Hosts()
-        self.answers: list[tuple[str, wire.CheckpointFetched]] = []
+        self.answers: list[tuple[str, str, str | None]] = []
+        """The host, the folder there, and why it failed."""
         self.copies = CheckpointCopies(
             self.hosts,  # type: ignore[arg-type]
             thread,  # type: ignore[arg-type]
@@ -104,8 +106,8 @@ class Copies:
         for host in hosts:
             self.copies.fetch(host, str(checkpoint), partial(self._note, host))
 
-    def _note(self, host: str, answer: wire.CheckpointFetched) -> None:
-        self.answers.append((host, answer))
+    def _note(self, host: str, folder: str, failed: str | None) -> None:
+        self.answers.append((host, folder, failed))
 
     def bring(self, checkpoint: Path, *hosts: str) -> None:
         """Fetch, and finish it."""
@@ -121,11 +123,11 @@ class Copies:
 
     @property
     def answered(self) -> list[str]:
-        return [host for host, _ in self.answers]
+        return [host for host, _, _ in self.answers]
 
     @property
     def failed(self) -> list[str | None]:
-        return [answer.failed for _, answer in self.answers]
+        return [failed for _, _, failed in self.answers]
 
 
 @pytest.fixture
@@ -164,8 +166,7 @@ def test_a_host_gets_all_files_from_this_machine_and_is_told_where_they_are(copi
     ]
     assert not copies.answers
     copies.hosts.finish()
-    fetched = wire.CheckpointFetched(attempt=0, rank=0, path=str(checkpoint), folder=delivery.order.folder)
-    assert copies.answers == [(HOSTS[0], fetched)]
+    assert copies.answers == [(HOSTS[0], delivery.order.folder, None)]
 
 
 def test_directories_without_files_come_along(copies: Copies, checkpoint: Path) -> None:
@@ -233,7 +234,7 @@ def test_two_checkpoints_of_the_same_name_go_to_different_directories(copies: Co
     for run in ("first", "second"):
         copies.bring(make_checkpoint(tmp_path / run / "checkpoint_000001"), HOSTS[0])
     first, second = copies.answers
-    assert first[1].folder != second[1].folder
+    assert first[1] != second[1]
 
 
 # -- many hosts ------------------------------------------------------------------------------------------------------
@@ -341,7 +342,7 @@ def test_a_host_keeps_the_first_and_the_latest_copy(copies: Copies, tmp_path: Pa
             copies.bring(checkpoint, HOSTS[1])  # another host has its own
         dropped.append(copies.hosts.dropped)
         copies.hosts.dropped = []
-    folders = [answer.folder for host, answer in copies.answers if host == HOSTS[0]]
+    folders = [folder for host, folder, _ in copies.answers if host == HOSTS[0]]
     assert dropped == [[], [], [(HOSTS[0], folders[1])], [(HOSTS[0], folders[2])]]
     count = len(copies.hosts.history)
     for number in (0, 3):

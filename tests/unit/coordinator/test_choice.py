@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.api.config import ScalingConfig
+from distrain.api.config import RunConfig, ScalingConfig
 from distrain.coordinator.connection.choice import hosts_of, ssh_args_of, transports_for
 from distrain.coordinator.connection.transport import LocalTransport
 from distrain.errors import HostfileError
@@ -24,7 +24,7 @@ def test_without_a_word_it_is_this_machine() -> None:
     [host] = hosts_of(ScalingConfig(), {})
     assert host.is_local
     assert host.slots is None
-    [transport] = transports_for([host], ScalingConfig(), {})
+    [transport] = transports_for([host], ScalingConfig(), {}, RunConfig())
     assert isinstance(transport, LocalTransport)
 
 
@@ -65,13 +65,13 @@ def test_arguments_for_ssh_with_an_open_quote_are_refused_by_name() -> None:
 
 def reached(scaling: ScalingConfig, **environment: str) -> list[str]:
     """Return the first word of each command line, or the name of the transport of this machine."""
-    transports = transports_for(hosts_of(scaling, environment), scaling, environment)
+    transports = transports_for(hosts_of(scaling, environment), scaling, environment, RunConfig())
     return [one.program or "this machine" for one in transports]
 
 
 def test_only_localhost_needs_no_ssh() -> None:
     scaling = ScalingConfig(hosts="localhost:2,far:1", ssh_args="-v")
-    local, far = transports_for(hosts_of(scaling, {}), scaling, {})
+    local, far = transports_for(hosts_of(scaling, {}), scaling, {}, RunConfig())
     assert local.argv(["x"]) == ["x"]
     assert far.argv(["x"])[:3] == ["ssh", "-T", "-v"]
 

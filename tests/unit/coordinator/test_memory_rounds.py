@@ -277,7 +277,7 @@ def test_a_new_attempt_stores_into_another_directory(two: Run) -> None:
     two.orders.clear()
     two.memory.begin(1, two.hosts, two.chosen.append)
     two.gathered()
-    two.memory.tick()
+    two.memory.store_or_copy()
     assert two.orders
     assert before.isdisjoint({order.directory for _, order in two.orders})
 

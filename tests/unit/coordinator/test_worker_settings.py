@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.api.config import ScalingConfig
+from distrain.api.config import RunConfig, ScalingConfig
 from distrain.coordinator.connection.choice import transports_for
 from distrain.coordinator.connection.worker_settings import for_another_interpreter, settings_for
 from distrain.hosts.hostfile import HostSpec
@@ -22,7 +22,7 @@ FAR = HostSpec(name="far", address="far")
 
 
 def settings_of(host: HostSpec, *, own: dict[str, str], path: list[str] | None = None, **given: str) -> HostSettings:
-    [transport] = transports_for([host], ScalingConfig(), {})
+    [transport] = transports_for([host], ScalingConfig(), {}, RunConfig())
     settings = settings_for(
         [transport], directory="/here", sys_path=path or ["/p"], environment=given, own_environment=own
     )

@@ -77,7 +77,7 @@ def hello(
     cpus: int = 4, gpus: int | None = None, network: str = "here", address: str = "", **interfaces: str
 ) -> wire.Hello:
     return wire.Hello(
-        wire=1, distrain="0", python="3.11", run_id="id", hostname="h", pid=1, cpus=cpus, memory_bytes=0, gpus=gpus,
+        wire=1, distrain="0", python="3.11", pid=1, cpus=cpus, memory_bytes=0, gpus=gpus,
         network=network, address=address, interfaces=interfaces,
     )  # fmt: skip
 

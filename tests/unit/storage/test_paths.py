@@ -120,4 +120,4 @@ def test_every_name_of_a_run_lies_below_its_root(root: Path) -> None:
 
 
 def test_logs_may_lie_elsewhere(root: Path, tmp_path: Path) -> None:
-    assert RunPaths(root).log(1, 2, tmp_path) == tmp_path / root.name / "attempt_1" / "rank_2.log"
+    assert RunPaths(root, tmp_path).log(1, 2) == tmp_path / root.name / "attempt_1" / "rank_2.log"
