@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.errors import DistrainError
 from distrain.storage.checkpoint import DELETED, MANIFEST_FILE, METADATA_FILE, PENDING_FILE
 from distrain.storage.file_transfer import Files, hash_files, store_files
 from distrain.storage.files import copy_folders, list_files
@@ -60,7 +59,7 @@ class StorageExecutor:
                     raise AssertionError(f"not an order: {order!r:.200}")
             return wire.OrderDone()
         except Exception as error:  # the coordinator waits for an answer, whatever a filesystem raises
-            return wire.failed_answer(order, _reason(order, error))
+            return wire.failed_answer(order, error)
 
     def _open(self, order: wire.OpenStorage) -> None:
         """Write, read and delete a file in the run directory. Raise OSError if that fails."""
@@ -77,18 +76,14 @@ class StorageExecutor:
 
     def _store_files(self, order: wire.Upload) -> wire.Message:
         source = Path(order.source)
-        try:
-            if not order.source:
-                files = self._hash_in_place(order)
-            elif self._run is None:
-                copy_folders(source, Path(order.directory))
-                files = store_files(source, Path(order.directory), order.files)
-            else:
-                files = self._put(order)
-            skipped = hash_files(source, order.others) if order.source else []
-        except Exception as error:
-            kept = f"; what could not be stored is in {order.source}" if order.source else ""
-            return wire.failed_answer(order, _reason(order, error) + kept)
+        if not order.source:
+            files = self._hash_in_place(order)
+        elif self._run is None:
+            copy_folders(source, Path(order.directory))
+            files = store_files(source, Path(order.directory), order.files)
+        else:
+            files = self._put(order)
+        skipped = hash_files(source, order.others) if order.source else []
         return wire.FilesCopied(
             attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
         )
@@ -181,9 +176,3 @@ class StorageExecutor:
         assert self._run is not None
         assert self._opened is not None
         RemoteLock.from_text(self._run, self._opened.lock).beat()
-
-
-def _reason(order: wire.Message, error: Exception) -> str:
-    if isinstance(error, (OSError, DistrainError)):
-        return str(error)
-    return f"{type(order).__name__}: {type(error).__name__}: {error}"

@@ -159,6 +159,4 @@ class OrderLink:
 
     def _answer_failed(self, orders: Iterable[wire.Message], why: str) -> None:
         for order in orders:
-            source = order.source if isinstance(order, wire.Upload) else ""
-            kept = f"; its files may still be in {source}" if source else ""
-            self._answer(wire.failed_answer(order, why + kept))
+            self._answer(wire.failed_answer(order, why, "its files may still be in {}"))

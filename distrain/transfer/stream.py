@@ -28,6 +28,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain import wire
+from distrain.errors import DistrainError
 from distrain.storage.flushing import begin_flush, naming
 from distrain.wire.channel import widen_pipe
 from distrain.wire.shipped_file import ShippedFile
@@ -44,11 +45,11 @@ _FLUSHED_BYTES = 8 << 20
 _CRC32 = "crc32:"
 
 
-class StreamEndedError(Exception):
+class StreamEndedError(DistrainError):
     """The other end of the stream is gone, or sends something else than this protocol."""
 
 
-class RefusedError(Exception):
+class RefusedError(DistrainError):
     """The other end could not do what it was asked for, and says why. The stream stays usable."""
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from distrain.errors import DistrainError
 from distrain.system import __version__
 
 if TYPE_CHECKING:
@@ -1282,15 +1283,21 @@ class RunEnded(ToWorker):
 # -- answers to orders that failed -----------------------------------------------------------------------------------
 
 
-def failed_answer(order: Message, why: str) -> Message:
-    """Return the answer to an order that a child process could not carry out."""
+def failed_answer(order: Message, why: Exception | str, kept: str = "what could not be stored is in {}") -> Message:
+    """Return the answer to an order that a child process could not carry out.
+
+    kept: names the place of the files of an :class:`Upload`, for which it has ``{}``.
+    """
+    is_bug = isinstance(why, Exception) and not isinstance(why, (OSError, DistrainError))
+    text = f"{type(order).__name__}: {type(why).__name__}: {why}" if is_bug else str(why)
     match order:
-        case Upload(attempt=attempt, rank=rank, ordinal=ordinal):
-            return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
+        case Upload(attempt=attempt, rank=rank, ordinal=ordinal, source=source):
+            failed = f"{text}; {kept.format(source)}" if source else text
+            return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=failed)
         case OpenStorage():
-            return StorageStatus(failed=why)
+            return StorageStatus(failed=text)
         case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords() | Deliver() | BringBack():
-            return OrderDone(failed=why)
+            return OrderDone(failed=text)
         case Measure():
-            return Measured(failed=why)
+            return Measured(failed=text)
     raise AssertionError(f"not an order: {order!r:.200}")
