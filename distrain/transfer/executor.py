@@ -35,7 +35,8 @@ class StorageExecutor:
         """``run``: the run directory, if it is remote. ``notify``: called with a warning for the user."""
         self._run = run
         self._notify = notify
-        self._opened: wire.OpenStorage | None = None
+        self._spool = Path()
+        self._lock: RemoteLock | None = None
         self._mirrored: dict[str, tuple[int, int]] = {}
 
     def do(self, order: wire.Message) -> wire.Message:
@@ -64,7 +65,8 @@ class StorageExecutor:
     def _open(self, order: wire.OpenStorage) -> None:
         """Write, read and delete a file in the run directory. Raise OSError if that fails."""
         self._run = self._run or RemotePath(order.url, decode_filesystem(order.filesystem))
-        self._opened = order
+        self._spool = Path(order.spool)
+        self._lock = RemoteLock.from_text(self._run, order.lock) if order.lock else None
         run = self._run if order.again else replace(self._run, patience_s=OPENING_PATIENCE_S)
         probe = run / f".probe-{uuid.uuid4().hex}"
         probe.write_bytes(b"distrain")
@@ -151,9 +153,8 @@ class StorageExecutor:
     def _owned_run(self) -> RemotePath:
         """Return the run directory. Raise StorageError if another coordinator has taken it over."""
         assert self._run is not None
-        assert self._opened is not None
-        if self._opened.lock:
-            RemoteLock.from_text(self._run, self._opened.lock).check()
+        if self._lock is not None:
+            self._lock.check()
         return self._run
 
     # -- the rest of the run directory ----------------------------------------------------------------------------
@@ -161,10 +162,8 @@ class StorageExecutor:
     def mirror(self) -> None:
         """Copy the files that have changed in the spool since the last time. Raise OSError or StorageError."""
         run = self._owned_run()
-        assert self._opened is not None
-        spool = Path(self._opened.spool)
-        for path in RunPaths(spool).files_to_mirror():
-            name = str(path.relative_to(spool))
+        for path in RunPaths(self._spool).files_to_mirror():
+            name = str(path.relative_to(self._spool))
             with contextlib.suppress(FileNotFoundError):  # the file was deleted meanwhile
                 state = (path.stat().st_mtime_ns, path.stat().st_size)
                 if self._mirrored.get(name) != state:
@@ -173,6 +172,5 @@ class StorageExecutor:
 
     def beat(self) -> None:
         """Renew the heartbeat of the run. Raise OSError or StorageError."""
-        assert self._run is not None
-        assert self._opened is not None
-        RemoteLock.from_text(self._run, self._opened.lock).beat()
+        assert self._lock is not None
+        self._lock.beat()
