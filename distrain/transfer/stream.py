@@ -31,7 +31,6 @@ from distrain import wire
 from distrain.errors import DistrainError
 from distrain.storage.flushing import begin_flush, naming
 from distrain.wire.channel import widen_pipe
-from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -164,24 +163,18 @@ class Arrivals:
             while start < size:
                 data = self._reader.some(size - start)
                 found.update(data)
-                self._write(fd, path, data)
                 start += len(data)
+                with self.noting(path):
+                    while data and self.problem is None:
+                        data = data[os.write(fd, data) :]
                 if start - flushed >= _FLUSHED_BYTES or start == size:
                     begin_flush(fd, flushed, start - flushed)
                     flushed = start
         finally:
-            self._close(fd, path)
+            if fd >= 0:
+                with self.noting(path):  # some file servers tell only now that the disk is full
+                    os.close(fd)
         return found.hexdigest()
-
-    def _write(self, fd: int, path: str, data: memoryview) -> None:
-        with self.noting(path):
-            while data and self.problem is None:
-                data = data[os.write(fd, data) :]
-
-    def _close(self, fd: int, path: str) -> None:
-        if fd >= 0:
-            with self.noting(path):  # some file servers tell only now that the disk is full
-                os.close(fd)
 
     @contextlib.contextmanager
     def noting(self, path: str) -> Iterator[None]:
@@ -219,49 +212,25 @@ def send_contents(fd: int, files: Sequence[tuple[str, int]]) -> list[int]:
     StreamEndedError.
     """
     widen_pipe(fd)
-    batch, crcs = _Batch(fd), []
+    buffer, used, crcs = memoryview(bytearray(_CHUNK_BYTES)), 0, []
     for path, size in files:
+        crc = 0
         with open(path, "rb", buffering=0) as file, naming(path):
-            crcs.append(batch.add(file.fileno(), size))
-    batch.flush()
+            while size:
+                read = file.readinto(buffer[used : used + size])
+                if not read:
+                    raise OSError(errno.EIO, "the file became shorter while it was read")
+                crc = zlib.crc32(buffer[used : used + read], crc)
+                used, size = used + read, size - read
+                if used == len(buffer):  # most files are small, and are sent together
+                    write_all(fd, buffer)
+                    used = 0
+        crcs.append(crc)
+    write_all(fd, buffer[:used])
     return crcs
 
 
-class _Batch:
-    """Bytes that are sent together, as most files are small."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._buffer = memoryview(bytearray(_CHUNK_BYTES))
-        self._used = 0
-
-    def add(self, source: int, size: int) -> int:
-        """Send the next file, and return its crc32."""
-        crc = 0
-        while size:
-            if self._used == len(self._buffer):
-                self.flush()
-            part = self._buffer[self._used : self._used + size]
-            read = os.readv(source, [part])
-            if not read:
-                raise OSError(errno.EIO, "the file became shorter while it was read")
-            crc = zlib.crc32(part[:read], crc)
-            self._used += read
-            size -= read
-        return crc
-
-    def flush(self) -> None:
-        """Send what was kept back."""
-        used, self._used = self._used, 0
-        write_all(self._fd, self._buffer[:used])
-
-
-# -- requests --------------------------------------------------------------------------------------------------------
-
-
-def files_in(request: dict[str, Any]) -> dict[str, ShippedFile]:
-    """Return the files of a ``put``, by their names below its folder."""
-    return {checked_name(name): ShippedFile(name, *fields) for name, *fields in request["files"]}
+# -- directories -----------------------------------------------------------------------------------------------------
 
 
 def make_folders(top: str, names: Sequence[str]) -> None:
