@@ -240,14 +240,7 @@ class Agent:
                 self._setup.begin(message)
             case wire.DeleteCheckpoints(directories=folders):
                 self._setup.delete_checkpoints(folders)
-            case (
-                wire.HashFiles()
-                | wire.KeepRound()
-                | wire.CopyRound()
-                | wire.GatherRound()
-                | wire.ReadPart()
-                | wire.PartRead()
-            ):
+            case wire.ToMemory():
                 self._keep(message)
             case wire.Prepare():
                 self._prepare(self._setup.prepare(message))
@@ -309,7 +302,7 @@ class Agent:
             )
         self._helpers[program].order(message)
 
-    def _keep(self, message: wire.Message) -> None:
+    def _keep(self, message: wire.ToMemory) -> None:
         if self._memory is None:
             from distrain.agent.memory_keeper import MemoryKeeper
 

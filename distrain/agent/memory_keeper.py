@@ -79,7 +79,7 @@ class MemoryKeeper:
         self._storing: threading.Thread | None = None
         self._may_store = threading.Event()
 
-    def handle(self, message: wire.Message) -> None:
+    def handle(self, message: wire.ToMemory) -> None:
         """Carry out an order of the coordinator."""
         match message:
             case wire.HashFiles():

@@ -84,6 +84,11 @@ class ToWorker(Message):
     rank: int
 
 
+@message
+class ToMemory(Message):
+    """Base of what the coordinator sends to an agent about checkpoints in memory."""
+
+
 # -- the life of an agent --------------------------------------------------------------------------------------------
 
 
@@ -576,7 +581,7 @@ class OrderDone(Message):
 
 
 @message
-class HashFiles(Message):
+class HashFiles(ToMemory):
     """Compute size and crc32 of files that a rank has written into the memory of its host.
 
     folder: their directory; ``files`` are relative to it.
@@ -592,7 +597,7 @@ class HashFiles(Message):
 
 
 @message
-class KeepRound(Message):
+class KeepRound(ToMemory):
     """Keep these checkpoints in memory, and free what all others take.
 
     host: the name by which the coordinator knows this host. keep: the names of all that stay. run: the run directory,
@@ -609,7 +614,7 @@ class KeepRound(Message):
 
 
 @message
-class CopyRound(Message):
+class CopyRound(ToMemory):
     """Copy the parts of a checkpoint in memory whose ``copy`` is this host, and verify them.
 
     Coordinator -> agent; answered by :class:`RoundCopied`.
@@ -631,7 +636,7 @@ class RoundCopied(Message):
 
 
 @message
-class GatherRound(Message):
+class GatherRound(ToMemory):
     """Provide a checkpoint in memory as a complete directory, after every byte was compared with its manifest.
 
     host, body: as in :class:`KeepRound`. What this host lacks, or has with other bytes, it reads from the other copy.
@@ -661,7 +666,7 @@ class RoundGathered(Message):
 
 
 @message
-class ReadPart(Message):
+class ReadPart(ToMemory):
     """Read ``size`` bytes of a file of a rank's part, which ``host`` keeps in memory, for the host ``reader``.
 
     number: of this request among those of ``reader``.
@@ -680,7 +685,7 @@ class ReadPart(Message):
 
 
 @message
-class PartRead(Message):
+class PartRead(ToMemory):
     """Bytes of a file of a part, fewer at its end; or (``failed``) why they cannot be read.
 
     reader, number: as in :class:`ReadPart`.
