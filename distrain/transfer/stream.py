@@ -25,7 +25,7 @@ import hashlib
 import json
 import os
 import zlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.errors import DistrainError
@@ -60,37 +60,9 @@ def checked_name(name: str) -> str:
     return name
 
 
-# -- digests ---------------------------------------------------------------------------------------------------------
-
-
-class _Hash(Protocol):
-    def update(self, data: bytes | memoryview, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-class Crc32:
-    """A crc32, with the interface of a hash of hashlib."""
-
-    def __init__(self) -> None:
-        self.value = 0
-
-    def update(self, data: bytes | memoryview, /) -> None:
-        """Hash more bytes."""
-        self.value = zlib.crc32(data, self.value)
-
-    def hexdigest(self) -> str:
-        """Return the digest as :func:`as_digest` does."""
-        return as_digest(self.value)
-
-
 def as_digest(crc: int) -> str:
     """Return the digest of a file whose crc32 is known."""
     return f"{_CRC32}{crc}"
-
-
-def _hash_for(digest: str) -> _Hash:
-    return Crc32() if digest.startswith(_CRC32) else hashlib.sha256()
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -155,14 +127,17 @@ class Arrivals:
 
     def store(self, path: str, size: int, digest: str = _CRC32) -> str:
         """Store the next file, and return its digest, of the same kind as ``digest``. Raise StreamEndedError."""
-        found = _hash_for(digest)
+        sha256, crc = None if digest.startswith(_CRC32) else hashlib.sha256(), 0
         fd, start, flushed = -1, 0, 0
         with self.noting(path):
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             while start < size:
                 data = self._reader.some(size - start)
-                found.update(data)
+                if sha256 is None:
+                    crc = zlib.crc32(data, crc)
+                else:
+                    sha256.update(data)
                 start += len(data)
                 with self.noting(path):
                     while data and self.problem is None:
@@ -174,7 +149,7 @@ class Arrivals:
             if fd >= 0:
                 with self.noting(path):  # some file servers tell only now that the disk is full
                     os.close(fd)
-        return found.hexdigest()
+        return as_digest(crc) if sha256 is None else sha256.hexdigest()
 
     @contextlib.contextmanager
     def noting(self, path: str) -> Iterator[None]:
