@@ -44,7 +44,7 @@ from distrain.transfer.stream import (
     send_contents,
     send_header,
 )
-from distrain.wire.channel import Channel
+from distrain.wire.child_link import channel_to_parent
 from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ _LAST_WORDS_S = 2.0
 
 def main(arguments: list[str]) -> None:
     """Run the mover. ``arguments``: the pid of the parent, and the command line that opens a stream, as JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process.die_with_parent(int(arguments[0]))
-    channel, mover = Channel(*process.private_stdio()), Mover(json.loads(arguments[1]))
+    channel, mover = channel_to_parent(arguments[0]), Mover(json.loads(arguments[1]))
     mover.connect()
     while not channel.at_end:
         for frame in channel.wait():

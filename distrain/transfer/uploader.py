@@ -9,7 +9,6 @@ come in on stdin. Answers go out on stdout, in the order of the orders. The proc
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,13 +16,14 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.errors import StorageError
 from distrain.storage.run_lock import Heartbeats
-from distrain.system import process
 from distrain.system.remote_path import report_retries_to
 from distrain.transfer.executor import StorageExecutor
-from distrain.wire.channel import Channel
+from distrain.wire.child_link import channel_to_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from distrain.wire.channel import Channel
 
 _MIRROR_S = 10.0
 """Seconds to wait after the spool was mirrored before it is mirrored again."""
@@ -33,9 +33,7 @@ _MIRROR_SHARE = 0.1
 
 def main(arguments: list[str]) -> None:
     """Run the uploader. ``arguments``: the pid of the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process.die_with_parent(int(arguments[0]))
-    _Uploader(Channel(*process.private_stdio())).run()
+    _Uploader(channel_to_parent(arguments[0])).run()
 
 
 class _Uploader:
