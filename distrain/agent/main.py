@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 import sys
 import time
@@ -58,6 +57,8 @@ _FIRST_LEASE_S = 60.0
 _LEASE_MARGIN_S = 0.01
 _STOPS_BY_SIGNAL = wire.DebuggerInput.__name__
 _READ_BYTES = 64 << 10
+_OPEN_FILES = 1 << 20
+"""Files that this process may open, if the hard limit allows it: each worker takes five pipes."""
 
 
 def main(arguments: list[str]) -> None:
@@ -124,15 +125,12 @@ class Agent:
         """True once the coordinator has ended the run."""
         self._watch = HealthWatch(self._loop, self._up.queue)
         self._relay = WorkerRelay(self._loop, self._up, self._on_broken_pipe)
-        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     # -- the program ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve the coordinator until it ends, then empty the host."""
         process.adopt_orphans()
-        most = self._open_files[1]  # each worker takes five pipes; workers get the old limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._loop.on_signals({signal.SIGTERM, *scheduler_signals()}, self._on_signal)
         self._up.queue(wire.MAGIC + wire.encode(self._hello()))
@@ -140,11 +138,12 @@ class Agent:
         for fd in (self._parent_fd, process.open_pidfd(self._guard)):
             if fd >= 0:
                 self._loop.on_readable(fd, self._loop.stop)
-        self._beat()
-        try:
-            self._loop.run()
-        finally:
-            self._leave()
+        with process.many_open_files(0, _OPEN_FILES):
+            self._beat()
+            try:
+                self._loop.run()
+            finally:
+                self._leave()
 
     def _on_signal(self, number: int) -> None:
         if number in scheduler_signals():
@@ -328,7 +327,6 @@ class Agent:
             self._loop,
             self._prepared,
             self._job_fd,
-            self._open_files,
             threads=self._cpus.threads,
             on_packet=self._on_forkserver,
             on_death=self._on_forkserver_death,
