@@ -102,9 +102,8 @@ class Agent:
         self._up = Channel(*process.private_stdio())
         self._prepared: wire.Prepare | None = None
         self._cpus: RankCpus | None = None
-        """None as long as no worker may start."""
+        """None as long as no worker may start: there is no job yet, or this agent rests."""
         self._job_fd = -1
-        self._has_job = False
         self._forkserver: ForkServerLink | None = None
         self._helpers: dict[str, OrderLink] = {}
         """The uploader and the measurer, once they have orders."""
@@ -276,7 +275,6 @@ class Agent:
         if self._job_fd < 0:
             self._job_fd = os.memfd_create("distrain-job")  # all workers can read it
         _overwrite(self._job_fd, message.body)
-        self._has_job = True
         self._is_renewing = fits
         if self._forkserver is not None and fits:
             self._forkserver.renew(message)
@@ -403,7 +401,7 @@ class Agent:
                 self._end_worker(worker, lost=text, by_us=self._stopping is not None)
         if self._started:
             self._send_idle()
-        elif self._has_job and not self._stopping and self._attempt < 0:  # later, an attempt starts another one
+        elif self._cpus is not None and not self._stopping and self._attempt < 0:  # later, an attempt starts one
             self._fail(f"the forkserver has died before the first worker ({how})")
 
     # -- between two runs -----------------------------------------------------------------------------------------
@@ -426,7 +424,7 @@ class Agent:
         self._loop.cancel("stacks")
         _overwrite(self._job_fd, b"")
         self._attempt, self._stopping = -1, None
-        self._rests, self._has_job = True, False
+        self._rests, self._cpus = True, None
         self._loop.call_in("rest", seconds, self._loop.stop)
         self._up.queue(wire.HostIdle(attempt=-1))
 
