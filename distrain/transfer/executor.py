@@ -9,7 +9,6 @@ import contextlib
 import json
 import uuid
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,11 +107,8 @@ class StorageExecutor:
     def _put(self, order: wire.Upload) -> Files:
         """Copy the files to a remote directory, and hash them at the same time."""
         target, source = self._mark_pending(order), Path(order.source)
-        works: list[Callable[[], Files | None]] = [
-            partial(target.put_all, source, order.files),
-            partial(hash_files, source, order.files),
-        ]
-        return in_threads(lambda work: work(), works)[1] or []
+        works: list[Callable[[Path, list[str]], Files | None]] = [target.put_all, hash_files]
+        return in_threads(lambda work: work(source, order.files), works)[1] or []
 
     def _publish(self, order: wire.PublishCheckpoint) -> None:
         """Check that all files exist, and write the manifest, which makes them a checkpoint."""
