@@ -89,10 +89,7 @@ class RunMirror:
 
     def _copy(self, source: str, target: str) -> None:
         if not _is_copy(target, source):
-            status = os.stat(source)
-            shutil.copyfile(source, self._new)
-            os.chmod(self._new, stat.S_IMODE(status.st_mode))
-            os.utime(self._new, ns=(status.st_mtime_ns, status.st_mtime_ns))
+            shutil.copy2(source, self._new)
             os.replace(self._new, target)
 
     def _placed(self) -> str:
