@@ -358,11 +358,10 @@ class Agent:
             case "ready":
                 self._is_renewing = False
                 if packet["reason"] is not None:
-                    text = (
+                    self._notify(
                         f"workers start as new interpreters, not as forks, which takes longer: {packet['reason']}. "
                         'ScalingConfig(start_method="spawn") hides this line'
                     )
-                    self._notify(text)
                 self._spawn_waiting()
             case "stale":
                 if not (self._started and self._stopping):  # else it was killed
@@ -444,8 +443,7 @@ class Agent:
         try:
             self._start(message, network or {})
         except OSError as error:
-            limit = _LIMITS.get(error.errno or 0, "")
-            self._fail(f"cannot start {len(message.ranks)} workers: {error}{limit}")
+            self._fail(f"cannot start {len(message.ranks)} workers: {error}{_LIMITS.get(error.errno or 0, '')}")
             self._forget_workers()  # none was started yet
 
     def _start(self, message: wire.Start, network: Mapping[str, str]) -> None:
