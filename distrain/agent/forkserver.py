@@ -12,7 +12,6 @@ import gc
 import importlib
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -79,7 +78,6 @@ class ForkServer:
         """Serve until the agent ends, then kill all descendants."""
         for number in scheduler_signals():  # workers inherit it
             signal.signal(number, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_NOFILE, tuple(self._settings["open_files"]))
         process.die_with_parent(self._agent)  # until it serves: it has no workers yet, and hears no one
         process.adopt_orphans()
         reason = self._preload(self._settings["preload"]) if self._forks else None

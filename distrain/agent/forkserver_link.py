@@ -26,8 +26,7 @@ _LEAVING_S = 1.0
 class ForkServerLink:
     """A forkserver process and the socket to it.
 
-    open_files: the limits on open files for the workers. threads: value of OMP_NUM_THREADS for them, unless the user
-    has set one.
+    threads: value of OMP_NUM_THREADS for the workers, unless the user has set one.
     on_death: gets the return code as ``subprocess`` has it, negative for a signal.
     """
 
@@ -36,7 +35,6 @@ class ForkServerLink:
         loop: Loop,
         prepared: wire.Prepare,
         job_fd: int,
-        open_files: tuple[int, int],
         *,
         threads: int,
         on_packet: Callable[[dict[str, Any]], None],
@@ -54,7 +52,6 @@ class ForkServerLink:
             "preload": prepared.preload,
             "start_method": prepared.start_method,
             "python_flags": prepared.python_flags,
-            "open_files": open_files,
         }
         arguments = (str(theirs.fileno()), str(job_fd), json.dumps(settings))
         self._process = process.spawn_quiet(
@@ -64,7 +61,7 @@ class ForkServerLink:
                 python=[prepared.python] if prepared.python else (),
                 flags=prepared.python_flags,
             ),
-            environment=_environment(prepared, threads),
+            environment={"OMP_NUM_THREADS": str(threads), **os.environ, **prepared.environment},
             directory=prepared.directory,
             pass_fds=(theirs.fileno(), job_fd),
         )
@@ -140,8 +137,3 @@ class ForkServerLink:
         """Kill the forkserver. Its workers die with it, and ``on_death`` is called in a later turn of the loop."""
         self._process.kill()
         process.reap(self._process)
-
-
-def _environment(prepared: wire.Prepare, threads: int) -> dict[str, str]:
-    """Return the environment of the forkserver, with variables that libraries read when they are imported."""
-    return {"OMP_NUM_THREADS": str(threads), **os.environ, **prepared.environment}

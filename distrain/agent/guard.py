@@ -65,14 +65,10 @@ def beat(fd: int, lease_s: float) -> None:
 
 def clear_cache() -> None:
     """Delete what a killed agent has left in the cache of this host."""
-    from distrain.transfer.host_side.host_cache import existing_cache
+    from distrain.transfer.host_side.cache_cleaning import clear_leftovers
 
     with contextlib.suppress(OSError):
-        cache = existing_cache()
-        if cache is not None:  # most hosts have none
-            from distrain.transfer.host_side.cache_cleaning import clear_leftovers
-
-            clear_leftovers(cache)
+        clear_leftovers()
 
 
 class _Guard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from dataclasses import asdict, replace
@@ -15,7 +16,6 @@ from distrain.hosts.reachability import ProbePort, failed_peers, own_place
 from distrain.system.background import Background
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
     from distrain.hosts.host import Gpu
@@ -35,7 +35,7 @@ class HostQueries:
         self._send = send
         self.gpus: Sequence[Gpu] = ()
         """Those that CUDA shows here, as far as the agent was asked to look for them."""
-        self._reserved: list[socket.socket] = []
+        self._reserved = contextlib.ExitStack()
         self._resolver = Background(loop, "resolver")
         self._port = ProbePort(loop)
 
@@ -69,11 +69,11 @@ class HostQueries:
         """Keep ports for an attempt, and send their numbers."""
         self.release_ports()
         try:
-            self._reserved = [reserve_port() for _ in range(asked.ports)]
+            held = [self._reserved.enter_context(reserve_port()) for _ in range(asked.ports)]
         except OSError as error:
             self._send(wire.HostFailed(text=f"cannot reserve {asked.ports} ports: {error}; `ss -s` counts them"))
             return
-        ports = [sock.getsockname()[1] for sock in self._reserved]
+        ports = [sock.getsockname()[1] for sock in held]
 
         def answer(address: str | None) -> None:
             self._send(wire.RendezvousPorts(attempt=asked.attempt, ports=ports, address=address or ""))
@@ -82,9 +82,7 @@ class HostQueries:
 
     def release_ports(self) -> None:
         """Give up the ports that were reserved."""
-        for sock in self._reserved:
-            sock.close()
-        self._reserved = []
+        self._reserved.close()
 
 
 def _probed(asked: wire.ProbeHost, gpus: Sequence[Gpu]) -> wire.HostProbed:

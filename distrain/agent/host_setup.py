@@ -43,7 +43,8 @@ class HostSetup:
     def __init__(self, loop: Loop, send: Callable[[wire.Message], None]) -> None:
         self._send = send
         self._thread = Background(loop, "setup")
-        self._asked: wire.SetUpHost | None = None
+        self._asked = wire.SetUpHost(files=[], folders=[], place="")
+        """The latest question; as long as there was none, the paths of the coordinator's machine are those of here."""
         self._cache: HostCache | None = None
         self._mirror: RunMirror | None = None
         self._is_mirrored = False
@@ -144,7 +145,7 @@ class HostSetup:
     def prepare(self, message: wire.Prepare) -> wire.Prepare:
         """Return the message with the directory, interpreter and environment that workers have here."""
         environment = message.environment
-        if self._has_other_interpreter and self._asked is not None:
+        if self._has_other_interpreter:
             left_out = self._asked.interpreter_variables
             environment = {name: value for name, value in environment.items() if name not in left_out}
         if self._python:
@@ -172,7 +173,7 @@ class HostSetup:
     def probe(self, asked: wire.ProbeHost) -> wire.ProbeHost:
         """Return the question with the paths of this host."""
         path = self._sys_path(asked.sys_path)
-        if self._python and self._asked is not None:  # the agent does not have the packages of that environment
+        if self._python:  # the agent does not have the packages of that environment
             packages = os.path.join(os.path.dirname(self._python), f"../lib/python{self._asked.python}/site-packages")
             brought = os.path.dirname(process.own_package())
             path = [*(os.path.normpath(packages) if entry is None else entry for entry in path), brought]
@@ -181,31 +182,24 @@ class HostSetup:
     @property
     def _has_other_interpreter(self) -> bool:
         """True if workers do not run under the interpreter of the coordinator's path."""
-        return self._asked is not None and (bool(self._python) or sys.executable != self._asked.executable)
+        return bool(self._python) or sys.executable != self._asked.executable
 
     def _here(self, path: str) -> str:
         """Return where a directory of the coordinator's machine is on this host."""
-        if not self._is_mirrored or self._mirror is None or self._asked is None or not os.path.isabs(path):
+        if not self._is_mirrored or self._mirror is None or not os.path.isabs(path):
             return path
         is_mirrored = path == "/" or any(path == top or path.startswith(f"{top}/") for top in self._asked.folders)
         is_mirrored = is_mirrored or any(path == file[0] for file in self._asked.files)  # such as an archive
         return self._mirror.mirrored(path) if is_mirrored else path
 
     def _sys_path(self, path: Sequence[str | None]) -> list[str | None]:
-        asked = self._asked
-        if asked is None:
-            return list(path)
-
         def here(entry: str | None) -> str | None:
-            if entry in asked.interpreter_path:  # also if it lies in a folder that was copied
+            if entry in self._asked.interpreter_path:  # also if it lies in a folder that was copied
                 return None if self._has_other_interpreter else entry
             return None if entry is None else self._here(entry)
 
-        replaced = [here(entry) for entry in (*path, *(asked.more_path if self._is_mirrored else []))]
-        if None not in replaced:
-            return replaced
-        first = replaced.index(None)  # the others are not needed: this one stands for all entries of the interpreter
-        return [*replaced[: first + 1], *(entry for entry in replaced[first:] if entry is not None)]
+        replaced = [here(entry) for entry in (*path, *(self._asked.more_path if self._is_mirrored else []))]
+        return list(dict.fromkeys(replaced))  # the first None stands for all entries of the interpreter
 
 
 def _problem_within_limit(asked: wire.SetUpHost) -> str | None:

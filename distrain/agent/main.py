@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 import sys
 import time
@@ -58,6 +57,8 @@ _FIRST_LEASE_S = 60.0
 _LEASE_MARGIN_S = 0.01
 _STOPS_BY_SIGNAL = wire.DebuggerInput.__name__
 _READ_BYTES = 64 << 10
+_OPEN_FILES = 1 << 20
+"""Files that this process may open, if the hard limit allows it: each worker takes five pipes."""
 
 
 def main(arguments: list[str]) -> None:
@@ -101,9 +102,8 @@ class Agent:
         self._up = Channel(*process.private_stdio())
         self._prepared: wire.Prepare | None = None
         self._cpus: RankCpus | None = None
-        """None as long as no worker may start."""
+        """None as long as no worker may start: there is no job yet, or this agent rests."""
         self._job_fd = -1
-        self._has_job = False
         self._forkserver: ForkServerLink | None = None
         self._helpers: dict[str, OrderLink] = {}
         """The uploader and the measurer, once they have orders."""
@@ -124,15 +124,12 @@ class Agent:
         """True once the coordinator has ended the run."""
         self._watch = HealthWatch(self._loop, self._up.queue)
         self._relay = WorkerRelay(self._loop, self._up, self._on_broken_pipe)
-        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     # -- the program ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve the coordinator until it ends, then empty the host."""
         process.adopt_orphans()
-        most = self._open_files[1]  # each worker takes five pipes; workers get the old limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._loop.on_signals({signal.SIGTERM, *scheduler_signals()}, self._on_signal)
         self._up.queue(wire.MAGIC + wire.encode(self._hello()))
@@ -140,11 +137,12 @@ class Agent:
         for fd in (self._parent_fd, process.open_pidfd(self._guard)):
             if fd >= 0:
                 self._loop.on_readable(fd, self._loop.stop)
-        self._beat()
-        try:
-            self._loop.run()
-        finally:
-            self._leave()
+        with process.many_open_files(0, _OPEN_FILES):
+            self._beat()
+            try:
+                self._loop.run()
+            finally:
+                self._leave()
 
     def _on_signal(self, number: int) -> None:
         if number in scheduler_signals():
@@ -239,14 +237,7 @@ class Agent:
                 self._setup.begin(message)
             case wire.DeleteCheckpoints(directories=folders):
                 self._setup.delete_checkpoints(folders)
-            case (
-                wire.HashFiles()
-                | wire.KeepRound()
-                | wire.CopyRound()
-                | wire.GatherRound()
-                | wire.ReadPart()
-                | wire.PartRead()
-            ):
+            case wire.ToMemory():
                 self._keep(message)
             case wire.Prepare():
                 self._prepare(self._setup.prepare(message))
@@ -283,7 +274,6 @@ class Agent:
         if self._job_fd < 0:
             self._job_fd = os.memfd_create("distrain-job")  # all workers can read it
         _overwrite(self._job_fd, message.body)
-        self._has_job = True
         self._is_renewing = fits
         if self._forkserver is not None and fits:
             self._forkserver.renew(message)
@@ -308,7 +298,7 @@ class Agent:
             )
         self._helpers[program].order(message)
 
-    def _keep(self, message: wire.Message) -> None:
+    def _keep(self, message: wire.ToMemory) -> None:
         if self._memory is None:
             from distrain.agent.memory_keeper import MemoryKeeper
 
@@ -334,7 +324,6 @@ class Agent:
             self._loop,
             self._prepared,
             self._job_fd,
-            self._open_files,
             threads=self._cpus.threads,
             on_packet=self._on_forkserver,
             on_death=self._on_forkserver_death,
@@ -368,11 +357,10 @@ class Agent:
             case "ready":
                 self._is_renewing = False
                 if packet["reason"] is not None:
-                    text = (
+                    self._notify(
                         f"workers start as new interpreters, not as forks, which takes longer: {packet['reason']}. "
                         'ScalingConfig(start_method="spawn") hides this line'
                     )
-                    self._notify(text)
                 self._spawn_waiting()
             case "stale":
                 if not (self._started and self._stopping):  # else it was killed
@@ -411,7 +399,7 @@ class Agent:
                 self._end_worker(worker, lost=text, by_us=self._stopping is not None)
         if self._started:
             self._send_idle()
-        elif self._has_job and not self._stopping and self._attempt < 0:  # later, an attempt starts another one
+        elif self._cpus is not None and not self._stopping and self._attempt < 0:  # later, an attempt starts one
             self._fail(f"the forkserver has died before the first worker ({how})")
 
     # -- between two runs -----------------------------------------------------------------------------------------
@@ -434,7 +422,7 @@ class Agent:
         self._loop.cancel("stacks")
         _overwrite(self._job_fd, b"")
         self._attempt, self._stopping = -1, None
-        self._rests, self._has_job = True, False
+        self._rests, self._cpus = True, None
         self._loop.call_in("rest", seconds, self._loop.stop)
         self._up.queue(wire.HostIdle(attempt=-1))
 
@@ -454,8 +442,7 @@ class Agent:
         try:
             self._start(message, network or {})
         except OSError as error:
-            limit = _LIMITS.get(error.errno or 0, "")
-            self._fail(f"cannot start {len(message.ranks)} workers: {error}{limit}")
+            self._fail(f"cannot start {len(message.ranks)} workers: {error}{_LIMITS.get(error.errno or 0, '')}")
             self._forget_workers()  # none was started yet
 
     def _start(self, message: wire.Start, network: Mapping[str, str]) -> None:

@@ -79,7 +79,7 @@ class MemoryKeeper:
         self._storing: threading.Thread | None = None
         self._may_store = threading.Event()
 
-    def handle(self, message: wire.Message) -> None:
+    def handle(self, message: wire.ToMemory) -> None:
         """Carry out an order of the coordinator."""
         match message:
             case wire.HashFiles():
@@ -114,8 +114,8 @@ class MemoryKeeper:
             self._send(message)
 
         self._hasher.do(
-            lambda: hash_files(folder, asked.files),
-            lambda files: end(answer(files=files)),
+            lambda: answer(files=hash_files(folder, asked.files)),
+            end,
             lambda error: end(answer(files=[], failed=str(error))),
         )
 
@@ -213,7 +213,7 @@ class MemoryKeeper:
     def _copy(self, name: str) -> None:
         folder = self._root / "copies" / name
 
-        def copy() -> None:
+        def copy() -> wire.RoundCopied:
             kept = self._rounds.get(name)
             if kept is None:
                 raise OSError(f"host {self._host} does not know it")
@@ -223,12 +223,9 @@ class MemoryKeeper:
                     home.mkdir(parents=True, exist_ok=True)
                     for file, expected in kept.files[rank].items():
                         self._pull(name, rank, file, expected, part.host, home / file)
+            return wire.RoundCopied(name=name, folder=str(folder))
 
-        self._copier.do(
-            copy,
-            lambda _: self._send(wire.RoundCopied(name=name, folder=str(folder))),
-            lambda error: self._send(wire.RoundCopied(name=name, failed=str(error))),
-        )
+        self._copier.do(copy, self._send, lambda error: self._send(wire.RoundCopied(name=name, failed=str(error))))
 
     # -- complete checkpoints for readers -------------------------------------------------------------------------
 
@@ -237,19 +234,15 @@ class MemoryKeeper:
         answer = partial(wire.RoundGathered, attempt=attempt, name=kept.name, notes=notes)
         self._rounds[kept.name] = kept
 
-        def gather() -> Path:
+        def gather() -> wire.RoundGathered:
             folder = self._gathered.get(kept.name)
             if folder is None or damage_of(folder):
                 folder = self._root / "gathered" / f"{kept.name}-{next(self._numbers)}"
                 self._fill(folder, kept, notes)
                 self._gathered[kept.name] = folder
-            return folder
+            return answer(folder=str(folder))
 
-        self._gatherer.do(
-            gather,
-            lambda folder: self._send(answer(folder=str(folder))),
-            lambda error: self._send(answer(failed=str(error))),
-        )
+        self._gatherer.do(gather, self._send, lambda error: self._send(answer(failed=str(error))))
 
     def _fill(self, folder: Path, kept: MemoryRound, notes: list[str]) -> None:
         folder.mkdir(parents=True)
@@ -278,16 +271,14 @@ class MemoryKeeper:
                     damaged.unlink(missing_ok=True)
             elif file in missing[:1]:
                 problems.append(f"host {self._host} lacks {file} and {count(len(missing) - 1, 'other file')}")
-            source = ""
-            for host in list(hosts):
+            for source in list(hosts):
                 try:
-                    self._pull(kept.name, rank, file, files[file], host, folder / file)
-                    source = host
+                    self._pull(kept.name, rank, file, files[file], source, folder / file)
                     break
                 except OSError as error:
                     problems.append(str(error))
                     hosts.append(hosts.pop(0))  # for the next file, the other one is asked first
-            if not source:
+            else:
                 reasons = " and ".join(problems) or f"{file} is on no host that is left"
                 raise OSError(f"no intact copy of the files of rank {rank} is left: {reasons}")
             if problems:

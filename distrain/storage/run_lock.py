@@ -27,7 +27,7 @@ from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 BEAT_S = 5.0
 """Seconds between two heartbeats."""
@@ -195,10 +195,13 @@ class RemoteLock:
 
 
 class Heartbeats:
-    """A thread that sends the heartbeats of a lock while its run is opened. Later the uploader does that."""
+    """A thread that sends the heartbeats of a lock: the coordinator's while the run is opened, later the uploader's.
 
-    def __init__(self, lock: RemoteLock) -> None:
-        self._lock = lock
+    beat: sends one. It raises StorageError if there must be no more, and OSError to try again.
+    """
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self._beat = beat
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distrain-heartbeats", daemon=True)
         self._thread.start()
@@ -215,8 +218,8 @@ class Heartbeats:
     def _run(self) -> None:
         while not self._stopped.wait(BEAT_S):
             try:
-                self._lock.beat()
-            except StorageError:  # the uploader finds out, too
+                self._beat()
+            except StorageError:  # another coordinator has the run now; the uploader finds out, too
                 return
             except OSError:
                 continue

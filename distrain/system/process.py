@@ -169,7 +169,7 @@ def spawn_quiet(
     output: int = 2,
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, with nothing on stdin. Its output goes to ``output``, or our stderr."""
-    return subprocess.Popen(  # noqa: S603
+    child = subprocess.Popen(  # noqa: S603
         list(argv),
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -179,6 +179,8 @@ def spawn_quiet(
         start_new_session=True,
         pass_fds=tuple(pass_fds),
     )
+    _keep_usual_open_files(child.pid)
+    return child
 
 
 def private_stdio() -> tuple[int, int]:

@@ -20,9 +20,8 @@ from torch import distributed
 from distrain import wire
 from distrain.hosts.host import collective_variables
 from distrain.hosts.host_info import usable_cpus
-from distrain.system import process
 from distrain.system.text import size
-from distrain.wire.channel import Channel
+from distrain.wire.child_link import channel_to_parent
 from distrain.worker.sniff_test import measure, rate
 
 if TYPE_CHECKING:
@@ -47,9 +46,7 @@ _KILLED_S = 25
 
 def main(arguments: list[str]) -> None:
     """Run the measurer. ``arguments``: the pid of the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process.die_with_parent(int(arguments[0]))
-    channel, measurer = Channel(*process.private_stdio()), _Measurer()
+    channel, measurer = channel_to_parent(arguments[0]), _Measurer()
     status = os.statvfs(_SHM)
     if (shm_bytes := status.f_blocks * status.f_frsize) < _LEAST_SHM_BYTES:
         text = f"its shared memory has only {size(shm_bytes)}, too little for DataLoader workers"

@@ -9,12 +9,10 @@ import contextlib
 import json
 import uuid
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.errors import DistrainError
 from distrain.storage.checkpoint import DELETED, MANIFEST_FILE, METADATA_FILE, PENDING_FILE
 from distrain.storage.file_transfer import Files, hash_files, store_files
 from distrain.storage.files import copy_folders, list_files
@@ -36,7 +34,8 @@ class StorageExecutor:
         """``run``: the run directory, if it is remote. ``notify``: called with a warning for the user."""
         self._run = run
         self._notify = notify
-        self._opened: wire.OpenStorage | None = None
+        self._spool = Path()
+        self._lock: RemoteLock | None = None
         self._mirrored: dict[str, tuple[int, int]] = {}
 
     def do(self, order: wire.Message) -> wire.Message:
@@ -60,12 +59,13 @@ class StorageExecutor:
                     raise AssertionError(f"not an order: {order!r:.200}")
             return wire.OrderDone()
         except Exception as error:  # the coordinator waits for an answer, whatever a filesystem raises
-            return wire.failed_answer(order, _reason(order, error))
+            return wire.failed_answer(order, error)
 
     def _open(self, order: wire.OpenStorage) -> None:
         """Write, read and delete a file in the run directory. Raise OSError if that fails."""
         self._run = self._run or RemotePath(order.url, decode_filesystem(order.filesystem))
-        self._opened = order
+        self._spool = Path(order.spool)
+        self._lock = RemoteLock.from_text(self._run, order.lock) if order.lock else None
         run = self._run if order.again else replace(self._run, patience_s=OPENING_PATIENCE_S)
         probe = run / f".probe-{uuid.uuid4().hex}"
         probe.write_bytes(b"distrain")
@@ -77,18 +77,14 @@ class StorageExecutor:
 
     def _store_files(self, order: wire.Upload) -> wire.Message:
         source = Path(order.source)
-        try:
-            if not order.source:
-                files = self._hash_in_place(order)
-            elif self._run is None:
-                copy_folders(source, Path(order.directory))
-                files = store_files(source, Path(order.directory), order.files)
-            else:
-                files = self._put(order)
-            skipped = hash_files(source, order.others) if order.source else []
-        except Exception as error:
-            kept = f"; what could not be stored is in {order.source}" if order.source else ""
-            return wire.failed_answer(order, _reason(order, error) + kept)
+        if not order.source:
+            files = self._hash_in_place(order)
+        elif self._run is None:
+            copy_folders(source, Path(order.directory))
+            files = store_files(source, Path(order.directory), order.files)
+        else:
+            files = self._put(order)
+        skipped = hash_files(source, order.others) if order.source else []
         return wire.FilesCopied(
             attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
         )
@@ -111,11 +107,8 @@ class StorageExecutor:
     def _put(self, order: wire.Upload) -> Files:
         """Copy the files to a remote directory, and hash them at the same time."""
         target, source = self._mark_pending(order), Path(order.source)
-        works: list[Callable[[], Files | None]] = [
-            partial(target.put_all, source, order.files),
-            partial(hash_files, source, order.files),
-        ]
-        return in_threads(lambda work: work(), works)[1] or []
+        works: list[Callable[[Path, list[str]], Files | None]] = [target.put_all, hash_files]
+        return in_threads(lambda work: work(source, order.files), works)[1] or []
 
     def _publish(self, order: wire.PublishCheckpoint) -> None:
         """Check that all files exist, and write the manifest, which makes them a checkpoint."""
@@ -156,9 +149,8 @@ class StorageExecutor:
     def _owned_run(self) -> RemotePath:
         """Return the run directory. Raise StorageError if another coordinator has taken it over."""
         assert self._run is not None
-        assert self._opened is not None
-        if self._opened.lock:
-            RemoteLock.from_text(self._run, self._opened.lock).check()
+        if self._lock is not None:
+            self._lock.check()
         return self._run
 
     # -- the rest of the run directory ----------------------------------------------------------------------------
@@ -166,10 +158,8 @@ class StorageExecutor:
     def mirror(self) -> None:
         """Copy the files that have changed in the spool since the last time. Raise OSError or StorageError."""
         run = self._owned_run()
-        assert self._opened is not None
-        spool = Path(self._opened.spool)
-        for path in RunPaths(spool).files_to_mirror():
-            name = str(path.relative_to(spool))
+        for path in RunPaths(self._spool).files_to_mirror():
+            name = str(path.relative_to(self._spool))
             with contextlib.suppress(FileNotFoundError):  # the file was deleted meanwhile
                 state = (path.stat().st_mtime_ns, path.stat().st_size)
                 if self._mirrored.get(name) != state:
@@ -178,12 +168,5 @@ class StorageExecutor:
 
     def beat(self) -> None:
         """Renew the heartbeat of the run. Raise OSError or StorageError."""
-        assert self._run is not None
-        assert self._opened is not None
-        RemoteLock.from_text(self._run, self._opened.lock).beat()
-
-
-def _reason(order: wire.Message, error: Exception) -> str:
-    if isinstance(error, (OSError, DistrainError)):
-        return str(error)
-    return f"{type(order).__name__}: {type(error).__name__}: {error}"
+        assert self._lock is not None
+        self._lock.beat()

@@ -45,7 +45,7 @@ from distrain.transfer.stream import (
     send_contents,
     send_header,
 )
-from distrain.wire.channel import Channel
+from distrain.wire.child_link import channel_to_parent
 from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ _LAST_WORDS_S = 2.0
 
 def main(arguments: list[str]) -> None:
     """Run the mover. ``arguments``: the pid of the parent, and the command line that opens a stream, as JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process.die_with_parent(int(arguments[0]))
-    channel, mover = Channel(*process.private_stdio()), Mover(json.loads(arguments[1]))
+    channel, mover = channel_to_parent(arguments[0]), Mover(json.loads(arguments[1]))
     mover.connect()
     while not channel.at_end:
         for frame in channel.wait():
@@ -89,14 +87,10 @@ class Mover:
         for pause_s in (*_RETRIES_S, None):
             try:
                 return self._carry_out(order)
-            except StreamEndedError as error:
-                if pause_s is None:
-                    return _failed(order, str(error))
-                time.sleep(pause_s)
-            except (OSError, RefusedError) as error:
-                return _failed(order, str(error))
             except Exception as error:  # the coordinator waits for an answer, whatever happens
-                return _failed(order, f"{type(order).__name__}: {type(error).__name__}: {error}")
+                if pause_s is None or not isinstance(error, StreamEndedError):
+                    return wire.failed_answer(order, error, "what could not be stored is in {} on that host")
+                time.sleep(pause_s)
         raise AssertionError("the last try has returned")
 
     def connect(self) -> None:
@@ -115,9 +109,8 @@ class Mover:
             assert isinstance(order, wire.Upload)
             return self._fetch(self._stream, order)
         except StreamEndedError as error:
-            why = self._stream.end(str(error))
-            self.close()
-            raise StreamEndedError(why) from None
+            stream, self._stream = self._stream, None
+            raise StreamEndedError(stream.end(str(error))) from None
         except BaseException:  # there may be more on its way
             self.close()
             raise
@@ -191,12 +184,6 @@ def _described(files: Sequence[ShippedFile]) -> str:
     return f"{count(len(files), 'file')} ({size(sum(file.size for file in files))})"
 
 
-def _failed(order: wire.Message, why: str) -> wire.Message:
-    if isinstance(order, wire.Upload) and order.source:
-        why += f"; what could not be stored is in {order.source} on that host"
-    return wire.failed_answer(order, why)
-
-
 class Stream:
     """The near end of a stream: a process, such as ssh, with a stream server at its far end.
 
@@ -217,9 +204,7 @@ class Stream:
         try:
             self.reader.skip_chatter()
         except StreamEndedError as error:
-            why = self.end(str(error))
-            self.close()
-            raise StreamEndedError(why) from None
+            raise StreamEndedError(self.end(str(error))) from None
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request without contents, and return the answer. Raise RefusedError or StreamEndedError."""
@@ -253,20 +238,17 @@ class Stream:
                 self._said = (self._said + data)[-_LAST_WORDS_BYTES:]
 
     def end(self, found: str) -> str:
-        """End the process, and return why it has ended, as far as that is known: its last words, or ``found``."""
+        """Close the stream, and return why it has ended, as far as that is known: its last words, or ``found``."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_WORDS_S)
-        code = self._kill()
+        code = self.close()
         self._listener.join(_LAST_WORDS_S)  # a grandchild may keep the pipe open
         said = "\n".join(without_noise(self._said.decode(errors="replace").strip().splitlines()))
         return f"the connection for files has ended (exit code {code}): {said or found}"
 
-    def _kill(self) -> int:
+    def close(self) -> int:
+        """End the process, close the stream, and return the exit code."""
         process.kill_group(self._process.pid, signal.SIGKILL)
-        return self._process.wait()
-
-    def close(self) -> None:
-        """End the process, and close the stream."""
-        self._kill()
         for pipe in self._pipes:
             pipe.close()
+        return self._process.wait()

@@ -55,10 +55,10 @@ class OrderLink:
         self._loop = loop
         self._answer = answer
         self._program = program
-        self._arguments = arguments
-        self._flags = flags
+        self._argv = process.bootstrap_argv(
+            program, str(os.getpid()), *arguments, python=[python] if python else [], flags=flags
+        )
         self._environment = environment
-        self._python = [python] if python else []
         self._opening: wire.OpenStorage | None = None
         self._child: ChildLink | None = None
         self._open: deque[wire.Message] = deque()
@@ -96,9 +96,7 @@ class OrderLink:
         child.channel.queue(order)
 
     def _start(self, *, opens: bool) -> ChildLink:
-        arguments = (str(os.getpid()), *self._arguments)
-        argv = process.bootstrap_argv(self._program, *arguments, python=self._python, flags=self._flags)
-        child = self._child = ChildLink(argv, environment=self._environment)
+        child = self._child = ChildLink(self._argv, environment=self._environment)
         if self._loop is not None:
             child.channel.attach(self._loop, self._on_frames)
         if self._opening is not None and not opens:
@@ -159,6 +157,4 @@ class OrderLink:
 
     def _answer_failed(self, orders: Iterable[wire.Message], why: str) -> None:
         for order in orders:
-            source = order.source if isinstance(order, wire.Upload) else ""
-            kept = f"; its files may still be in {source}" if source else ""
-            self._answer(wire.failed_answer(order, why + kept))
+            self._answer(wire.failed_answer(order, why, "its files may still be in {}"))

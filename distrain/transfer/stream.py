@@ -25,12 +25,12 @@ import hashlib
 import json
 import os
 import zlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.errors import DistrainError
 from distrain.storage.flushing import begin_flush, naming
 from distrain.wire.channel import widen_pipe
-from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,11 +44,11 @@ _FLUSHED_BYTES = 8 << 20
 _CRC32 = "crc32:"
 
 
-class StreamEndedError(Exception):
+class StreamEndedError(DistrainError):
     """The other end of the stream is gone, or sends something else than this protocol."""
 
 
-class RefusedError(Exception):
+class RefusedError(DistrainError):
     """The other end could not do what it was asked for, and says why. The stream stays usable."""
 
 
@@ -60,37 +60,9 @@ def checked_name(name: str) -> str:
     return name
 
 
-# -- digests ---------------------------------------------------------------------------------------------------------
-
-
-class _Hash(Protocol):
-    def update(self, data: bytes | memoryview, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-class Crc32:
-    """A crc32, with the interface of a hash of hashlib."""
-
-    def __init__(self) -> None:
-        self.value = 0
-
-    def update(self, data: bytes | memoryview, /) -> None:
-        """Hash more bytes."""
-        self.value = zlib.crc32(data, self.value)
-
-    def hexdigest(self) -> str:
-        """Return the digest as :func:`as_digest` does."""
-        return as_digest(self.value)
-
-
 def as_digest(crc: int) -> str:
     """Return the digest of a file whose crc32 is known."""
     return f"{_CRC32}{crc}"
-
-
-def _hash_for(digest: str) -> _Hash:
-    return Crc32() if digest.startswith(_CRC32) else hashlib.sha256()
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -155,32 +127,29 @@ class Arrivals:
 
     def store(self, path: str, size: int, digest: str = _CRC32) -> str:
         """Store the next file, and return its digest, of the same kind as ``digest``. Raise StreamEndedError."""
-        found = _hash_for(digest)
+        sha256, crc = None if digest.startswith(_CRC32) else hashlib.sha256(), 0
         fd, start, flushed = -1, 0, 0
         with self.noting(path):
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             while start < size:
                 data = self._reader.some(size - start)
-                found.update(data)
-                self._write(fd, path, data)
+                if sha256 is None:
+                    crc = zlib.crc32(data, crc)
+                else:
+                    sha256.update(data)
                 start += len(data)
+                with self.noting(path):
+                    while data and self.problem is None:
+                        data = data[os.write(fd, data) :]
                 if start - flushed >= _FLUSHED_BYTES or start == size:
                     begin_flush(fd, flushed, start - flushed)
                     flushed = start
         finally:
-            self._close(fd, path)
-        return found.hexdigest()
-
-    def _write(self, fd: int, path: str, data: memoryview) -> None:
-        with self.noting(path):
-            while data and self.problem is None:
-                data = data[os.write(fd, data) :]
-
-    def _close(self, fd: int, path: str) -> None:
-        if fd >= 0:
-            with self.noting(path):  # some file servers tell only now that the disk is full
-                os.close(fd)
+            if fd >= 0:
+                with self.noting(path):  # some file servers tell only now that the disk is full
+                    os.close(fd)
+        return as_digest(crc) if sha256 is None else sha256.hexdigest()
 
     @contextlib.contextmanager
     def noting(self, path: str) -> Iterator[None]:
@@ -218,49 +187,25 @@ def send_contents(fd: int, files: Sequence[tuple[str, int]]) -> list[int]:
     StreamEndedError.
     """
     widen_pipe(fd)
-    batch, crcs = _Batch(fd), []
+    buffer, used, crcs = memoryview(bytearray(_CHUNK_BYTES)), 0, []
     for path, size in files:
+        crc = 0
         with open(path, "rb", buffering=0) as file, naming(path):
-            crcs.append(batch.add(file.fileno(), size))
-    batch.flush()
+            while size:
+                read = file.readinto(buffer[used : used + size])
+                if not read:
+                    raise OSError(errno.EIO, "the file became shorter while it was read")
+                crc = zlib.crc32(buffer[used : used + read], crc)
+                used, size = used + read, size - read
+                if used == len(buffer):  # most files are small, and are sent together
+                    write_all(fd, buffer)
+                    used = 0
+        crcs.append(crc)
+    write_all(fd, buffer[:used])
     return crcs
 
 
-class _Batch:
-    """Bytes that are sent together, as most files are small."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._buffer = memoryview(bytearray(_CHUNK_BYTES))
-        self._used = 0
-
-    def add(self, source: int, size: int) -> int:
-        """Send the next file, and return its crc32."""
-        crc = 0
-        while size:
-            if self._used == len(self._buffer):
-                self.flush()
-            part = self._buffer[self._used : self._used + size]
-            read = os.readv(source, [part])
-            if not read:
-                raise OSError(errno.EIO, "the file became shorter while it was read")
-            crc = zlib.crc32(part[:read], crc)
-            self._used += read
-            size -= read
-        return crc
-
-    def flush(self) -> None:
-        """Send what was kept back."""
-        used, self._used = self._used, 0
-        write_all(self._fd, self._buffer[:used])
-
-
-# -- requests --------------------------------------------------------------------------------------------------------
-
-
-def files_in(request: dict[str, Any]) -> dict[str, ShippedFile]:
-    """Return the files of a ``put``, by their names below its folder."""
-    return {checked_name(name): ShippedFile(name, *fields) for name, *fields in request["files"]}
+# -- directories -----------------------------------------------------------------------------------------------------
 
 
 def make_folders(top: str, names: Sequence[str]) -> None:

@@ -23,7 +23,6 @@ from distrain.transfer.stream import (
     RefusedError,
     StreamEndedError,
     checked_name,
-    files_in,
     make_folders,
     send_contents,
     send_header,
@@ -68,7 +67,8 @@ def serve(read_fd: int, write_fd: int) -> None:
 def _put(reader: Reader, request: dict[str, Any]) -> None:
     """Store files. Raise OSError, RefusedError or StreamEndedError."""
     folder, staging = request["folder"], request["staging"]
-    files, arrivals = files_in(request), Arrivals(reader)
+    files = {checked_name(name): ShippedFile(name, *fields) for name, *fields in request["files"]}
+    arrivals = Arrivals(reader)
     try:
         with arrivals.noting(staging):
             os.mkdir(staging, 0o700)  # its parent is the directory of the run: without that, nobody would delete this

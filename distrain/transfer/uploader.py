@@ -8,17 +8,22 @@ come in on stdin. Answers go out on stdout, in the order of the orders. The proc
 
 from __future__ import annotations
 
-import signal
-import threading
+import contextlib
 import time
+from functools import partial
+from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.errors import StorageError
-from distrain.storage.run_lock import BEAT_S
-from distrain.system import process
+from distrain.storage.run_lock import Heartbeats
 from distrain.system.remote_path import report_retries_to
 from distrain.transfer.executor import StorageExecutor
-from distrain.wire.channel import Channel
+from distrain.wire.child_link import channel_to_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distrain.wire.channel import Channel
 
 _MIRROR_S = 10.0
 """Seconds to wait after the spool was mirrored before it is mirrored again."""
@@ -28,9 +33,7 @@ _MIRROR_SHARE = 0.1
 
 def main(arguments: list[str]) -> None:
     """Run the uploader. ``arguments``: the pid of the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process.die_with_parent(int(arguments[0]))
-    _Uploader(Channel(*process.private_stdio())).run()
+    _Uploader(channel_to_parent(arguments[0])).run()
 
 
 class _Uploader:
@@ -38,7 +41,8 @@ class _Uploader:
         self._channel = channel
         self._executor = StorageExecutor(notify=self._notify)
         self._mirror_at: float | None = None
-        self._complained = False
+        self._failing: set[str] = set()
+        """What did not work the last time, in words."""
 
     def run(self) -> None:
         report_retries_to(self._notify)
@@ -50,7 +54,8 @@ class _Uploader:
                 self._channel.send(answer)
                 if isinstance(order, wire.OpenStorage) and order.spool and answer == wire.StorageStatus():
                     self._mirror_at = time.monotonic()
-                    threading.Thread(target=self._send_heartbeats, daemon=True).start()
+                    complaint = "the heartbeat of the run cannot be written"
+                    Heartbeats(partial(self._try, self._executor.beat, complaint))  # as an order may take long
             if self._mirror_at is not None and time.monotonic() >= self._mirror_at:
                 self._mirror()
 
@@ -59,30 +64,21 @@ class _Uploader:
 
     def _mirror(self) -> None:
         began = time.monotonic()
-        try:
-            self._executor.mirror()
-            self._complained = False
-        except StorageError as error:
-            self._channel.send(wire.HostFailed(text=str(error)))
-        except OSError as error:
-            if not self._complained:
-                self._channel.send(wire.Notice(text=f"the remote run directory is not up to date for now: {error}"))
-            self._complained = True
+        with contextlib.suppress(OSError, StorageError):
+            self._try(self._executor.mirror, "the remote run directory is not up to date for now")
         ended = time.monotonic()
         self._mirror_at = ended + max(_MIRROR_S, (ended - began) / _MIRROR_SHARE)
 
-    def _send_heartbeats(self) -> None:
-        """Renew the heartbeat of the run. In a thread of its own, as an order may take long."""
-        complained = False
-        while True:
-            time.sleep(BEAT_S)
-            try:
-                self._executor.beat()
-                complained = False
-            except StorageError as error:
-                self._channel.send(wire.HostFailed(text=str(error)))
-                return
-            except OSError as error:
-                if not complained:
-                    self._channel.send(wire.Notice(text=f"the heartbeat of the run cannot be written: {error}"))
-                complained = True
+    def _try(self, action: Callable[[], None], complaint: str) -> None:
+        """Do what is done again and again. Tell the coordinator of the first failure in a row, and raise any."""
+        try:
+            action()
+            self._failing.discard(complaint)
+        except StorageError as error:
+            self._channel.send(wire.HostFailed(text=str(error)))
+            raise
+        except OSError as error:
+            if complaint not in self._failing:
+                self._notify(f"{complaint}: {error}")
+            self._failing.add(complaint)
+            raise

@@ -1,8 +1,9 @@
-"""A child process that speaks the protocol on its stdin and stdout. Runs in: coordinator, agent."""
+"""A child process that speaks the protocol on its stdin and stdout. Runs in: coordinator, agent, their children."""
 
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 from distrain.system import process
@@ -42,3 +43,13 @@ class ChildLink:
         self.channel.close()
         process.kill_groups([self.process.pid])
         return process.reap(self.process)
+
+
+def channel_to_parent(parent: str) -> Channel:
+    """Return the child's end of the channel. This process dies with its parent, and leaves Ctrl-C to it.
+
+    parent: its pid.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.die_with_parent(int(parent))
+    return Channel(*process.private_stdio())

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from distrain.errors import DistrainError
 from distrain.system import __version__
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ class ToWorker(Message):
 
     attempt: int
     rank: int
+
+
+@message
+class ToMemory(Message):
+    """Base of what the coordinator sends to an agent about checkpoints in memory."""
 
 
 # -- the life of an agent --------------------------------------------------------------------------------------------
@@ -572,7 +578,7 @@ class OrderDone(Message):
 
 
 @message
-class HashFiles(Message):
+class HashFiles(ToMemory):
     """Compute size and crc32 of files that a rank has written into the memory of its host.
 
     folder: their directory; ``files`` are relative to it.
@@ -588,7 +594,7 @@ class HashFiles(Message):
 
 
 @message
-class KeepRound(Message):
+class KeepRound(ToMemory):
     """Keep these checkpoints in memory, and free what all others take.
 
     host: the name by which the coordinator knows this host. keep: the names of all that stay. run: the run directory,
@@ -605,7 +611,7 @@ class KeepRound(Message):
 
 
 @message
-class CopyRound(Message):
+class CopyRound(ToMemory):
     """Copy the parts of a checkpoint in memory whose ``copy`` is this host, and verify them.
 
     Coordinator -> agent; answered by :class:`RoundCopied`.
@@ -627,7 +633,7 @@ class RoundCopied(Message):
 
 
 @message
-class GatherRound(Message):
+class GatherRound(ToMemory):
     """Provide a checkpoint in memory as a complete directory, after every byte was compared with its manifest.
 
     host, body: as in :class:`KeepRound`. What this host lacks, or has with other bytes, it reads from the other copy.
@@ -657,7 +663,7 @@ class RoundGathered(Message):
 
 
 @message
-class ReadPart(Message):
+class ReadPart(ToMemory):
     """Read ``size`` bytes of a file of a rank's part, which ``host`` keeps in memory, for the host ``reader``.
 
     number: of this request among those of ``reader``.
@@ -676,7 +682,7 @@ class ReadPart(Message):
 
 
 @message
-class PartRead(Message):
+class PartRead(ToMemory):
     """Bytes of a file of a part, fewer at its end; or (``failed``) why they cannot be read.
 
     reader, number: as in :class:`ReadPart`.
@@ -1279,15 +1285,21 @@ class RunEnded(ToWorker):
 # -- answers to orders that failed -----------------------------------------------------------------------------------
 
 
-def failed_answer(order: Message, why: str) -> Message:
-    """Return the answer to an order that a child process could not carry out."""
+def failed_answer(order: Message, why: Exception | str, kept: str = "what could not be stored is in {}") -> Message:
+    """Return the answer to an order that a child process could not carry out.
+
+    kept: names the place of the files of an :class:`Upload`, for which it has ``{}``.
+    """
+    is_bug = isinstance(why, Exception) and not isinstance(why, (OSError, DistrainError))
+    text = f"{type(order).__name__}: {type(why).__name__}: {why}" if is_bug else str(why)
     match order:
-        case Upload(attempt=attempt, rank=rank, ordinal=ordinal):
-            return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
+        case Upload(attempt=attempt, rank=rank, ordinal=ordinal, source=source):
+            failed = f"{text}; {kept.format(source)}" if source else text
+            return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=failed)
         case OpenStorage():
-            return StorageStatus(failed=why)
+            return StorageStatus(failed=text)
         case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords() | Deliver() | BringBack():
-            return OrderDone(failed=why)
+            return OrderDone(failed=text)
         case Measure():
-            return Measured(failed=why)
+            return Measured(failed=text)
     raise AssertionError(f"not an order: {order!r:.200}")

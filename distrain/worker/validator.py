@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import pickle
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -18,9 +17,8 @@ from distrain import wire
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.ownership import open_without_links
 from distrain.storage.paths import RunPaths
-from distrain.system import process
 from distrain.system.remote_path import decode_filesystem
-from distrain.wire.channel import Channel
+from distrain.wire.child_link import channel_to_parent
 from distrain.worker.job import job, main_module
 from distrain.worker.metrics import encode_metrics
 
@@ -31,9 +29,7 @@ def main(arguments: list[str]) -> None:
     arguments: the pid of the coordinator, the run directory, and the log file.
     """
     coordinator, run, log = arguments
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process.die_with_parent(int(coordinator))
-    channel = Channel(*process.private_stdio())
+    channel = channel_to_parent(coordinator)
     frames = channel.wait()
     if frames:
         order = frames[0].message()

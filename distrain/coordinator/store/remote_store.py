@@ -81,7 +81,7 @@ class RemoteStore(RunStore):
             if list(spool.iterdir()) == [self.paths.lock]:  # no earlier run has left files
                 undo.callback(_delete_spool, spool)
             self._run_lock = RemoteLock.take(run)
-            self._heartbeats = Heartbeats(self._run_lock)
+            self._heartbeats = Heartbeats(self._run_lock.beat)
             undo.callback(self._release_run_lock)
             self._fill_spool()
             self.directory.open()

@@ -12,15 +12,13 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from distrain.transfer.host_side.cache_files import delete, lock_folder
-from distrain.transfer.host_side.environments import COMPLETE
+from distrain.transfer.host_side.cache_files import COMPLETE, delete, lock_folder
+from distrain.transfer.host_side.host_cache import HostCache, usual_root
 from distrain.transfer.host_side.run_mirror import end_killed_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from distrain.transfer.host_side.host_cache import HostCache
 
 _INCOMPLETE = ".new-"
 _INCOMPLETE_S = 3600.0
@@ -59,10 +57,16 @@ def trim(cache: HostCache, limit_bytes: int) -> None:
                 total -= entry.size
 
 
-def clear_leftovers(cache: HostCache) -> None:
-    """Delete what killed agents have left of their runs. Raise OSError, also if another process deletes files here."""
-    with _exclusive(cache):
-        _end_killed_runs(cache)
+def clear_leftovers() -> None:
+    """Delete what killed agents have left of their runs in the cache of this user, if there is one.
+
+    Raise OSError, also if another process deletes files there.
+    """
+    root = usual_root()
+    if root.is_dir():  # most hosts have none
+        cache = HostCache(root)
+        with _exclusive(cache):
+            _end_killed_runs(cache)
 
 
 @contextlib.contextmanager

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING
 
 from distrain.system import process
 from distrain.system.text import count
-from distrain.transfer.host_side.cache_files import delete, lock_folder, try_lock
+from distrain.transfer.host_side.cache_files import COMPLETE, delete, lock_folder, try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-COMPLETE = "complete"
 _SHOW_EVERY_S = 5.0
 """Seconds between two lines about the progress."""
 _POLL_S = 0.1

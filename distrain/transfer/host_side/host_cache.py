@@ -53,7 +53,7 @@ class HostCache:
         Raise PermissionError if it is a link or another user's, FileExistsError if it has files that are not
         distrain's, and OSError if it cannot be made.
         """
-        self.root = _usual_root() if root is None else root
+        self.root = usual_root() if root is None else root
         self._used: set[str] = set()
         """Digests of the projects that this process has locked."""
         self.projects, self.runs, self.environments, self.programs = (self.root / kind for kind in KINDS)
@@ -111,13 +111,7 @@ def _is_intact(path: Path, file: ShippedFile) -> bool:
         return False
 
 
-def existing_cache() -> HostCache | None:
-    """Return the cache of this user on this host, or None if there is none. Raise OSError if it cannot be used."""
-    root = _usual_root()
-    return HostCache(root) if root.is_dir() else None
-
-
-def _usual_root() -> Path:
+def usual_root() -> Path:
     """Return the directory that the environment names. Raise OSError if it names none."""
     named = os.environ.get("DISTRAIN_CACHE", "")
     parent = os.environ.get("XDG_CACHE_HOME", "")

@@ -82,19 +82,14 @@ class RunMirror:
         """Delete what workers have put in place of the files and directories of a project, such as links."""
         for parent, folders, names in os.walk(project):
             here = f"{self.files}{parent[len(str(project)) :]}"
-            for name in folders:
-                if not _is_folder(path := f"{here}/{name}"):
-                    delete(path)
-            for name in names:
-                if _is_folder(path := f"{here}/{name}"):
-                    delete(path)
+            for is_folder, entries in ((True, folders), (False, names)):
+                for path in (f"{here}/{name}" for name in entries):
+                    if is_folder != (os.path.isdir(path) and not os.path.islink(path)):
+                        delete(path)
 
     def _copy(self, source: str, target: str) -> None:
         if not _is_copy(target, source):
-            status = os.stat(source)
-            shutil.copyfile(source, self._new)
-            os.chmod(self._new, stat.S_IMODE(status.st_mode))
-            os.utime(self._new, ns=(status.st_mtime_ns, status.st_mtime_ns))
+            shutil.copy2(source, self._new)
             os.replace(self._new, target)
 
     def _placed(self) -> str:
@@ -143,10 +138,6 @@ def end_killed_run(path: Path) -> None:
     with contextlib.suppress(OSError):
         if os.listdir(path) != ["files"] and (fd := lock_folder(path, fcntl.LOCK_EX)) is not None:
             RunMirror(path, fd).end()
-
-
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def _is_copy(path: str, original: str) -> bool:

@@ -62,11 +62,6 @@ class Project:
     folders: tuple[str, ...]
     notes: tuple[str, ...]
 
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return sum(file.size for file in self.files)
-
     def with_digests(self) -> Project:
         """Read the files, and return the project with their digests. Raise LaunchError if a file cannot be read."""
         read = (_read(file.path) for file in self.files)

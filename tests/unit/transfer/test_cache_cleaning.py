@@ -103,7 +103,7 @@ def test_what_cannot_be_deleted_is_not_locked_afterwards(cache: HostCache, monke
     os.close(fd)
 
 
-def test_leftovers_go_also_below_the_limit(cache: HostCache, project: Project) -> None:
+def test_leftovers_go_also_below_the_limit(cache: HostCache, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def be_killed() -> None:
         for name in ("r", "s"):
             run = cache.claim_run(name)
@@ -113,7 +113,8 @@ def test_leftovers_go_also_below_the_limit(cache: HostCache, project: Project) -
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_a_child(be_killed) == -signal.SIGKILL
-    clear_leftovers(cache)
+    monkeypatch.setenv("DISTRAIN_CACHE", str(cache.root))
+    clear_leftovers()
     assert [path.name for path in cache.runs.iterdir()] == ["s"]
     assert list(below(cache.runs / "s")) == [f"files/{project.folder.relative_to('/')}/out"]
     old = [entry(cache, "programs/.new-x1", 2 * HOUR), entry(cache, "environments/half", 0)]

@@ -420,7 +420,7 @@ def test_an_order_is_carried_out_again_after_its_connection_has_broken(
     assert fetch(mover, tmp_path / "source", tmp_path / "target", ["a"]).failed is None
     assert (tmp_path / "tries").read_text() == "busy\n" * 3
     assert mover._stream is not None
-    mover._stream._kill()
+    mover._stream._process.kill()
     assert fetch(mover, tmp_path / "source", tmp_path / "target", ["a"]).failed is None
 
 

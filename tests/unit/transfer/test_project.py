@@ -103,7 +103,7 @@ def test_a_file_is_described_by_its_content_and_its_status(plain: Path) -> None:
     os.utime(path, ns=(1, 1_234_567_890_123_456_789))
     project = find(plain)
     assert project.files == (ShippedFile(str(path), 7, 1_234_567_890_123_456_789, 0o750, digest_of(path, 7)),)
-    assert project.size == 7
+    assert sum(file.size for file in project.files) == 7
     assert project.notes == ()
 
 

@@ -178,7 +178,7 @@ def test_a_full_disk_is_named(cache: HostCache, project: Project, monkeypatch: p
     run = cache.claim_run("r")
     folder = deliver(cache, project.write("a.py", "a"))
 
-    def full(source: Any, target: Path) -> None:
+    def full(source: Any, target: Path, **options: Any) -> None:
         raise OSError(28, "No space left on device", str(target))
 
     monkeypatch.setattr(shutil, "copyfile", full)
