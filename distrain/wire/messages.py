@@ -994,10 +994,10 @@ class Outcome(FromWorker):
 
     ok: bool
     stage: str
-    error: str | None
-    traceback: str
-    exit_code: int
     body: bytes
+    error: str | None = None
+    traceback: str = ""
+    exit_code: int = 0
     stopped: bool = False
     blames_peer: bool = False
     exits: bool = False

@@ -248,7 +248,7 @@ class Session:
                 self._reports, self._checkpoints = before + 1, self._checkpoints + has_checkpoint
                 with contextlib.suppress(Exception):  # of __str__, of a signal handler, or the coordinator is gone
                     ordinal = self._checkpoints if has_checkpoint else None
-                    self._send(
+                    self.send(
                         wire.Reported, index=self._reports, ordinal=ordinal, failed=f"{type(error).__name__}: {error}"
                     )
             raise
@@ -392,7 +392,7 @@ class Session:
             self._memory.drop()
 
     def _send_written(self, ordinal: int, failed: str | None) -> None:
-        self._send(wire.PartWritten, ordinal=ordinal, failed=failed)
+        self.send(wire.PartWritten, ordinal=ordinal, failed=failed)
 
     def _raise_storing_error(self) -> None:
         if self._storing_errors:
@@ -499,7 +499,7 @@ class Session:
         return copied, hash_files(folder, [path for path in files if path not in ordered])
 
     def _send_copied(self, ordinal: int, copied: Files, skipped: Files, failed: str | None = None) -> None:
-        self._send(wire.FilesCopied, ordinal=ordinal, files=copied, skipped=skipped, failed=failed)
+        self.send(wire.FilesCopied, ordinal=ordinal, files=copied, skipped=skipped, failed=failed)
 
     # -- deleting local files -------------------------------------------------------------------------------------
 
@@ -576,7 +576,7 @@ class Session:
     def _request_list(self, *, validated: bool = False, at_once: bool = False, synced: bool = False) -> None:
         self._list_requests += 1
         options = {"validated": validated, "at_once": at_once, "synced": synced}
-        self._send(wire.AskCheckpointList, index=self._list_requests, **options)
+        self.send(wire.AskCheckpointList, index=self._list_requests, **options)
 
     def should_stop(self) -> bool:
         """Do what :func:`distrain.should_stop` does."""
@@ -584,7 +584,7 @@ class Session:
             self._listen()
             self._stop_calls += 1
             if self._stop_calls == 1:
-                self._send(wire.StopVote)
+                self.send(wire.StopVote)
             if self._stop_at is None and self._stop_calls >= self._vote_at:
                 self._agree()
             self.stopped = self.stopped or (self._stop_at is not None and self._stop_calls >= self._stop_at)
@@ -595,7 +595,7 @@ class Session:
 
         See :mod:`distrain.decisions.stop_consensus`.
         """
-        self._send(wire.StopVote, call=self._stop_calls)
+        self.send(wire.StopVote, call=self._stop_calls)
         self._await(lambda: self._stop_at is not None or self._vote_at > self._stop_calls)
 
     @contextlib.contextmanager
@@ -626,7 +626,7 @@ class Session:
         """
         with self._alone(operation):
             self.collectives += 1
-            self._send(
+            self.send(
                 wire.CollectiveEntered,
                 index=self.collectives,
                 operation=operation,
@@ -671,7 +671,7 @@ class Session:
             raise CheckpointError(f"{path} is not on this host: call as_directory() in the worker, not in its child")
         try:
             with self._lock:
-                self._send(wire.FetchCheckpoint, path=path)
+                self.send(wire.FetchCheckpoint, path=path)
                 self._await(lambda: path in self._fetched)
                 answer = self._fetched.pop(path)
         finally:
@@ -691,7 +691,7 @@ class Session:
             self._await(lambda: self._debugger_input)
             return self._debugger_input.popleft()
 
-    def _send(self, message: Callable[..., wire.FromWorker], **fields: Any) -> None:
+    def send(self, message: Callable[..., wire.FromWorker], **fields: Any) -> None:
         """Send a message of this rank in this attempt."""
         self._channel.send(message(attempt=self.context.attempt, rank=self.context.world_rank, **fields))
 
