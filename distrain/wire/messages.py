@@ -1174,8 +1174,8 @@ class AskCheckpointList(FromWorker):
     """
 
     index: int
-    validated: bool
-    at_once: bool
+    validated: bool = False
+    at_once: bool = False
     synced: bool = False
 
 
