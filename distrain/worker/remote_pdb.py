@@ -11,7 +11,7 @@ from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.worker.places import place_of
+from distrain.worker.places import outwards, place_of
 from distrain.worker.user_code import OWN_FILES, run_rank
 
 if TYPE_CHECKING:
@@ -141,11 +141,7 @@ def _users_frames(frame: FrameType) -> list[FrameType]:
 
     The given frame is returned if none is the user's.
     """
-    frames: list[FrameType] = []
-    outer: FrameType | None = frame
-    while outer is not None and outer.f_code.co_name != run_rank.__name__:
-        frames.insert(0, outer)
-        outer = outer.f_back
+    frames = list(takewhile(lambda one: one.f_code.co_name != run_rank.__name__, outwards(frame)))[::-1]
     return list(takewhile(_is_users, dropwhile(lambda one: not _is_users(one), frames))) or [frame]
 
 

@@ -206,6 +206,9 @@ def _pickled_value(value: object) -> bytes:
 def _failure(session: Session, steps: _Steps, error: BaseException) -> wire.Outcome:
     text = _traceback_text(error)
     advice = _gpu_memory(session, error) or _explanation(steps.work, error, text)
+    rollback = None
+    if isinstance(error, Rollback):
+        rollback = {"why": _one_line(error).partition(": ")[2], "skip_to": error.skip_to}
     return wire.Outcome(
         attempt=session.context.attempt,
         rank=session.context.world_rank,
@@ -217,12 +220,8 @@ def _failure(session: Session, steps: _Steps, error: BaseException) -> wire.Outc
         body=_pickled_exception(error),
         blames_peer=any(map(_blames_peer, _chain(error))),
         exits=isinstance(error, (SystemExit, KeyboardInterrupt)),
-        rollback=_rollback(error) if isinstance(error, Rollback) else None,
+        rollback=rollback,
     )
-
-
-def _rollback(error: Rollback) -> dict[str, Any]:
-    return {"why": _one_line(error).partition(": ")[2], "skip_to": error.skip_to}
 
 
 def keep_evidence(session: Session, what: str, body: bytes) -> str:
