@@ -5,11 +5,8 @@ A thread makes it, so a rank that hangs can be profiled, unless native code keep
 
 from __future__ import annotations
 
-import _thread
-import contextlib
 import gc
 import gzip
-import signal
 import sys
 import tempfile
 import threading
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import DistrainError
+from distrain.system.background import start_hidden_thread
 from distrain.worker.places import nap, no_collection, outwards, place_of
 from distrain.worker.user_code import keep_evidence
 
@@ -42,13 +40,12 @@ _lock = threading.Lock()
 
 def begin_profile(session: Session, seconds: float) -> None:
     """Profile this rank, and send what is found, in a thread."""
-    _thread.start_new_thread(_profile, (session, seconds))
+    start_hidden_thread(_profile, session, seconds)
 
 
 def _profile(session: Session, seconds: float) -> None:
     keep = partial(keep_evidence, session)
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
-    with _lock, contextlib.suppress(OSError, DistrainError):  # the agent is gone
+    with _lock:
         until, samples, trace = time.monotonic() + seconds, StackSamples(), ""
         if torch := sys.modules.get("torch"):
             try:

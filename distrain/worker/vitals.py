@@ -6,10 +6,8 @@ rank spends its time, and at once that it stands still.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import random
-import signal
 import sys
 import threading
 import time
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.errors import DistrainError
+from distrain.system.background import start_hidden_thread
 from distrain.worker import flight_recorder
 from distrain.worker.places import is_waiting, nap, no_collection, place_of
 from distrain.worker.standstill import Standstill
@@ -53,7 +52,7 @@ class VitalsSampler:
         """False if nobody can wait for this rank, so that its standstills are no news."""
 
     def __enter__(self) -> None:
-        _thread.start_new_thread(self._run, ())  # unlike a threading.Thread, train_func does not count it as its own
+        start_hidden_thread(self._sample)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._over.set()
@@ -61,12 +60,8 @@ class VitalsSampler:
             with contextlib.suppress(OSError, DistrainError):
                 self.dump_recorder(has_failed=True)
 
-    def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
-        with contextlib.suppress(OSError, DistrainError):  # the agent is gone, or rank 0
-            self._sample()
-
     def _sample(self) -> None:
+        """Take samples until the end of the context, or until the agent, or rank 0, is gone."""
         seen = began = time.monotonic()
         waiting_s = 0.0
         told = ("", "")
