@@ -49,11 +49,8 @@ def run_debug(options: argparse.Namespace) -> int:
     run = parsers.run_of(options)
     if options.dap:
         return _serve_editor(run, options.rank, options.port)
-    channel = connect(run, options.rank)
-    try:
+    with contextlib.closing(connect(run, options.rank)) as channel:
         return _Conversation(channel, options.rank).hold(run)
-    finally:
-        channel.close()
 
 
 def connect(run: Run, rank: int, word: str = DEBUG) -> Channel:
@@ -65,6 +62,18 @@ def connect(run: Run, rank: int, word: str = DEBUG) -> Channel:
         request(run, word, f"{rank} {path}")
         fd = listener.accept()[0].detach()
     return Channel(fd, fd)
+
+
+def _said(frames: list[wire.Frame]) -> list[wire.DebuggerSays]:
+    return [message for frame in frames if isinstance(message := frame.message(), wire.DebuggerSays)]
+
+
+def _first_said(run: Run, channel: Channel, condition: str) -> list[wire.DebuggerSays]:
+    """Wait for the rank. If it does not answer soon, tell the condition for that, and where all ranks are."""
+    said = _said(channel.wait(_NOTICE_S))
+    if not said and not channel.at_end:
+        echo(f"{condition}; Ctrl-C ends the wait\n{request(run, STACKS)}")
+    return said
 
 
 class _Conversation:
@@ -81,17 +90,10 @@ class _Conversation:
         """Show what the debugger says, and send it what the user types. Return the exit code."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - input() uses it, for editing and the history
-        frames = self._channel.wait(_NOTICE_S)
-        if not frames and not self._channel.at_end:
-            echo(
-                f"rank {self._rank} stops when it is back from native code, or from a call of distrain; Ctrl-C ends "
-                f"the wait\n{request(run, STACKS)}"
-            )
-        error = ""
-        while frames or not self._channel.at_end:
-            for frame in frames:
-                message = frame.message()
-                assert isinstance(message, wire.DebuggerSays)
+        condition = f"rank {self._rank} stops when it is back from native code, or from a call of distrain"
+        said, error = _first_said(run, self._channel, condition), ""
+        while said or not self._channel.at_end:
+            for message in said:
                 sys.stdout.write(without_controls(message.body.decode(errors="replace")))
                 if message.closed is not None:
                     echo(message.closed or f"rank {self._rank} {'fails now' if error else 'continues'}")
@@ -99,7 +101,7 @@ class _Conversation:
                 if message.prompt is not None:
                     error = message.error
                     self._answer(message)
-            frames = self._listen()
+            said = self._listen()
         echo("the run has ended")
         return 0
 
@@ -125,10 +127,10 @@ class _Conversation:
                 line = ""
         self._send(line)
 
-    def _listen(self) -> list[wire.Frame]:
+    def _listen(self) -> list[wire.DebuggerSays]:
         """Wait for the debugger. Ctrl-C stops the rank again; if that takes too long, a second one raises."""
         try:
-            return self._channel.wait()
+            return _said(self._channel.wait())
         except KeyboardInterrupt:
             if self._is_asked_to_stop:
                 raise
@@ -151,15 +153,11 @@ def _serve_editor(run: Run, rank: int, port: int) -> int:
     except OSError as error:
         raise NoSuchRun(f"port {port} cannot be used ({error}); choose another one with --port") from None
     with listener, contextlib.closing(connect(run, rank, DAP)) as channel:
-        frames = channel.wait(_NOTICE_S)
-        if not frames and not channel.at_end:
-            echo(f"rank {rank} answers when its native code lets other threads run; Ctrl-C ends the wait")
-            echo(request(run, STACKS))
-            frames = channel.wait()
-        message = frames[0].message() if frames else None
-        if not isinstance(message, wire.DebuggerSays) or message.closed is not None:
-            raise NoSuchRun(message.closed if isinstance(message, wire.DebuggerSays) else "the run has ended")
-        _show_configuration(rank, message.place, listener.getsockname()[1])
+        condition = f"rank {rank} answers when its native code lets other threads run"
+        said = _first_said(run, channel, condition) or _said(channel.wait())
+        if not said or said[0].closed is not None:
+            raise NoSuchRun((said and said[0].closed) or "the run has ended")
+        _show_configuration(rank, said[0].place, listener.getsockname()[1])
         echo(_relay(listener, channel, rank))
     return 0
 
@@ -177,23 +175,13 @@ def _show_configuration(rank: int, directory: str, port: int) -> None:
     )
 
 
-def _await_end(channel: Channel) -> None:
-    """Wait until the rank has closed its debugger, so that another editor can attach. It may be in native code."""
-    while frames := channel.wait(_NOTICE_S):
-        messages = [frame.message() for frame in frames]
-        if any(isinstance(message, wire.DebuggerSays) and message.closed is not None for message in messages):
-            return
-
-
 def _relay(listener: socket.socket, channel: Channel, rank: int) -> str:
     """Relay the bytes of the first editor that connects. Return why it ended."""
     editor = None
     while not channel.at_end:
         ready, _, _ = select.select([channel.read_fd, (editor or listener).fileno()], [], [])
         if channel.read_fd in ready:
-            for frame in channel.receive():
-                message = frame.message()
-                assert isinstance(message, wire.DebuggerSays)
+            for message in _said(channel.receive()):
                 if message.closed is not None:
                     return message.closed or f"rank {rank} continues"
                 if editor is not None:
@@ -208,6 +196,7 @@ def _relay(listener: socket.socket, channel: Channel, rank: int) -> str:
                 data = editor.recv(_READ_BYTES)
             channel.send(wire.EditorInput(attempt=0, rank=rank, body=data))
             if not data:
-                _await_end(channel)
+                while (said := _said(channel.wait(_NOTICE_S))) and said[-1].closed is None:
+                    pass  # until the rank has closed its debugger, and another editor can attach
                 return f"the editor has detached; rank {rank} continues"
     return "the run has ended"

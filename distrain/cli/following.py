@@ -1,4 +1,4 @@
-"""``distrain logs``, ``stacks`` and ``stop``: what a run does now. Runs in: coordinator."""
+"""``distrain logs``, ``stacks``, ``profile`` and ``stop``: what a run does now. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import argparse
 
 _POLL_S = 0.1
+_PATIENCE_S = 20.0
+"""Seconds that a rank may take to write its profile."""
 
 
 # -- logs ------------------------------------------------------------------------------------------------------------
@@ -113,6 +115,37 @@ def run_stacks(options: argparse.Namespace) -> int:
     else:
         echo(request(run, STACKS))
     return 0
+
+
+def profile_parser() -> argparse.ArgumentParser:
+    """Make the parser of ``distrain profile``."""
+    parser = parsers.make_run_parser(
+        "profile",
+        "Show in which lines a rank of a running run spends its time. The stacks of its threads are sampled and, if it "
+        "uses torch, its operations are traced. The rank trains on, somewhat slower meanwhile; Ctrl-C only ends the "
+        "command. Run it on the machine of fit().",
+        "  distrain profile last\n  distrain profile last -r 3 --seconds 30",
+    )
+    parser.add_argument("-r", "--rank", type=parsers.number, default=0, metavar="N", help="the rank (default: 0)")
+    parser.add_argument("--seconds", type=parsers.number, default=10, metavar="S", help="how long (default: 10)")
+    return parser
+
+
+def run_profile(options: argparse.Namespace) -> int:
+    """Profile a rank."""
+    from distrain.coordinator.requests import PROFILE, STACKS
+
+    run = parsers.run_of(options)
+    file = Path(request(run, PROFILE, f"{options.rank} {options.seconds}"))
+    echo(f"profiling for {options.seconds} s; the run continues, also after Ctrl-C")
+    deadline = time.monotonic() + options.seconds + _PATIENCE_S
+    while time.monotonic() < deadline and current(run).state in (RUNNING, STARTING):
+        if file.exists():
+            echo(file.read_text())
+            return 0
+        time.sleep(_POLL_S)
+    why = "it does not train, or native code in it keeps Python from running"
+    raise NoSuchRun(f"rank {options.rank} has sent no profile: {why}\n{request(current(run), STACKS)}")
 
 
 def stop_parser() -> argparse.ArgumentParser:

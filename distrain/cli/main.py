@@ -28,11 +28,11 @@ COMMANDS = {
     "stacks": ("following", "show where all ranks of a running run are"),
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "debug": ("debugging", "open pdb on a rank of a running run"),
-    "profile": ("profiling", "show where a rank of a running run spends its time"),
+    "profile": ("following", "show where a rank of a running run spends its time"),
     "explain": ("explaining", "say what a pasted error means, and what to do"),
     "report": ("reporting", "pack what is needed to ask for help into one file, without secrets"),
     "board": ("board", "show all runs in the browser, live"),
-    "page": ("page", "write one HTML file that shows the whole run"),
+    "page": ("reporting", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
     "skill": ("run.skill", "print a skill file, from which a coding agent learns distrain"),
 }

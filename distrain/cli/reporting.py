@@ -1,4 +1,4 @@
-"""``distrain report``: what is needed to ask for help about a run, in one archive. Runs in: coordinator."""
+"""``distrain report`` and ``distrain page``: a run in one file, to send or to look at. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -119,3 +119,28 @@ def _versions() -> str:
     variables = " ".join(sorted(os.environ))
     python = f"distrain {__version__}, python {platform.python_version()} on {platform.platform()}"
     return f"{python}\n\npackages: {', '.join(packages)}\n\nenvironment variables (names only): {variables}\n"
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+def page_parser() -> argparse.ArgumentParser:
+    """Make the parser of ``distrain page``."""
+    parser = parsers.make_run_parser(
+        "page",
+        "Write the page of a run, one HTML file that needs no network: outcome, failures, curves, ranks, attempts, "
+        "checkpoints, where the time went, logs and settings.",
+        "  distrain page last\n  distrain page s3://bucket/runs/train-1 -o train-1.html",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the file to write (default: page.html in the run directory)"
+    )
+    return parser
+
+
+def run_page(options: argparse.Namespace) -> int:
+    """Write the page of a run."""
+    from distrain.page import write_page
+
+    echo(f"wrote {write_page(parsers.run_of(options).location, options.output)}")
+    return 0

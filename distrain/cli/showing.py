@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
 
-    from distrain.storage.records import CommittedCheckpoint
-
 _PROGRAMS = {
     "/distrain/launch.py": ("python", "-m", "distrain.launch"),
     "/distrain/__main__.py": ("distrain",),
@@ -179,20 +177,16 @@ def _metrics(shown: Details, columns: int) -> list[str]:
 
 
 def _checkpoints(shown: Details, columns: int) -> list[str]:
-    found = shown.checkpoints
+    found, lines = shown.checkpoints, []
     if newest := shown.in_memory:
         stored = found[-1].path.name if found else "none"
         line = f"{newest.get('name')} in memory, at report {newest.get('step')}; newest on storage: {stored}"
-        return [printable(line), *_stored(found, columns)]
-    return _stored(found, columns)
-
-
-def _stored(found: Sequence[CommittedCheckpoint], columns: int) -> list[str]:
-    if not found:
-        return []
-    rows = [[c.path.name, c.place, size(c.bytes), metrics_line(c.metrics)] for c in found[::-1]]
-    total = f"{count(len(found), 'checkpoint')}, {size(sum(c.bytes for c in found))}"
-    return [total, *_first(table(rows, columns, right=(1, 2)), _MOST_CHECKPOINTS, "checkpoint")]
+        lines.append(printable(line))
+    if found:
+        rows = [[c.path.name, c.place, size(c.bytes), metrics_line(c.metrics)] for c in found[::-1]]
+        lines.append(f"{count(len(found), 'checkpoint')}, {size(sum(c.bytes for c in found))}")
+        lines += _first(table(rows, columns, right=(1, 2)), _MOST_CHECKPOINTS, "checkpoint")
+    return lines
 
 
 def _first(lines: Sequence[str], most: int, what: str) -> list[str]:

@@ -73,11 +73,12 @@ class Folding:
     def take(self, now: float) -> Iterator[FoldedLine]:
         """Remove and yield the lines that need not wait any longer."""
         while self._waiting and self._is_due(self._waiting[0], now):
-            yield self._pop()
-
-    def take_all(self) -> Iterator[FoldedLine]:
-        while self._waiting:
-            yield self._pop()
+            line = self._waiting.popleft()
+            equal = self._of_kind[line.kind]
+            del equal[0]
+            if not equal:
+                del self._of_kind[line.kind]
+            yield line
 
     def deadline(self) -> float | None:
         """Return when to call :meth:`take`, or None."""
@@ -85,11 +86,3 @@ class Folding:
 
     def _is_due(self, line: FoldedLine, now: float) -> bool:
         return now >= line.at + WAIT_S or len(line.ranks) >= self._ranks
-
-    def _pop(self) -> FoldedLine:
-        line = self._waiting.popleft()
-        equal = self._of_kind[line.kind]
-        del equal[0]
-        if not equal:
-            del self._of_kind[line.kind]
-        return line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import time
 from abc import abstractmethod
@@ -73,7 +74,7 @@ class LiveConsole(RunConsole):
             self._draw_at(now)
 
     def flush(self, now: float) -> None:
-        self._print_all(self._folding.take_all(), now)
+        self._print_all(self._folding.take(math.inf), now)
         self._draw_at(now)
 
     def _print_all(self, lines: Iterable[FoldedLine], now: float) -> None:

@@ -69,14 +69,11 @@ class Debuggers:
 
     def begin(self, attempt: int) -> None:
         """Disconnect the terminals of the last attempt."""
-        self._disconnect("the workers were restarted")
+        self.close("the workers were restarted")
         self._attempt = attempt
 
-    def close(self) -> None:
-        """Disconnect all terminals at the end of the run."""
-        self._disconnect("the run has ended")
-
-    def _disconnect(self, why: str) -> None:
+    def close(self, why: str = "the run has ended") -> None:
+        """Disconnect all terminals, and say why."""
         for rank in list(self._debuggers):
             self.rank_ended(rank, why)
 
@@ -85,15 +82,16 @@ class Debuggers:
     def handle(self, message: wire.DebuggerSays) -> None:
         """Show what the debugger of a rank says. Without a terminal, ask the user to open one."""
         debugger = self._debuggers.setdefault(message.rank, _Debugger())
-        if debugger.terminal is not None:
-            debugger.terminal.queue(message)
+        debugger.waits = None if message.prompt is None else message
         if message.closed is not None:
-            self._forget(message.rank)
-        else:
-            debugger.waits = None if message.prompt is None else message
-            self._on_change()
-            if debugger.waits is not None and debugger.terminal is None:
-                self._ask_for_terminal(message)
+            del self._debuggers[message.rank]
+        if (terminal := debugger.terminal) is not None:
+            terminal.queue(message)
+            if message.closed is not None:
+                terminal.close()
+        self._on_change()
+        if debugger.waits is not None and terminal is None:
+            self._ask_for_terminal(message)
 
     def rank_begins(self, rank: int) -> None:
         """Stop a rank that has entered train_func, if a terminal waits for it."""
@@ -102,18 +100,9 @@ class Debuggers:
 
     def rank_ended(self, rank: int, why: str = "") -> None:
         """Disconnect the terminal of a rank that has ended."""
-        debugger = self._debuggers.get(rank)
-        if debugger is not None:
-            if debugger.terminal is not None:
-                why = why or f"rank {rank} has ended"
-                debugger.terminal.queue(wire.DebuggerSays(attempt=self._attempt, rank=rank, body=b"", closed=why))
-            self._forget(rank)
-
-    def _forget(self, rank: int) -> None:
-        debugger = self._debuggers.pop(rank)
-        if debugger.terminal is not None:
-            debugger.terminal.close()
-        self._on_change()
+        if rank in self._debuggers:
+            why = why or f"rank {rank} has ended"
+            self.handle(wire.DebuggerSays(attempt=self._attempt, rank=rank, body=b"", closed=why))
 
     def _send_line(self, rank: int, line: str | None) -> None:
         """Answer a rank that waits, or, with no line, stop one that does not."""

@@ -12,7 +12,7 @@ import zlib
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from distrain.storage.flushing import begin_flush, flush_file, naming
+from distrain.storage.flushing import begin_flush, flush, naming
 from distrain.system.background import in_threads
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def store_files(source: Path, target: Path, names: Sequence[str]) -> Files:
             return _hash_part(file.fileno(), start, count)
 
     files = _by_parts(source, names, store_part)
-    in_threads(flush_file, [target / name for name in names])
+    in_threads(flush, [target / name for name in names])
     return files
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
-from distrain.storage.flushing import naming
+from distrain.storage.flushing import flush, naming
 from distrain.storage.ownership import open_without_links
 from distrain.system.text import is_full_disk
 
@@ -100,19 +100,15 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
     """
     temporary = path.with_name(f"{path.name}.new")
     try:
-        _write(temporary, data, sync=sync)
+        write_file(temporary, data, sync=sync)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def write_and_sync(path: Path, data: bytes) -> None:
-    """Write a file and flush it to disk. Raise OSError."""
-    _write(path, data, sync=True)
-
-
-def _write(path: Path, data: bytes, *, sync: bool) -> None:
+def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write a file. ``sync``: flush it to disk. Raise OSError."""
     with naming(path), open(path, "wb", opener=open_without_links) as file:
         file.write(data)
         if sync:
@@ -120,19 +116,10 @@ def _write(path: Path, data: bytes, *, sync: bool) -> None:
             os.fsync(file.fileno())
 
 
-def sync_directory(path: Path) -> None:
-    """Flush a directory to disk, so that renames in it survive a power cut. Raise OSError."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def sync_directories(root: Path, files: Iterable[str]) -> None:
     """Flush the directories of files, whose paths are relative to ``root``, and ``root`` itself. Raise OSError."""
     for folder in {Path(), *(parent for file in files for parent in Path(file).parents)}:
-        sync_directory(root / folder)
+        flush(root / folder)
 
 
 def advice_on(text: str) -> str:

@@ -19,7 +19,7 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 
 def begin_flush(fd: int, start: int, count: int) -> None:
-    """Let the kernel write bytes of a file to disk in the background. Only :func:`flush_file` makes them durable.
+    """Let the kernel write bytes of a file to disk in the background. Only :func:`flush` makes them durable.
 
     count: their number, 0 for all up to the end.
     """
@@ -31,8 +31,8 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-def flush_file(path: str | Path) -> None:
-    """Flush a file to disk. Raise OSError."""
+def flush(path: str | Path) -> None:
+    """Flush a file to disk, or a directory, so that renames in it survive a power cut. Raise OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with naming(path):

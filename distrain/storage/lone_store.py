@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE
 from distrain.storage.file_transfer import store_files
-from distrain.storage.files import sync_directories, sync_directory, write_and_sync
+from distrain.storage.files import sync_directories, write_file
+from distrain.storage.flushing import flush
 from distrain.storage.lock_probe import is_locked, lock_alone
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import committed_at, complete_manifest
@@ -136,7 +137,7 @@ def _publish_or_delete(hidden: Path) -> bool:
             shutil.rmtree(staging)
         sync_directories(hidden, [str(path.relative_to(hidden)) for path in hidden.rglob("*")])
         hidden.rename(final)
-        sync_directory(run)
+        flush(run)
     shutil.rmtree(hidden, ignore_errors=True)
     return True
 
@@ -157,7 +158,7 @@ def _describe(kept: MemoryRound, hidden: Path, staging: Path) -> None:
     """Write the metadata and the manifest. Another agent may do the same now."""
 
     def write(name: str, data: bytes) -> None:
-        write_and_sync(staging / name, data)
+        write_file(staging / name, data)
         os.replace(staging / name, hidden / name)
 
     staging.mkdir(exist_ok=True)

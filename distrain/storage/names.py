@@ -18,6 +18,7 @@ LOCK = ".lock"
 LOGS = "logs"
 EVIDENCE = "evidence"
 TRACKERS = "trackers"
+TENSORBOARD = "tensorboard"
 EVIDENCE_SUFFIXES = {
     "stacks": ".txt", "flight_recorder": ".json", "memory": ".pickle",
     "profile": ".txt", "samples": ".collapsedstack.txt", "trace": ".json.gz",

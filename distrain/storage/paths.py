@@ -76,14 +76,6 @@ class RunPaths:
         return self.root / names.EVENTS
 
     @property
-    def trackers(self) -> Path:
-        return self.root / names.TRACKERS
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.root / "tensorboard"
-
-    @property
     def error_text(self) -> Path:
         return self.root / names.ERROR_TEXT
 
@@ -105,9 +97,9 @@ class RunPaths:
 
     def name_problem(self, name: str) -> str | None:
         """Return why a checkpoint cannot have this name, or None."""
-        folders = (self.logs, self.answer("").parent, self.trackers, self.tensorboard)
-        taken = (self.manifest, self.metrics, self.events, *self.end_files(), *folders)
-        if name.removesuffix(".new") in {path.name for path in taken}:
+        folders = (names.LOGS, names.EVIDENCE, names.TRACKERS, names.TENSORBOARD)
+        taken = (names.MANIFEST, names.METRICS, names.EVENTS, *folders, *(path.name for path in self.end_files()))
+        if name.removesuffix(".new") in taken:
             return f"must not be {name!r}, as the run directory has something else of that name"
         if not name or "/" in name or not name.isprintable() or name.startswith((".", DAMAGED)):
             return f"must be a plain name of a directory, got {name!a}"

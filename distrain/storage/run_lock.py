@@ -225,23 +225,6 @@ class Heartbeats:
                 continue
 
 
-def _is_remote_run_in_use(folder: RemotePath) -> bool:
-    """Return whether a remote run is in use.
-
-    An owner on another machine counts as dead long after its last heartbeat.
-    """
-    numbers = _numbers(folder)
-    if not numbers:
-        return True
-    lock = folder / f"{numbers[-1]:06d}"
-    try:
-        fields = _fields_of(lock, lock.read_bytes())
-    except FileNotFoundError:  # another process takes the lock just now
-        return True
-    is_silent = 0 < fields["beat"] < time.time() - _LONG_AGO_S
-    return not (fields["released"] or _owner_of(fields).is_dead() or is_silent)
-
-
 def _fields_of(lock: RemotePath, text: bytes) -> dict[str, Any]:
     """Return the fields of the lock with this text. Raise StorageError if it is damaged."""
     try:
@@ -294,8 +277,19 @@ def _in_use(run: RemotePath, who: str) -> str:
 def is_in_use(run: Path | RemotePath) -> bool:
     """Return False if no process holds the lock of a run, True if one does or if that is unknown.
 
-    Raise OSError if remote storage cannot be read, StorageError if its lock is damaged.
+    An owner of a remote run on another machine counts as dead long after its last heartbeat. Raise OSError if remote
+    storage cannot be read, StorageError if its lock is damaged.
     """
-    if isinstance(run, RemotePath):
-        return _is_remote_run_in_use(run / ".lock")
-    return is_locked(run)
+    if not isinstance(run, RemotePath):
+        return is_locked(run)
+    folder = run / ".lock"
+    numbers = _numbers(folder)
+    if not numbers:
+        return True
+    lock = folder / f"{numbers[-1]:06d}"
+    try:
+        fields = _fields_of(lock, lock.read_bytes())
+    except FileNotFoundError:  # another process takes the lock just now
+        return True
+    is_silent = 0 < fields["beat"] < time.time() - _LONG_AGO_S
+    return not (fields["released"] or _owner_of(fields).is_dead() or is_silent)

@@ -9,11 +9,14 @@ import _thread
 import contextlib
 import errno
 import os
+import signal
 import threading
 import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from distrain.errors import DistrainError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -190,3 +193,17 @@ def in_threads(function: Callable[[_T], _R], items: Sequence[_T], *, threads: in
     if errors:
         raise errors[0]
     return [results[number] for number in range(len(items))]
+
+
+def start_hidden_thread(function: Callable[..., object], *arguments: object) -> None:
+    """Call a function in a thread. An OSError or DistrainError ends it quietly: whom it sends to is gone.
+
+    Unlike a threading.Thread, train_func does not count it as its own.
+    """
+
+    def run() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
+        with contextlib.suppress(OSError, DistrainError):
+            function(*arguments)
+
+    _thread.start_new_thread(run, ())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.api.tracker import Tracker
+from distrain.storage import names
 from distrain.storage.retention import flatten
 from distrain.system.imports import require
 
@@ -32,7 +33,7 @@ class TensorBoard(Tracker):
     package: ClassVar[str | None] = "tensorboard"
 
     def start(self, run: TrackedRun) -> None:
-        folder = run.directory / "tensorboard" if self.directory is None else Path(self.directory).expanduser()
+        folder = run.directory / names.TENSORBOARD if self.directory is None else Path(self.directory).expanduser()
         self._protos = require("tensorboard.compat.proto.event_pb2")
         hparams = require("tensorboard.plugins.hparams.summary_v2")
         folder.mkdir(parents=True, exist_ok=True)

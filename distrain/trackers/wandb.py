@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from distrain.api.tracker import Tracker
+from distrain.storage import names
 from distrain.system.imports import require
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Wandb(Tracker):
     def start(self, run: TrackedRun) -> None:
         self._wandb = require("wandb")
         self._id = run.id
-        folder = run.directory / "trackers" if self.directory is None else Path(self.directory).expanduser()
+        folder = run.directory / names.TRACKERS if self.directory is None else Path(self.directory).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
             id=run.id,

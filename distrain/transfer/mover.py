@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.storage.flushing import flush_file
+from distrain.storage.flushing import flush
 from distrain.storage.names import numbered
 from distrain.storage.paths import RunPaths
 from distrain.system import process
@@ -228,7 +228,7 @@ class Stream:
         for name, digest, crc in zip(sizes, digests, end["crcs"], strict=True):
             if digest != as_digest(crc):
                 raise RefusedError(f"{name} was damaged on the way from the host")
-        in_threads(flush_file, list(paths.values()))
+        in_threads(flush, list(paths.values()))
         files = [(name, size, crc) for (name, size), crc in zip(sizes.items(), end["crcs"], strict=True)]
         return files, [(name, size, crc) for name, size, crc in end["others"]]
 

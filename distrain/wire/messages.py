@@ -997,10 +997,10 @@ class Outcome(FromWorker):
 
     ok: bool
     stage: str
-    error: str | None
-    traceback: str
-    exit_code: int
     body: bytes
+    error: str | None = None
+    traceback: str = ""
+    exit_code: int = 0
     stopped: bool = False
     blames_peer: bool = False
     exits: bool = False
@@ -1177,8 +1177,8 @@ class AskCheckpointList(FromWorker):
     """
 
     index: int
-    validated: bool
-    at_once: bool
+    validated: bool = False
+    at_once: bool = False
     synced: bool = False
 
 

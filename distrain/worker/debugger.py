@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from distrain.worker.remote_pdb import RemotePdb
-    from distrain.worker.session import Session, WorkerChannel
+    from distrain.worker.session import Session
 
 _READ_BYTES = 64 << 10
 _POLL_S = 0.01
@@ -45,9 +45,8 @@ class Debugger:
     such rank, it raises RuntimeError.
     """
 
-    def __init__(self, session: Session, channel: WorkerChannel, rank: int | None) -> None:
+    def __init__(self, session: Session, rank: int | None) -> None:
         self._session = session
-        self._channel = channel
         self._rank = rank
         self._is_for_this_rank = rank == session.context.world_rank
         """False also once the user has closed the debugger."""
@@ -89,7 +88,7 @@ class Debugger:
 
     def _on_editor(self, message: wire.EditorInput) -> None:
         if message.opens:
-            self._editor = _Editor(self._session, self._channel)
+            self._editor = _Editor(self._session)
         elif self._editor is not None:
             self._editor.receive(message.body)
 
@@ -112,7 +111,7 @@ class Debugger:
         if self._open is None:
             from distrain.worker.remote_pdb import RemotePdb
 
-            self._open = RemotePdb(self._session, self._channel, self._on_closed)
+            self._open = RemotePdb(self._session, self._on_closed)
         return self._open
 
     def _on_closed(self, by_user: bool) -> None:
@@ -127,9 +126,8 @@ class _Editor:
     debugpy is told a pair of sockets instead of an address, so that no port is opened.
     """
 
-    def __init__(self, session: Session, channel: WorkerChannel) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._channel = channel
         self._socket, self._debugpys = socket.socketpair()
         self._is_stopped = False
         self.is_attached = False
@@ -201,10 +199,8 @@ class _Editor:
         return pydevd
 
     def _say(self, body: bytes = b"", **fields: Any) -> None:
-        context = self._session.context
         with contextlib.suppress(OSError):  # the agent is gone
-            message = wire.DebuggerSays(attempt=context.attempt, rank=context.world_rank, body=body, **fields)
-            self._channel.send(message)
+            self._session.send(wire.DebuggerSays, body=body, **fields)
 
 
 def _forget_debugpy() -> None:

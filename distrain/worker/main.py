@@ -71,12 +71,12 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     show_command("distrain:", "rank", str(context.world_rank), "of", context.run_name)
     session.handle(early)
     current.session = session
-    debugger = Debugger(session, channel, spec.debug_rank)
+    debugger = Debugger(session, spec.debug_rank)
     debugger.install()
-    session.on_profile = partial(begin_profile, context, channel)
+    session.on_profile = partial(begin_profile, session)
     run = context.get_storage().experiment_fs_path
     fetch_with(session.fetch_checkpoint, run, is_apart=not context.sees_storage)
-    sampler = VitalsSampler(channel, context, spec.vitals_s)
+    sampler = VitalsSampler(session, spec.vitals_s)
     sampler.poll, session.on_dump = session.poll, sampler.dump_recorder
 
     def ended(error: BaseException | None) -> None:
@@ -85,7 +85,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
         finally:
             _ignore_signals()
 
-    result = run_rank(lambda: _load(fds.job), session, channel, observed=sampler, ended=ended)
+    result = run_rank(lambda: _load(fds.job), session, observed=sampler, ended=ended)
     flush_output()
     with contextlib.suppress(OSError):
         channel.send(result.outcome)

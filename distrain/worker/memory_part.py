@@ -5,11 +5,9 @@ The agent frees old parts by renaming their directories. Reusing their files reu
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import errno
 import os
-import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from distrain.hosts.cgroup import memory_use
 from distrain.hosts.inspection import memory_free_bytes
 from distrain.storage.files import list_files
 from distrain.storage.separated import Separated, map_file
+from distrain.system.background import start_hidden_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -196,7 +195,6 @@ class MemoryParts:
         self._is_written.clear()
 
         def run() -> None:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
             failed = None
             try:
                 copy()
@@ -204,10 +202,9 @@ class MemoryParts:
                 failed = repr(error)
             finally:
                 self._is_written.set()
-            with contextlib.suppress(OSError):  # the agent is gone
-                then(failed)
+            then(failed)
 
-        _thread.start_new_thread(run, ())  # unlike a threading.Thread, train_func does not count it as its own
+        start_hidden_thread(run)
 
 
 def _size(content: Any) -> int:

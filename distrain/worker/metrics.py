@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,10 +46,7 @@ def _plain(value: Any, path: str, depth: int) -> Any:
 
 
 def _scalar(value: Any, path: str, depth: int) -> Any:
-    count = 1
-    for size in value.shape:
-        count *= size
-    if count != 1:
+    if math.prod(value.shape) != 1:
         raise ValueError(
             f"report(): {path} is a {type(value).__name__} of shape {tuple(value.shape)}; a metric is one number: "
             "reduce it first, for example with .mean(), or report .tolist()"

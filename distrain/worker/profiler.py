@@ -5,11 +5,8 @@ A thread makes it, so a rank that hangs can be profiled, unless native code keep
 
 from __future__ import annotations
 
-import _thread
-import contextlib
 import gc
 import gzip
-import signal
 import sys
 import tempfile
 import threading
@@ -22,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import DistrainError
+from distrain.system.background import start_hidden_thread
 from distrain.worker.places import nap, no_collection, outwards, place_of
 from distrain.worker.user_code import keep_evidence
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from distrain.api.context import TrainContext
-    from distrain.worker.session import WorkerChannel
+    from distrain.worker.session import Session
 
 _SAMPLE_S = 0.01
 _FIRST_WINDOW_S = 0.2
@@ -41,15 +38,14 @@ _lock = threading.Lock()
 """Held during a profile. Another one begins after it."""
 
 
-def begin_profile(context: TrainContext, channel: WorkerChannel, seconds: float) -> None:
+def begin_profile(session: Session, seconds: float) -> None:
     """Profile this rank, and send what is found, in a thread."""
-    _thread.start_new_thread(_profile, (context, channel, seconds))
+    start_hidden_thread(_profile, session, seconds)
 
 
-def _profile(context: TrainContext, channel: WorkerChannel, seconds: float) -> None:
-    keep = partial(keep_evidence, context, channel)
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
-    with _lock, contextlib.suppress(OSError, DistrainError):  # the agent is gone
+def _profile(session: Session, seconds: float) -> None:
+    keep = partial(keep_evidence, session)
+    with _lock:
         until, samples, trace = time.monotonic() + seconds, StackSamples(), ""
         if torch := sys.modules.get("torch"):
             try:
@@ -58,7 +54,7 @@ def _profile(context: TrainContext, channel: WorkerChannel, seconds: float) -> N
             except Exception as error:  # such as a full disk
                 trace = f"torch's operations are not traced: {error}"
         samples.take_until(until)
-        title = f"rank {context.world_rank}: the lines of your code with the most time"
+        title = f"rank {session.context.world_rank}: the lines of your code with the most time"
         stacks = f"all stacks, for https://www.speedscope.app: {keep('samples', samples.collapsed().encode())}"
         text = "\n".join([title, *samples.hottest_lines(), stacks, trace])
         keep("profile", text.encode())  # the last one: the command waits for it

@@ -11,14 +11,14 @@ from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.worker.places import place_of
+from distrain.worker.places import outwards, place_of
 from distrain.worker.user_code import OWN_FILES, run_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from distrain.worker.session import Session, WorkerChannel
+    from distrain.worker.session import Session
 
 
 class _Terminal(io.TextIOBase):
@@ -26,9 +26,8 @@ class _Terminal(io.TextIOBase):
 
     encoding = "utf-8"
 
-    def __init__(self, session: Session, channel: WorkerChannel) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._channel = channel
         self._text = ""
         self.place = self.error = ""
         """The line at which the rank is stopped, and the exception that it has raised, if that is why."""
@@ -49,8 +48,7 @@ class _Terminal(io.TextIOBase):
 
     def send(self, shown: str, **fields: Any) -> None:
         self._text = ""
-        context, body = self._session.context, shown.encode(errors="replace")
-        self._channel.send(wire.DebuggerSays(attempt=context.attempt, rank=context.world_rank, body=body, **fields))
+        self._session.send(wire.DebuggerSays, body=shown.encode(errors="replace"), **fields)
 
 
 class RemotePdb(pdb.Pdb):
@@ -59,9 +57,9 @@ class RemotePdb(pdb.Pdb):
     on_closed: called with True if the user has closed it, with False if the rank continues without breakpoints.
     """
 
-    def __init__(self, session: Session, channel: WorkerChannel, on_closed: Callable[[bool], None]) -> None:
-        self._terminal = terminal = _Terminal(session, channel)
-        console: Any = terminal
+    def __init__(self, session: Session, on_closed: Callable[[bool], None]) -> None:
+        console: Any = _Terminal(session)
+        self._terminal: _Terminal = console
         super().__init__(stdin=console, stdout=console, skip=["distrain", "distrain.*"], nosigint=True)
         self._on_closed = on_closed
         self._is_open = True
@@ -143,11 +141,7 @@ def _users_frames(frame: FrameType) -> list[FrameType]:
 
     The given frame is returned if none is the user's.
     """
-    frames: list[FrameType] = []
-    outer: FrameType | None = frame
-    while outer is not None and outer.f_code.co_name != run_rank.__name__:
-        frames.insert(0, outer)
-        outer = outer.f_back
+    frames = list(takewhile(lambda one: one.f_code.co_name != run_rank.__name__, outwards(frame)))[::-1]
     return list(takewhile(_is_users, dropwhile(lambda one: not _is_users(one), frames))) or [frame]
 
 

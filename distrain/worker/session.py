@@ -210,25 +210,14 @@ class Session:
             stack.callback(self._note_blocked, began)
             checkpoint, options, local_files = self._prepare(checkpoint, options)
             self._delete_committed()
+            send = partial(self._send_report, body, steps, local_files, name=options.name, positions=positions or None)
             if options.mode is MEMORY:
-                self._report_to_memory(
-                    checkpoint, body, steps, local_files, name=options.name, positions=positions or None
-                )
+                self._report_to_memory(checkpoint, send)
                 return
             folder, files = self._folder_and_files(checkpoint, options, stack)
             waits = options.mode is SYNC or not self._channel.has_uploader
-            ordinal = self._send_report(
-                body,
-                steps,
-                local_files,
-                folder=str(folder),
-                files=files,
-                in_place=options.mode is NO_UPLOAD,
-                waits=waits,
-                name=options.name,
-                validation=validation,
-                positions=positions or None,
-            )
+            is_in_place = options.mode is NO_UPLOAD
+            ordinal = send(folder=str(folder), files=files, in_place=is_in_place, waits=waits, validation=validation)
             if waits or options.mode is ASYNC:
                 self._uploading[ordinal] = checkpoint  # which may delete its files with itself
             if waits:
@@ -248,7 +237,7 @@ class Session:
                 self._reports, self._checkpoints = before + 1, self._checkpoints + has_checkpoint
                 with contextlib.suppress(Exception):  # of __str__, of a signal handler, or the coordinator is gone
                     ordinal = self._checkpoints if has_checkpoint else None
-                    self._send(
+                    self.send(
                         wire.Reported, index=self._reports, ordinal=ordinal, failed=f"{type(error).__name__}: {error}"
                     )
             raise
@@ -351,15 +340,8 @@ class Session:
             options = replace(options, mode=SYNC)
         return checkpoint, options
 
-    def _report_to_memory(
-        self,
-        checkpoint: Checkpoint,
-        body: bytes,
-        steps: list[float] | None,
-        local_files: LocalFiles | None,
-        **fields: Any,
-    ) -> None:
-        """Write a checkpoint into the memory of this host, and report it."""
+    def _report_to_memory(self, checkpoint: Checkpoint, send: Callable[..., int]) -> None:
+        """Write a checkpoint into the memory of this host, and report it with ``send``, which returns its ordinal."""
         assert self._memory is not None
         self._await(lambda: self._in_memory is None)
         failed = None
@@ -370,16 +352,8 @@ class Session:
                 raise
             part, failed = Part(Path(), [], None), str(error)
         is_written = part.copy_from_gpu is None and failed is None
-        ordinal = self._in_memory = self._send_report(
-            body,
-            steps,
-            local_files,
-            folder=str(part.folder),
-            files=part.files,
-            in_memory=True,
-            is_written=is_written,
-            waits=False,
-            **fields,
+        ordinal = self._in_memory = send(
+            folder=str(part.folder), files=part.files, in_memory=True, is_written=is_written, waits=False
         )
         if failed is not None:
             self._send_written(ordinal, failed)
@@ -392,7 +366,7 @@ class Session:
             self._memory.drop()
 
     def _send_written(self, ordinal: int, failed: str | None) -> None:
-        self._send(wire.PartWritten, ordinal=ordinal, failed=failed)
+        self.send(wire.PartWritten, ordinal=ordinal, failed=failed)
 
     def _raise_storing_error(self) -> None:
         if self._storing_errors:
@@ -499,7 +473,7 @@ class Session:
         return copied, hash_files(folder, [path for path in files if path not in ordered])
 
     def _send_copied(self, ordinal: int, copied: Files, skipped: Files, failed: str | None = None) -> None:
-        self._send(wire.FilesCopied, ordinal=ordinal, files=copied, skipped=skipped, failed=failed)
+        self.send(wire.FilesCopied, ordinal=ordinal, files=copied, skipped=skipped, failed=failed)
 
     # -- deleting local files -------------------------------------------------------------------------------------
 
@@ -521,7 +495,7 @@ class Session:
         while self._local_files and time.monotonic() < deadline:
             if self.released and deadline == math.inf:
                 deadline = time.monotonic() + _COMMIT_WAIT_S
-            self._listen(wait=True, until=None if deadline == math.inf else deadline)
+            self._listen(wait=True, until=deadline)
         self._delete_committed()
 
     def wait_for_release(self) -> None:
@@ -557,13 +531,13 @@ class Session:
 
     def all_checkpoints(self, mode: CheckpointConsistencyMode, timeout_s: float | None) -> list[ReportedCheckpoint]:
         """Do what :func:`distrain.get_all_reported_checkpoints` does."""
-        deadline = None if timeout_s is None or timeout_s == math.inf else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         validated = mode is CheckpointConsistencyMode.VALIDATED
         with self._alone("get_all_reported_checkpoints()"):
             self._request_list(validated=validated)
             while self._list is None or self._list.index != self._list_requests:
-                if deadline is not None and time.monotonic() >= deadline:
-                    deadline = None
+                if time.monotonic() >= deadline:
+                    deadline = math.inf
                     self._request_list(validated=validated, at_once=True)
                 self._listen(wait=True, until=deadline)
             known = json.loads(self._list.body)
@@ -573,10 +547,9 @@ class Session:
             for c in known
         ]
 
-    def _request_list(self, *, validated: bool = False, at_once: bool = False, synced: bool = False) -> None:
+    def _request_list(self, **options: bool) -> None:
         self._list_requests += 1
-        options = {"validated": validated, "at_once": at_once, "synced": synced}
-        self._send(wire.AskCheckpointList, index=self._list_requests, **options)
+        self.send(wire.AskCheckpointList, index=self._list_requests, **options)
 
     def should_stop(self) -> bool:
         """Do what :func:`distrain.should_stop` does."""
@@ -584,7 +557,7 @@ class Session:
             self._listen()
             self._stop_calls += 1
             if self._stop_calls == 1:
-                self._send(wire.StopVote)
+                self.send(wire.StopVote)
             if self._stop_at is None and self._stop_calls >= self._vote_at:
                 self._agree()
             self.stopped = self.stopped or (self._stop_at is not None and self._stop_calls >= self._stop_at)
@@ -595,7 +568,7 @@ class Session:
 
         See :mod:`distrain.decisions.stop_consensus`.
         """
-        self._send(wire.StopVote, call=self._stop_calls)
+        self.send(wire.StopVote, call=self._stop_calls)
         self._await(lambda: self._stop_at is not None or self._vote_at > self._stop_calls)
 
     @contextlib.contextmanager
@@ -626,7 +599,7 @@ class Session:
         """
         with self._alone(operation):
             self.collectives += 1
-            self._send(
+            self.send(
                 wire.CollectiveEntered,
                 index=self.collectives,
                 operation=operation,
@@ -671,7 +644,7 @@ class Session:
             raise CheckpointError(f"{path} is not on this host: call as_directory() in the worker, not in its child")
         try:
             with self._lock:
-                self._send(wire.FetchCheckpoint, path=path)
+                self.send(wire.FetchCheckpoint, path=path)
                 self._await(lambda: path in self._fetched)
                 answer = self._fetched.pop(path)
         finally:
@@ -691,7 +664,7 @@ class Session:
             self._await(lambda: self._debugger_input)
             return self._debugger_input.popleft()
 
-    def _send(self, message: Callable[..., wire.FromWorker], **fields: Any) -> None:
+    def send(self, message: Callable[..., wire.FromWorker], **fields: Any) -> None:
         """Send a message of this rank in this attempt."""
         self._channel.send(message(attempt=self.context.attempt, rank=self.context.world_rank, **fields))
 
@@ -700,12 +673,12 @@ class Session:
         while not is_due():
             self._listen(wait=True)
 
-    def _listen(self, *, wait: bool = False, until: float | None = None) -> None:
+    def _listen(self, *, wait: bool = False, until: float = math.inf) -> None:
         """Handle the messages that have arrived.
 
         wait: for at least one message, but not longer than ``until`` (time.monotonic).
         """
-        left_s = None if until is None else max(0.0, until - time.monotonic())
+        left_s = None if until == math.inf else max(0.0, until - time.monotonic())
         with self._lock:
             self.handle(self._channel.wait(left_s) if wait else self._channel.receive())
         if wait and self._channel.at_end:

@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from distrain.api.context import TrainContext
     from distrain.worker.job.job import Work
-    from distrain.worker.session import Session, WorkerChannel
+    from distrain.worker.session import Session
 
-_UNOBSERVED = contextlib.nullcontext()
 _LONGEST_SUMMARY = 300
 """Longest first line of an exception, in characters."""
 _LONGEST_TRACEBACK = 32 << 10
@@ -62,17 +60,12 @@ class RankResult:
     error: BaseException | None = None
 
 
-def _ignore(error: BaseException | None) -> None:
-    pass
-
-
 def run_rank(
     load: Callable[[], Work],
     session: Session,
-    channel: WorkerChannel,
     *,
-    observed: AbstractContextManager[None] = _UNOBSERVED,
-    ended: Callable[[BaseException | None], None] = _ignore,
+    observed: AbstractContextManager[None],
+    ended: Callable[[BaseException | None], None],
 ) -> RankResult:
     """Load the work, set up its framework, run it, and make the outcome. Raises nothing.
 
@@ -83,7 +76,7 @@ def run_rank(
     value, error = None, None
     try:
         try:
-            value = steps.take(load, session, channel, observed)
+            value = steps.take(load, session, observed)
         except BaseException as raised:
             error = raised
         ended(error)
@@ -99,10 +92,14 @@ def run_rank(
     if error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0 and steps.stage == "run"):
         if error is not None and not session.runs_script:
             print(f"distrain: {_one_line(error)} has ended train_func on this rank", file=sys.stderr)
-        return RankResult(outcome=_success(session, stage=steps.stage, body=body), work=steps.work)
+        attempt, rank = session.context.attempt, session.context.world_rank
+        outcome = wire.Outcome(
+            attempt=attempt, rank=rank, ok=True, stage=steps.stage, body=body, stopped=session.stopped
+        )
+        return RankResult(outcome=outcome, work=steps.work)
     if isinstance(error, SystemExit) and isinstance(error.code, str):
         print(error.code, file=sys.stderr)  # as the interpreter does
-    return RankResult(outcome=_failure(session.context, steps, error, channel), work=steps.work, error=error)
+    return RankResult(outcome=_failure(session, steps, error), work=steps.work, error=error)
 
 
 @dataclass(slots=True)
@@ -112,13 +109,7 @@ class _Steps:
     stage: str = "import"
     work: Work | None = None
 
-    def take(
-        self,
-        load: Callable[[], Work],
-        session: Session,
-        channel: WorkerChannel,
-        observed: AbstractContextManager[None],
-    ) -> Any:
+    def take(self, load: Callable[[], Work], session: Session, observed: AbstractContextManager[None]) -> Any:
         """Return what the user's code returns."""
         pid, context = os.getpid(), session.context
         try:
@@ -130,7 +121,7 @@ class _Steps:
                 self.stage = "setup"
                 work.backend.setup(context)
             self.stage = "run"
-            channel.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
+            session.send(wire.Running)
             with observed:
                 if work.before is not None:
                     work.before()
@@ -212,26 +203,15 @@ def _pickled_value(value: object) -> bytes:
         return pickled(None)
 
 
-def _success(session: Session, *, stage: str, body: bytes) -> wire.Outcome:
+def _failure(session: Session, steps: _Steps, error: BaseException) -> wire.Outcome:
+    text = _traceback_text(error)
+    advice = _gpu_memory(session, error) or _explanation(steps.work, error, text)
+    rollback = None
+    if isinstance(error, Rollback):
+        rollback = {"why": _one_line(error).partition(": ")[2], "skip_to": error.skip_to}
     return wire.Outcome(
         attempt=session.context.attempt,
         rank=session.context.world_rank,
-        ok=True,
-        stage=stage,
-        error=None,
-        traceback="",
-        exit_code=0,
-        body=body,
-        stopped=session.stopped,
-    )
-
-
-def _failure(context: TrainContext, steps: _Steps, error: BaseException, channel: WorkerChannel) -> wire.Outcome:
-    text = _traceback_text(error)
-    advice = _gpu_memory(context, error, channel) or _explanation(steps.work, error, text)
-    return wire.Outcome(
-        attempt=context.attempt,
-        rank=context.world_rank,
         ok=False,
         stage=steps.stage,
         error=_with_users_paths(_one_line(error)),
@@ -240,22 +220,18 @@ def _failure(context: TrainContext, steps: _Steps, error: BaseException, channel
         body=_pickled_exception(error),
         blames_peer=any(map(_blames_peer, _chain(error))),
         exits=isinstance(error, (SystemExit, KeyboardInterrupt)),
-        rollback=_rollback(error) if isinstance(error, Rollback) else None,
+        rollback=rollback,
     )
 
 
-def _rollback(error: Rollback) -> dict[str, Any]:
-    return {"why": _one_line(error).partition(": ")[2], "skip_to": error.skip_to}
-
-
-def keep_evidence(context: TrainContext, channel: WorkerChannel, what: str, body: bytes) -> str:
+def keep_evidence(session: Session, what: str, body: bytes) -> str:
     """Send a piece of evidence for the run directory, and return the path that it gets."""
-    attempt, rank = context.attempt, context.world_rank
-    channel.send(wire.Dump(attempt=attempt, rank=rank, what=what, body=body))
-    return f"{context.get_storage().experiment_fs_path}/{evidence_file(attempt, what, rank)}"
+    session.send(wire.Dump, what=what, body=body)
+    context = session.context
+    return f"{context.get_storage().experiment_fs_path}/{evidence_file(context.attempt, what, context.world_rank)}"
 
 
-def _gpu_memory(context: TrainContext, error: BaseException, channel: WorkerChannel) -> str | None:
+def _gpu_memory(session: Session, error: BaseException) -> str | None:
     """Keep torch's snapshot of a GPU's memory that was too small, and return where it is.
 
     It lists segments and blocks. The stacks that allocated them, and what happened before, are in it if the script has
@@ -272,7 +248,7 @@ def _gpu_memory(context: TrainContext, error: BaseException, channel: WorkerChan
         if len(body) > _LARGEST_SNAPSHOT:
             body = pickle.dumps({**snapshot, "device_traces": [[] for _ in snapshot["device_traces"]]})
         if len(body) <= _LARGEST_SNAPSHOT:
-            file = keep_evidence(context, channel, "memory", body)
+            file = keep_evidence(session, "memory", body)
             return f"what fills the GPU is in {file}: drop it onto https://pytorch.org/memory_viz"
     return None
 

@@ -6,10 +6,8 @@ rank spends its time, and at once that it stands still.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import random
-import signal
 import sys
 import threading
 import time
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.errors import DistrainError
+from distrain.system.background import start_hidden_thread
 from distrain.worker import flight_recorder
 from distrain.worker.places import is_waiting, nap, no_collection, place_of
 from distrain.worker.standstill import Standstill
@@ -27,8 +26,7 @@ from distrain.worker.user_code import is_of_communication
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from distrain.api.context import TrainContext
-    from distrain.worker.session import WorkerChannel
+    from distrain.worker.session import Session
 
 _SAMPLE_S = 0.1
 """The mean time between two samples. It varies, as steps of that length would always be seen at the same point."""
@@ -42,20 +40,19 @@ class VitalsSampler:
     every_s: seconds between two :class:`~distrain.wire.Vitals`.
     """
 
-    def __init__(self, channel: WorkerChannel, context: TrainContext, every_s: float) -> None:
-        self._channel = channel
-        self._of = {"attempt": context.attempt, "rank": context.world_rank}
+    def __init__(self, session: Session, every_s: float) -> None:
+        self._session = session
         self._every_s = every_s
         self.poll: Callable[[], None] = lambda: None
         """Called before each sample, in the thread."""
         self._over = threading.Event()
         self._main = threading.get_ident()
         self._standstill = Standstill(threading.get_native_id())
-        self._has_peers = context.get_world_size() > 1
+        self._has_peers = session.context.get_world_size() > 1
         """False if nobody can wait for this rank, so that its standstills are no news."""
 
     def __enter__(self) -> None:
-        _thread.start_new_thread(self._run, ())  # unlike a threading.Thread, train_func does not count it as its own
+        start_hidden_thread(self._sample)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._over.set()
@@ -63,12 +60,8 @@ class VitalsSampler:
             with contextlib.suppress(OSError, DistrainError):
                 self.dump_recorder(has_failed=True)
 
-    def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
-        with contextlib.suppress(OSError, DistrainError):  # the agent is gone, or rank 0
-            self._sample()
-
     def _sample(self) -> None:
+        """Take samples until the end of the context, or until the agent, or rank 0, is gone."""
         seen = began = time.monotonic()
         waiting_s = 0.0
         told = ("", "")
@@ -92,7 +85,7 @@ class VitalsSampler:
             stand = self._standstill
             if self._has_peers and told != (told := (stand.state, stand.place)):
                 seconds = round(now - stand.since, 3)
-                self._channel.send(wire.Standstill(**self._of, state=stand.state, place=stand.place, seconds=seconds))
+                self._session.send(wire.Standstill, state=stand.state, place=stand.place, seconds=seconds)
             if now >= began + self._every_s:
                 self._send(waiting_s, places)
                 began, waiting_s = now, 0.0
@@ -100,17 +93,15 @@ class VitalsSampler:
 
     def _send(self, waiting_s: float, places: dict[str, float]) -> None:
         place, place_s = max(places.items(), key=itemgetter(1), default=("", 0.0))
-        self._channel.send(
-            wire.Vitals(
-                **self._of,
-                own_s=round(sum(places.values()), 3),
-                waiting_s=round(waiting_s, 3),
-                place=place,
-                place_s=round(place_s, 3),
-            )
+        self._session.send(
+            wire.Vitals,
+            own_s=round(sum(places.values()), 3),
+            waiting_s=round(waiting_s, 3),
+            place=place,
+            place_s=round(place_s, 3),
         )
 
     def dump_recorder(self, *, has_failed: bool = False) -> None:
         """Send what torch's flight recorder has."""
         if body := flight_recorder.dump(has_failed=has_failed):
-            self._channel.send(wire.Dump(**self._of, what="flight_recorder", body=body))
+            self._session.send(wire.Dump, what="flight_recorder", body=body)

@@ -78,18 +78,18 @@ def fit():
 """
 
 SLOW_DISK = """
-sync = storage.sync_directory
-storage.sync_directory = lambda path: (time.sleep(0.02), sync(path))
+sync = storage.flush
+storage.flush = lambda path: (time.sleep(0.02), sync(path))
 """
 
 BROKEN = {
     "no manifest": """
-write = storage.write_and_sync
-storage.write_and_sync = lambda path, data: None if path.name == ".manifest.json" else write(path, data)
+write = storage.write_file
+storage.write_file = lambda path, data: None if path.name == ".manifest.json" else write(path, data)
 """,
     "renamed before the manifest is written": """
-write, commit, kept = storage.write_and_sync, storage.LocalStore._rename, []
-storage.write_and_sync = lambda path, data: (
+write, commit, kept = storage.write_file, storage.LocalStore._rename, []
+storage.write_file = lambda path, data: (
     kept.append(data) if path.name == ".manifest.json" else write(path, data)
 )
 def broken_commit(self, *arguments, **options):

@@ -16,7 +16,7 @@ import pytest
 
 import distrain
 from distrain import Result, WorkerGroupError
-from distrain.cli import profiling
+from distrain.cli import following
 from distrain.storage.runs.listing import NoSuchRun
 from tests.conftest import wait_until
 from tests.process.conftest import wait_for_reports
@@ -116,12 +116,12 @@ def test_a_rank_that_keeps_the_gil_is_shown_and_the_end_of_the_run_is_told(
         distrain.report({})
         re.match(r"(a+)+$", "a" * 40 + "b")
 
-    monkeypatch.setattr(profiling, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(following, "_PATIENCE_S", 0.5)
     run = fit.storage / "run"
     training = thread(fit, hang, {"pid": str(tmp_path / "pid")}, name="run", workers=1)
     wait_for_reports(run)
     with pytest.raises(NoSuchRun, match="native code in it keeps Python from running") as raised:
-        profiling.run_profile(profiling.profile_parser().parse_args([str(run), "--seconds", "1"]))
+        following.run_profile(following.profile_parser().parse_args([str(run), "--seconds", "1"]))
     assert re.search(r"rank 0 in match at test_profiles\.py:\d+", str(raised.value))
     command = begin(run, "--seconds", "60")
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

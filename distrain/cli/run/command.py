@@ -62,7 +62,8 @@ def _launch(parser: argparse.ArgumentParser, options: argparse.Namespace, user_p
     try:
         hosts = _hosts(options)
         work = work_of(options, user_path, is_needed=not options.check)
-        scaling = _scaling_config(options, hosts)
+        checks = "deep" if options.deep else "launch"
+        scaling = config_from(ScalingConfig, options, num_workers=_num_workers(options, hosts), checks=checks)
         run = _run_config(options, hosts, scaling)
     except (ValueError, TypeError, OSError, ResourcesError) as error:
         parser.error(in_users_words(str(error)))
@@ -92,11 +93,6 @@ def _hosts(options: argparse.Namespace) -> tuple[HostSpec, ...]:
         raise ValueError("--nproc-per-node: with several hosts, their slots say how many each gets; or --num-workers")
     split_ssh_args(options.ssh_args or "", "--ssh-args")
     return hosts
-
-
-def _scaling_config(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> ScalingConfig:
-    checks = "deep" if options.deep else "launch"
-    return config_from(ScalingConfig, options, num_workers=_num_workers(options, hosts), checks=checks)
 
 
 def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int | tuple[int, int]:

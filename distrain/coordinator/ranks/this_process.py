@@ -225,7 +225,7 @@ class OwnRank:
         while (spec := self.channel.await_spec()) is not None:
             with self._around(spec):
                 session = Session.of(self.channel, spec)
-                session.on_profile = partial(begin_profile, session.context, self.channel)
+                session.on_profile = partial(begin_profile, session)
                 self.channel.use_storage(session.context.get_storage().run)
                 self._be_rank(session, spec.vitals_s)
 
@@ -242,11 +242,11 @@ class OwnRank:
             return work
 
         is_alone = session.context.get_world_size() == 1
-        sampler = contextlib.nullcontext() if is_alone else VitalsSampler(self.channel, session.context, vitals_s)
+        sampler = contextlib.nullcontext() if is_alone else VitalsSampler(session, vitals_s)
         with current_session(session):
             self.signals.begin_training()
             self.executed = executed = run_rank(
-                load, session, self.channel, observed=sampler, ended=lambda error: self.signals.end_training()
+                load, session, observed=sampler, ended=lambda error: self.signals.end_training()
             )
             self.error = executed.error
             self.signals.note_stop(executed.error)

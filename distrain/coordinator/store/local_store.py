@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from distrain.coordinator.store.run_store import Publication, RunStore
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
-from distrain.storage.files import sync_directories, sync_directory, write_and_sync, write_atomically
+from distrain.storage.files import sync_directories, write_atomically, write_file
+from distrain.storage.flushing import flush
 from distrain.storage.lone_store import take_over
 from distrain.storage.names import numbered
 from distrain.storage.paths import DAMAGED
@@ -126,10 +127,10 @@ class LocalStore(RunStore):
         final = self._free_path(name)
         if final.name != name:
             self._warn_from_background(f"{self.paths.root / name} exists, so this checkpoint is called {final.name}")
-        write_and_sync(staged / MANIFEST_FILE, self._manifest_text(staged, final, new))
+        write_file(staged / MANIFEST_FILE, self._manifest_text(staged, final, new))
         sync_directories(staged, files)
         staged.rename(final)
-        sync_directory(self.paths.root)
+        flush(self.paths.root)
         return final
 
     def _commit_in_place(self, folder: Path, new: Publication) -> Path:
@@ -137,13 +138,13 @@ class LocalStore(RunStore):
         self.directory.check_same()
         sync_directories(folder, list(new.manifest["files"]))
         write_atomically(folder / MANIFEST_FILE, self._manifest_text(folder, folder, new))
-        sync_directory(folder)
-        sync_directory(self.paths.root)
+        flush(folder)
+        flush(self.paths.root)
         return folder
 
     def _manifest_text(self, folder: Path, final: Path, new: Publication) -> bytes:
         """Return the manifest of the checkpoint in ``folder``, after adding the run's metadata and the positions."""
-        write = partial(write_and_sync, folder / METADATA_FILE)
+        write = partial(write_file, folder / METADATA_FILE)
         text, problem = complete_manifest(folder, final.name, new.manifest, self.metadata, new.positions, write)
         if problem is not None:
             self._warn_from_background(f"{METADATA_FILE} of {final} {problem}")

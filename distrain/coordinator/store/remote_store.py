@@ -22,7 +22,7 @@ from distrain.coordinator.store.local_store import LocalStore
 from distrain.coordinator.store.run_store import Publication, RunStore
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
-from distrain.storage.names import numbered
+from distrain.storage.names import TRACKERS, numbered
 from distrain.storage.paths import DAMAGED_FILE, choose_run, is_copy, number_of, read_manifest
 from distrain.storage.records import CommittedCheckpoint, committed_at, remote_damage
 from distrain.storage.run_lock import Heartbeats, RemoteLock
@@ -96,9 +96,8 @@ class RemoteStore(RunStore):
         for path in self.paths.root.iterdir():
             if path != self.paths.lock:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        trackers = self.paths.trackers.name
-        names = (self.location / trackers).names() if trackers in self.location.names() else []
-        states = [f"{trackers}/{name}" for name in names if name.endswith(".json")]
+        names = (self.location / TRACKERS).names() if TRACKERS in self.location.names() else []
+        states = [f"{TRACKERS}/{name}" for name in names if name.endswith(".json")]
         growing = (self.paths.metrics, self.paths.events)
         for name in (self.paths.manifest.name, *(path.name for path in growing), *states):
             with contextlib.suppress(FileNotFoundError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,7 +62,7 @@ def test_each_rank_has_all_its_lines_in_order(printed: list[tuple[int, bytes, fl
         for line in folding.take(now) if number in takes else ():
             for its in line.ranks:
                 shown[its].append(line.text)
-    for line in folding.take_all():
+    for line in folding.take(math.inf):
         for its in line.ranks:
             shown[its].append(line.text)
     assert shown == {rank: [text for who, text, _ in printed if who == rank] for rank in range(4)}

@@ -87,7 +87,7 @@ def test_whatever_the_restarts_every_step_comes_once_and_in_order(
 ) -> None:
     """Each attempt starts at some step that the run has reached, and makes some reports."""
     Recorder.service.clear()
-    (run.paths.trackers / "recorder.json").unlink(missing_ok=True)
+    (run.paths.root / "trackers" / "recorder.json").unlink(missing_ok=True)
     reached, log = 0, start(run)
     for back, count in attempts:
         first = max(0, reached - back)

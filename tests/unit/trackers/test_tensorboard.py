@@ -49,7 +49,7 @@ def test_the_config_is_in_the_hparams(run: RunDirectory) -> None:
     from tensorboard.plugins.hparams import metadata
 
     start(run).finish("finished")
-    found = EventAccumulator(str(run.paths.tensorboard))
+    found = EventAccumulator(str(run.paths.root / "tensorboard"))
     found.Reload()
     [content] = found.PluginTagToContent("hparams").values()
     hparams = metadata.parse_session_start_info_plugin_data(content).hparams
@@ -61,4 +61,4 @@ def test_each_start_writes_a_file_of_the_same_run_of_tensorboard(run: RunDirecto
     for index in (1, 2, 3):
         run.report(index, loss=float(index))
         start(run).finish("failed")
-    assert scalars(run.paths.tensorboard)["loss"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert scalars(run.paths.root / "tensorboard")["loss"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
