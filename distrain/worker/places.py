@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from distrain.system.stacks import WRAPPERS
+from distrain.system.stacks import PRIVATE, WRAPPERS
 from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _call(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
         if is_users(outer):
             return outer, called
         if not WRAPPERS.match(outer.f_code.co_name):
-            called = outer
+            called = None if PRIVATE.match(outer.f_code.co_name) else outer
     return None, called
 
 
