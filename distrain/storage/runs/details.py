@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import StorageError
 from distrain.storage import names
 from distrain.storage.checkpoint import MANIFEST_FILE
-from distrain.storage.lines import read_events, read_metrics
+from distrain.storage.lines import read_events, read_file, read_metrics
 from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.records import CommittedCheckpoint, committed_at
 from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run
@@ -59,7 +59,7 @@ def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint],
             continue
         folder = run / name
         try:
-            manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
+            manifest = json.loads(read_file(folder / MANIFEST_FILE))
             if not is_copy(name, manifest):
                 found.append(committed_at(folder, manifest))
         except (FileNotFoundError, NotADirectoryError):
@@ -93,7 +93,7 @@ def reports_of(run: Run, rank: int | None = 0) -> Iterator[dict[str, Any]]:
 def error_of(run: Path | RemotePath) -> dict[str, Any]:
     """Return the contents of error.json: why fit() has raised an error. ``{}`` if there is none."""
     try:
-        error = json.loads((run / names.ERROR_TEXT).read_bytes())
+        error = json.loads(read_file(run / names.ERROR_TEXT))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as damage:
