@@ -151,6 +151,8 @@ def test_config_says_where_each_value_is_from_and_shows_no_secret(
         ("set = {lr = 1}", "distrain.toml: set: config files have no option set"),
         ("hosts = 'a:1'\nhostfile = 'b'", "drop one of the two (distrain.toml: hosts, distrain.toml: hostfile)"),
         ("hosts =", "distrain.toml: Invalid value"),
+        ("on = 5", "distrain.toml: on: must be tables of options, each under [on.NAME], got 5"),
+        ("on.lab = 'x'", "distrain.toml: on: must be tables of options, each under [on.NAME], got {'lab': 'x'}"),
     ],
 )
 def test_an_error_names_the_file_and_the_key(
