@@ -188,3 +188,8 @@ def test_a_script_that_calls_fit_takes_what_it_can_from_the_file(project: Path) 
     command = [sys.executable, "-m", "distrain", "run", "--as-ray", "ray_train.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout == "alpha:4,beta:4 3 None\n", done.stderr
+    places = [
+        f"../pyproject.toml: tool.distrain.{name}"
+        for name in ("storage-path", "ship", "hang-report", "hang-timeout", "use-gpu")
+    ]
+    assert done.stderr == f"distrain: {', '.join(places)}: no effect, because the script calls fit() itself\n"
