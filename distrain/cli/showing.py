@@ -15,7 +15,7 @@ from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, val
 from distrain.page.reports import read_reports
 from distrain.storage import names
 from distrain.storage.lines import read_events
-from distrain.storage.runs.details import checkpoints_of, error_of, newest_in_memory, verdict
+from distrain.storage.runs.details import checkpoints_of, command_of, error_of, newest_in_memory, verdict
 from distrain.storage.runs.listing import FAILED, Run
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
 from distrain.system.text import count, duration, flatten, name_ranks, printable, size
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 
     from distrain.storage.records import CommittedCheckpoint
 
-_PROGRAMS = {
-    "/distrain/launch.py": ("python", "-m", "distrain.launch"),
-    "/distrain/__main__.py": ("distrain",),
-    "/bin/distrain": ("distrain",),
-}
-"""By the end of ``sys.argv[0]``, what the user has typed."""
 _EVENTS = {"slow": "slow rank", "memory_damage": "damaged part", "memory_checkpoint_lost": "lost checkpoint"}
 """What users call the events whose names in events.jsonl are not words to count."""
 _NO_NEWS = ("checkpoint", "stored", "trouble_over")
@@ -137,18 +131,6 @@ def _facts(shown: Details) -> Iterable[tuple[str, str]]:
         yield "logs", shown.logs
     news = ((kind, number) for kind, number in shown.events.items() if kind not in _NO_NEWS)
     yield "events", ", ".join(count(number, _EVENTS.get(kind, kind)) for kind, number in news)
-
-
-def command_of(run: Run) -> str:
-    """Return the command line of a run, as it can be typed."""
-    argv = run.manifest.get("argv")
-    if not isinstance(argv, list) or not argv:
-        return ""
-    program = str(argv[0])
-    for end, typed in _PROGRAMS.items():
-        if program.endswith(end):
-            return shlex.join([*typed, *map(str, argv[1:])])
-    return shlex.join(["python", *map(str, argv)] if program.endswith(".py") else map(str, argv))
 
 
 def _clock(moment: float) -> str:

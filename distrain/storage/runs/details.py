@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,12 @@ _MOST_READS = 10
 """How often to list the checkpoints of a run that deletes some meanwhile."""
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in ', re.MULTILINE)
 _LONGEST_REASON = 240
+_PROGRAMS = {
+    "/distrain/launch.py": ("python", "-m", "distrain.launch"),
+    "/distrain/__main__.py": ("distrain",),
+    "/bin/distrain": ("distrain",),
+}
+"""By the end of ``sys.argv[0]``, what the user has typed."""
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------
@@ -85,6 +92,21 @@ def reports_of(run: Run, rank: int | None = 0) -> Iterator[dict[str, Any]]:
     """Yield the reports of one rank or (None) of all, each with its ``step`` over the whole run. Raise OSError."""
     for record in read_metrics(run.location / names.METRICS, rank=rank):
         yield {**record, "step": run.step_of(record)}
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def command_of(run: Run) -> str:
+    """Return the command line of a run, as it can be typed."""
+    argv = run.manifest.get("argv")
+    if not isinstance(argv, list) or not argv:
+        return ""
+    program = str(argv[0])
+    for end, typed in _PROGRAMS.items():
+        if program.endswith(end):
+            return shlex.join([*typed, *map(str, argv[1:])])
+    return shlex.join(["python", *map(str, argv)] if program.endswith(".py") else map(str, argv))
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.cli.showing import command_of, run_in_words
+from distrain.cli.showing import run_in_words
+from distrain.storage.runs.details import command_of
 from distrain.storage.runs.listing import find_run
 from tests.unit.storage.made import make_run
 
