@@ -50,9 +50,9 @@ FOR_USERS = {
 """Names at the top level that users import, or start: they are no rooms."""
 NAMED_ABOVE = {
     "api.tracker": {"trackers"},
-    "cli.showing": {"launch"},
     "coordinator.observers": {"console.choice", "page.at_end", "trackers.observer"},
     "data.frameworks": {"torch.batches", "tensorflow.data"},
+    "storage.runs.details": {"launch"},
     "system.process": {
         "agent.forkserver", "agent.main", "cli.debugging", "transfer.mover",
         "torch.measurer", "transfer.stream_server", "transfer.uploader", "worker.main", "worker.validator",

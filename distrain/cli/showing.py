@@ -15,7 +15,7 @@ from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, val
 from distrain.page.reports import read_reports
 from distrain.storage import names
 from distrain.storage.lines import read_events
-from distrain.storage.runs.details import checkpoints_of, error_of, newest_in_memory, verdict
+from distrain.storage.runs.details import checkpoints_of, command_of, error_of, newest_in_memory, verdict
 from distrain.storage.runs.listing import FAILED, Run
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
 from distrain.system.text import count, duration, flatten, name_ranks, printable, size
@@ -30,6 +30,9 @@ _PROGRAMS = {
     "/bin/distrain": ("distrain",),
 }
 """By the end of ``sys.argv[0]``, what the user has typed."""
+_EVENTS = {"slow": "slow rank", "memory_damage": "damaged part", "memory_checkpoint_lost": "lost checkpoint"}
+"""What users call the events whose names in events.jsonl are not words to count."""
+_NO_NEWS = ("checkpoint", "stored", "trouble_over")
 _INDENT = 13
 _MOST_ATTEMPTS, _MOST_CHANGES, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_ERROR_LINES = 8, 8, 12, 5, 25
 
@@ -51,7 +54,10 @@ class Details:
         self.versions = {**own, **(_dict(facts.get("versions")) or {})}
         self.settings, self.hydra = _dict(facts.get("train_loop_config")), _dict(facts.get("hydra"))
         self.logs = str(log_folder(run) / f"attempt_{attempts[-1]}") if attempts else None
-        self.events = Counter(str(event["event"]) for event in events)
+        found = {
+            (str(one["event"]).removesuffix("_began"), str(one.get("since", n))): n for n, one in enumerate(events)
+        }
+        self.events = Counter(kind for kind, _ in found)  # the two events of a hang have the same ``since``
         self.attempts = run.attempts
         self.changes = run.manifest.get("changes", [])
         self.extremes = {
@@ -127,19 +133,8 @@ def _facts(shown: Details) -> Iterable[tuple[str, str]]:
     yield "hosts", "; ".join(f"{host}: {name_ranks(ranks)}" for host, ranks in run.hosts.items())
     if shown.logs is not None:
         yield "logs", shown.logs
-    yield "events", ", ".join(f"{number} {kind}" for kind, number in shown.events.items() if kind != "checkpoint")
-
-
-def command_of(run: Run) -> str:
-    """Return the command line of a run, as it can be typed."""
-    argv = run.manifest.get("argv")
-    if not isinstance(argv, list) or not argv:
-        return ""
-    program = str(argv[0])
-    for end, typed in _PROGRAMS.items():
-        if program.endswith(end):
-            return shlex.join([*typed, *map(str, argv[1:])])
-    return shlex.join(["python", *map(str, argv)] if program.endswith(".py") else map(str, argv))
+    news = ((kind, number) for kind, number in shown.events.items() if kind not in _NO_NEWS)
+    yield "events", ", ".join(count(number, _EVENTS.get(kind, kind)) for kind, number in news)
 
 
 def _clock(moment: float) -> str:

@@ -73,16 +73,15 @@ def _title(status: RunStatus, now: float) -> Text:
 
 def _progress(status: RunStatus, now: float, width: int) -> Text | None:
     """Return how far the run is. The bar shrinks if the line is too wide."""
-    reports = status.ranks[0].reports if status.ranks else 0
-    if not reports:
+    if not status.reports:
         return None
-    done, total = status.progress or (reports, 0.0)
+    done, total = status.progress or (status.reports, 0.0)
     share = done / total if total else 1.0
     late_s = status.late_s(now)
     speed = status.rate() if late_s is None and status.shown_phase == "running" else None
     left = status.left_s() if speed else None
     text = _joined(
-        f"{amount(done)}/{amount(total)}" if status.progress else count(reports, "report"),
+        f"{amount(done)}/{amount(total)}" if status.progress else count(status.reports, "report"),
         f"{share:.0%}" if status.progress else None,
         rate(speed) if speed else None,
         f"{duration(left)} left" if left else None,
@@ -185,6 +184,6 @@ def _advice(status: RunStatus, interrupt: str | None) -> Text | None:
     effect = "stops the run"
     if status.saves_on_stop:
         effect = f"the workers have {status.grace_s:g} s to save a checkpoint, then the run ends"
-    elif status.ranks and status.ranks[0].reports:
+    elif status.reports:
         effect = "stops the run; no checkpoint is saved because train_func has not called should_stop()"
     return Text(f"{interrupt}: {effect}", style="dim")

@@ -148,7 +148,7 @@ def status_line(status: RunStatus) -> str:
     """Return the progress and the metrics of rank 0 in one line."""
     speed, left = status.rate(), status.left_s()
     if status.progress is None:
-        parts = [f"report {status.ranks[0].reports}"]
+        parts = [f"report {status.reports}"]
     else:
         done, total = status.progress
         parts = [f"{number(done)}/{number(total)} ({done / total if total else 1:.0%})"]

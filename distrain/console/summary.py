@@ -29,10 +29,9 @@ def _details(ended: Ended, status: RunStatus, retention: Retention | None) -> It
     yield f"started:     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(time.time() - ended.seconds))}"
     if status.restarts:
         yield f"restarts:    {status.restarts}, which cost {duration(status.lost_s)}"
-    if status.ranks and (reports := status.ranks[0].reports):
+    if reports := status.reports:
         speed = status.rate()
-        where = " in the last attempt" if status.restarts else ""
-        yield f"reports:     {reports:,} of rank 0{where}" + (f", {rate(speed)} at the end" if speed else "")
+        yield f"reports:     {reports:,} of rank 0" + (f", {rate(speed)} at the end" if speed else "")
     if status.metrics:
         shown = [f"{printable(name)}={number(value)}" for name, value in status.metrics.items()][:_MOST_METRICS]
         others = len(status.metrics) - len(shown)

@@ -82,6 +82,8 @@ class RunStatus:
     restarts: int = 0
     hang: HangBegan | None = None
     ranks: list[RankStatus] = field(default_factory=list)
+    reports: int = 0
+    """Those of rank 0 over the whole run, without those that a restart repeats; 0 before the first of an attempt."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Those of rank 0's last report, flat."""
     progress: Sequence[float] | None = None
@@ -90,6 +92,8 @@ class RunStatus:
     lost_s: float = 0.0
     """Time that failures have cost: from the checkpoint before each until the workers were at work again, and what
     their first report took longer than usual, such as for loading the checkpoint."""
+    _before: int = 0
+    """The reports of a rank before those of this attempt."""
     _lost_since: float | None = None
     _usual_s: float = math.inf
     _resumed_at: float | None = None
@@ -118,6 +122,7 @@ class RunStatus:
         """Note a fact."""
         match fact:
             case Reported():
+                self._before = fact.number - fact.index
                 self.reported(fact.rank, fact.index, fact.metrics, fact.progress, fact.now)
             case Printed():
                 self.ranks[fact.rank].seen = fact.now
@@ -142,7 +147,7 @@ class RunStatus:
             first = self.ranks[0]
             if first.begun is not None and first.reports:
                 self._usual_s = (first.reported - first.begun) / first.reports
-        self.ranks, self._begun = [RankStatus(host, now) for host in hosts], 0
+        self.ranks, self._begun, self.reports = [RankStatus(host, now) for host in hosts], 0, 0
         self.progress, self._pace, self._slow_places, self._troubles = None, Pace(len(hosts), now), {}, {}
         self._samples.clear()
 
@@ -175,7 +180,7 @@ class RunStatus:
             self.lost_s += max(now - self._resumed_at - self._usual_s, 0.0)
             self._resumed_at = None
         if rank == 0:
-            self.progress = progress or self.progress
+            self.progress, self.reports = progress or self.progress, self._before + index
             self.metrics = flatten(metrics) if any(type(value) is dict for value in metrics.values()) else metrics
             if not self._samples or now >= self._samples[-1][0] + _SAMPLE_S:
                 self._take_sample(now, index if progress is None else progress[0])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 import time
 import warnings
 from contextlib import suppress
@@ -23,6 +22,7 @@ from distrain.storage import names
 from distrain.storage.lines import read_events
 from distrain.storage.runs.details import (
     checkpoints_of,
+    command_of,
     error_of,
     evidence_of,
     failed_at,
@@ -96,7 +96,7 @@ def page_data(folder: Path | RemotePath) -> dict[str, Any]:
         "checkpoints": _checkpoints(run, saved, events),
         "time": _time_use(run, times, hangs),
         "logs": logs,
-        "settings": _settings(run.manifest),
+        "settings": _settings(run),
         "made": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "version": __version__,
     }
@@ -353,14 +353,13 @@ def _checkpoints(run: Run, kept: Sequence[CommittedCheckpoint], events: Sequence
     return _table(("checkpoint", "report", "after", "size", "took", "state", "metrics"), rows[::-1], (1, 2, 3, 4))
 
 
-_SHOWN_ELSEWHERE = ("attempts", "status", "name")
+_SHOWN_ELSEWHERE = ("attempts", "status", "name", "argv")
 
 
-def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, Table | None]]:
+def _settings(run: Run) -> list[tuple[str, Table | None]]:
     """Return the rest of run.json: the configs, the versions and the command, a table for each."""
-    fields = {name: value for name, value in manifest.items() if name not in _SHOWN_ELSEWHERE}
-    if isinstance(argv := fields.pop("argv", None), list):
-        fields["command"] = shlex.join(map(str, argv))
+    fields = {name: value for name, value in run.manifest.items() if name not in _SHOWN_ELSEWHERE}
+    fields["command"] = command_of(run) or None
     for name in ("started", "continued", "updated"):
         with suppress(KeyError, TypeError, ValueError, OverflowError, OSError):
             fields[name] = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(fields[name]))

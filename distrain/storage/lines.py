@@ -95,7 +95,7 @@ def _is_count(value: Any) -> bool:
 def _whole_lines(path: Path | RemotePath) -> Iterator[bytes]:
     """Yield the lines of a file, without a torn last one. A missing file has none."""
     try:
-        lines = io.BytesIO(path.read_bytes())
+        lines = io.BytesIO(read_file(path))
     except FileNotFoundError:
         return
     yield from (line for line in lines if line.endswith(b"\n"))
@@ -131,9 +131,16 @@ def last_lines(path: Path | RemotePath, most: int) -> bytes:
     return _read_with(path, lambda file: b"\n".join([*islice(lines_backwards(file), most + 1)][::-1]))
 
 
+def read_file(path: str | Path | RemotePath) -> bytes:
+    """Return the content of a file of a run. Raise FileNotFoundError if there is no regular one, OSError."""
+    return _read_with(path, lambda file: file.read()) if isinstance(path, (str, Path)) else path.read_bytes()
+
+
 def _read_with(path: str | Path | RemotePath, action: Callable[[IO[bytes]], _T]) -> _T:
     if not isinstance(path, (str, Path)):
         return path.read_with(action)
+    if not os.path.isfile(path) and not os.path.isdir(path) and os.path.exists(path):  # nobody may write to a pipe
+        raise FileNotFoundError(f"{path} is not a regular file")
     with open(path, "rb", buffering=0) as file:
         return action(file)
 

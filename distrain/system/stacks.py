@@ -18,6 +18,8 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 _RAISED = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
 _BOOTSTRAP = re.compile(r"^<|/runpy\.py$")
 WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
+PRIVATE = re.compile(r"^_[^_]")
+"""Functions of libraries that no line of the user's code calls: handlers of signals, which interrupt it."""
 _BOTTOM = {"run_worker": "/worker", "_be_rank": "/coordinator/ranks"}
 """The outermost function of distrain in a worker, and in a process of the user that is a rank, with its package."""
 PHASES = {
@@ -123,7 +125,7 @@ def location(text: str) -> str:
         if frame not in ours and not LIBRARY_FILE.search(frame.file):
             return f"in {called} at {frame}" if called else f"in {frame.function} at {frame}"
         if not WRAPPERS.match(frame.function):
-            called = frame.function
+            called = "" if PRIVATE.match(frame.function) else frame.function
     phases = [PHASES[frame.function] for frame in frames if frame in ours and frame.function in PHASES]
     return phases[-1] if phases else f"in {frames[0].function} at {frames[0]}"
 

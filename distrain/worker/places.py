@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from distrain.system.stacks import WRAPPERS
+from distrain.system.stacks import PRIVATE, WRAPPERS
 from distrain.system.text import LIBRARY_FILE
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _COLLECTIVE_FILES = re.compile(r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
 _CHANNEL_FILE = os.path.join(_OWN_FILES, "wire", "channel.py")
 """Files whose functions wait in native code for other ranks."""
+_DEBUGGER_FILES = {os.path.join(_OWN_FILES, "worker", name) for name in ("debugger.py", "remote_pdb.py")}
 _WAITING_FUNCTIONS = {"_engine_run_backward", "synchronize"}
 """Functions of torch: DDP waits for other ranks in backward(), and a GPU waits for them in its queue."""
 _WAITING_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")
@@ -101,6 +102,11 @@ def is_waiting(frame: FrameType) -> bool:
     return _WAITING_CALL.search(linecache.getline(file, frame.f_lineno or 0)) is not None
 
 
+def is_in_debugger(frame: FrameType) -> bool:
+    """Return whether the debugger of the rank has stopped a thread, or is about to."""
+    return any(one.f_code.co_filename in _DEBUGGER_FILES for one in outwards(frame))
+
+
 def is_in_collective(frame: FrameType) -> bool:
     """Return whether the innermost frame of a thread is in a blocking call of torch.distributed."""
     return _COLLECTIVE_FILES.search(frame.f_code.co_filename) is not None
@@ -142,7 +148,7 @@ def _call(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
         if is_users(outer):
             return outer, called
         if not WRAPPERS.match(outer.f_code.co_name):
-            called = outer
+            called = None if PRIVATE.match(outer.f_code.co_name) else outer
     return None, called
 
 

@@ -21,6 +21,7 @@ from distrain.worker.places import (
     call_in,
     is_in_backward_on_cpu,
     is_in_collective,
+    is_in_debugger,
     is_users,
     is_waiting,
     outwards,
@@ -83,6 +84,9 @@ class Standstill:
 
     def sample(self, frame: FrameType, now: float) -> None:
         """Note where the thread is now. Call it often: it is cheap while the thread moves."""
+        if is_in_debugger(frame):  # what a person does there is not the thread's progress
+            self._looked, self._counted = now, {}
+            return
         if (where := _where(frame)) != self._where:
             self._begin(where, now)
         self._seen.add((frame.f_code, frame.f_lasti))

@@ -340,10 +340,10 @@ if __name__ == "__main__":
 def test_a_script_that_calls_fit_is_refused(launch: Launch, tmp_path: Path, num_workers: str, own_workers: int) -> None:
     """Each worker would start a run of its own."""
     (tmp_path / "script.py").write_text(FIT_SCRIPT.format(num_workers=own_workers))
-    run = launch("--num-workers", num_workers, "script.py")
+    run = launch("--num-workers", num_workers, "script.py", "--lr", "0.1")
     assert run.returncode == 1
     assert "LaunchError: this script was started by `distrain run`, and calls fit()" in run.stderr
-    assert "Run it with `python script.py`" in run.stderr
+    assert "Run it with `python script.py --lr 0.1`" in run.stderr
     assert not (tmp_path / "own").exists()
 
 

@@ -59,7 +59,7 @@ def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waite
         r"its log: attempt_0/rank_\d\.log\ndistrain: restart 1 of 1, from checkpoint_000000\n",
         said,
     )
-    assert re.search(r"\n    restarts:    1, which cost .*\n    reports:     4 of rank 0 in the last attempt", said)
+    assert re.search(r"\n    restarts:    1, which cost .*\n    reports:     6 of rank 0", said)
     assert "\n    checkpoints: checkpoint_000002, 3 kept\n" in said
 
     first_steps = {0: 0, 1: 2}

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Collection, Sequence
 
+    from distrain.cli.parsers import Parser
     from distrain.hosts.hostfile import HostSpec
     from distrain.worker.job.job import Work
 
@@ -152,7 +153,7 @@ def _ranks_shown(
 # -- actions ---------------------------------------------------------------------------------------------------------
 
 
-def _drive(parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
+def _drive(parser: Parser, options: argparse.Namespace, user_path: Sequence[str]) -> int:
     """Run a script of Ray in this process. Return 0; what it raises ends the process as it does any script."""
     try:
         _hosts(options)

@@ -40,13 +40,15 @@ def layers(target: str | None) -> list[Layer]:
     Raise WrongArgument for a file that cannot be parsed, or if there is no such target; OSError.
     """
     found = list(filter(None, map(_layer_in, _folders())))[:1]
-    targets = found[0].options.pop("on", None) if found else None
+    targets = found[0].options.pop("on", {}) if found else {}
+    if not isinstance(targets, dict) or not all(isinstance(options, dict) for options in targets.values()):
+        header = f"[{found[0].label.rpartition(' ')[2]}on.NAME]"
+        raise WrongArgument(f"{found[0].label}on: must be tables of options, each under {header}, got {targets!r}")
     if target is not None:
-        known = targets if isinstance(targets, dict) else {}
-        if not isinstance(known.get(target), dict):
+        if target not in targets:
             where = f"{found[0].label}on" if found else f"distrain.toml or pyproject.toml for {os.getcwd()}"
-            raise WrongArgument(f"--on {target}: there is no such target in {where}{did_you_mean(target, known)}")
-        found.append(Layer(f"{found[0].label}on.{target}.", found[0].folder, known[target]))
+            raise WrongArgument(f"--on {target}: there is no such target in {where}{did_you_mean(target, targets)}")
+        found.append(Layer(f"{found[0].label}on.{target}.", found[0].folder, targets[target]))
     return found
 
 

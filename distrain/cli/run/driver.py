@@ -13,12 +13,15 @@ from distrain.api.tracker import parse_tracker
 from distrain.cli.run.config_options import CONFIGS
 from distrain.cli.run.options import environment_variables, is_function
 from distrain.cli.run.target import work_of, workers_path
+from distrain.system.log import warn
 from distrain.worker.user_code import users_part
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
     from types import TracebackType
+
+    from distrain.cli.parsers import Parser
 
 _HOSTS = {"hosts": "DISTRAIN_HOSTS", "hostfile": "DISTRAIN_HOSTFILE"}
 VARIABLES = {**_HOSTS, "transport": "DISTRAIN_TRANSPORT", "ssh_args": "DISTRAIN_SSH_ARGS"}
@@ -34,9 +37,7 @@ def is_for_ray(options: argparse.Namespace) -> bool:
     return options.as_ray or (names_script and is_asked_for_as_ray())
 
 
-def driver_of(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, user_path: Sequence[str]
-) -> Callable[[], None]:
+def driver_of(parser: Parser, options: argparse.Namespace, user_path: Sequence[str]) -> Callable[[], None]:
     """Return what runs the script as ``python script.py`` does. Raises ValueError or OSError for a wrong option."""
     if options.target is not None and is_function(options.target):
         raise ValueError(f"--as-ray {options.target}: is a function; name a script, or a module with -m")
@@ -48,6 +49,8 @@ def driver_of(
     def drive() -> None:
         from distrain.as_ray.core.cluster import set_variables  # the import activates the stand-in, too
 
+        if ignored := [place for name, place in parser.sources.items() if name not in (*VARIABLES, *_OTHERS)]:
+            warn(f"{', '.join(ignored)}: no effect, because the script calls fit() itself")
         _follow(options)
         set_variables(variables)
         sys.path[:] = workers_path(work, user_path)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,10 +102,11 @@ def check_launcher(scaling: ScalingConfig, work: Work) -> OuterLauncher | None:
     """
     session = current.session
     if session is not None and session.runs_script:
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        command = shlex.join(["python", *sys.argv] if spec is None else ["python", "-m", spec.name, *sys.argv[1:]])
         raise LaunchError(
-            "this script was started by `distrain run`, and calls fit(), which starts workers of its own. "
-            "Run it with `python script.py`; if it does not name its hosts, set DISTRAIN_HOSTS=alpha:4,beta:4 or "
-            "DISTRAIN_HOSTFILE=FILE"
+            "this script was started by `distrain run`, and calls fit(), which starts workers of its own. Run it with "
+            f"`{command}`; if it does not name its hosts, set DISTRAIN_HOSTS=alpha:4,beta:4 or DISTRAIN_HOSTFILE=FILE"
         )
     if session is not None and session.context.world_size > 1 and session.context.world_rank == 0:
         warn("fit() was called inside train_func: every rank starts a training of its own. Call it once, outside")

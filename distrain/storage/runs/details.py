@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import StorageError
 from distrain.storage import names
 from distrain.storage.checkpoint import MANIFEST_FILE
-from distrain.storage.lines import read_events, read_metrics
+from distrain.storage.lines import read_events, read_file, read_metrics
 from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.records import CommittedCheckpoint, committed_at
 from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run
@@ -29,6 +30,12 @@ _MOST_READS = 10
 """How often to list the checkpoints of a run that deletes some meanwhile."""
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in ', re.MULTILINE)
 _LONGEST_REASON = 240
+_PROGRAMS = {
+    "/distrain/launch.py": ("python", "-m", "distrain.launch"),
+    "/distrain/__main__.py": ("distrain",),
+    "/bin/distrain": ("distrain",),
+}
+"""By the end of ``sys.argv[0]``, what the user has typed."""
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------
@@ -59,7 +66,7 @@ def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint],
             continue
         folder = run / name
         try:
-            manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
+            manifest = json.loads(read_file(folder / MANIFEST_FILE))
             if not is_copy(name, manifest):
                 found.append(committed_at(folder, manifest))
         except (FileNotFoundError, NotADirectoryError):
@@ -87,13 +94,28 @@ def reports_of(run: Run, rank: int | None = 0) -> Iterator[dict[str, Any]]:
         yield {**record, "step": run.step_of(record)}
 
 
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def command_of(run: Run) -> str:
+    """Return the command line of a run, as it can be typed."""
+    argv = run.manifest.get("argv")
+    if not isinstance(argv, list) or not argv:
+        return ""
+    program = str(argv[0])
+    for end, typed in _PROGRAMS.items():
+        if program.endswith(end):
+            return shlex.join([*typed, *map(str, argv[1:])])
+    return shlex.join(["python", *map(str, argv)] if program.endswith(".py") else map(str, argv))
+
+
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
 def error_of(run: Path | RemotePath) -> dict[str, Any]:
     """Return the contents of error.json: why fit() has raised an error. ``{}`` if there is none."""
     try:
-        error = json.loads((run / names.ERROR_TEXT).read_bytes())
+        error = json.loads(read_file(run / names.ERROR_TEXT))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as damage:

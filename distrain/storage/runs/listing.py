@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain.storage import names
-from distrain.storage.lines import last_record
+from distrain.storage.lines import last_record, read_file
 from distrain.storage.lock_probe import is_locked
 
 if TYPE_CHECKING:
@@ -192,15 +192,7 @@ def _remote_runs(storage: RemotePath) -> list[Run]:
 
 def local_run(path: str) -> Run:
     """Return the run in a local directory. Never raises for what is in it."""
-
-    def read() -> bytes:
-        fd = os.open(f"{path}/{names.MANIFEST}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            size = os.fstat(fd).st_size + 1
-            return os.read(fd, size)
-        finally:
-            os.close(fd)
-
+    read = partial(read_file, f"{path}/{names.MANIFEST}")
     run = _read(os.path.basename(path), path, read, partial(is_locked, path))
     return run._replace(changed=_changed(path)) if not run.manifest else run
 

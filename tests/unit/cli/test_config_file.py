@@ -151,6 +151,8 @@ def test_config_says_where_each_value_is_from_and_shows_no_secret(
         ("set = {lr = 1}", "distrain.toml: set: config files have no option set"),
         ("hosts = 'a:1'\nhostfile = 'b'", "drop one of the two (distrain.toml: hosts, distrain.toml: hostfile)"),
         ("hosts =", "distrain.toml: Invalid value"),
+        ("on = 5", "distrain.toml: on: must be tables of options, each under [on.NAME], got 5"),
+        ("on.lab = 'x'", "distrain.toml: on: must be tables of options, each under [on.NAME], got {'lab': 'x'}"),
     ],
 )
 def test_an_error_names_the_file_and_the_key(
@@ -186,3 +188,8 @@ def test_a_script_that_calls_fit_takes_what_it_can_from_the_file(project: Path) 
     command = [sys.executable, "-m", "distrain", "run", "--as-ray", "ray_train.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout == "alpha:4,beta:4 3 None\n", done.stderr
+    places = [
+        f"../pyproject.toml: tool.distrain.{name}"
+        for name in ("storage-path", "ship", "hang-report", "hang-timeout", "use-gpu")
+    ]
+    assert done.stderr == f"distrain: {', '.join(places)}: no effect, because the script calls fit() itself\n"

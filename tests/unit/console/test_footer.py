@@ -7,6 +7,7 @@ import math
 import pytest
 
 from distrain import wire
+from distrain.api.observer import Reported
 from distrain.console.footer import footer
 from distrain.decisions.run_status import RunStatus
 from distrain.hosts.troubles import Trouble
@@ -59,6 +60,15 @@ def test_without_progress_it_counts_reports() -> None:
     status.reported(0, 1, {}, None, 101.0)
     status.reported(0, 3, {}, None, 103.0)
     assert shown(status)[1] == "3 reports · 1.0/s"
+
+
+def test_reports_are_counted_over_the_whole_run() -> None:
+    status = running()
+    status.begin_attempt(["localhost"], 125.0)
+    assert status.reports == 0
+    for index in (1, 2):
+        status.hear(Reported(0, index, 12 + index, {}, None, 125.0 + index))
+    assert shown(status, 127.0)[1] == "14 reports · 1.0/s"
 
 
 def test_before_the_workers_start_it_has_little_to_say() -> None:

@@ -71,6 +71,14 @@ def test_the_outermost_of_what_was_called_counts() -> None:
     assert location(stack(frames)) == "in __next__ at train.py:5"
 
 
+def test_a_librarys_handler_of_signals_was_not_called_by_the_line_that_it_interrupts() -> None:
+    """Lightning's handler of SIGTERM meets the other ranks in a broadcast."""
+    connector = "/opt/venv/lib/python3.11/site-packages/lightning/pytorch/trainer/connectors/signal_connector.py"
+    handler = [(connector, 106, "_sigterm_notifier_fn"), (connector, 36, "__call__")]
+    frames = [*ALL_REDUCE[:2], *handler, ("/home/me/train.py", 24, "load_batch")]
+    assert location(stack(frames)) == "in load_batch at train.py:24"
+
+
 def test_our_own_functions_count_as_called() -> None:
     frames = [
         (f"{OURS}/wire/channel.py", 1, "wait"),

@@ -121,7 +121,7 @@ def test_attempts_checkpoints_events_and_time_are_tables(restarted: Run) -> None
     ]
     assert data["time"]["goodput"] == "60% of 1 min 40 s"
     assert ["repeated after failures", "15 s"] in [row[:2] for row in data["time"]["table"]["rows"]]
-    assert ["command", "train.py --lr 0.1"] in dict(data["settings"])["run"]["rows"]
+    assert ["command", "python train.py --lr 0.1"] in dict(data["settings"])["run"]["rows"]
 
 
 def test_a_killed_run_ended_with_its_last_report_and_shows_its_last_output(run: Run) -> None:

@@ -7,11 +7,11 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain.worker import standstill
+from distrain.worker import remote_pdb, standstill
 from distrain.worker.standstill import _IN_KERNEL_S, LOOK_S, STANDING_S, Standstill
 
 if TYPE_CHECKING:
@@ -45,6 +45,23 @@ def test_a_wait_in_the_kernel_may_last_longer(
     for second in range(1, int(STANDING_S) + 1):
         watched.sample(frame, moved_at + second)
     assert (watched.state, watched.since) == ("stuck", moved_at)
+
+
+def test_what_a_person_does_in_the_debugger_is_not_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = dict.fromkeys(("cpu_s", *standstill._PROGRESS), 0.0)
+    monkeypatch.setattr(standstill, "_count", lambda _: ("S", dict(counters)))
+    watched, frame = Standstill(threading.get_native_id()), sys._getframe()
+    began = watched.since
+    for second in range(5):
+        watched.sample(frame, began + second)
+    stopped: dict[str, Any] = {"sys": sys}
+    exec(compile("frame = sys._getframe()", remote_pdb.__file__, "exec"), stopped)
+    for second in range(5, 15):
+        counters = dict.fromkeys(counters, 1e9)
+        watched.sample(stopped["frame"], began + second)
+    for second in range(15, 20):
+        watched.sample(frame, began + second)
+        assert (watched.state, watched.since) == ("stuck", began)
 
 
 def test_processes_of_child_processes_count_after_they_have_ended() -> None:
