@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 import random
 import signal
 import sys
@@ -51,6 +52,7 @@ class VitalsSampler:
         self._over = threading.Event()
         self._main = threading.get_ident()
         self._standstill = Standstill(threading.get_native_id())
+        self._address = os.environ.get("MASTER_ADDR")
         self._has_peers = context.get_world_size() > 1
         """False if nobody can wait for this rank, so that its standstills are no news."""
 
@@ -93,6 +95,11 @@ class VitalsSampler:
             if self._has_peers and told != (told := (stand.state, stand.place)):
                 seconds = round(now - stand.since, 3)
                 self._channel.send(wire.Standstill(**self._of, state=stand.state, place=stand.place, seconds=seconds))
+                given = os.environ.get("MASTER_ADDR")
+                if stand.place.endswith("init_process_group") and given != self._address:
+                    text = f"distrain: {stand.place}: no rank 0 answers at MASTER_ADDR={given}, which your code has set"
+                    print(f"{text}; leave it to distrain, which had set {self._address}", file=sys.stderr)
+                    self._address = given
             if now >= began + self._every_s:
                 self._send(waiting_s, places)
                 began, waiting_s = now, 0.0

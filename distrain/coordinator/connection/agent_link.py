@@ -44,6 +44,7 @@ _SSH_CURES = {
     "Could not resolve hostname": "correct this name, or add it to ~/.ssh/config:",
     "Connection refused": "check that sshd runs there, and at this port:",
     "Connection timed out": "check that this host is up, and its firewall:",
+    "No route to host": "check that this host is up, and its firewall:",
 }
 """By words of ssh: what to do. The host is added."""
 
