@@ -155,8 +155,7 @@ class HangMonitor:
         if self._hang is not None and self._shown < _MOST_SHOWN:
             self._shown += 1
             where = f"stacks and flight recorders: {self._evidence.folder}"
-            cure = [] if self._hang.stuck else [_CURE]
-            warn("\n    ".join([*self._evidence_lines(), *cure, where]))
+            warn("\n    ".join([*self._evidence_lines(), *[_CURE] * (not self._hang.stuck), where]))
 
     def _evidence_lines(self) -> list[str]:
         """Return what is known about the hang, beside the stacks."""

@@ -95,8 +95,7 @@ class VitalsSampler:
             if self._has_peers and told != (told := (stand.state, stand.place)):
                 seconds = round(now - stand.since, 3)
                 self._channel.send(wire.Standstill(**self._of, state=stand.state, place=stand.place, seconds=seconds))
-                given = os.environ.get("MASTER_ADDR")
-                if stand.place.endswith("init_process_group") and given != self._address:
+                if stand.place.endswith("init_process_group") and self._address != (given := os.getenv("MASTER_ADDR")):
                     text = f"distrain: {stand.place}: no rank 0 answers at MASTER_ADDR={given}, which your code has set"
                     print(f"{text}; leave it to distrain, which had set {self._address}", file=sys.stderr)
                     self._address = given
