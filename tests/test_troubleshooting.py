@@ -15,9 +15,8 @@ from tests.error_texts import covers, texts
 OF_OTHERS = {
     "Connection closed by peer", "Connection reset by peer", "trying to initialize the default process group twice",
     "No module named …", "CUDA out of memory", "unable to open shared memory object", "received a bus error",
-    "Too many open files", "Watchdog caught collective operation timeout", "Connection refused",
-    "Some NCCL operations have failed or timed out", "Permission denied (publickey)", "Connection timed out",
-    "Host key verification failed", "Could not resolve hostname", "Address already in use", "AccessDenied",
+    "Too many open files", "Watchdog caught collective operation timeout", "AccessDenied",
+    "Some NCCL operations have failed or timed out", "Permission denied (publickey)",
     "NCCL error: unhandled system error", "Cannot re-initialize CUDA in forked subprocess",
     "Unable to locate credentials", "The specified bucket does not exist", "Could not connect to the endpoint URL",
     "No space left on device", "Disk quota exceeded", "SIGSEGV", "SIGBUS", "SIGABRT",

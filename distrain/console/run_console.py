@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from distrain.api.observer import AttemptBegan, AttemptEnded, Ended, Printed, Reported
 from distrain.console.summary import summary
-from distrain.system.log import print_to, say
+from distrain.system.log import print_to, say, warn
 from distrain.system.output_lines import LineCutter, readable
-from distrain.system.text import duration, number, printable, rate
+from distrain.system.text import duration, flatten, number, printable, rate
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -46,6 +46,7 @@ class RunConsole:
         self.status = status
         self._shows_progress = shows_progress
         self._shown_at = -INTERVAL_S
+        self._has_warned_of_nan = False
         self._has_news = False
         """True if rank 0 has made a report that was not shown."""
         self._shown_ranks = None if ranks is None else frozenset(ranks)
@@ -62,9 +63,11 @@ class RunConsole:
             case Printed():
                 if self._shown_ranks is None or fact.rank in self._shown_ranks:
                     self._feed(fact)
-            case Reported(rank=0) if self._shows_progress:
-                self._has_news = True
-                self.tick(fact.now)
+            case Reported():
+                self._warn_of_nan(fact)
+                if fact.rank == 0 and self._shows_progress:
+                    self._has_news = True
+                    self.tick(fact.now)
             case AttemptBegan(hosts=hosts):
                 self._width, self._has_many_hosts = len(str(len(hosts) - 1)), len(set(hosts)) > 1
                 self._begin(len(hosts))
@@ -75,6 +78,17 @@ class RunConsole:
                 self.close()
                 if fact.result is not None:
                     self._show_summary(summary(fact, self.status, self._retention))
+
+    def _warn_of_nan(self, report: Reported) -> None:
+        """Name the first metric of the run that becomes NaN: the training rarely recovers from it."""
+        nan = [printable(name) for name, value in flatten(report.metrics).items() if value != value]
+        if nan and not self._has_warned_of_nan:
+            self._has_warned_of_nan = True
+            warn(
+                f"{nan[0]} of rank {report.rank} is nan in report {report.number}. Try a smaller learning rate or "
+                "clipped gradients, or go back to the last checkpoint, without the bad data: "
+                f"FailureConfig(on_nan='rollback') and FailureConfig(nan_metric={nan[0]!r})"
+            )
 
     def _begin(self, ranks: int) -> None:
         """Begin an attempt with so many ranks."""

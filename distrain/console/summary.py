@@ -32,6 +32,8 @@ def _details(ended: Ended, status: RunStatus, retention: Retention | None) -> It
     if reports := status.reports:
         speed = status.rate()
         yield f"reports:     {reports:,} of rank 0" + (f", {rate(speed)} at the end" if speed else "")
+    elif any(rank.reports for rank in status.ranks):
+        yield "reports:     none of rank 0, so Result.metrics is None; metrics.jsonl has those of the other ranks"
     if status.metrics:
         shown = [f"{printable(name)}={number(value)}" for name, value in status.metrics.items()][:_MOST_METRICS]
         others = len(status.metrics) - len(shown)

@@ -31,6 +31,7 @@ _RECORDS_S = 1.0
 """Seconds to wait for the flight recorders of all ranks before a hang is shown."""
 _MOST_SHOWN = 3
 """Hangs of one attempt that are shown. A run may stand still in each epoch, and go on."""
+_CURE = "all ranks must call the same collectives: look for one under `if rank == 0`, or loops of different lengths"
 _Lines: TypeAlias = "tuple[str, ...]"
 
 
@@ -154,7 +155,7 @@ class HangMonitor:
         if self._hang is not None and self._shown < _MOST_SHOWN:
             self._shown += 1
             where = f"stacks and flight recorders: {self._evidence.folder}"
-            warn("\n    ".join([*self._evidence_lines(), where]))
+            warn("\n    ".join([*self._evidence_lines(), *[_CURE] * (not self._hang.stuck), where]))
 
     def _evidence_lines(self) -> list[str]:
         """Return what is known about the hang, beside the stacks."""

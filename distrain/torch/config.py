@@ -122,10 +122,12 @@ class TorchConfig(BackendConfig):
         text = str(error)
         if "find_unused_parameters=True" in text:
             return 'with prepare_model: prepare_model(model, parallel_strategy_kwargs={"find_unused_parameters": True})'
+        if "NCCL is only supported with GPUs" in text:
+            return "without GPUs, use gloo: leave the backend out; or ask for GPUs with ScalingConfig(use_gpu=True)"
         if isinstance(error, (AssertionError, RuntimeError)) and any(sign in text for sign in _NO_GPU):
             return (
-                "workers have GPUs only with ScalingConfig(use_gpu=True), or --use-gpu; distrain.torch.get_device() is "
-                "the device of each rank"
+                "move models and batches to distrain.torch.get_device(), the device of each rank, instead of .cuda(). "
+                "Workers have GPUs only with ScalingConfig(use_gpu=True), or --use-gpu"
             )
         return None
 
@@ -221,10 +223,13 @@ def _join_group(backend: str, device: str | None, timeout: timedelta) -> None:
         timeout=timeout,
         device_id=None if device is None else torch.device(device),
     )
-    # Gloo connects every pair of ranks. A rank that finishes early must not break those that still connect.
-    if store.add("connected", 1) == world_size:
-        store.set("all connected", "")
-    store.wait(["all connected"], timeout)
+    # Gloo connects every pair of ranks. A rank that finishes early must not break those that still connect, and rank 0,
+    # which serves the store, not those that still wait: torch would print a long stack.
+    for name in ("connected", "released"):
+        if store.add(name, 1) == world_size:
+            store.set(f"all {name}", "")
+        if name == "connected" or rank == 0:
+            store.wait([f"all {name}"], timeout)
 
 
 def _open_store(rank: int, world_size: int, timeout: timedelta) -> Any:

@@ -399,6 +399,14 @@ def _explanation(work: Work | None, error: BaseException, traceback_text: str) -
             "this host shares no files with your machine, and has a copy of your project only; install the module "
             "there, or with --env-from, or keep it in the project"
         )
+    elif isinstance(error, ModuleNotFoundError) and text is None:
+        text = f"install it in {sys.executable}; for a module of your own, add its directory to PYTHONPATH"
+    elif "is killed by signal: Killed" in traceback_text:  # says torch of a DataLoader worker
+        text = "often the kernel kills it, for lack of memory: lower the DataLoader's num_workers, or the batch size"
+    elif isinstance(error, OSError) and "Address already in use" in str(error):
+        text = "ranks of a host cannot share a port: add the local rank to it, or bind port 0, which takes a free one"
+    elif isinstance(error, FileNotFoundError) and not os.path.isabs(str(error.filename)):
+        text = f"relative paths begin at {os.readlink('/proc/self/cwd')}"
     return text
 
 

@@ -7,6 +7,7 @@ rank spends its time, and at once that it stands still.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sys
 import threading
@@ -48,6 +49,7 @@ class VitalsSampler:
         self._over = threading.Event()
         self._main = threading.get_ident()
         self._standstill = Standstill(threading.get_native_id())
+        self._address = os.environ.get("MASTER_ADDR")
         self._has_peers = session.context.get_world_size() > 1
         """False if nobody can wait for this rank, so that its standstills are no news."""
 
@@ -86,6 +88,10 @@ class VitalsSampler:
             if self._has_peers and told != (told := (stand.state, stand.place)):
                 seconds = round(now - stand.since, 3)
                 self._session.send(wire.Standstill, state=stand.state, place=stand.place, seconds=seconds)
+                if stand.place.endswith("init_process_group") and self._address != (given := os.getenv("MASTER_ADDR")):
+                    text = f"distrain: {stand.place}: no rank 0 answers at MASTER_ADDR={given}, which your code has set"
+                    print(f"{text}; leave it to distrain, which had set {self._address}", file=sys.stderr)
+                    self._address = given
             if now >= began + self._every_s:
                 self._send(waiting_s, places)
                 began, waiting_s = now, 0.0

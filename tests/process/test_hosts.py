@@ -277,7 +277,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_words_of_ssh(
     ssh("echo 'ssh: connect to host far port 22: Connection refused' >&2; exit 255")
     text = failure(fit_on, tmp_path / "hosts", "far")
     assert text.startswith("far: its agent has ended: exit code 255, which is ssh's when it cannot connect or log in")
-    assert "Connection refused" in text
+    assert "Connection refused\ncheck that sshd runs there, and at this port: far\n" in text
     assert "logs:" not in text  # nobody has written any
 
 

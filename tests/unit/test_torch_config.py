@@ -142,3 +142,15 @@ def test_a_network_interface_that_the_host_lacks_is_named(monkeypatch: pytest.Mo
 def test_a_bad_value_names_the_field(settings: dict[str, Any], error: type[Exception], field: str) -> None:
     with pytest.raises(error, match=f"TorchConfig.{field}"):
         TorchConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        (ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!"), "use gloo: leave the backend"),
+        (RuntimeError("Found no NVIDIA driver on your system."), "distrain.torch.get_device(), the device"),
+        (RuntimeError("a bug"), "None"),
+    ],
+)
+def test_an_error_about_a_missing_gpu_ends_with_its_cure(error: Exception, cure: str) -> None:
+    assert cure in str(TorchConfig().explain(error))

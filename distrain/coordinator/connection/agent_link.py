@@ -38,6 +38,15 @@ _NOT_FOUND = 127
 """Exit code of a shell, or of env, that does not find the program."""
 _TURNED_AWAY = re.compile(rb"(kex|ssh)_exchange_identification:.*(closed|reset)")
 """Output of ssh if sshd hangs up before the login, as too many others are logging in (MaxStartups)."""
+_SSH_CURES = {
+    "Host key verification failed": "log in once by hand, to accept its key: ssh",
+    "Permission denied (": "put your key there: ssh-copy-id",
+    "Could not resolve hostname": "correct this name, or add it to ~/.ssh/config:",
+    "Connection refused": "check that sshd runs there, and at this port:",
+    "Connection timed out": "check that this host is up, and its firewall:",
+    "No route to host": "check that this host is up, and its firewall:",
+}
+"""By words of ssh: what to do. The host is added."""
 
 
 def agent_argv(transport: Transport, run_ids: str, *arguments: str, flags: Sequence[str] = ()) -> list[str]:
@@ -264,7 +273,10 @@ class AgentLink:
                 how += ", there is no such program: name the host's interpreter with python= in the hostfile"
             elif code >= 0 and not self.greeted and self._transport.ships:
                 how += ": distrain needs only a login shell and a Python there"
-        return f"its agent has ended: {how}{self._what_must_work()}{self._last_words()}"
+        words, host = self._last_words(), self._transport.host
+        login = f"{host.user}@{host.address}" if host.user else host.address
+        cures = [f"\n{cure} {login}" for sign, cure in _SSH_CURES.items() if sign in words]
+        return f"its agent has ended: {how}{self._what_must_work()}{words}{''.join(cures[:1])}"
 
     def _what_must_work(self) -> str:
         """Return a command that the user can try, if the agent could not be started."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from distrain.storage import names
 from distrain.storage.lines import last_record, read_file
 from distrain.storage.lock_probe import is_locked
+from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -286,7 +287,8 @@ def find_run(given: str, storage: Path | RemotePath) -> Run:
         raise NoSuchRun("\n  ".join([several, *shown]))
     if os.path.isdir(given):
         return _checked(run_at(storage_at(given)))
-    raise NoSuchRun(f"no run in {storage} has a name that begins with {given!r}; `distrain ls` lists them")
+    hint = did_you_mean(given, listed)
+    raise NoSuchRun(f"no run in {storage} has a name that begins with {given!r}; `distrain ls` lists them{hint}")
 
 
 _MOST_SHOWN = 10

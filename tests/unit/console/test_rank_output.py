@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import os
 import resource
 import sys
@@ -422,6 +423,15 @@ def test_a_log_that_cannot_be_written_does_not_keep_others_from_it(capsys: Conso
 def test_a_report_is_one_line_on_stderr(capsys: Console) -> None:
     report(observers_of(), 1, {"loss": 0.123456789, "epoch": 3, "eval": {"acc": 0.5}, "note": "x\ny"})
     assert capsys.readouterr() == ("", "distrain: report 1: loss=0.123457, epoch=3, eval/acc=0.5, note=x y\n")
+
+
+def test_a_metric_that_becomes_nan_is_named_once(capsys: Console) -> None:
+    observers = observers_of()
+    for index, loss in enumerate((1.0, math.inf, math.nan, math.nan), 1):
+        report(observers, index, {"train": {"loss": loss}})
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "nan" in line and "report 3" in line]
+    assert line.startswith("distrain: train/loss of rank 0 is nan in report 3. Try a smaller learning rate")
+    assert "FailureConfig(nan_metric='train/loss')" in line
 
 
 def test_progress_is_shown_with_its_rate_and_the_time_left(capsys: Console) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -128,6 +130,20 @@ def test_a_process_that_may_start_nothing_more_tells_what_to_do(act: Callable[[]
     assert (
         "raise the limit (ulimit -u, or pids.max" in (user_code._explanation(None, raised.value, "") or "")
     ) == lacks
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (ModuleNotFoundError("No module named 'einops'"), f"install it in {sys.executable}; for a module of your own"),
+        (OSError(errno.EADDRINUSE, "Address already in use"), "ranks of a host cannot share a port: add the"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "data/train.csv"), f"relative paths begin at {os.getcwd()}"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "/data/train.csv"), "None"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "for lack of memory: lower the Data"),
+    ],
+)
+def test_the_text_of_a_common_error_ends_with_its_cure(error: Exception, advice: str) -> None:
+    assert advice in str(user_code._explanation(None, error, str(error)))
 
 
 def test_a_scripts_exit_code_is_kept() -> None:

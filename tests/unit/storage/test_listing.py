@@ -179,6 +179,7 @@ def test_a_run_is_found_by_path_name_prefix_and_last(tmp_path: Path, monkeypatch
     [
         ("train", r"2 names in .* begin with 'train'.*\n  train-1\n  train-12$"),
         ("nothing", "no run in .* has a name that begins with 'nothing'"),
+        ("trian-1", "`distrain ls` lists them; did you mean train-1"),
         ("photos", "photos is not a run: it has no run.json"),
         ("/nowhere/run", "there is no directory /nowhere/run"),
         ("torn", "torn is damaged: run.json is damaged"),
