@@ -48,7 +48,7 @@ def write_run(tmp_path: Path) -> Write:
         store = LocalStore(tmp_path / "run")
         store.write_manifest({"status": "finished", "checkpoint_config": asdict(config or CheckpointConfig())})
         for index, metrics in enumerate(reports, start=1):
-            store.append_metrics({"rank": rank, "index": index}, metrics)
+            store.append_metrics({"time": 1.0, "attempt": 0, "rank": rank, "index": index}, metrics)
         for ordinal, metrics in enumerate(checkpoints or [], start=1):
             store.staging_directory(0, ordinal)
             commit_now(store, Commit(ordinal, (), (0,), metrics))
@@ -229,7 +229,8 @@ def test_the_last_metrics_are_found_without_what_is_before_them(write_run: Write
         file.seek(0, 2)
         file.write(b"\n" + lines)
         for rank in (1, 2):
-            file.write(json.dumps({"rank": rank, "metrics": {"text": "x" * (rank << 17)}}).encode() + b"\n")
+            fields = {"time": 1.0, "attempt": 0, "rank": rank, "index": 1}
+            file.write(json.dumps({**fields, "metrics": {"text": "x" * (rank << 17)}}).encode() + b"\n")
         file.write(b'{"torn')
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -324,7 +325,9 @@ def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
         far = {"id": "x", "host": "far", "machine": "other", "pid": 7, "started": 1.0, "released": False}
         (run / ".lock" / "000002").write_bytes(json.dumps({**far, "beat": beat}).encode())
         assert is_in_use(run) is in_use
-    (run / "metrics.jsonl").write_bytes(b'{"rank": 0, "metrics": {"loss": 2}}\n{"rank": 1, "metrics": {}}\n')
+    (run / "metrics.jsonl").write_bytes(
+        b'{"time": 1, "attempt": 0, "index": 1, "rank": 0, "metrics": {"loss": 2}}\n{"rank": 1, "metrics": {}}\n'
+    )
     result = Result.from_path("/run", run.given)
     assert (result.error, result.metrics) == (None, {"loss": 2})
 

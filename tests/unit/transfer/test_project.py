@@ -539,7 +539,7 @@ def test_a_project_that_is_too_large_is_an_error_that_shows_its_largest_parts(pl
     write(plain, "a.py", "model/b.py", "model/c.py", text="x" * 90)
     write(plain, "z/d.py", "small.py", text="x" * 20)
     write(tmp_path, "data/sub/e.bin", text="x" * 300_000)
-    assert find(plain, limit_bytes=310).size == 310
+    assert sum(file.size for file in find(plain, limit_bytes=310).files) == 310
     with pytest.raises(LaunchError) as caught:
         find(plain, limit_bytes=309)
     parts = f"{plain}/model (180 B), {plain}/a.py (90 B), {plain}/"
