@@ -16,7 +16,7 @@ from distrain.hosts.memory import MemoryHistory
 from distrain.page.reports import Reports
 from distrain.storage import names
 from distrain.storage.lines import event_in, record_in
-from distrain.storage.runs.listing import FOREIGN, KILLED, RUNNING, STARTING, Run, local_run
+from distrain.storage.runs.listing import FINISHED, FOREIGN, KILLED, RUNNING, STARTING, Run, local_run
 from distrain.system.process import below, process_table
 from distrain.system.text import flatten
 
@@ -209,6 +209,8 @@ class WatchedRun:
         """Return what is wrong, or why the run has ended, and what was wrong then."""
         if self.run.state in (RUNNING, STARTING):
             return "; ".join(self._troubles.values())
+        if self.run.state == FINISHED:
+            return ""
         ends = [str(one["failure"]) for one in self.run.attempts_now if one.get("failure")]
         over, hang = self._last_hang
         hung = [hang] if over > self._last.get("time", 0.0) else []  # it ended with the run
