@@ -199,7 +199,10 @@ class HostSetup:
             return None if entry is None else self._here(entry)
 
         replaced = [here(entry) for entry in (*path, *(self._asked.more_path if self._is_mirrored else []))]
-        return list(dict.fromkeys(replaced))  # the first None stands for all entries of the interpreter
+        if None not in replaced:
+            return replaced
+        first = replaced.index(None)  # the others are not needed: this one stands for all entries of the interpreter
+        return [*replaced[: first + 1], *(entry for entry in replaced[first:] if entry is not None)]
 
 
 def _problem_within_limit(asked: wire.SetUpHost) -> str | None:
