@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
 
-_PROGRAMS = {
-    "/distrain/launch.py": ("python", "-m", "distrain.launch"),
-    "/distrain/__main__.py": ("distrain",),
-    "/bin/distrain": ("distrain",),
-}
-"""By the end of ``sys.argv[0]``, what the user has typed."""
 _EVENTS = {"slow": "slow rank", "memory_damage": "damaged part", "memory_checkpoint_lost": "lost checkpoint"}
 """What users call the events whose names in events.jsonl are not words to count."""
 _NO_NEWS = ("checkpoint", "stored", "trouble_over")

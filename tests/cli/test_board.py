@@ -203,6 +203,14 @@ def others(browser: Browser, server: Server) -> list[str]:
     return [one for one in browser.complaints if not one.startswith(f"http://127.0.0.1:{server.port}/")]
 
 
+def title_of(browser: Browser) -> str:
+    """Return the title of a page; "" while it is replaced by another."""
+    try:
+        return str(browser.evaluate("document.title"))
+    except AssertionError:
+        return ""
+
+
 def cells_of(browser: Browser) -> dict[str, list[str]]:
     return {cells[1]: cells for cells in browser.evaluate(CELLS)}
 
@@ -289,6 +297,5 @@ def test_an_export_is_the_same_without_a_server_in_both_schemes_and_on_a_phone(
     browser.evaluate(f"{BODY}.querySelector('tr').click()")
     assert browser.evaluate("document.querySelector('#details pre:not([hidden])')") is None
     browser.evaluate("document.querySelector('#details a').removeAttribute('target')")
-    with contextlib.suppress(AssertionError):
-        browser.evaluate("document.querySelector('#details a').click()")
-    wait_until(lambda: browser.evaluate("document.title").startswith("old-2"), what="the page of the run")
+    browser.evaluate("setTimeout(() => document.querySelector('#details a').click())")
+    wait_until(lambda: title_of(browser).startswith("old-2"), what="the page of the run")

@@ -76,13 +76,13 @@ def test_a_long_history_is_left_out_and_a_huge_snapshot_too(monkeypatch: pytest.
     error = torch.cuda.OutOfMemoryError("no")
 
     def kept(segments: int, history: int) -> Any:
-        channel: Any = Mock()
+        session: Any = Mock(context=context)
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot(*range(segments), history=history))
-        where = user_code._gpu_memory(context, error, channel)
+        where = user_code._gpu_memory(session, error)
         if where is None:
             return None
         assert f"runs/run/evidence/attempt_0/memory/rank_1.pickle: {HINT}" in where
-        return pickle.loads(channel.send.call_args.args[0].body)
+        return pickle.loads(session.send.call_args.kwargs["body"])
 
     assert kept(1, 2) == {"segments": [0], "device_traces": [[0, 1], []]}
     assert kept(1, 1000) == {"segments": [0], "device_traces": [[], []]}
