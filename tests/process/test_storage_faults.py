@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -366,6 +367,8 @@ def test_a_run_is_not_finished_if_its_last_checkpoint_cannot_be_committed(
         for number in range(2 if checkpoint is None else 1):
             distrain.collective.barrier()
             if number == 1 and where == "local" and distrain.get_context().get_world_rank() == 0:
+                while not (disk.run / "metrics.jsonl").stat().st_size:  # its first line needs a page, too
+                    time.sleep(0.01)
                 fill(disk, pages_left=max(workers, 1))
             distrain.collective.barrier()
             with tempfile.TemporaryDirectory() as folder:
