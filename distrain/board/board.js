@@ -79,7 +79,7 @@
 
   const COLUMNS = [
     { key: "name", title: "Name", kind: "", up: true, value: (r) => r.name.toLowerCase() },
-    { key: "state", title: "State", kind: "is-state", width: "6.4rem", narrow: "1.2rem", up: true, value: (r) => r.state },
+    { key: "state", title: "State", kind: "is-state", width: "7.4rem", narrow: "1.2rem", up: true, value: (r) => r.state },
     { key: "progress", title: "Progress", kind: "", width: "8rem", narrow: "5.6rem", value: (r) => share(r) ?? r.step },
     { key: "rate", title: "Rate", kind: "number small", width: "5.6rem", value: pace, text: (r) => rate(pace(r)) },
     { key: "left", title: "Left", kind: "number small", width: "5.6rem", up: true, value: left, text: (r) => duration(left(r)) },
@@ -180,7 +180,7 @@
     setText(made.children[2], row.state);
     made.track.hidden = part == null;
     if (part != null) made.bar.style.width = `${(part * 100).toFixed(1)}%`;
-    setText(made.share, part != null ? `${Math.floor(part * 100)}%` : row.step ? whole(row.step) : "");
+    setText(made.share, part != null ? `${Math.floor(part * 100)}%` : row.step ? `step ${whole(row.step)}` : "");
     setAttribute(made.track, "class", isActive(row) ? "active" : "");
     setAttribute(made.children[3], "title", row.progress ? `${whole(row.progress[0])} of ${whole(row.progress[1])}` : row.step ? `step ${whole(row.step)}` : "");
     const found = curve(row);
