@@ -32,7 +32,7 @@
     if (s < 86400) return `${Math.floor(s / 3600)}h ${two((s % 3600) / 60)}m`;
     return `${Math.floor(s / 86400)}d ${two((s % 86400) / 3600)}h`;
   };
-  const age = (s) => duration(s).split(" ")[0];
+  const clock = (s) => (s ? new Date(s * 1000).toLocaleString() : "");
   const rate = (r) => {
     if (!r) return "";
     const [value, unit] = r >= 1 ? [r, "s"] : r * 60 >= 1 ? [r * 60, "min"] : [r * 3600, "h"];
@@ -48,10 +48,10 @@
   const view = { metric: "", sort: "began", up: false, filter: "", states: [], best: "", isLog: false, chosen: null };
   try { Object.assign(view, JSON.parse(sessionStorage.getItem(data.storage) ?? "{}")); } catch { /* private mode */ }
   const keep = () => {
-    view.chosen = [...chosen.keys()];
     try { sessionStorage.setItem(data.storage, JSON.stringify(view)); } catch { /* private mode */ }
   };
-  const now = () => Date.now() / 1000 + skew;
+  const now = () => (isLive ? Date.now() / 1000 + skew : data.now);
+  const ago = (time) => `${duration(Math.max(0, now() - time)).split(" ")[0]} ago`;
   const isActive = (row) => row.state === "running" || row.state === "starting";
   const GOOD_IF_LOW = /loss|err|perplexity|ppl|nll|mse|mae|wer|cer|fid|time|seconds|latency/i;
   const isLowest = () => (view.best ? view.best === "lowest" : GOOD_IF_LOW.test(view.metric));
@@ -65,7 +65,11 @@
   const late = (row) => {
     return silence(row) > Math.max(60, 10 * row.interval) ? `no report for ${duration(silence(row))}` : "";
   };
-  const note = (row) => row.note || late(row);
+  const restarts = (row) => (row.attempts > 1 ? `${row.attempts - 1} restart${row.attempts > 2 ? "s" : ""}` : "");
+  const note = (row) => {
+    const found = [row.note, late(row)].filter(Boolean).join("; ");
+    return found && row.state === "finished" && restarts(row) ? `${restarts(row)}; last failure: ${found}` : found;
+  };
   const hosts = (row) => {
     const names = row.hosts.length + row.more_hosts > 1 ? `${row.hosts.length + row.more_hosts} hosts` : row.hosts[0] ?? "";
     return row.ranks ? `${row.ranks} on ${names}` : "";
@@ -86,8 +90,8 @@
     { key: "last", title: "Last", kind: "number", width: "6rem", narrow: "5.4rem", up: true, value: (r) => r.metrics[view.metric], text: (r) => amount(r.metrics[view.metric]) },
     { key: "best", title: "Best", kind: "number medium", width: "6rem", up: true, value: (r) => best(r)?.[1], text: (r) => amount(best(r)?.[1]) },
     { key: "trend", title: "Trend", kind: "medium", width: "7.5rem" },
-    { key: "began", title: "Started", kind: "number medium", width: "6.3rem", value: (r) => r.began, text: (r) => (r.began ? age(now() - r.began) : "") },
-    { key: "took", title: "Time", kind: "number small", width: "5.6rem", value: took, text: (r) => duration(took(r)) },
+    { key: "began", title: "Started", kind: "number medium began", width: "6.3rem", value: (r) => r.began, text: (r) => (r.began ? ago(r.began) : "") },
+    { key: "took", title: "Runtime", kind: "number small", width: "5.6rem", value: took, text: (r) => duration(took(r)) },
     { key: "hosts", title: "Ranks", kind: "wide", width: "8.2rem", value: (r) => r.ranks, text: hosts },
     { key: "memory", title: "Memory", kind: "number wide", width: "5.6rem", value: (r) => r.memory, text: (r) => bytes(r.memory) },
   ];
@@ -167,7 +171,8 @@
     for (const [n, one] of COLUMNS.entries()) if (one.text) setText(made.children[n + 1], one.text(row));
     const state = made.children[2];
     setAttribute(state, "class", `state is-state ${row.state}${isActive(row) && note(row) ? " noted" : ""}`);
-    setText(made.hint, note(row) || (row.unread > 1e6 ? "still being read" : ""));
+    setText(made.hint, note(row) || (row.unread > 1e6 ? "still being read" : restarts(row)));
+    setAttribute(made.querySelector(".began"), "title", clock(row.began));
     setAttribute(state, "title", note(row) ? `${row.state}: ${note(row)}` : row.state);
   };
   const drawRow = (row) => {
@@ -220,7 +225,7 @@
     for (const node of placed) setAttribute(node, "tabindex", node === stop ? "0" : "-1");
     const empty = $("#empty");
     empty.hidden = order.length > 0;
-    setText(empty, rows.size ? "No run matches." : "There are no runs here yet. They appear as they start.");
+    setText(empty, rows.size ? "No run matches the filter." : "There are no runs here yet. They appear as they start.");
   };
   const STATES = ["running", "starting", "finished", "failed", "killed", "stopped", "damaged"];
   const drawStates = (found) => {
@@ -256,6 +261,7 @@
       const used = new Set(chosen.values());
       chosen.set(name, [...Array(MOST_CHOSEN).keys()].find((n) => !used.has(n)));
     }
+    view.chosen = [...chosen.keys()];
     for (const row of rows.values()) drawRow(row);
     keep();
     fetchCurves();
@@ -315,19 +321,18 @@
   // -- one run
 
   let following = new AbortController();
-  const fact = (title, value) => (value ? [el("dt", null, title), el("dd", null, value)] : []);
+  const fact = (title, ...values) => (values.some(Boolean) ? [el("dt", null, title), el("dd", null, ...values)] : []);
   const facts = (row) => {
-    const clock = (s) => (s ? new Date(s * 1000).toLocaleString() : "");
-    const listed = (all) => Object.entries(all).map(([name, value]) => `${name}=${amount(value)}`).join("  ");
+    const listed = (all, shown) => Object.entries(all).map(([name, value]) => el("span", null, `${name}=${shown(value)} `));
     const found = best(row);
     return [
-      ...fact("script", row.script), ...fact("started", clock(row.began)), ...fact("time", duration(took(row))),
+      ...fact("script", row.script), ...fact("started", clock(row.began)), ...fact("runtime", duration(took(row))),
       ...fact("step", row.progress ? `${whole(row.progress[0])} of ${whole(row.progress[1])}` : row.step ? whole(row.step) : ""),
       ...fact("attempts", row.attempts > 1 ? String(row.attempts) : ""),
       ...fact("ranks", row.hosts.length ? `${row.ranks} on ${row.hosts.join(", ")}${row.more_hosts ? ` and ${row.more_hosts} more` : ""}` : ""),
-      ...fact("metrics", listed(row.metrics)),
+      ...fact("metrics", ...listed(row.metrics, amount)),
       ...fact("best", found ? `${view.metric}=${amount(found[1])} at step ${whole(found[0])}` : ""),
-      ...fact("settings", listed(row.settings)),
+      ...fact("settings", ...listed(row.settings, String)),
     ];
   };
   const open = (name) => {
@@ -337,7 +342,7 @@
     const close = el("button", { type: "button", "aria-label": "Close" }, "✕");
     close.addEventListener("click", shut);
     const target = isLive ? `${path}/` : data.pages ? `${path}.html` : null;
-    const actions = el("p", { class: "actions" }, target && el("a", { href: target, target: "_blank", rel: "noopener" }, "Whole page of the run"));
+    const actions = el("p", { class: "actions" }, target && el("a", { href: target, target: "_blank", rel: "noopener" }, "Page of the run ↗"));
     const answer = el("pre", { class: "answer", tabindex: "0", hidden: "" });
     const ask = async (word) => {
       answer.hidden = false;
@@ -396,7 +401,7 @@
         while (log.childNodes.length > MOST_LINES) log.firstChild.remove();
         if (isAtEnd) log.scrollTop = log.scrollHeight;
       }
-      if (!log.textContent) log.textContent = "There is no output of the ranks here.";
+      if (!log.textContent) log.textContent = "The ranks have printed nothing, or their logs are not on this machine.";
     } catch (error) {
       if (!signal.aborted) log.append("\nThe output can no longer be followed; open the run again.\n");
     }
@@ -457,12 +462,17 @@
     }
     version = found.version;
     skew = found.now - Date.now() / 1000;
-    if (!isLive) skew = 0;
     for (const name of chosen.keys()) if (!rows.has(name)) chosen.delete(name);
     drawMetrics(found.rows);
     if (isNew || rows.size !== before) reorder();
     else for (const row of found.rows) drawRow(row);
+    if (!chosen.size) chooseFirst();
     return found.rows.some((row) => chosen.has(row.name));
+  };
+  const chooseFirst = () => {
+    const newest = [...rows.values()].filter((row) => curve(row)).sort((a, b) => b.began - a.began).map((row) => row.name);
+    for (const name of (view.chosen ?? newest.slice(0, 5)).filter((one) => rows.has(one))) choose(name, true);
+    if (!chosen.size) drawPlot();
   };
   const metrics = new Set();
   const mostCommon = (runs) => {  // a loss is preferred
@@ -533,10 +543,6 @@
     keep();
     drawPlot();
   });
-  const chooseFirst = () => {
-    const newest = [...rows.values()].filter((row) => curve(row)).sort((a, b) => b.began - a.began).map((row) => row.name);
-    for (const name of (view.chosen ?? newest.slice(0, 5)).filter((one) => rows.has(one))) choose(name, true);
-  };
   new IntersectionObserver((seen) => {
     if (seen.some((one) => one.isIntersecting) && limit < order.length) { limit += ROWS; place(); }
   }, { rootMargin: "600px" }).observe($("#more"));
@@ -544,15 +550,12 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot?.redraw(false));
   document.addEventListener("visibilitychange", () => { if (!document.hidden) for (const row of rows.values()) drawRow(row); });
   const begin = async () => {
-    const wanted = view.chosen; // reorder() keeps what is chosen by then: nothing
     try {
       apply(isLive ? await ask(0) : data);
       if (isLive && rows.size && ![...rows.values()].some(curve)) apply(await ask(0)); // another metric was sent
     } catch { /* poll() says so */ }
-    view.chosen = wanted;
-    chooseFirst();
     if (isLive) poll();
   };
   begin();
-  if (!isLive) setStatus("", `written ${new Date(data.now * 1000).toLocaleString()}`);
+  if (!isLive) setStatus("", `written ${clock(data.now)}`);
 })();
