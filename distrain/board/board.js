@@ -45,7 +45,7 @@
   const rows = new Map();
   let version = 0, skew = 0, limit = ROWS, order = [], known = 0, current = null, full = {}, isAsked = false;
   const chosen = new Map(); // the colour of each chosen run
-  const view = { metric: "", sort: "began", up: false, filter: "", states: [], best: "", isLog: false, chosen: null };
+  const view = { metric: "", sort: "began", up: false, filter: "", states: [], best: "", isLog: false, smooth: 0, chosen: null };
   try { Object.assign(view, JSON.parse(sessionStorage.getItem(data.storage) ?? "{}")); } catch { /* private mode */ }
   const keep = () => {
     try { sessionStorage.setItem(data.storage, JSON.stringify(view)); } catch { /* private mode */ }
@@ -57,6 +57,7 @@
   const isLowest = () => (view.best ? view.best === "lowest" : GOOD_IF_LOW.test(view.metric));
   const curve = (row) => row.curves[view.metric];
   const best = (row) => { const found = curve(row); return found && (isLowest() ? found.low : found.high); };
+  const latest = (row) => row.metrics[view.metric] ?? curve(row)?.last?.[1]; // an evaluation is not in each report
   const share = (row) => (row.progress ? Math.min(1, Math.max(0, row.progress[0] / row.progress[1])) : null);
   const silence = (row) => (row.reported && row.state === "running" ? now() - row.reported : 0);
   const pace = (row) => (silence(row) > Math.max(10, 5 * row.interval) ? null : row.rate);
@@ -87,7 +88,7 @@
     { key: "progress", title: "Progress", kind: "", width: "8rem", narrow: "5.6rem", value: (r) => share(r) ?? r.step },
     { key: "rate", title: "Rate", kind: "number small", width: "5.6rem", value: pace, text: (r) => rate(pace(r)) },
     { key: "left", title: "Left", kind: "number small", width: "5.6rem", up: true, value: left, text: (r) => duration(left(r)) },
-    { key: "last", title: "Last", kind: "number", width: "6rem", narrow: "5.4rem", up: true, value: (r) => r.metrics[view.metric], text: (r) => amount(r.metrics[view.metric]) },
+    { key: "last", title: "Last", kind: "number", width: "6rem", narrow: "5.4rem", up: true, value: latest, text: (r) => amount(latest(r)) },
     { key: "best", title: "Best", kind: "number medium", width: "6rem", up: true, value: (r) => best(r)?.[1], text: (r) => amount(best(r)?.[1]) },
     { key: "trend", title: "Trend", kind: "medium", width: "7.5rem" },
     { key: "began", title: "Started", kind: "number medium began", width: "6.3rem", value: (r) => r.began, text: (r) => (r.began ? ago(r.began) : "") },
@@ -100,7 +101,12 @@
   const makeHead = () => {
     const head = $("thead tr"), cols = $("colgroup");
     cols.append(el("col", null));
-    head.append(el("th", { class: "choose", scope: "col", "aria-label": "Draw the curve" }));
+    const all = el("input", { type: "checkbox", id: "all", title: `Draw the first ${MOST_CHOSEN} runs, or none`, "aria-label": `Draw the first ${MOST_CHOSEN} runs, or none` });
+    all.addEventListener("change", () => {
+      const wanted = chosen.size ? [...chosen.keys()] : order.slice(0, MOST_CHOSEN), isOn = !chosen.size;
+      for (const name of wanted) choose(name, isOn);
+    });
+    head.append(el("th", { class: "choose", scope: "col" }, el("label", null, all)));
     for (const one of COLUMNS) {
       const button = el("button", { type: "button", title: one.value ? `Sort by ${one.title.toLowerCase()}` : null }, one.title);
       button.disabled = !one.value;
@@ -130,6 +136,8 @@
     box.addEventListener("change", () => choose(row.name));
     const made = el("tr", { tabindex: "-1" }, el("td", { class: "choose" }, el("label", null, box)));
     made.box = box;
+    made.addEventListener("mouseenter", () => highlight(row.name));
+    made.addEventListener("mouseleave", () => highlight(null));
     made.addEventListener("focusin", () => { if (current !== row.name) focusRow(row.name); });
     for (const one of COLUMNS) {
       const cell = el(one.key === "name" ? "th" : "td", { class: one.kind, scope: one.key === "name" ? "row" : null });
@@ -252,7 +260,16 @@
 
   // -- the plot
 
-  let plot = null, plotted = "", isZoomed = false;
+  const smoothed = (values) => { // as TensorBoard does: an exponential average that starts without a bias
+    let sum = 0, weight = 0;
+    return values.map((value) => {
+      if (value == null) return value;
+      sum = view.smooth * sum + value;
+      weight = view.smooth * weight + 1;
+      return sum / weight;
+    });
+  };
+  let plot = null, plotted = "", isZoomed = false, ends = [];
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const choose = (name, isOn = !chosen.has(name)) => {
     if (!isOn) chosen.delete(name);
@@ -262,6 +279,7 @@
       chosen.set(name, [...Array(MOST_CHOSEN).keys()].find((n) => !used.has(n)));
     }
     view.chosen = [...chosen.keys()];
+    $("#all").checked = chosen.size > 0;
     for (const row of rows.values()) drawRow(row);
     keep();
     fetchCurves();
@@ -283,7 +301,9 @@
     const place = $("#plot"), names = [...chosen.keys()].filter((name) => (full[name] ?? curve(rows.get(name)))?.x.length);
     const log = view.isLog && names.every((name) => curve(rows.get(name)).low[1] > 0);
     const wanted = JSON.stringify([view.metric, log, names.map((name) => [name, chosen.get(name)])]);
-    const joined = names.length ? uPlot.join(names.map((name) => { const found = full[name] ?? curve(rows.get(name)); return [found.x, found.y]; })) : null;
+    const curves = names.map((name) => full[name] ?? curve(rows.get(name)));
+    const joined = names.length ? uPlot.join(curves.map(({ x, y }) => [x, smoothed(y)])) : null;
+    ends = curves.map(({ x }) => x.at(-1));
     if (plot && plotted === wanted) {
       plot.setData(joined, !isZoomed);
       return;
@@ -310,13 +330,21 @@
         { label: "step", value: (u, v) => (v == null ? "–" : whole(v)) },
         ...names.map((name) => ({ label: name, stroke: () => color(`c${chosen.get(name)}`), width: 1.5, spanGaps: true, points: { show: joined[0].length < 3 }, value: (u, v) => amount(v) || "–" })),
       ],
-      cursor: { drag: { x: true, y: false }, y: false },
+      cursor: {
+        drag: { x: true, y: false }, y: false, focus: { prox: 16 },
+        hover: { prox: (u, n) => (u.posToVal(u.cursor.left, "x") > ends[n - 1] ? 8 : Infinity) }, // no value of a curve beyond its end
+      },
+      focus: { alpha: 0.25 },
       hooks: { setSelect: [(u) => { isZoomed = u.select.width > 0; }] },
     }, joined, place);
     plot.over.addEventListener("dblclick", () => { isZoomed = false; });
     place.setAttribute("aria-label", `Curves of ${view.metric}: ${names.join(", ")}`);
   };
-  const plotSize = () => ({ width: Math.max(200, $("#plot").clientWidth - 20), height: $("#plot").clientHeight - 40 });
+  const plotSize = () => ({ width: Math.max(200, $("#plot").clientWidth - 20), height: Math.round(Math.max(160, Math.min(300, innerHeight / 4))) });
+  const highlight = (name) => {
+    const n = plot ? plot.series.findIndex((one) => one.label === name) : -1;
+    if (plot) plot.setSeries(n > 0 ? n : null, { focus: true });
+  };
 
   // -- one run
 
@@ -535,6 +563,8 @@
     drawMetrics([]);
     reorder();
   });
+  $("#smooth").value = view.smooth;
+  $("#smooth").addEventListener("input", (event) => { view.smooth = Number(event.target.value); keep(); drawPlot(); });
   const log = $("#log");
   log.setAttribute("aria-pressed", String(view.isLog));
   log.addEventListener("click", () => {
