@@ -43,9 +43,9 @@
   // -- what is known, and what the user has chosen
 
   const rows = new Map();
-  let version = 0, skew = 0, limit = ROWS, order = [], known = 0, current = null, full = {}, isAsked = false;
+  let version = 0, offered = 0, skew = 0, limit = ROWS, order = [], known = 0, current = null, full = {}, isAsked = false;
   const chosen = new Map(); // the colour of each chosen run
-  const view = { metric: "", sort: "began", up: false, filter: "", states: [], best: "", isLog: false, smooth: 0, chosen: null };
+  const view = { metric: "", sort: "began", up: false, filter: "", states: [], best: "", isLog: false, smooth: 0, setting: "", chosen: null };
   try { Object.assign(view, JSON.parse(sessionStorage.getItem(data.storage) ?? "{}")); } catch { /* private mode */ }
   const keep = () => {
     try { sessionStorage.setItem(data.storage, JSON.stringify(view)); } catch { /* private mode */ }
@@ -57,6 +57,7 @@
   const isLowest = () => (view.best ? view.best === "lowest" : GOOD_IF_LOW.test(view.metric));
   const curve = (row) => row.curves[view.metric];
   const best = (row) => { const found = curve(row); return found && (isLowest() ? found.low : found.high); };
+  const setting = (row) => row.settings[view.setting];
   const latest = (row) => row.metrics[view.metric] ?? curve(row)?.last?.[1]; // an evaluation is not in each report
   const share = (row) => (row.progress ? Math.min(1, Math.max(0, row.progress[0] / row.progress[1])) : null);
   const silence = (row) => (row.reported && row.state === "running" ? now() - row.reported : 0);
@@ -95,6 +96,7 @@
     { key: "took", title: "Runtime", kind: "number small", width: "5.6rem", value: took, text: (r) => duration(took(r)) },
     { key: "hosts", title: "Ranks", kind: "wide", width: "8.2rem", value: (r) => r.ranks, text: hosts },
     { key: "memory", title: "Memory", kind: "number wide", width: "5.6rem", value: (r) => r.memory, text: (r) => bytes(r.memory) },
+    { key: "setting", title: "⇅", kind: "number widest", width: "9rem", up: true, value: setting, text: (r) => String(setting(r) ?? "") },
   ];
   const column = (key) => COLUMNS.find((one) => one.key === key) ?? COLUMNS[8];
   const narrow = matchMedia("(max-width: 560px)");
@@ -118,6 +120,9 @@
       head.append(el("th", { class: one.kind, scope: "col", "data-key": one.key }, button));
       cols.append(el("col", { class: one.kind }));
     }
+    const menu = el("select", { id: "setting", "aria-label": "The setting in this column" });
+    menu.addEventListener("change", () => { view.setting = menu.value; reorder(); });
+    head.lastChild.prepend(menu);
     setWidths();
     narrow.addEventListener("change", setWidths);
   };
@@ -492,6 +497,7 @@
     skew = found.now - Date.now() / 1000;
     for (const name of chosen.keys()) if (!rows.has(name)) chosen.delete(name);
     drawMetrics(found.rows);
+    drawSettings(found.rows);
     if (isNew || rows.size !== before) reorder();
     else for (const row of found.rows) drawRow(row);
     if (!chosen.size) chooseFirst();
@@ -506,6 +512,15 @@
   const mostCommon = (runs) => {  // a loss is preferred
     const score = (name) => runs.filter((run) => typeof run.metrics[name] === "number").length * (/loss/i.test(name) ? 2 : 1);
     return [...metrics].sort((one, other) => score(other) - score(one))[0] ?? "";
+  };
+  const settings = new Set();
+  const drawSettings = (changed) => {
+    for (const row of changed) for (const name of Object.keys(row.settings)) settings.add(name);
+    const differs = (name) => new Set([...rows.values()].map((row) => String(row.settings[name]))).size > 1;
+    if (!settings.has(view.setting)) view.setting = [...settings].find(differs) ?? "";
+    if (settings.size !== offered) $("#setting").replaceChildren(...[...settings].sort().map((name) => el("option", { value: name }, name)));
+    offered = settings.size;
+    $("#setting").value = view.setting;
   };
   const drawMetrics = (changed) => {
     for (const row of changed) for (const [name, value] of Object.entries(row.metrics)) if (typeof value === "number") metrics.add(name);
