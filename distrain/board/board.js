@@ -32,7 +32,7 @@
     if (s < 86400) return `${Math.floor(s / 3600)}h ${two((s % 3600) / 60)}m`;
     return `${Math.floor(s / 86400)}d ${two((s % 86400) / 3600)}h`;
   };
-  const age = (s) => duration(s).split(" ")[0];
+  const clock = (s) => (s ? new Date(s * 1000).toLocaleString() : "");
   const rate = (r) => {
     if (!r) return "";
     const [value, unit] = r >= 1 ? [r, "s"] : r * 60 >= 1 ? [r * 60, "min"] : [r * 3600, "h"];
@@ -43,20 +43,22 @@
   // -- what is known, and what the user has chosen
 
   const rows = new Map();
-  let version = 0, skew = 0, limit = ROWS, order = [], known = 0, current = null, full = {}, isAsked = false;
+  let version = 0, offered = 0, skew = 0, limit = ROWS, order = [], known = 0, current = null, full = {}, isAsked = false;
   const chosen = new Map(); // the colour of each chosen run
-  const view = { metric: "", sort: "began", up: false, filter: "", states: [], best: "", isLog: false, chosen: null };
+  const view = { metric: "", sort: "began", up: false, filter: "", states: [], best: "", isLog: false, smooth: 0, setting: "", chosen: null };
   try { Object.assign(view, JSON.parse(sessionStorage.getItem(data.storage) ?? "{}")); } catch { /* private mode */ }
   const keep = () => {
-    view.chosen = [...chosen.keys()];
     try { sessionStorage.setItem(data.storage, JSON.stringify(view)); } catch { /* private mode */ }
   };
-  const now = () => Date.now() / 1000 + skew;
+  const now = () => (isLive ? Date.now() / 1000 + skew : data.now);
+  const ago = (time) => `${duration(Math.max(0, now() - time)).split(" ")[0]} ago`;
   const isActive = (row) => row.state === "running" || row.state === "starting";
   const GOOD_IF_LOW = /loss|err|perplexity|ppl|nll|mse|mae|wer|cer|fid|time|seconds|latency/i;
   const isLowest = () => (view.best ? view.best === "lowest" : GOOD_IF_LOW.test(view.metric));
   const curve = (row) => row.curves[view.metric];
   const best = (row) => { const found = curve(row); return found && (isLowest() ? found.low : found.high); };
+  const setting = (row) => row.settings[view.setting];
+  const latest = (row) => row.metrics[view.metric] ?? curve(row)?.last?.[1]; // an evaluation is not in each report
   const share = (row) => (row.progress ? Math.min(1, Math.max(0, row.progress[0] / row.progress[1])) : null);
   const silence = (row) => (row.reported && row.state === "running" ? now() - row.reported : 0);
   const pace = (row) => (silence(row) > Math.max(10, 5 * row.interval) ? null : row.rate);
@@ -65,7 +67,11 @@
   const late = (row) => {
     return silence(row) > Math.max(60, 10 * row.interval) ? `no report for ${duration(silence(row))}` : "";
   };
-  const note = (row) => row.note || late(row);
+  const restarts = (row) => (row.attempts > 1 ? `${row.attempts - 1} restart${row.attempts > 2 ? "s" : ""}` : "");
+  const note = (row) => {
+    const found = [row.note, late(row)].filter(Boolean).join("; ");
+    return found && row.state === "finished" && restarts(row) ? `${restarts(row)}; last failure: ${found}` : found;
+  };
   const hosts = (row) => {
     const names = row.hosts.length + row.more_hosts > 1 ? `${row.hosts.length + row.more_hosts} hosts` : row.hosts[0] ?? "";
     return row.ranks ? `${row.ranks} on ${names}` : "";
@@ -79,24 +85,30 @@
 
   const COLUMNS = [
     { key: "name", title: "Name", kind: "", up: true, value: (r) => r.name.toLowerCase() },
-    { key: "state", title: "State", kind: "is-state", width: "6.4rem", narrow: "1.2rem", up: true, value: (r) => r.state },
+    { key: "state", title: "State", kind: "is-state", width: "7.4rem", narrow: "1.2rem", up: true, value: (r) => r.state },
     { key: "progress", title: "Progress", kind: "", width: "8rem", narrow: "5.6rem", value: (r) => share(r) ?? r.step },
     { key: "rate", title: "Rate", kind: "number small", width: "5.6rem", value: pace, text: (r) => rate(pace(r)) },
     { key: "left", title: "Left", kind: "number small", width: "5.6rem", up: true, value: left, text: (r) => duration(left(r)) },
-    { key: "last", title: "Last", kind: "number", width: "6rem", narrow: "5.4rem", up: true, value: (r) => r.metrics[view.metric], text: (r) => amount(r.metrics[view.metric]) },
+    { key: "last", title: "Last", kind: "number", width: "6rem", narrow: "5.4rem", up: true, value: latest, text: (r) => amount(latest(r)) },
     { key: "best", title: "Best", kind: "number medium", width: "6rem", up: true, value: (r) => best(r)?.[1], text: (r) => amount(best(r)?.[1]) },
     { key: "trend", title: "Trend", kind: "medium", width: "7.5rem" },
-    { key: "began", title: "Started", kind: "number medium", width: "6.3rem", value: (r) => r.began, text: (r) => (r.began ? age(now() - r.began) : "") },
-    { key: "took", title: "Time", kind: "number small", width: "5.6rem", value: took, text: (r) => duration(took(r)) },
+    { key: "began", title: "Started", kind: "number medium began", width: "6.3rem", value: (r) => r.began, text: (r) => (r.began ? ago(r.began) : "") },
+    { key: "took", title: "Runtime", kind: "number small", width: "5.6rem", value: took, text: (r) => duration(took(r)) },
     { key: "hosts", title: "Ranks", kind: "wide", width: "8.2rem", value: (r) => r.ranks, text: hosts },
     { key: "memory", title: "Memory", kind: "number wide", width: "5.6rem", value: (r) => r.memory, text: (r) => bytes(r.memory) },
+    { key: "setting", title: "⇅", kind: "number widest", width: "9rem", up: true, value: setting, text: (r) => String(setting(r) ?? "") },
   ];
   const column = (key) => COLUMNS.find((one) => one.key === key) ?? COLUMNS[8];
   const narrow = matchMedia("(max-width: 560px)");
   const makeHead = () => {
     const head = $("thead tr"), cols = $("colgroup");
     cols.append(el("col", null));
-    head.append(el("th", { class: "choose", scope: "col", "aria-label": "Draw the curve" }));
+    const all = el("input", { type: "checkbox", id: "all", title: `Draw the first ${MOST_CHOSEN} runs, or none`, "aria-label": `Draw the first ${MOST_CHOSEN} runs, or none` });
+    all.addEventListener("change", () => {
+      const wanted = chosen.size ? [...chosen.keys()] : order.slice(0, MOST_CHOSEN), isOn = !chosen.size;
+      for (const name of wanted) choose(name, isOn);
+    });
+    head.append(el("th", { class: "choose", scope: "col" }, el("label", null, all)));
     for (const one of COLUMNS) {
       const button = el("button", { type: "button", title: one.value ? `Sort by ${one.title.toLowerCase()}` : null }, one.title);
       button.disabled = !one.value;
@@ -108,6 +120,9 @@
       head.append(el("th", { class: one.kind, scope: "col", "data-key": one.key }, button));
       cols.append(el("col", { class: one.kind }));
     }
+    const menu = el("select", { id: "setting", "aria-label": "The setting in this column" });
+    menu.addEventListener("change", () => { view.setting = menu.value; reorder(); });
+    head.lastChild.prepend(menu);
     setWidths();
     narrow.addEventListener("change", setWidths);
   };
@@ -126,6 +141,8 @@
     box.addEventListener("change", () => choose(row.name));
     const made = el("tr", { tabindex: "-1" }, el("td", { class: "choose" }, el("label", null, box)));
     made.box = box;
+    made.addEventListener("mouseenter", () => highlight(row.name));
+    made.addEventListener("mouseleave", () => highlight(null));
     made.addEventListener("focusin", () => { if (current !== row.name) focusRow(row.name); });
     for (const one of COLUMNS) {
       const cell = el(one.key === "name" ? "th" : "td", { class: one.kind, scope: one.key === "name" ? "row" : null });
@@ -167,7 +184,8 @@
     for (const [n, one] of COLUMNS.entries()) if (one.text) setText(made.children[n + 1], one.text(row));
     const state = made.children[2];
     setAttribute(state, "class", `state is-state ${row.state}${isActive(row) && note(row) ? " noted" : ""}`);
-    setText(made.hint, note(row) || (row.unread > 1e6 ? "still being read" : ""));
+    setText(made.hint, note(row) || (row.unread > 1e6 ? "still being read" : restarts(row)));
+    setAttribute(made.querySelector(".began"), "title", clock(row.began));
     setAttribute(state, "title", note(row) ? `${row.state}: ${note(row)}` : row.state);
   };
   const drawRow = (row) => {
@@ -180,7 +198,7 @@
     setText(made.children[2], row.state);
     made.track.hidden = part == null;
     if (part != null) made.bar.style.width = `${(part * 100).toFixed(1)}%`;
-    setText(made.share, part != null ? `${Math.floor(part * 100)}%` : row.step ? whole(row.step) : "");
+    setText(made.share, part != null ? `${Math.floor(part * 100)}%` : row.step ? `step ${whole(row.step)}` : "");
     setAttribute(made.track, "class", isActive(row) ? "active" : "");
     setAttribute(made.children[3], "title", row.progress ? `${whole(row.progress[0])} of ${whole(row.progress[1])}` : row.step ? `step ${whole(row.step)}` : "");
     const found = curve(row);
@@ -220,7 +238,7 @@
     for (const node of placed) setAttribute(node, "tabindex", node === stop ? "0" : "-1");
     const empty = $("#empty");
     empty.hidden = order.length > 0;
-    setText(empty, rows.size ? "No run matches." : "There are no runs here yet. They appear as they start.");
+    setText(empty, rows.size ? "No run matches the filter." : "There are no runs here yet. They appear as they start.");
   };
   const STATES = ["running", "starting", "finished", "failed", "killed", "stopped", "damaged"];
   const drawStates = (found) => {
@@ -247,7 +265,16 @@
 
   // -- the plot
 
-  let plot = null, plotted = "", isZoomed = false;
+  const smoothed = (values) => { // as TensorBoard does: an exponential average that starts without a bias
+    let sum = 0, weight = 0;
+    return values.map((value) => {
+      if (value == null) return value;
+      sum = view.smooth * sum + value;
+      weight = view.smooth * weight + 1;
+      return sum / weight;
+    });
+  };
+  let plot = null, plotted = "", isZoomed = false, ends = [];
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const choose = (name, isOn = !chosen.has(name)) => {
     if (!isOn) chosen.delete(name);
@@ -256,6 +283,8 @@
       const used = new Set(chosen.values());
       chosen.set(name, [...Array(MOST_CHOSEN).keys()].find((n) => !used.has(n)));
     }
+    view.chosen = [...chosen.keys()];
+    $("#all").checked = chosen.size > 0;
     for (const row of rows.values()) drawRow(row);
     keep();
     fetchCurves();
@@ -277,7 +306,9 @@
     const place = $("#plot"), names = [...chosen.keys()].filter((name) => (full[name] ?? curve(rows.get(name)))?.x.length);
     const log = view.isLog && names.every((name) => curve(rows.get(name)).low[1] > 0);
     const wanted = JSON.stringify([view.metric, log, names.map((name) => [name, chosen.get(name)])]);
-    const joined = names.length ? uPlot.join(names.map((name) => { const found = full[name] ?? curve(rows.get(name)); return [found.x, found.y]; })) : null;
+    const curves = names.map((name) => full[name] ?? curve(rows.get(name)));
+    const joined = names.length ? uPlot.join(curves.map(({ x, y }) => [x, smoothed(y)])) : null;
+    ends = curves.map(({ x }) => x.at(-1));
     if (plot && plotted === wanted) {
       plot.setData(joined, !isZoomed);
       return;
@@ -304,30 +335,37 @@
         { label: "step", value: (u, v) => (v == null ? "–" : whole(v)) },
         ...names.map((name) => ({ label: name, stroke: () => color(`c${chosen.get(name)}`), width: 1.5, spanGaps: true, points: { show: joined[0].length < 3 }, value: (u, v) => amount(v) || "–" })),
       ],
-      cursor: { drag: { x: true, y: false }, y: false },
+      cursor: {
+        drag: { x: true, y: false }, y: false, focus: { prox: 16 },
+        hover: { prox: (u, n) => (u.posToVal(u.cursor.left, "x") > ends[n - 1] ? 8 : Infinity) }, // no value of a curve beyond its end
+      },
+      focus: { alpha: 0.25 },
       hooks: { setSelect: [(u) => { isZoomed = u.select.width > 0; }] },
     }, joined, place);
     plot.over.addEventListener("dblclick", () => { isZoomed = false; });
     place.setAttribute("aria-label", `Curves of ${view.metric}: ${names.join(", ")}`);
   };
-  const plotSize = () => ({ width: Math.max(200, $("#plot").clientWidth - 20), height: $("#plot").clientHeight - 40 });
+  const plotSize = () => ({ width: Math.max(200, $("#plot").clientWidth - 20), height: Math.round(Math.max(160, Math.min(300, innerHeight / 4))) });
+  const highlight = (name) => {
+    const n = plot ? plot.series.findIndex((one) => one.label === name) : -1;
+    if (plot) plot.setSeries(n > 0 ? n : null, { focus: true });
+  };
 
   // -- one run
 
   let following = new AbortController();
-  const fact = (title, value) => (value ? [el("dt", null, title), el("dd", null, value)] : []);
+  const fact = (title, ...values) => (values.some(Boolean) ? [el("dt", null, title), el("dd", null, ...values)] : []);
   const facts = (row) => {
-    const clock = (s) => (s ? new Date(s * 1000).toLocaleString() : "");
-    const listed = (all) => Object.entries(all).map(([name, value]) => `${name}=${amount(value)}`).join("  ");
+    const listed = (all, shown) => Object.entries(all).map(([name, value]) => el("span", null, `${name}=${shown(value)} `));
     const found = best(row);
     return [
-      ...fact("script", row.script), ...fact("started", clock(row.began)), ...fact("time", duration(took(row))),
+      ...fact("script", row.script), ...fact("started", clock(row.began)), ...fact("runtime", duration(took(row))),
       ...fact("step", row.progress ? `${whole(row.progress[0])} of ${whole(row.progress[1])}` : row.step ? whole(row.step) : ""),
       ...fact("attempts", row.attempts > 1 ? String(row.attempts) : ""),
       ...fact("ranks", row.hosts.length ? `${row.ranks} on ${row.hosts.join(", ")}${row.more_hosts ? ` and ${row.more_hosts} more` : ""}` : ""),
-      ...fact("metrics", listed(row.metrics)),
+      ...fact("metrics", ...listed(row.metrics, amount)),
       ...fact("best", found ? `${view.metric}=${amount(found[1])} at step ${whole(found[0])}` : ""),
-      ...fact("settings", listed(row.settings)),
+      ...fact("settings", ...listed(row.settings, String)),
     ];
   };
   const open = (name) => {
@@ -337,7 +375,7 @@
     const close = el("button", { type: "button", "aria-label": "Close" }, "✕");
     close.addEventListener("click", shut);
     const target = isLive ? `${path}/` : data.pages ? `${path}.html` : null;
-    const actions = el("p", { class: "actions" }, target && el("a", { href: target, target: "_blank", rel: "noopener" }, "Whole page of the run"));
+    const actions = el("p", { class: "actions" }, target && el("a", { href: target, target: "_blank", rel: "noopener" }, "Page of the run ↗"));
     const answer = el("pre", { class: "answer", tabindex: "0", hidden: "" });
     const ask = async (word) => {
       answer.hidden = false;
@@ -396,7 +434,7 @@
         while (log.childNodes.length > MOST_LINES) log.firstChild.remove();
         if (isAtEnd) log.scrollTop = log.scrollHeight;
       }
-      if (!log.textContent) log.textContent = "There is no output of the ranks here.";
+      if (!log.textContent) log.textContent = "The ranks have printed nothing, or their logs are not on this machine.";
     } catch (error) {
       if (!signal.aborted) log.append("\nThe output can no longer be followed; open the run again.\n");
     }
@@ -457,17 +495,32 @@
     }
     version = found.version;
     skew = found.now - Date.now() / 1000;
-    if (!isLive) skew = 0;
     for (const name of chosen.keys()) if (!rows.has(name)) chosen.delete(name);
     drawMetrics(found.rows);
+    drawSettings(found.rows);
     if (isNew || rows.size !== before) reorder();
     else for (const row of found.rows) drawRow(row);
+    if (!chosen.size) chooseFirst();
     return found.rows.some((row) => chosen.has(row.name));
+  };
+  const chooseFirst = () => {
+    const newest = [...rows.values()].filter((row) => curve(row)).sort((a, b) => b.began - a.began).map((row) => row.name);
+    for (const name of (view.chosen ?? newest.slice(0, 5)).filter((one) => rows.has(one))) choose(name, true);
+    if (!chosen.size) drawPlot();
   };
   const metrics = new Set();
   const mostCommon = (runs) => {  // a loss is preferred
     const score = (name) => runs.filter((run) => typeof run.metrics[name] === "number").length * (/loss/i.test(name) ? 2 : 1);
     return [...metrics].sort((one, other) => score(other) - score(one))[0] ?? "";
+  };
+  const settings = new Set();
+  const drawSettings = (changed) => {
+    for (const row of changed) for (const name of Object.keys(row.settings)) settings.add(name);
+    const differs = (name) => new Set([...rows.values()].map((row) => String(row.settings[name]))).size > 1;
+    if (!settings.has(view.setting)) view.setting = [...settings].find(differs) ?? "";
+    if (settings.size !== offered) $("#setting").replaceChildren(...[...settings].sort().map((name) => el("option", { value: name }, name)));
+    offered = settings.size;
+    $("#setting").value = view.setting;
   };
   const drawMetrics = (changed) => {
     for (const row of changed) for (const [name, value] of Object.entries(row.metrics)) if (typeof value === "number") metrics.add(name);
@@ -525,6 +578,8 @@
     drawMetrics([]);
     reorder();
   });
+  $("#smooth").value = view.smooth;
+  $("#smooth").addEventListener("input", (event) => { view.smooth = Number(event.target.value); keep(); drawPlot(); });
   const log = $("#log");
   log.setAttribute("aria-pressed", String(view.isLog));
   log.addEventListener("click", () => {
@@ -533,10 +588,6 @@
     keep();
     drawPlot();
   });
-  const chooseFirst = () => {
-    const newest = [...rows.values()].filter((row) => curve(row)).sort((a, b) => b.began - a.began).map((row) => row.name);
-    for (const name of (view.chosen ?? newest.slice(0, 5)).filter((one) => rows.has(one))) choose(name, true);
-  };
   new IntersectionObserver((seen) => {
     if (seen.some((one) => one.isIntersecting) && limit < order.length) { limit += ROWS; place(); }
   }, { rootMargin: "600px" }).observe($("#more"));
@@ -544,15 +595,12 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot?.redraw(false));
   document.addEventListener("visibilitychange", () => { if (!document.hidden) for (const row of rows.values()) drawRow(row); });
   const begin = async () => {
-    const wanted = view.chosen; // reorder() keeps what is chosen by then: nothing
     try {
       apply(isLive ? await ask(0) : data);
       if (isLive && rows.size && ![...rows.values()].some(curve)) apply(await ask(0)); // another metric was sent
     } catch { /* poll() says so */ }
-    view.chosen = wanted;
-    chooseFirst();
     if (isLive) poll();
   };
   begin();
-  if (!isLive) setStatus("", `written ${new Date(data.now * 1000).toLocaleString()}`);
+  if (!isLive) setStatus("", `written ${clock(data.now)}`);
 })();

@@ -190,12 +190,12 @@ class WatchedRun:
         }
 
     def curve(self, metric: str, most: int) -> dict[str, Any] | None:
-        """Return a curve with its lowest and its highest point, each as step and value."""
+        """Return a curve with its lowest, highest and last point, each as step and value."""
         if (found := self._reports.curves.get(metric)) is None:
             return None
         points = found.points(most)
         steps, values = [step for step, _ in points], [float(f"{value:.6g}") for _, value in points]
-        return {"x": steps, "y": values, "low": found.lowest, "high": found.highest}
+        return {"x": steps, "y": values, "low": found.lowest, "high": found.highest, "last": found.last}
 
     def _pace(self) -> tuple[float | None, float]:
         """Return the steps of the progress, or the reports, per second, and the seconds between two reports."""

@@ -73,9 +73,10 @@ def page_data(folder: Path | RemotePath) -> dict[str, Any]:
         reports = read_reports(folder / names.METRICS, run.attempts, notes)
         sentence = verdict(run, reports.last)
     times = _times(run, reports)
-    spans = [(_number(e.get("since")), _number(e["time"])) for e in events if e["event"] == "hang"]
-    if events and events[-1]["event"] == "hang_began":
-        spans.append((_number(events[-1].get("since")), run.ended))
+    seen = [event for event in events if event["event"] in ("hang_began", "hang")]
+    spans = [(_number(e.get("since")), _number(e["time"])) for e in seen if e["event"] == "hang"]
+    if seen and seen[-1]["event"] == "hang_began":
+        spans.append((_number(seen[-1].get("since")), time.time() if run.state == RUNNING else run.ended))
     hangs = [(since, until) for since, until in spans if since is not None and until is not None]
     data = {
         "name": str(run.manifest.get("name") or folder.name),
@@ -280,7 +281,7 @@ def _attempts(run: Run, times: Sequence[AttemptTimes]) -> Table | None:
         rows.append(
             (
                 attempt["attempt"],
-                f"+{duration(timed.started - times[0].started)}",
+                _after(run, timed.started),
                 duration(timed.ended - timed.started),
                 begin,
                 attempt.get("failure") or ("running" if is_running else run.state),
@@ -300,7 +301,11 @@ def _events(run: Run, events: Iterable[Mapping[str, Any]]) -> Table | None:
         (
             _after(run, event["time"]),
             event["event"],
-            ", ".join(f"{name}: {value}" for name, value in event.items() if name not in ("time", "event")),
+            ", ".join(
+                f"{name}: {_after(run, value) if name == 'since' and _number(value) else value}"
+                for name, value in event.items()
+                if name not in ("time", "event") and value != ""
+            ),
         )
         for event in events
         if event["event"] != "checkpoint"

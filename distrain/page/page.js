@@ -133,7 +133,9 @@
     files.length ? fold("Evidence of hangs and failures, in the run directory", el("ul", null, ...files)) : null);
   section("events", "Hangs, slow ranks and other events", table("Events, the last one first", data.events));
   section("checkpoints", "Checkpoints", table("Checkpoints, the last one first", data.checkpoints));
-  if (data.time) section("time", "Where the time went", el("p", null, `Goodput: ${data.time.goodput}`), bar, table("Where the time went", data.time.table));
+  const times = data.time && table("Where the time went", data.time.table);
+  times?.querySelectorAll("tbody th").forEach((th, n) => th.prepend(el("i", { class: `key part-${data.time.parts[n][0]}` })));
+  if (data.time) section("time", "Where the time went", el("p", null, `Goodput: ${data.time.goodput}`), bar, times);
   section("logs", "Last lines of the logs", ...data.logs.map(([title, texts]) => fold(title, lines(texts))));
   section("settings", "Settings and versions", ...data.settings.map(([title, found]) => fold(title, table(title, found))));
   document.querySelector("footer").append(`Written ${data.made} by distrain ${data.version}. The curves are drawn by uPlot (MIT licence, in the source of this page).`);

@@ -85,7 +85,8 @@ def event_in(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(event, dict) or not {"time", "event", "attempt"} <= event.keys():
         return None
-    return event if _is_count(event["time"]) and _is_count(event.get("since", 0)) else None
+    since = 0 if event["event"] == "slow" else event.get("since", 0)  # a slow rank has been so since a step, as text
+    return event if _is_count(event["time"]) and _is_count(since) else None
 
 
 def _is_count(value: Any) -> bool:

@@ -64,7 +64,9 @@ class Server:
 @pytest.fixture
 def storage(tmp_path: Path) -> Path:
     for number, status in enumerate(["finished", "failed", "finished"]):
-        run = make_run(tmp_path / "runs", f"old-{number}", status=status, age_s=1000.0 * (3 - number))
+        settings = {"lr": 0.1 / 2**number}
+        age_s = 1000.0 * (3 - number)
+        run = make_run(tmp_path / "runs", f"old-{number}", status=status, age_s=age_s, train_loop_config=settings)
         add_reports(run, *({"loss": 1 / step} for step in range(1, 30 + number)))
     return tmp_path / "runs"
 
@@ -261,8 +263,17 @@ def test_runs_are_sorted_filtered_and_drawn(browser: Browser, server: Server) ->
     assert [row[6] for row in browser.evaluate(CELLS)] == ["0.03226", "0.03333", "0.03448"]
     browser.evaluate("document.querySelector('th[data-key=last] button').click()")
     assert [row[1] for row in browser.evaluate(CELLS)] == ["old-0", "old-1", "old-2"]
+    assert [row[13] for row in browser.evaluate(CELLS)] == ["0.1", "0.05", "0.025"]
     browser.evaluate("document.querySelector('#states [data-state=failed]').click()")
     assert [row[1] for row in browser.evaluate(CELLS)] == ["old-1"]
+    browser.evaluate("document.querySelector('#all').click()")
+    assert "Choose runs" in browser.evaluate("document.querySelector('#plot').textContent")
+    browser.evaluate("document.querySelector('#all').click()")
+    wait_until(lambda: browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 2, what="one curve")
+    browser.evaluate("document.querySelector('#states [data-state=failed]').click()")
+    browser.evaluate("document.querySelectorAll('#all').forEach((all) => (all.click(), all.click()))")
+    wait_until(lambda: browser.evaluate("document.querySelectorAll('#plot .u-series').length") == 4, what="all curves")
+    browser.evaluate("document.querySelector('#states [data-state=failed]').click()")
     browser.evaluate("document.querySelector('#states [data-state=failed]').click()")
     browser.evaluate(
         "const f = document.querySelector('#filter'); f.value = 'OLD-0 finished'; f.dispatchEvent(new Event('input'))"

@@ -20,6 +20,7 @@ from distrain.page import write_page
 from distrain.page.reports import MOST_METRICS
 from distrain.page.writer import write_page_at_end
 from distrain.system.remote_path import locate
+from tests.unit.page.conftest import STARTED
 
 if TYPE_CHECKING:
     from tests.unit.page.conftest import Run
@@ -111,7 +112,7 @@ def test_attempts_checkpoints_events_and_time_are_tables(restarted: Run) -> None
     restarted.event("slow", 30.0, rank=2, between="reports")
     data = data_of(restarted)
     second, first = rows_of(data["attempts"])
-    assert (first["began"], first["lasted"], first["from"]) == ("+0 s", "43 s", "the beginning")
+    assert (first["began"], first["lasted"], first["from"]) == ("+2.0 s", "43 s", "the beginning")
     assert (second["from"], second["hosts (ranks)"]) == ("checkpoint_000000 (report 20)", "alpha (0, 1), beta (2, 3)")
     newer, older = rows_of(data["checkpoints"])
     assert (newer["report"], newer["state"], newer["metrics"]) == ("40", "kept", "loss=0.025")
@@ -122,6 +123,23 @@ def test_attempts_checkpoints_events_and_time_are_tables(restarted: Run) -> None
     assert data["time"]["goodput"] == "60% of 1 min 40 s"
     assert ["repeated after failures", "15 s"] in [row[:2] for row in data["time"]["table"]["rows"]]
     assert ["command", "python train.py --lr 0.1"] in dict(data["settings"])["run"]["rows"]
+
+
+def test_a_hang_without_an_end_counts_as_lost_time(run: Run) -> None:
+    run.manifest({"started": 0.0, "training": 0.0, "ended": 100.0}, status="failed", took=100.0)
+    run.event("hang_began", 45.0, since=STARTED + 40, text="")
+    run.event("slow", 50.0, rank=1, since="step 9")
+    data = data_of(run)
+    assert ["hung", "1 min"] in [row[:2] for row in data["time"]["table"]["rows"]]
+    assert [row["details"] for row in rows_of(data["events"])] == [
+        "attempt: 0, rank: 1, since: step 9",
+        "attempt: 0, since: +40 s",
+    ]
+    run.manifest({"started": 0.0, "training": 0.0, "ended": None}, status="running", took=1.0)
+    run.write(".lock", "")
+    with (run.root / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert data_of(run)["time"]["parts"][1][0] == "hung"
 
 
 def test_a_killed_run_ended_with_its_last_report_and_shows_its_last_output(run: Run) -> None:
