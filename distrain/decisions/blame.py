@@ -98,6 +98,7 @@ class RunSummary:
     errors: exceptions by rank, if they were raised in this process.
     stopped_ranks: ranks that distrain stopped.
     stop_reason: why the user asked the run to stop.
+    grace_is_over: ranks were still running when the time was up that they had to stop.
     problem: why the run cannot continue, if no rank is to blame.
     hung: the hang that ended the attempt.
     no_retry: why the run was not restarted although its budget allowed a restart.
@@ -116,6 +117,7 @@ class RunSummary:
     errors: Mapping[int, BaseException] = field(default_factory=dict)
     stopped_ranks: Sequence[int] = ()
     stop_reason: str | None = None
+    grace_is_over: bool = False
     problem: str | None = None
     hung: HangDetected | None = None
     no_retry: str | None = None

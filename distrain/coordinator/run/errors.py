@@ -117,7 +117,8 @@ class RunErrors:
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
         if self.where:
             killed = "ranks that had not stopped were killed; RunConfig.stop_grace_s gives them more time:"
-            lines += [in_users_words(killed), *(f"    {line}" for line in self.where)]
+            head = in_users_words(killed) if summary.grace_is_over else "before that, the ranks were last seen here:"
+            lines += [head, *(f"    {line}" for line in self.where)]
         lines += self._other_problems()
         if reason != "SIGINT":
             text = _text([f"the run was stopped by {reason}", *lines, *self._facts()])

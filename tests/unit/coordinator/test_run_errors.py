@@ -120,6 +120,14 @@ def test_another_problem_is_named_beside_the_failure_of_a_rank() -> None:
     assert "in addition, the storage has failed: cannot write x\n" in str(error_of(failures=[failure()], **storage))
 
 
+def test_a_longer_grace_is_only_advised_if_ranks_have_used_it_up() -> None:
+    fields: dict[str, Any] = {"stop_reason": "SIGTERM", "where": ["rank 0 in f at a.py:1"]}
+    quick, late = str(error_of(**fields)), str(error_of(**fields, grace_is_over=True))
+    assert "before that, the ranks were last seen here:\n    rank 0 in f at a.py:1\n" in quick
+    assert "killed" not in quick
+    assert "were killed; RunConfig.stop_grace_s gives them more time:\n    rank 0 in f at a.py:1\n" in late
+
+
 def test_the_culprit_of_a_hang_is_the_suspect() -> None:
     error = error_of(stopped_ranks=[0, 1], hung=HangDetected(3.0, ("rank 0 in f at a.py:1",), (1,)))
     assert (error.culprit, error.stopped, error.where) == (1, (0, 1), ("rank 0 in f at a.py:1",))
