@@ -124,6 +124,16 @@ def test_a_slow_rank_is_marked_and_named() -> None:
     assert "ranks ●◐●●  rank 1 slow, in load (a.py:3)  3 at work" in shown(status, 182.0)
 
 
+def test_a_hang_is_shown_until_a_person_holds_a_rank() -> None:
+    status = running()
+    status.hear(HangBegan("rank 1 is stuck", 0.0, [1], lambda now: f"rank 1 is stuck at {now:g}"))
+    assert "ranks ◌◍◌◌  rank 1 stuck  3 waiting" in shown(status)
+    assert "rank 1 is stuck at 122" in shown(status)
+    status.is_debugged = True
+    assert "ranks ●●●●  4 at work" in shown(status)
+    assert "stuck" not in "".join(shown(status))
+
+
 @pytest.mark.parametrize("is_hang", [True, False])
 def test_no_rank_is_slow_while_ranks_stand_still_or_a_person_holds_one(is_hang: bool) -> None:
     status = running()
