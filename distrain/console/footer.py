@@ -164,8 +164,13 @@ def _in_words(status: RunStatus, states: list[str], now: float) -> Text:
         for state in _ATTENTION
         if ranks[state]
     ]
-    others = [f"{len(those):,} {state}" for state, those in ranks.items() if those and state not in _ATTENTION]
+    others = [_count(state, len(those)) for state, those in ranks.items() if those and state not in _ATTENTION]
     return Text("  ").join([*parts, Text(", ".join(others), style="dim")] if others else parts)
+
+
+def _count(state: str, ranks: int) -> str:
+    """Return how many ranks are in a state. Those that wait are the others of a hang."""
+    return f"{count(ranks, 'other')} wait{'s' * (ranks == 1)}" if state == "waiting" else f"{ranks:,} {state}"
 
 
 def _detail(status: RunStatus, state: str, ranks: list[int], now: float) -> str:

@@ -127,11 +127,17 @@ def test_a_slow_rank_is_marked_and_named() -> None:
 def test_a_hang_is_shown_until_a_person_holds_a_rank() -> None:
     status = running()
     status.hear(HangBegan("rank 1 is stuck", 0.0, [1], lambda now: f"rank 1 is stuck at {now:g}"))
-    assert "ranks ◌◍◌◌  rank 1 stuck  3 waiting" in shown(status)
+    assert "ranks ◌◍◌◌  rank 1 stuck  3 others wait" in shown(status)
     assert "rank 1 is stuck at 122" in shown(status)
     status.is_debugged = True
     assert "ranks ●●●●  4 at work" in shown(status)
     assert "stuck" not in "".join(shown(status))
+
+
+def test_the_only_rank_that_waits_is_not_taken_for_the_stuck_one() -> None:
+    status = running(ranks=2)
+    status.hear(HangBegan("rank 1 is stuck", 0.0, [1], lambda now: ""))
+    assert "ranks ◌◍  rank 1 stuck  1 other waits" in shown(status)
 
 
 @pytest.mark.parametrize("is_hang", [True, False])
