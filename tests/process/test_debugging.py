@@ -229,8 +229,11 @@ def test_a_stop_does_not_wait_for_a_rank_that_nobody_debugs_any_more(
     wait_for_reports(run)
     debug = Debug(run, rank=0)
     debug.wait_for("Ctrl-C ends the wait")
+    while not debug.shown.endswith("\n"):
+        debug.wait_for("\n")
     debug.process.send_signal(signal.SIGINT)
-    debug.end()
+    assert debug.end() == 130
+    assert debug.shown.endswith("\n\n")  # the prompt of the shell is not in the line with ^C
     ask(RunPaths(run), STOP)
     began = time.monotonic()
     returns.touch()
