@@ -63,6 +63,12 @@ def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
     return sorted(judged, key=lambda failure: (failure.consequence, failure.order))
 
 
+def is_refusal(failure: RankFailure) -> bool:
+    """Return whether distrain has refused the user's command line, by an error whose summary says it all."""
+    is_whole = failure.traceback.rstrip().endswith(failure.summary) and "direct cause" not in failure.traceback
+    return failure.summary.startswith(("JobError: ", "LaunchError: ")) and is_whole
+
+
 def _is_about_connection(failure: RankFailure) -> bool:
     return failure.kind == "exception" and bool(CONNECTION_GONE.search(failure.summary))
 

@@ -114,6 +114,16 @@ def test_what_never_began_is_not_to_be_continued() -> None:
     assert "continue" not in str(error_of(problem="one: no route", entered=False, checkpoint=None))
 
 
+def test_a_refused_command_line_is_told_once_and_only_continued_if_there_is_a_checkpoint() -> None:
+    said = "JobError: a.py:f: a.py has no function 'f'"
+    wrong = failure(summary=said, traceback=f"distrain.errors.{said}\n")
+    assert str(error_of(failures=[wrong], checkpoint=None)).count(said) == 1
+    assert "continue" not in str(error_of(failures=[wrong], checkpoint=None))
+    assert "continue" in str(error_of(failures=[wrong]))
+    more = failure(summary=said, traceback=f"distrain.errors.{said}\nand more\n")
+    assert "and more" in str(error_of(failures=[more]))
+
+
 def test_another_problem_is_named_beside_the_failure_of_a_rank() -> None:
     assert "in addition: two: no route\n" in str(error_of(failures=[failure()], problem="two: no route"))
     storage = {"problem": "cannot write x", "storage_failed": True}
