@@ -113,8 +113,8 @@ class _Conversation:
             echo(
                 f"rank {self._rank} has raised {message.error}\nLook around; q lets it fail."
                 if message.error
-                else f"rank {self._rank} is stopped. c: continue, q: close the debugger; Ctrl-C while it runs: stop it "
-                "again"
+                else f"rank {self._rank} is stopped. c: continue to the next breakpoint (Ctrl-C stops before it), or "
+                "leave pdb if none is set; q: leave pdb"
             )
         line = None
         while line is None:

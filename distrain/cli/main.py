@@ -134,6 +134,7 @@ def _run(name: str, function: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
+        print(file=sys.stderr)  # the terminal has shown ^C in this line
         return 130
     except Exception as error:
         from distrain.cli.text import echo

@@ -128,7 +128,8 @@ def _ranks(status: RunStatus, now: float, width: int) -> Text | None:
 
 
 def _hang(status: RunStatus, now: float) -> Text | None:
-    return None if status.hang is None else Text(status.hang.text_at(now), style="bold red")
+    hang = status.shown_hang
+    return None if hang is None else Text(hang.text_at(now), style="bold red")
 
 
 def _troubles(status: RunStatus) -> list[Text]:
@@ -138,7 +139,7 @@ def _troubles(status: RunStatus) -> list[Text]:
 
 
 def _states(status: RunStatus, now: float) -> list[str]:
-    silent, slow = status.silent(now), set(status.slow())
+    silent, slow, hang = status.silent(now), set(status.slow()), status.shown_hang
     troubled = {one.rank: one.kind for one in reversed(status.troubles())}
 
     def state(number: int) -> str:
@@ -149,8 +150,8 @@ def _states(status: RunStatus, now: float) -> list[str]:
             return troubled[number]
         if rank.begun is None:
             return "starting"
-        if status.hang is not None:
-            return "stuck" if number in status.hang.culprits else "waiting"
+        if hang is not None:
+            return "stuck" if number in hang.culprits else "waiting"
         return "silent" if number in silent else "slow" if number in slow else "at work"
 
     return [state(number) for number in range(len(status.ranks))]
@@ -163,8 +164,13 @@ def _in_words(status: RunStatus, states: list[str], now: float) -> Text:
         for state in _ATTENTION
         if ranks[state]
     ]
-    others = [f"{len(those):,} {state}" for state, those in ranks.items() if those and state not in _ATTENTION]
+    others = [_count(state, len(those)) for state, those in ranks.items() if those and state not in _ATTENTION]
     return Text("  ").join([*parts, Text(", ".join(others), style="dim")] if others else parts)
+
+
+def _count(state: str, ranks: int) -> str:
+    """Return how many ranks are in a state. Those that wait are the others of a hang."""
+    return f"{count(ranks, 'other')} wait{'s' * (ranks == 1)}" if state == "waiting" else f"{ranks:,} {state}"
 
 
 def _detail(status: RunStatus, state: str, ranks: list[int], now: float) -> str:

@@ -557,7 +557,7 @@ class Coordinator:
     # -- debugging ------------------------------------------------------------------------------------------------
 
     def _send_to_debugger(self, message: wire.ToWorker) -> None:
-        if self._is_training:
+        if self.machine.attempt_is_active and not self._is_over:
             self._send_to_rank(message)
 
     def _pause_or_resume(self) -> None:

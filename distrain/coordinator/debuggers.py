@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.requests import rank_in
+from distrain.decisions.states import RunState
 from distrain.errors import WireError
 from distrain.storage.runs.listing import NoSuchRun
 from distrain.system.log import say
@@ -67,6 +68,10 @@ class Debuggers:
         """True while a rank is stopped and waits for a person."""
         return any(debugger.waits is not None for debugger in self._debuggers.values())
 
+    @property
+    def _is_stopping(self) -> bool:
+        return self._status.phase == RunState.STOPPING.value
+
     def begin(self, attempt: int) -> None:
         """Disconnect the terminals of the last attempt."""
         self.close("the workers were restarted")
@@ -90,7 +95,7 @@ class Debuggers:
             if message.closed is not None:
                 terminal.close()
         self._on_change()
-        if debugger.waits is not None and terminal is None:
+        if debugger.waits is not None and (terminal is None or self._is_stopping):
             self._ask_for_terminal(message)
 
     def rank_begins(self, rank: int) -> None:
@@ -112,8 +117,11 @@ class Debuggers:
         self._send(wire.DebuggerInput(attempt=self._attempt, rank=rank, line=line))
 
     def _ask_for_terminal(self, waits: wire.DebuggerSays) -> None:
-        """Let the rank to debug wait for a terminal. Any other one has lost its terminal, and continues."""
-        if waits.rank != self._debug_rank:
+        """Let the rank to debug wait for a terminal. Any other one has lost its terminal, and continues.
+
+        While the attempt is being stopped, every rank continues: it was asked to stop while it was in native code.
+        """
+        if waits.rank != self._debug_rank or self._is_stopping:
             self._send_line(waits.rank, "")
             return
         where = f" in {waits.place}" if waits.place else ""

@@ -63,6 +63,12 @@ def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
     return sorted(judged, key=lambda failure: (failure.consequence, failure.order))
 
 
+def is_refusal(failure: RankFailure) -> bool:
+    """Return whether distrain has refused the user's command line, by an error whose summary says it all."""
+    is_whole = failure.traceback.rstrip().endswith(failure.summary) and "direct cause" not in failure.traceback
+    return failure.summary.startswith(("JobError: ", "LaunchError: ")) and is_whole
+
+
 def _is_about_connection(failure: RankFailure) -> bool:
     return failure.kind == "exception" and bool(CONNECTION_GONE.search(failure.summary))
 
@@ -98,6 +104,7 @@ class RunSummary:
     errors: exceptions by rank, if they were raised in this process.
     stopped_ranks: ranks that distrain stopped.
     stop_reason: why the user asked the run to stop.
+    grace_is_over: ranks were still running when the time was up that they had to stop.
     problem: why the run cannot continue, if no rank is to blame.
     hung: the hang that ended the attempt.
     no_retry: why the run was not restarted although its budget allowed a restart.
@@ -116,6 +123,7 @@ class RunSummary:
     errors: Mapping[int, BaseException] = field(default_factory=dict)
     stopped_ranks: Sequence[int] = ()
     stop_reason: str | None = None
+    grace_is_over: bool = False
     problem: str | None = None
     hung: HangDetected | None = None
     no_retry: str | None = None

@@ -9,7 +9,7 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from distrain.decisions.blame import culprit_first
+from distrain.decisions.blame import culprit_first, is_refusal
 from distrain.system.text import LIBRARY_FILE, count, count_ranks, name_hosts, name_ranks
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ def _group_lines(group: Sequence[RankFailure], last_lines: Mapping[int, Sequence
     title = f"{ranks} on {hosts}: {first.summary}" + (f" (text of rank {first.rank}; others differ)" if differ else "")
     if first.consequence and not is_first:
         return [f"{_cut_line(title, 160)} (a consequence: a peer was gone)"]
+    if is_refusal(first):
+        return [title]
     if first.traceback:
         traceback = [line for line in first.traceback.rstrip().splitlines() if line and not _is_long_underline(line)]
         return [title, *(f"  {_cut_line(line)}" for line in _cut_middle(_folded(traceback)))]

@@ -132,6 +132,7 @@ class RunStateMachine:
         self._signalled_hosts: set[str] = set()
         """The hosts whose ranks were told to end by a signal, and may do so by themselves."""
         self._last_grace_s = 0.0
+        self._grace_is_over = False
         self._retry_forbidden = False
         self._stop_consensus = StopConsensus()
         self._saving: CheckpointsInProgress | None = None
@@ -155,6 +156,7 @@ class RunStateMachine:
             errors=errors or {},
             stopped_ranks=self.stopped_ranks,
             stop_reason=self.stop_reason,
+            grace_is_over=self._grace_is_over,
             problem=self.problem,
             hung=self.hung,
             no_retry=self.retries.refusal,
@@ -822,6 +824,7 @@ class RunStateMachine:
 
     def _on_last_stacks(self, host: str) -> None:
         """Note that the ranks of a host get SIGTERM now: ends of ranks that arrived before were not due to it."""
+        self._grace_is_over = self.state is RunState.STOPPING and self.was_asked_to_stop
         if self.state is RunState.STOPPING and self._last_grace_s:
             self._signalled_hosts.add(host)
 

@@ -186,7 +186,9 @@ class RunStatus:
                 self._take_sample(now, index if progress is None else progress[0])
 
     def heard_vitals(self, vitals: wire.Vitals, now: float) -> list[BecameSlow]:
-        """Note how a rank spends its time. Return the ranks that become slow by that."""
+        """Note how a rank spends its time. Return the ranks that become slow by that: none while ranks stand still."""
+        if self.hang is not None or self.is_debugged:
+            return []
         slow = self._pace.heard(vitals, self.ranks, now)
         self._slow_places.update({one.rank: one.place for one in slow})
         return slow
@@ -215,6 +217,11 @@ class RunStatus:
         if self.phase in ("reserving", "preparing", "starting"):
             return "restarting" if self.restarts else "starting"
         return self.phase
+
+    @property
+    def shown_hang(self) -> HangBegan | None:
+        """The hang, unless a person holds a rank: then others wait for that person."""
+        return None if self.is_debugged else self.hang
 
     def rate(self) -> float | None:
         """Return the steps per second of rank 0, or its reports per second if it gives no progress; or None."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -15,7 +17,9 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 import distrain
-from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, WorkerGroupError
+from distrain import Checkpoint, CheckpointConfig, FailureConfig, PreemptionError, Result, WorkerGroupError
+from distrain.coordinator.requests import STOP, ask
+from distrain.storage.paths import RunPaths
 from tests.conftest import wait_until
 from tests.process.conftest import files_of, log_of, reported, wait_for_reports
 
@@ -199,6 +203,44 @@ def test_whoever_is_killed_while_a_rank_is_stopped_the_others_go_on(
         debug.type("")
     debug.end()
     assert who == "debugger" or "rank 0 has ended" in debug.shown
+
+
+def test_a_stop_does_not_wait_for_a_rank_that_nobody_debugs_any_more(
+    fit: Fit, thread: Callable[..., Future[Result]], tmp_path: Path
+) -> None:
+    """It is in native code, which no signal ends, when it is asked to stop for the debugger."""
+
+    def train(config: dict[str, Any]) -> None:
+        lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+
+        def unlock() -> None:
+            while not Path(config["returns"]).exists():
+                time.sleep(0.01)
+            ctypes.CDLL(None).pthread_mutex_unlock(mutex)
+
+        threading.Thread(target=unlock, daemon=True).start()
+        distrain.report({})
+        lock(mutex)
+        lock(mutex)
+        time.sleep(60.0)
+
+    run, returns = fit.storage / "run", tmp_path / "returns"
+    training = thread(fit, train, {"returns": str(returns)}, name="run", workers=1, stop_grace_s=20.0)
+    wait_for_reports(run)
+    debug = Debug(run, rank=0)
+    debug.wait_for("Ctrl-C ends the wait")
+    while not debug.shown.endswith("\n"):
+        debug.wait_for("\n")
+    debug.process.send_signal(signal.SIGINT)
+    assert debug.end() == 130
+    assert debug.shown.endswith("\n\n")  # the prompt of the shell is not in the line with ^C
+    ask(RunPaths(run), STOP)
+    began = time.monotonic()
+    returns.touch()
+    with pytest.raises(PreemptionError) as raised:
+        training.result(timeout=60.0)
+    assert time.monotonic() - began < 15.0
+    assert "channel.py" not in str(raised.value)
 
 
 # -- after a failure -------------------------------------------------------------------------------------------------

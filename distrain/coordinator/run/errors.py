@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain.coordinator.stop_signals import exit_code
-from distrain.decisions.blame import Cause, culprit_first, hang_failures
+from distrain.decisions.blame import Cause, culprit_first, hang_failures, is_refusal
 from distrain.decisions.failure_screen import failure_screen
 from distrain.decisions.retries import start_without_checkpoint
 from distrain.errors import (
@@ -117,7 +117,8 @@ class RunErrors:
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
         if self.where:
             killed = "ranks that had not stopped were killed; RunConfig.stop_grace_s gives them more time:"
-            lines += [in_users_words(killed), *(f"    {line}" for line in self.where)]
+            head = in_users_words(killed) if summary.grace_is_over else "before that, the ranks were last seen here:"
+            lines += [head, *(f"    {line}" for line in self.where)]
         lines += self._other_problems()
         if reason != "SIGINT":
             text = _text([f"the run was stopped by {reason}", *lines, *self._facts()])
@@ -186,7 +187,8 @@ class RunErrors:
 
     def _facts(self, condition: str = "") -> list[str]:
         """Return how far the run was, its files, and how to continue it, which ``condition`` allows."""
-        can_continue = self.checkpoint or self.summary.entered
+        refused = any(map(is_refusal, self.summary.failures))
+        can_continue = self.checkpoint or (self.summary.entered and not refused)
         facts = {
             "step": self.step,
             "checkpoint": self.checkpoint,

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from distrain import wire
-from distrain.api.observer import Reported
+from distrain.api.observer import HangBegan, Reported
 from distrain.console.footer import footer
 from distrain.decisions.run_status import RunStatus
 from distrain.hosts.troubles import Trouble
@@ -122,6 +122,35 @@ def test_a_slow_rank_is_marked_and_named() -> None:
             vitals = wire.Vitals(attempt=0, rank=rank, own_s=1.0, waiting_s=0.0, place="load (a.py:3)", place_s=1.0)
             status.heard_vitals(vitals, 102.0 + step)
     assert "ranks ●◐●●  rank 1 slow, in load (a.py:3)  3 at work" in shown(status, 182.0)
+
+
+def test_a_hang_is_shown_until_a_person_holds_a_rank() -> None:
+    status = running()
+    status.hear(HangBegan("rank 1 is stuck", 0.0, [1], lambda now: f"rank 1 is stuck at {now:g}"))
+    assert "ranks ◌◍◌◌  rank 1 stuck  3 others wait" in shown(status)
+    assert "rank 1 is stuck at 122" in shown(status)
+    status.is_debugged = True
+    assert "ranks ●●●●  4 at work" in shown(status)
+    assert "stuck" not in "".join(shown(status))
+
+
+def test_the_only_rank_that_waits_is_not_taken_for_the_stuck_one() -> None:
+    status = running(ranks=2)
+    status.hear(HangBegan("rank 1 is stuck", 0.0, [1], lambda now: ""))
+    assert "ranks ◌◍  rank 1 stuck  1 other waits" in shown(status)
+
+
+@pytest.mark.parametrize("is_hang", [True, False])
+def test_no_rank_is_slow_while_ranks_stand_still_or_a_person_holds_one(is_hang: bool) -> None:
+    status = running()
+    status.is_debugged = not is_hang
+    if is_hang:
+        status.hear(HangBegan("rank 1 is stuck", 0.0, [1], lambda now: "rank 1 is stuck"))
+    for time_s in range(130, 250, 5):
+        for rank in range(4):
+            own_s = 5.0 if rank == 1 else 0.0
+            vitals = wire.Vitals(attempt=0, rank=rank, own_s=own_s, waiting_s=5.0 - own_s, place="", place_s=0.0)
+            assert status.heard_vitals(vitals, float(time_s)) == []
 
 
 def test_ranks_with_too_little_memory_and_bad_gpus_are_marked_until_that_is_over() -> None:

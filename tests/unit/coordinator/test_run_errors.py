@@ -114,10 +114,28 @@ def test_what_never_began_is_not_to_be_continued() -> None:
     assert "continue" not in str(error_of(problem="one: no route", entered=False, checkpoint=None))
 
 
+def test_a_refused_command_line_is_told_once_and_only_continued_if_there_is_a_checkpoint() -> None:
+    said = "JobError: a.py:f: a.py has no function 'f'"
+    wrong = failure(summary=said, traceback=f"distrain.errors.{said}\n")
+    assert str(error_of(failures=[wrong], checkpoint=None)).count(said) == 1
+    assert "continue" not in str(error_of(failures=[wrong], checkpoint=None))
+    assert "continue" in str(error_of(failures=[wrong]))
+    more = failure(summary=said, traceback=f"distrain.errors.{said}\nand more\n")
+    assert "and more" in str(error_of(failures=[more]))
+
+
 def test_another_problem_is_named_beside_the_failure_of_a_rank() -> None:
     assert "in addition: two: no route\n" in str(error_of(failures=[failure()], problem="two: no route"))
     storage = {"problem": "cannot write x", "storage_failed": True}
     assert "in addition, the storage has failed: cannot write x\n" in str(error_of(failures=[failure()], **storage))
+
+
+def test_a_longer_grace_is_only_advised_if_ranks_have_used_it_up() -> None:
+    fields: dict[str, Any] = {"stop_reason": "SIGTERM", "where": ["rank 0 in f at a.py:1"]}
+    quick, late = str(error_of(**fields)), str(error_of(**fields, grace_is_over=True))
+    assert "before that, the ranks were last seen here:\n    rank 0 in f at a.py:1\n" in quick
+    assert "killed" not in quick
+    assert "were killed; RunConfig.stop_grace_s gives them more time:\n    rank 0 in f at a.py:1\n" in late
 
 
 def test_the_culprit_of_a_hang_is_the_suspect() -> None:

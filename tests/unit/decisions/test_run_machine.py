@@ -669,6 +669,15 @@ def test_after_a_failure_the_others_have_a_while_after_sigterm() -> None:
     assert "sys.exit(3)" in said(play.gone())
 
 
+def test_the_grace_is_over_once_a_stopped_host_takes_the_last_stacks() -> None:
+    play = Play().run()
+    play.says("one", wire.StacksDone(attempt=0, silent=[]))  # somebody has asked for them
+    play.happens(StopRequested("SIGTERM"))
+    assert not play.machine.summary().grace_is_over
+    play.says("one", wire.StacksDone(attempt=0, silent=[]))
+    assert play.machine.summary().grace_is_over
+
+
 def test_a_second_ctrl_c_ends_the_grace_after_a_failure() -> None:
     play = Play(peer_failure_grace_s=60.0).run()
     play.raises(0)
