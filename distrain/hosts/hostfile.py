@@ -44,7 +44,12 @@ _HOST = re.compile(
     r"(?::(?P<number>\d+))?"
 )
 _HOST_FORMS = ": must be host, user@host, host:number or [IPv6 address]"
-_SLOTS_FORMS = "must be host:slots or [IPv6 address]:slots, such as alpha:4,beta:4"
+_SLOTS_FORMS = (
+    "must be host:slots or [IPv6 address]:slots, such as alpha:4,beta:4; "
+    "the port of ssh belongs in ~/.ssh/config, or in a hostfile: alpha:2222 slots=4"
+)
+_MOST_SLOTS = 1024
+"""A larger number after the colon is taken for a port. A hostfile may have more slots."""
 _WORD = re.compile(r"""\s*(?P<comment>\#.*)|\s*(?P<word>(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+)(?=\s|$)|\s*$""")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GPU = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
@@ -107,7 +112,7 @@ def parse_hostfile(text: str, source: str) -> tuple[HostSpec, ...]:
 def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]:
     """Return the hosts of ``a:4,b:4``, or of a list of such parts, in their order. Raises HostfileError.
 
-    The number after the colon is the number of slots, 1 by default.
+    The number after the colon is the number of slots, 1 by default and 1024 at most.
     source: the name of the option or variable, for errors.
     """
     parts = [part.strip() for text in ([hosts] if isinstance(hosts, str) else hosts) for part in text.split(",")]
@@ -119,6 +124,8 @@ def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]
             host, slots = _parse_host(part)
             if host.name.lower() in found:
                 raise ValueError("named twice")
+            if slots and int(slots) > _MOST_SLOTS:
+                raise ValueError(f"{slots} would be the number of slots")
             found[host.name.lower()] = replace(host, slots=_count("slots", slots or "1"))
         except ValueError as error:
             text = str(error).removesuffix(_HOST_FORMS)

@@ -105,7 +105,7 @@ def test_no_problem_of_a_host_hides_another_one(user: User) -> None:
     ran = user.checks()
     for beginning in (
         "✗ old: it has Python 3.9.1, this machine 3.",
-        "✗ nothing: its agent has ended: exit code 127, there is no such program: name the host's interpreter",
+        "✗ nothing: distrain's process there has ended: exit code 127, there is no such program: name the",
         "✗ nowhere: no worker can run in /nowhere: No such file or directory; create it, or set cwd=",
         "✗ packages: it has cloudpickle 1.0.0, this machine ",
         "! packages: it has torch 2.0.0, this machine ",
@@ -138,7 +138,9 @@ def test_a_host_that_is_down_does_not_keep_the_others_from_being_looked_at(user:
     ran = user.checks("--hosts", "alpha:1,10.77.0.99:1,beta:1")
     assert time.monotonic() - began < 20.0
     [text] = findings(ran)
-    assert text.startswith("✗ 10.77.0.99: its agent has ended: exit code 255, which is ssh's when it cannot connect")
+    assert text.startswith(
+        "✗ 10.77.0.99: distrain's process there has ended: exit code 255, which is ssh's when it cannot connect"
+    )
     assert "No route to host" in ran.out
     assert ran.out.count("eth0") == 2
 
@@ -158,7 +160,9 @@ def test_a_connection_that_breaks_was_one(lab: FakeSsh, user: User) -> None:
     """Then it is not that ssh could not connect."""
     lab.make_ssh(ENDS_AFTER_ITS_HELLO)
     [text] = findings(user.checks("--hosts", "one:1"))
-    assert text.startswith("✗ one: its agent has ended: exit code 255, which is ssh's when the connection breaks")
+    assert text.startswith(
+        "✗ one: distrain's process there has ended: exit code 255, which is ssh's when the connection breaks"
+    )
 
 
 @sampled

@@ -62,7 +62,7 @@ def test_connections_may_be_shared_with_others(user: User) -> None:
 def test_without_a_key_nobody_is_asked_for_a_password(user: User) -> None:
     text = refusal(user, "num_workers=1, hosts='alpha:1', ssh_args='-o PubkeyAuthentication=no'")
     assert "distrain: cannot launch" in text
-    assert "alpha: its agent has ended: exit code 255" in text
+    assert "alpha: distrain's process there has ended: exit code 255" in text
     assert "Permission denied (publickey)" in text
 
 

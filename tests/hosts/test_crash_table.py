@@ -130,28 +130,33 @@ class Blow:
 
 
 BLOWS: dict[str, Blow] = {
-    "kill -9 sshd": Blow(strike=kill("sshd"), phrase="HOST: its agent has ended: exit code 255, which is ssh's when"),
-    "kill -9 ssh": Blow(
-        strike=kill("ssh"), phrase="HOST: its agent has ended: ssh on this machine was killed by SIGKILL"
+    "kill -9 sshd": Blow(
+        strike=kill("sshd"), phrase="HOST: distrain's process there has ended: exit code 255, which is ssh's when"
     ),
-    "kill -9 agent": Blow(strike=kill("agent"), phrase="HOST: its agent has ended: exit code "),
+    "kill -9 ssh": Blow(
+        strike=kill("ssh"), phrase="HOST: distrain's process there has ended: ssh on this machine was killed by SIGKILL"
+    ),
+    "kill -9 agent": Blow(strike=kill("agent"), phrase="HOST: distrain's process there has ended: exit code "),
     "kill -9 forkserver": Blow(
         strike=kill("forkserver"), phrase="RANK on HOST: lost: the forkserver, its parent, has died", loses=False
     ),
     "kill -9 worker": Blow(strike=kill("worker"), phrase="RANK on HOST: was killed by SIGKILL (9)", loses=False),
     "link down": Blow(
-        strike=link("down"), undo=link("up"), phrase="HOST: its agent has been silent for 2 s", silent=True
+        strike=link("down"),
+        undo=link("up"),
+        phrase="HOST: distrain's process there has been silent for 2 s",
+        silent=True,
     ),
     "SIGSTOP of the host": Blow(
         strike=everybody(signal.SIGSTOP),
         undo=everybody(signal.SIGCONT),
-        phrase="HOST: its agent has been silent for 2 s",
+        phrase="HOST: distrain's process there has been silent for 2 s",
         silent=True,
     ),
     "SIGSTOP of the agent": Blow(
         strike=agent(signal.SIGSTOP),
         undo=everybody(signal.SIGCONT),
-        phrase="HOST: its agent has been silent for 2 s: host or network down",
+        phrase="HOST: distrain's process there has been silent for 2 s: host or network down",
         silent=True,
     ),
 }
@@ -222,7 +227,7 @@ def test_a_blow(cell: Cell, start: Callable[..., Running]) -> None:
         if cell.restarts:
             assert output.splitlines()[-1] == "FINISHED 1", output
             if blow.loses:
-                assert f"distrain: rank {rank} on {cell.host} was lost: its agent has " in output
+                assert f"distrain: rank {rank} on {cell.host} was lost: distrain's process there has " in output
                 assert f"distrain: 2 workers on {HOSTS[1 - rank]}, gamma, without {cell.host}\n" in output
                 assert "distrain: trying to reach gamma\n" in output  # and not the host that is left
         else:
@@ -280,8 +285,14 @@ def test_a_host_without_power_is_named(start: Callable[..., Running], tmp_path: 
         wait_until(lambda: not is_alive(worker), what="the stop of the other host's rank")
         assert time.monotonic() - struck < LEASE_S + BUSY_FACTOR * SEEN_WITHIN_S
         output, _ = running.end()
-        assert "ENDED ControllerError two: its agent has been silent for 2 s: host or network down" in output
-        assert "tried again: its agent has ended: exit code 255, which is ssh's when it cannot connect" in output
+        assert (
+            "ENDED ControllerError two: distrain's process there has been silent for 2 s: host or network down"
+            in output
+        )
+        assert (
+            "tried again: distrain's process there has ended: exit code 255, which is ssh's when it cannot connect"
+            in output
+        )
         assert "two did not come back at once (FailureConfig.host_wait_s)" in output
     finally:
         end_lab(holder, tmp_path / "other lab")

@@ -263,7 +263,7 @@ def reports(place: Path) -> int:
         (["--transport", "slurm"], "SLURM_JOB_ID is not set; start this with sbatch or in salloc"),
         (
             ["--hosts", "n1:1", "--transport", "false {host}"],
-            "only a login shell and a Python there; this must work: false n1 python3",
+            "only a login shell and a Python there this must work: false n1 python3",
         ),
         (["--hosts", "n1:1", "--transport", "/nowhere/docker {host}"], "No such file or directory: '/nowhere/docker'"),
     ],
@@ -295,5 +295,5 @@ def test_a_container_without_python_is_named_with_what_must_work(tmp_path: Path)
     done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     said = " ".join(done.stdout.split())
-    assert "its agent has ended: exit code 127" in said
+    assert "distrain's process there has ended: exit code 127" in said
     assert f"this must work: {program} box" in said

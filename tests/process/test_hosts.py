@@ -246,7 +246,7 @@ def test_a_host_without_the_interpreter_is_told_how_to_name_one(
     ssh()
     text = failure(fit_on, tmp_path / "hosts", "far python=/nowhere/bin/python")
     assert text.startswith(
-        "far: its agent has ended: exit code 127, there is no such program: name the host's interpreter"
+        "far: distrain's process there has ended: exit code 127, there is no such program: name the host's interpreter"
     )
     assert "/nowhere/bin/python" in text
 
@@ -276,8 +276,11 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_words_of_ssh(
 ) -> None:
     ssh("echo 'ssh: connect to host far port 22: Connection refused' >&2; exit 255")
     text = failure(fit_on, tmp_path / "hosts", "far")
-    assert text.startswith("far: its agent has ended: exit code 255, which is ssh's when it cannot connect or log in")
-    assert "Connection refused\ncheck that sshd runs there, and at this port: far\n" in text
+    assert text.startswith(
+        "far: distrain's process there has ended: exit code 255, which is ssh's when it cannot connect or log in"
+    )
+    cure = "check that sshd runs there, and at this port: far\nthis must work without asking for anything:\n    ssh -T "
+    assert f"Connection refused\n{cure}" in text
     assert "logs:" not in text  # nobody has written any
 
 
@@ -296,7 +299,7 @@ def test_an_interpreter_without_distrain_says_so(ssh: Callable[..., Path], fit_o
     ssh()
     shipping = ShippingConfig(enabled=False)
     text = failure(fit_on, tmp_path / "hosts", f"far python={tmp_path}/bare/python", shipping_config=shipping)
-    assert text.startswith("far: its agent has ended: exit code 1")
+    assert text.startswith("far: distrain's process there has ended: exit code 1")
     assert "No module named 'distrain'" in text
 
 

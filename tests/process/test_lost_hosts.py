@@ -249,7 +249,7 @@ def test_a_host_whose_agent_was_killed_is_back_at_once(hosts: Hosts, capfd: pyte
     assert time.monotonic() - began < 10.0
     assert hosts.placed() == [["one", "one", "two", "two"]] * 2
     said = capfd.readouterr().err
-    assert "distrain: ranks 2, 3 on two were lost: its agent has ended" in said
+    assert "distrain: ranks 2, 3 on two were lost: distrain's process there has ended" in said
     assert "distrain: trying to reach two again\n" in said
     assert "distrain: restart 1 of 3, from " in said
 

@@ -261,11 +261,11 @@ WITHOUT_THE_USER = {
     ("worker 3",): "WorkerGroupError rank 3 on",
     ("worker 5",): "WorkerGroupError rank 5 on",
     ("forkserver",): "WorkerGroupError ranks 0-5 on",
-    ("agent",): "ControllerError HOST: its agent has ended: ",
-    ("guard",): "ControllerError HOST: its agent has ended: ",
-    ("guard", "agent"): "ControllerError HOST: its agent has ended: ",
-    ("agent", "forkserver"): "ControllerError HOST: its agent has ended: ",
-    ("agent", "worker 2"): "ControllerError HOST: its agent has ended: ",
+    ("agent",): "ControllerError HOST: distrain's process there has ended: ",
+    ("guard",): "ControllerError HOST: distrain's process there has ended: ",
+    ("guard", "agent"): "ControllerError HOST: distrain's process there has ended: ",
+    ("agent", "forkserver"): "ControllerError HOST: distrain's process there has ended: ",
+    ("agent", "worker 2"): "ControllerError HOST: distrain's process there has ended: ",
     ("forkserver", "worker 4"): "WorkerGroupError ranks 0-5 on",
 }
 
@@ -346,7 +346,10 @@ def test_a_stopped_agent_is_lost_when_its_lease_is_over(
     running.stop(*stopped)
     running.kill("worker 1")
     _, output, _ = running.end()
-    assert "ENDED ControllerError localhost: its agent has been silent for 2 s: stopped (SIGSTOP)?" in output
+    assert (
+        "ENDED ControllerError localhost: distrain's process there has been silent for 2 s: stopped (SIGSTOP)?"
+        in output
+    )
     assert_nothing_is_left(running, test_run_id)
 
 
@@ -365,7 +368,7 @@ def test_a_stopped_guard_is_woken_up_when_it_is_needed(launch: Launch, test_run_
     running.stop("guard")
     running.kill("agent", "forkserver")
     _, output, _ = running.end()
-    assert "ENDED ControllerError localhost: its agent has ended: killed by SIGKILL" in output
+    assert "ENDED ControllerError localhost: distrain's process there has ended: killed by SIGKILL" in output
     assert_nothing_is_left(running, test_run_id)
 
 

@@ -252,7 +252,7 @@ class AgentLink:
     def describe_silence(self, silence_s: float) -> str:
         """Explain why the agent was dropped after a silence."""
         why = "stopped (SIGSTOP)" if self._transport.host.is_local else "host or network down, or the host is frozen"
-        return f"its agent has been silent for {silence_s:.0f} s: {why}?{self._last_words()}"
+        return f"distrain's process there has been silent for {silence_s:.0f} s: {why}?{self._last_words()}"
 
     def _why_it_ended(self) -> str:
         """Explain the end of the connection."""
@@ -276,16 +276,17 @@ class AgentLink:
         words, host = self._last_words(), self._transport.host
         login = f"{host.user}@{host.address}" if host.user else host.address
         cures = [f"\n{cure} {login}" for sign, cure in _SSH_CURES.items() if sign in words]
-        return f"its agent has ended: {how}{self._what_must_work()}{words}{''.join(cures[:1])}"
+        return f"distrain's process there has ended: {how}{words}{''.join(cures[:1])}{self._what_must_work()}"
 
     def _what_must_work(self) -> str:
         """Return a command that the user can try, if the agent could not be started."""
         if self.greeted or self._process.returncode is None or self._process.returncode < 0:
             return ""
         if self._process.returncode == self._transport.failed_code:
-            return f"; this must work without asking for anything: {process.describe(self._transport.argv(['true']))}"
+            login = process.describe(self._transport.argv(["true"]))
+            return f"\nthis must work without asking for anything:\n    {login}"
         version = [self._transport.host.python or "python3", "--version"]
-        return f"; this must work: {process.describe(self._transport.argv(version))}"
+        return f"\nthis must work:\n    {process.describe(self._transport.argv(version))}"
 
     @property
     def was_turned_away(self) -> bool:

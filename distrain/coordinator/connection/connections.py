@@ -132,7 +132,7 @@ class Connections:
         try:
             self._links[name] = AgentLink(self._loop, transport, argv, callbacks)
         except OSError as error:
-            why = f"cannot start its agent: {error}"
+            why = f"cannot start distrain there: {error}"
             self._loop.call_in(f"connect {name}", 0.0, lambda: self._on_lost(HostLost(name, why)))
             return
         self._ids[name] = own_id

@@ -734,8 +734,8 @@ def test_asking_to_stop_before_anything_started_ends_at_once() -> None:
 def test_the_only_host_lost_while_reserving_fails_the_run() -> None:
     play = Play()
     play.connect()
-    play.happens(HostLost("one", "its agent has ended"))
-    assert (play.state, play.machine.problem) == (RunState.FAILED, "one: its agent has ended")
+    play.happens(HostLost("one", "distrain's process there has ended"))
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "one: distrain's process there has ended")
 
 
 def test_one_of_two_hosts_lost_before_anything_started_fails_the_run() -> None:

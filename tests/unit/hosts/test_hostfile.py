@@ -189,10 +189,12 @@ def test_a_hostfile_without_a_host_is_an_error(text: str) -> None:
         ("a:4;b:4", "'a:4;b:4' is not a host"),
         ("fd77::11", "'fd77::11' is not a host; must be host:slots or [IPv6 address]:slots, such as"),
         ("", "is not a host"),
+        ("root@127.0.0.1:22622:2", "is not a host; must be host:slots"),
+        ("a:2222", "'a:2222': 2222 would be the number of slots; must be host:slots"),
     ],
 )
 def test_an_error_of_the_command_line_names_the_part(text: str, why: str) -> None:
     with pytest.raises(HostfileError, match=re.escape(why)) as raised:
         parse_hosts(text, "--hosts")
     assert str(raised.value).startswith("--hosts: ")
-    assert "such as alpha:4,beta:4" in str(raised.value)
+    assert "such as alpha:4,beta:4; the port of ssh belongs in ~/.ssh/config, or in a hostfile: " in str(raised.value)
