@@ -128,8 +128,8 @@ def _ranks(status: RunStatus, now: float, width: int) -> Text | None:
 
 
 def _hang(status: RunStatus, now: float) -> Text | None:
-    hang = status.shown_hang
-    return None if hang is None else Text(hang.text_at(now), style="bold red")
+    """Return who is stuck, unless a person holds a rank: then others wait for that person."""
+    return None if status.hang is None or status.is_debugged else Text(status.hang.text_at(now), style="bold red")
 
 
 def _troubles(status: RunStatus) -> list[Text]:
@@ -139,7 +139,7 @@ def _troubles(status: RunStatus) -> list[Text]:
 
 
 def _states(status: RunStatus, now: float) -> list[str]:
-    silent, slow, hang = status.silent(now), set(status.slow()), status.shown_hang
+    silent, slow = status.silent(now), set(status.slow())
     troubled = {one.rank: one.kind for one in reversed(status.troubles())}
 
     def state(number: int) -> str:
@@ -150,8 +150,8 @@ def _states(status: RunStatus, now: float) -> list[str]:
             return troubled[number]
         if rank.begun is None:
             return "starting"
-        if hang is not None:
-            return "stuck" if number in hang.culprits else "waiting"
+        if status.hang is not None and not status.is_debugged:
+            return "stuck" if number in status.hang.culprits else "waiting"
         return "silent" if number in silent else "slow" if number in slow else "at work"
 
     return [state(number) for number in range(len(status.ranks))]

@@ -68,10 +68,6 @@ class Debuggers:
         """True while a rank is stopped and waits for a person."""
         return any(debugger.waits is not None for debugger in self._debuggers.values())
 
-    @property
-    def _is_stopping(self) -> bool:
-        return self._status.phase == RunState.STOPPING.value
-
     def begin(self, attempt: int) -> None:
         """Disconnect the terminals of the last attempt."""
         self.close("the workers were restarted")
@@ -95,7 +91,9 @@ class Debuggers:
             if message.closed is not None:
                 terminal.close()
         self._on_change()
-        if debugger.waits is not None and (terminal is None or self._is_stopping):
+        if debugger.waits is not None and self._status.phase == RunState.STOPPING.value:
+            self._send_line(message.rank, "")  # it was asked to stop here while it was in native code
+        elif debugger.waits is not None and terminal is None:
             self._ask_for_terminal(message)
 
     def rank_begins(self, rank: int) -> None:
@@ -117,11 +115,8 @@ class Debuggers:
         self._send(wire.DebuggerInput(attempt=self._attempt, rank=rank, line=line))
 
     def _ask_for_terminal(self, waits: wire.DebuggerSays) -> None:
-        """Let the rank to debug wait for a terminal. Any other one has lost its terminal, and continues.
-
-        While the attempt is being stopped, every rank continues: it was asked to stop while it was in native code.
-        """
-        if waits.rank != self._debug_rank or self._is_stopping:
+        """Let the rank to debug wait for a terminal. Any other one has lost its terminal, and continues."""
+        if waits.rank != self._debug_rank:
             self._send_line(waits.rank, "")
             return
         where = f" in {waits.place}" if waits.place else ""

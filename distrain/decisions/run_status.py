@@ -218,11 +218,6 @@ class RunStatus:
             return "restarting" if self.restarts else "starting"
         return self.phase
 
-    @property
-    def shown_hang(self) -> HangBegan | None:
-        """The hang, unless a person holds a rank: then others wait for that person."""
-        return None if self.is_debugged else self.hang
-
     def rate(self) -> float | None:
         """Return the steps per second of rank 0, or its reports per second if it gives no progress; or None."""
         if len(self._samples) < 2:

@@ -187,8 +187,7 @@ class RunErrors:
 
     def _facts(self, condition: str = "") -> list[str]:
         """Return how far the run was, its files, and how to continue it, which ``condition`` allows."""
-        refused = any(map(is_refusal, self.summary.failures))
-        can_continue = self.checkpoint or (self.summary.entered and not refused)
+        can_continue = self.checkpoint or (self.summary.entered and not any(map(is_refusal, self.summary.failures)))
         facts = {
             "step": self.step,
             "checkpoint": self.checkpoint,
