@@ -48,9 +48,9 @@ print(TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=2))
 """
 RUNS = {
     "python train.py": ("torch", {"train.py": PROGRAM}, "{'loss': "),
-    "distrain run --hosts alpha:4,beta:4 train.py --lr 0.1": (
+    "distrain run --hosts alpha:4,beta:4 torchrun_script.py --lr 0.1": (
         "torch",
-        {"train.py": TORCHRUN_SCRIPT},
+        {"torchrun_script.py": TORCHRUN_SCRIPT},
         "['--lr', '0.1'] 8.0 ranks",
     ),
     "distrain run --as-ray ray_train.py": ("torch", {"ray_train.py": RAY_SCRIPT}, "{'rank': 0}"),

@@ -20,6 +20,7 @@ OF_OTHERS = {
     "NCCL error: unhandled system error", "Cannot re-initialize CUDA in forked subprocess",
     "Unable to locate credentials", "The specified bucket does not exist", "Could not connect to the endpoint URL",
     "No space left on device", "Disk quota exceeded", "SIGSEGV", "SIGBUS", "SIGABRT",
+    "Expected to have finished reduction in the prior iteration",
 }  # fmt: skip
 """Keys that are texts of the system, ssh, torch, NCCL and object stores."""
 
@@ -79,12 +80,12 @@ def test_links_are_addresses_and_what_fits_nothing_names_the_nearest() -> None:
     found = explained("it", "was", "killed by the kernel for lack of memory")
     assert found.returncode == 0
     assert "https://distrain.github.io/distrain/failures.html#out-of-memory" in found.stdout
-    nothing = explained(text="the checkpoint is on the moon")
-    assert (nothing.returncode, nothing.stdout) == (1, "")
-    assert nothing.stderr.startswith("no entry fits; the nearest:\n  ")
-    assert (
-        explained(text="\n").stderr == "no entry fits\nall: https://distrain.github.io/distrain/troubleshooting.html\n"
-    )
+    near = explained(text="the dataset is the one of my checkpoint")
+    assert (near.returncode, near.stdout) == (1, "")
+    assert near.stderr.startswith("no entry fits; the nearest:\n  is not the one of the checkpoint: …\nall: ")
+    for text in ("\n", "the checkpoint is on the moon", "finished after 3.6 s at report 3; try again"):
+        nothing = "no entry fits\nall: https://distrain.github.io/distrain/troubleshooting.html\n"
+        assert explained(text=text).stderr == nothing
 
 
 def test_colours_and_bytes_that_are_not_utf8_do_not_matter() -> None:

@@ -22,6 +22,8 @@ PAGE = Path(__file__).with_name("troubleshooting.md")
 SITE = "https://distrain.github.io/distrain"
 _FITS = 0.7
 """The part of a key's words and pairs of words that a text must have."""
+_IS_NEAR = 0.5
+"""More than this part makes an entry worth a look."""
 _MOST_LINES = 2000
 _MOST_ENTRIES = 3
 _COLOUR = re.compile(r"\033\[[\d;]*m")
@@ -77,6 +79,6 @@ def run_explain(options: argparse.Namespace) -> int:
         text = re.sub(r"\[(.+?)\]\((\w+)\.md(.*?)\)", rf"\1: {SITE}/\2.html\3", entry)
         echo(f"{paint(title, '1')}\n\n{text}\n")
     if not found:
-        titles = "".join(f"\n  {title}" for _, title, _ in nearest)
+        titles = "".join(f"\n  {title}" for fit, title, _ in nearest if fit > _IS_NEAR)
         echo(f"no entry fits{titles and '; the nearest:'}{titles}\nall: {SITE}/troubleshooting.html", sys.stderr)
     return 0 if found else 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distrain.hosts.world import RankPlan, WorldPlan
 
 _SIGNAL_HINTS: dict[int, str] = {
-    signal.SIGKILL: "often the kernel does it, when the host is out of memory; use fewer workers or smaller batches",
+    signal.SIGKILL: "usually by the kernel, because the host ran out of memory; use fewer workers or smaller batches",
     signal.SIGSEGV: "a crash in native code; the last call of your code in the stack leads there",
     signal.SIGBUS: "a crash in native code, or /dev/shm is full",
     signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",

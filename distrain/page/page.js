@@ -121,7 +121,7 @@
   document.querySelector(".verdict").prepend(el("strong", { class: `state ${data.state}` }, data.state), " ");
   document.querySelector("header").append(el("p", { class: "location" }, data.location));
   document.querySelector("main").append(...data.notes.map((text) => el("p", { class: "warning" }, `Note: ${text}`)));
-  section("failure", "Failure", ...failed, message && failed.length ? fold("The whole message", message) : message,
+  section("failure", data.state === "stopped" ? "End" : "Failure", ...failed, message && failed.length ? fold("The whole message", message) : message,
     ...(data.where.length ? [el("h3", null, "Where the other ranks were"), lines(data.where)] : []));
   section("metrics", "Metrics of rank 0",
     data.curves.length ? el("div", { class: "plots" }, ...data.curves.map(figure)) : note("Rank 0 has reported no numbers."),

@@ -398,9 +398,7 @@ def test_a_run_continues_on_a_spare_bare_host_from_the_newest_checkpoint(
         finally:
             running.close()
         assert output.splitlines()[-1] == 'FINISHED [["shard-0", "2 of 0"], ["shard-1", "2 of 1"]]', output
-        assert (
-            f"distrain: rank 1 on beta was lost: distrain's process there has been silent for {LEASE_S:g} s" in output
-        )
+        assert f"distrain: rank 1 on beta was lost: it has been silent for {LEASE_S:g} s" in output
         assert "distrain: 2 workers on alpha, delta, without beta\n" in output
         for host in ("alpha", "delta"):
             lab.expect_nothing_left(host)

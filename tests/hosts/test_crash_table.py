@@ -144,19 +144,19 @@ BLOWS: dict[str, Blow] = {
     "link down": Blow(
         strike=link("down"),
         undo=link("up"),
-        phrase="HOST: distrain's process there has been silent for 2 s",
+        phrase="HOST: it has been silent for 2 s",
         silent=True,
     ),
     "SIGSTOP of the host": Blow(
         strike=everybody(signal.SIGSTOP),
         undo=everybody(signal.SIGCONT),
-        phrase="HOST: distrain's process there has been silent for 2 s",
+        phrase="HOST: it has been silent for 2 s",
         silent=True,
     ),
     "SIGSTOP of the agent": Blow(
         strike=agent(signal.SIGSTOP),
         undo=everybody(signal.SIGCONT),
-        phrase="HOST: distrain's process there has been silent for 2 s: host or network down",
+        phrase="HOST: it has been silent for 2 s: host or network down",
         silent=True,
     ),
 }
@@ -227,7 +227,7 @@ def test_a_blow(cell: Cell, start: Callable[..., Running]) -> None:
         if cell.restarts:
             assert output.splitlines()[-1] == "FINISHED 1", output
             if blow.loses:
-                assert f"distrain: rank {rank} on {cell.host} was lost: distrain's process there has " in output
+                assert f"distrain: rank {rank} on {cell.host} was lost: " in output
                 assert f"distrain: 2 workers on {HOSTS[1 - rank]}, gamma, without {cell.host}\n" in output
                 assert "distrain: trying to reach gamma\n" in output  # and not the host that is left
         else:
@@ -285,10 +285,7 @@ def test_a_host_without_power_is_named(start: Callable[..., Running], tmp_path: 
         wait_until(lambda: not is_alive(worker), what="the stop of the other host's rank")
         assert time.monotonic() - struck < LEASE_S + BUSY_FACTOR * SEEN_WITHIN_S
         output, _ = running.end()
-        assert (
-            "ENDED ControllerError two: distrain's process there has been silent for 2 s: host or network down"
-            in output
-        )
+        assert "ENDED ControllerError two: it has been silent for 2 s: host or network down" in output
         assert (
             "tried again: distrain's process there has ended: exit code 255, which is ssh's when it cannot connect"
             in output

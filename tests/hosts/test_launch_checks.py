@@ -69,7 +69,7 @@ def train():
     with own_disk(user.lab, "gamma", user.folder / "runs"):
         ran = user.trains(train, f"{call}, hostfile=hostfile")
     assert ran.code == 0
-    assert "on beta:2222 was lost: distrain's process there has been silent for 2 s" in ran.err
+    assert "on beta:2222 was lost: it has been silent for 2 s" in ran.err
     assert "gamma does not see the run directory, which cannot be opened: No such file or directory; its" in ran.err
 
 

@@ -30,7 +30,7 @@ config = {"loss": Loss(), "tags": {"a", "b", "c", "d"}, **json.loads(sys.argv[1]
 run = RunConfig(name="run", storage_path="../runs")
 DataParallelTrainer(train, train_loop_config=config, scaling_config=ScalingConfig(num_workers=0), run_config=run).fit()
 """
-CHANGED = "distrain: since the last start, this has changed; another RunConfig(name=...) starts afresh:\n"
+CHANGED = "distrain: changed since the last start (use another RunConfig.name to start from scratch):\n"
 NEITHER = "continue:   start the run again with RunConfig(name='run')\n"
 
 

@@ -346,10 +346,7 @@ def test_a_stopped_agent_is_lost_when_its_lease_is_over(
     running.stop(*stopped)
     running.kill("worker 1")
     _, output, _ = running.end()
-    assert (
-        "ENDED ControllerError localhost: distrain's process there has been silent for 2 s: stopped (SIGSTOP)?"
-        in output
-    )
+    assert "ENDED ControllerError localhost: it has been silent for 2 s: stopped (SIGSTOP)?" in output
     assert_nothing_is_left(running, test_run_id)
 
 

@@ -252,7 +252,7 @@ class AgentLink:
     def describe_silence(self, silence_s: float) -> str:
         """Explain why the agent was dropped after a silence."""
         why = "stopped (SIGSTOP)" if self._transport.host.is_local else "host or network down, or the host is frozen"
-        return f"distrain's process there has been silent for {silence_s:.0f} s: {why}?{self._last_words()}"
+        return f"it has been silent for {silence_s:.0f} s: {why}?{self._last_words()}"
 
     def _why_it_ended(self) -> str:
         """Explain the end of the connection."""

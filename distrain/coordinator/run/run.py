@@ -122,7 +122,7 @@ class Run:
         self._write_start()
         self._facts.begin()
         if self._continued and (lines := self._facts.note_changes(self._manifest.before, self._manifest.first_attempt)):
-            text = "since the last start, this has changed; another RunConfig(name=...) starts afresh:"
+            text = "changed since the last start (use another RunConfig.name to start from scratch):"
             say("\n    ".join([text, *lines]))
         observers = self._observers()
         coordinator: Coordinator | None = None

@@ -22,7 +22,7 @@ HANG_S = 5.0
 MUTE_S = 6.0
 """Seconds for which all others have waited before the ranks that say nothing are asked for their stacks."""
 _WAITS = ("waits", "blocked")
-_VERBS = {"stuck": "been stuck", "loops": "looped without any change"}
+_VERBS = {"stuck": "been stuck in", "loops": "looped without any change in"}
 
 
 class Stand(NamedTuple):
@@ -133,7 +133,7 @@ class Standstills:
 def _blame(stand: Stand, ranks: Collection[int], time: str) -> str:
     if stand.state == "mute":
         return f"{ranks_have(ranks)} not answered{time}: {WHY_SILENT}"
-    return f"{ranks_have(ranks)} {_VERBS[stand.state]} in {stand.place}{time}"
+    return f"{ranks_have(ranks)} {_VERBS[stand.state]} {stand.place}{time}"
 
 
 def _alike(stands: Mapping[int, Stand]) -> list[tuple[Stand, list[int]]]:
