@@ -336,7 +336,7 @@ class Session:
                 return None, options
             options = replace(options, mode=MEMORY)
         if options.mode is MEMORY and self._memory is None:
-            warn_once("no agent keeps checkpoints in memory here, so they are stored with CheckpointUploadMode.SYNC")
+            warn_once("nothing keeps checkpoints in memory here, so they are stored with CheckpointUploadMode.SYNC")
             options = replace(options, mode=SYNC)
         return checkpoint, options
 

@@ -266,7 +266,7 @@ class AgentLink:
             by_whom = f"{program} on this machine was " if program else ""
             how = f"{by_whom}killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             if code == self._transport.failed_code and self.greeted:
-                how += f", which is {program}'s when the connection breaks or the agent is killed"
+                how += f", which is {program}'s when the connection breaks or that process is killed"
             elif code == self._transport.failed_code:
                 how += f", which is {program}'s when it cannot connect or log in"
             elif code == _NOT_FOUND and not self.greeted:
