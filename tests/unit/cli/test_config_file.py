@@ -145,7 +145,7 @@ def test_config_says_where_each_value_is_from_and_shows_no_secret(
         ("hang-timeout = 'x'", "argument --hang-timeout: invalid float value: 'x' (distrain.toml: hang-timeout)"),
         ("start-method = 'fork'", "argument --start-method: invalid choice: 'fork'"),
         ("use-gpu = 'yes'", "--use-gpu: must be true or false, got 'yes' (distrain.toml: use-gpu)"),
-        ("hosts = 'alpha:0'", "such as alpha:4,beta:4 (distrain.toml: hosts)"),
+        ("hosts = 'alpha:0'", "alpha:2222 slots=4 (distrain.toml: hosts)"),
         ("tracker = ['wandbb']", "did you mean wandb? (distrain.toml: tracker)"),
         ("max-failures = -2", "an int of at least -1, got -2 (int) (distrain.toml: max-failures)"),
         ("set = {lr = 1}", "distrain.toml: set: config files have no option set"),
