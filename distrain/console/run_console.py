@@ -87,7 +87,7 @@ class RunConsole:
             warn(
                 f"{nan[0]} of rank {report.rank} is nan in report {report.number}. Try a smaller learning rate or "
                 "clipped gradients, or go back to the last checkpoint, without the bad data: "
-                f"FailureConfig(on_nan='rollback') and FailureConfig(nan_metric={nan[0]!r})"
+                f"FailureConfig(on_nan='rollback', nan_metric={nan[0]!r})"
             )
 
     def _begin(self, ranks: int) -> None:

@@ -163,14 +163,14 @@ def _shortage(host: str, workers: int, name: str, each: float, needed: float, av
     form = ",.0f" if name == "memory" else "g"
     text = (
         f"{host} has {available:{form}} {unit}, but {count(workers, 'worker')} with {each:{form}} each need "
-        f"{needed:{form}}. Ask for fewer workers (num_workers) or less per worker (resources_per_worker)"
+        f"{needed:{form}}. "
     )
     if name == "GPU" and not available:
-        text += (
-            ", or leave out use_gpu=True: no usable NVIDIA GPU was found (driver missing, or hidden by "
-            "CUDA_VISIBLE_DEVICES)"
+        return text + (
+            "Leave out use_gpu=True, or find out why: no usable NVIDIA GPU was found (driver missing, or hidden by "
+            "CUDA_VISIBLE_DEVICES)."
         )
-    return text + "."
+    return text + "Ask for fewer workers (num_workers) or less per worker (resources_per_worker)."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,8 +70,8 @@ class TorchConfig(BackendConfig):
     def setup(self, context: TrainContext) -> None:
         """Choose the device and join the process group, also for a single worker, so that scripts need no special case.
 
-        Raises ValueError for nccl among workers that share a GPU and for a network interface that this host lacks,
-        RuntimeError if there is a process group already.
+        Raises ValueError for nccl without a GPU or among workers that share one, and for a network interface that this
+        host lacks, RuntimeError if there is a process group already.
         """
         torch = require("torch")
         from torch import distributed
@@ -85,6 +85,11 @@ class TorchConfig(BackendConfig):
         if context.devices:
             torch.cuda.set_device(context.devices[0])
         backend = self._backend(context)
+        if "nccl" in backend and not torch.cuda.is_available():
+            raise ValueError(
+                f"TorchConfig.backend={backend!r}: NCCL needs GPUs, and this worker has none: leave it out, which "
+                "means gloo, or ask for GPUs with ScalingConfig(use_gpu=True)"
+            )
         if "gloo" in backend:
             _check_interface()
         if context.world_rank:
@@ -122,8 +127,6 @@ class TorchConfig(BackendConfig):
         text = str(error)
         if "find_unused_parameters=True" in text:
             return 'with prepare_model: prepare_model(model, parallel_strategy_kwargs={"find_unused_parameters": True})'
-        if "NCCL is only supported with GPUs" in text:
-            return "without GPUs, use gloo: leave the backend out; or ask for GPUs with ScalingConfig(use_gpu=True)"
         if isinstance(error, (AssertionError, RuntimeError)) and any(sign in text for sign in _NO_GPU):
             return (
                 "move models and batches to distrain.torch.get_device(), the device of each rank, instead of .cuda(). "

@@ -279,7 +279,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_words_of_ssh(
     assert text.startswith(
         "far: distrain's process there has ended: exit code 255, which is ssh's when it cannot connect or log in"
     )
-    cure = "check that sshd runs there, and at this port: far\nthis must work without asking for anything:\n    ssh -T "
+    cure = "check that sshd runs on far, and at this port\nthis must work without asking for anything:\n    ssh -T "
     assert f"Connection refused\n{cure}" in text
     assert "logs:" not in text  # nobody has written any
 

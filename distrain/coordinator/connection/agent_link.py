@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -39,14 +40,14 @@ _NOT_FOUND = 127
 _TURNED_AWAY = re.compile(rb"(kex|ssh)_exchange_identification:.*(closed|reset)")
 """Output of ssh if sshd hangs up before the login, as too many others are logging in (MaxStartups)."""
 _SSH_CURES = {
-    "Host key verification failed": "log in once by hand, to accept its key: ssh",
-    "Permission denied (": "put your key there: ssh-copy-id",
-    "Could not resolve hostname": "correct this name, or add it to ~/.ssh/config:",
-    "Connection refused": "check that sshd runs there, and at this port:",
-    "Connection timed out": "check that this host is up, and its firewall:",
-    "No route to host": "check that this host is up, and its firewall:",
+    "Host key verification failed": "accept its key, once: ssh -o StrictHostKeyChecking=ask {login}",
+    "Permission denied (": "it accepts no key that ssh offers: set IdentityFile to another, or ssh-copy-id {login}",
+    "Could not resolve hostname": "correct {host}, or add it to ssh's config file",
+    "Connection refused": "check that sshd runs on {host}, and at this port",
+    "Connection timed out": "check that {host} is up, and its firewall",
+    "No route to host": "check that {host} is up, and its firewall",
 }
-"""By words of ssh: what to do. The host is added."""
+"""By words of ssh: what to do."""
 
 
 def agent_argv(transport: Transport, run_ids: str, *arguments: str, flags: Sequence[str] = ()) -> list[str]:
@@ -274,8 +275,9 @@ class AgentLink:
             elif code >= 0 and not self.greeted and self._transport.ships:
                 how += ": distrain needs only a login shell and a Python there"
         words, host = self._last_words(), self._transport.host
-        login = f"{host.user}@{host.address}" if host.user else host.address
-        cures = [f"\n{cure} {login}" for sign, cure in _SSH_CURES.items() if sign in words]
+        name = f"{host.user}@{host.address}" if host.user else host.address
+        login = shlex.join([*getattr(self._transport, "arguments", ()), name])
+        cures = [f"\n{cure.format(login=login, host=name)}" for sign, cure in _SSH_CURES.items() if sign in words]
         return f"distrain's process there has ended: {how}{words}{''.join(cures[:1])}{self._what_must_work()}"
 
     def _what_must_work(self) -> str:

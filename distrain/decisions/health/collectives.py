@@ -93,7 +93,8 @@ class _Group:
             last = f"its last was #{max(self.calls[rank])}" if self.calls[rank] else "it has called none"
             yield f"rank {rank} never reached {call} of {self}; {last}"
         if not gone and not lacking and len(self.calls) < len(self.members):
-            yield f"{name_ranks(waiting)} called {call} of {self}; the other ranks must call the same"
+            called = f"{name_ranks(waiting)} called {call} of {self}"
+            yield f"{called}; the other ranks must call the same, usually with the same shape"
 
 
 def compare(records: Mapping[int, Mapping[str, Any]], *, finished: Collection[int] = ()) -> list[str]:

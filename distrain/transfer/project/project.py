@@ -212,7 +212,7 @@ class _Search:
         try:
             status = os.stat(path)
         except OSError as error:
-            raise LaunchError(f"--ship {shown(path)}: {error.strerror}") from error
+            raise LaunchError(f"--ship {shown(path)}: {error.strerror} (it copies from this machine)") from error
         self._parents_of_named.add(os.path.dirname(path))
         self._left_out.links.pop(path, None)
         if stat.S_ISDIR(status.st_mode):

@@ -431,7 +431,7 @@ def test_a_metric_that_becomes_nan_is_named_once(capsys: Console) -> None:
         report(observers, index, {"train": {"loss": loss}})
     [line] = [line for line in capsys.readouterr().err.splitlines() if "nan" in line and "report 3" in line]
     assert line.startswith("distrain: train/loss of rank 0 is nan in report 3. Try a smaller learning rate")
-    assert "FailureConfig(nan_metric='train/loss')" in line
+    assert "FailureConfig(on_nan='rollback', nan_metric='train/loss')" in line
 
 
 def test_progress_is_shown_with_its_rate_and_the_time_left(capsys: Console) -> None:

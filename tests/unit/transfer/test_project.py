@@ -521,8 +521,8 @@ def test_everything_in_a_named_directory_is_shipped(repository: Path, home: Path
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda path: None, "No such file or directory"),
-        (lambda path: path.symlink_to("nowhere"), "No such file or directory"),
+        (lambda path: None, "No such file or directory .it copies from this machine."),
+        (lambda path: path.symlink_to("nowhere"), "No such file or directory .it copies from this machine."),
         (os.mkfifo, "it is neither a file nor a directory"),
     ],
 )
