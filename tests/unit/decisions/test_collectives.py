@@ -41,8 +41,10 @@ def test_a_rank_that_never_reached_a_collective_is_named() -> None:
 
 def test_a_rank_without_records_is_not_blamed() -> None:
     assert compare({0: of(record(STEP)), 2: of(record(STEP))}) == [
-        "ranks 0, 2 called all_reduce #1 (512 × 512, float32) of the default group; the other "
-        "ranks must call the same, usually with the same shape"
+        (
+            "ranks 0, 2 called all_reduce #1 (512 × 512, float32) of the default group; the other "
+            "ranks must call the same, usually with the same shape"
+        )
     ]
     assert compare({}) == []
 
@@ -92,6 +94,8 @@ def test_after_a_failure_the_last_collective_of_the_others_is_named() -> None:
     groups = {"0": [0, 1, 2, 3]}
     found = compare({rank: {**of(entries), **failed, "groups": groups} for rank, entries in over.items()})
     assert found == [
-        "ranks 0, 2 called all_reduce #2 (512 × 512, float32) of the default group; the other "
-        "ranks must call the same, usually with the same shape"
+        (
+            "ranks 0, 2 called all_reduce #2 (512 × 512, float32) of the default group; the other "
+            "ranks must call the same, usually with the same shape"
+        )
     ]
