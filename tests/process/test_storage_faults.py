@@ -367,7 +367,8 @@ def test_a_run_is_not_finished_if_its_last_checkpoint_cannot_be_committed(
         for number in range(2 if checkpoint is None else 1):
             distrain.collective.barrier()
             if number == 1 and where == "local" and distrain.get_context().get_world_rank() == 0:
-                while not (disk.run / "metrics.jsonl").stat().st_size:  # its first line needs a page, too
+                files = [disk.run / "metrics.jsonl", disk.run / "events.jsonl"]
+                while not all(file.exists() and file.stat().st_size for file in files):  # each first line needs a page
                     time.sleep(0.01)
                 fill(disk, pages_left=max(workers, 1))
             distrain.collective.barrier()
