@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _EVENTS = {"slow": "slow rank", "memory_damage": "damaged part", "memory_checkpoint_lost": "lost checkpoint"}
-"""What users call the events whose names in events.jsonl are not words to count."""
+"""Events whose names in events.jsonl are not words to count, in the words of users."""
 _NO_NEWS = ("checkpoint", "stored", "trouble_over")
 _INDENT = 13
 _MOST_ATTEMPTS, _MOST_CHANGES, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_ERROR_LINES = 8, 8, 12, 5, 25

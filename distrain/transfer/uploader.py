@@ -42,7 +42,7 @@ class _Uploader:
         self._executor = StorageExecutor(notify=self._notify)
         self._mirror_at: float | None = None
         self._failing: set[str] = set()
-        """What did not work the last time, in words."""
+        """Actions that failed the last time, in words."""
 
     def run(self) -> None:
         report_retries_to(self._notify)
