@@ -85,8 +85,8 @@ class RunConsole:
         if nan and not self._has_warned_of_nan:
             self._has_warned_of_nan = True
             warn(
-                f"{nan[0]} of rank {report.rank} is nan in report {report.number}. Try a smaller learning rate or "
-                "clipped gradients, or go back to the last checkpoint, without the bad data: "
+                f"{nan[0]} of rank {report.rank} is nan in report {report.number}. Usually the learning rate is "
+                "too high, or gradients need clipping. If a bad batch is to blame, go back and leave it out: "
                 f"FailureConfig(on_nan='rollback', nan_metric={nan[0]!r})"
             )
 

@@ -271,8 +271,13 @@ class AgentLink:
             elif code == self._transport.failed_code:
                 how += f", which is {program}'s when it cannot connect or log in"
             elif code == _NOT_FOUND and not self.greeted:
-                cure = "correct" if self._transport.host.python else "name the host's interpreter with"
-                how += f", there is no such program: {cure} python= in the hostfile"
+                how += ", there is no such program: "
+                named = self._transport.host.python
+                how += (
+                    "correct python= in the hostfile"
+                    if named
+                    else "name the host's interpreter with python= in the hostfile"
+                )
             elif code >= 0 and not self.greeted and self._transport.ships:
                 how += ": distrain needs only a login shell and a Python there"
         words, host = self._last_words(), self._transport.host
