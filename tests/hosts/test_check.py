@@ -105,7 +105,7 @@ def test_no_problem_of_a_host_hides_another_one(user: User) -> None:
     ran = user.checks()
     for beginning in (
         "✗ old: it has Python 3.9.1, this machine 3.",
-        "✗ nothing: distrain's process there has ended: exit code 127, there is no such program: name the",
+        "✗ nothing: distrain's process there has ended: exit code 127, there is no such program: correct",
         "✗ nowhere: no worker can run in /nowhere: No such file or directory; create it, or set cwd=",
         "✗ packages: it has cloudpickle 1.0.0, this machine ",
         "! packages: it has torch 2.0.0, this machine ",

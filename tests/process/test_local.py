@@ -188,7 +188,7 @@ def test_resources_are_checked(storage: Path, monkeypatch: pytest.MonkeyPatch) -
         scaling_config=ScalingConfig(num_workers=0, use_gpu=True),
         run_config=RunConfig(storage_path=storage, name="run"),
     )
-    with pytest.raises(ResourcesError, match="leave out use_gpu=True"):
+    with pytest.raises(ResourcesError, match="Leave out use_gpu=True"):
         trainer.fit()
     assert run_json(storage / "run")["status"] == "failed"
 

@@ -82,7 +82,7 @@ def test_values_have_the_types_of_the_fields() -> None:
         ("or num_workers=(min, max), or", "or --num-workers min:max, or"),
         ("num_workers is 3, but", "--num-workers is 3, but"),
         ("debug_rank=3: ranks count", "--debug-rank 3: ranks count"),
-        ("or leave out use_gpu=True: no usable", "or leave out --use-gpu: no usable"),
+        ("Leave out use_gpu=True, or find out why: no usable", "Leave out --use-gpu, or find out why: no usable"),
         ("no name, no hosts=a and RunConfig.verbose", "no name, no hosts=a and RunConfig.verbose"),
         ("cannot read /data/storage_path/x or 'log_dir'", "cannot read /data/storage_path/x or 'log_dir'"),
         ("RunConfig(trackers=[...])", "RunConfig(trackers=[...])"),
