@@ -246,7 +246,7 @@ def test_a_host_without_the_interpreter_is_told_how_to_name_one(
     ssh()
     text = failure(fit_on, tmp_path / "hosts", "far python=/nowhere/bin/python")
     assert text.startswith(
-        "far: distrain's process there has ended: exit code 127, there is no such program: correct python= in the hostfile"
+        "far: distrain's process there has ended: exit code 127, there is no such program: correct python="
     )
     assert "/nowhere/bin/python" in text
 
