@@ -54,7 +54,8 @@ def report(
     ``metrics`` is copied: numbers, strings, booleans, None, and dicts and lists of them; numpy, torch and TensorFlow
     scalars become numbers. Without a checkpoint the call waits for no other rank, and for the coordinator only if
     1,000 reports of this rank are on their way. With a checkpoint it returns when the checkpoint's files may be deleted
-    or overwritten. The checkpoint is committed once every rank has reported its part.
+    or overwritten. The n-th calls of all ranks belong together: the checkpoint has all files that they come with, and
+    is committed once every rank has made its n-th call or has finished.
 
     checkpoint_dir_name: the name of the checkpoint's directory in the run directory, instead of ``checkpoint_000000``.
         Ranks that give one must give the same. A number is added to a name that is taken already.
@@ -77,8 +78,7 @@ def report(
     progress: the step, or epoch, that is done, and their number, such as ``(300, 1000)``. The console then shows a bar
         and the time left.
 
-    A call that raises counts, too: the n-th checkpoint is dropped, and this rank's next one is the n+1-th, as it is on
-    other ranks. So do not repeat the call on this rank alone.
+    A call that raises counts, too: its checkpoint is dropped on all ranks. So don't repeat the call on this rank alone.
 
     Raises TypeError or ValueError for metrics that cannot be recorded and for bad arguments, CheckpointError for a
     checkpoint that cannot be stored, RuntimeError outside of a worker.

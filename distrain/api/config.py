@@ -336,9 +336,9 @@ class CheckpointConfig:
         scores rank worst, whatever the order.
     checkpoint_score_order: ``"max"`` or ``"min"``.
     checkpoint_ranks: the ranks that report checkpoints, such as ``[0]`` if only rank 0 saves, or ``"all"``. A
-        checkpoint then waits for all of these, and for no other rank. None: distrain finds out, which may delay the
-        first checkpoints by ``missing_rank_s``.
-    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never reported one.
+        checkpoint waits for the n-th report of all of these, and of no other rank. None: of all ranks, and
+        ``missing_rank_s`` for those that have never reported.
+    missing_rank_s: seconds for which a checkpoint waits for a rank that has never called ``report()``.
     memory_every: keep every n-th reported checkpoint in the memory of the hosts, as ``CheckpointUploadMode.MEMORY``
         does, and ignore the others. Only those count that ``report()`` gets without a ``checkpoint_upload_mode`` other
         than SYNC, a ``checkpoint_upload_fn`` and a ``validation``. None leaves the choice to ``report()``.

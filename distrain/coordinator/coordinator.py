@@ -448,7 +448,8 @@ class Coordinator:
                 copying = self._host_files.is_busy(self.machine.plan.hosts)
                 return events.Outstanding(verifying=self._is_verifying or self._is_gathering, copying=copying)
             case RunState.SAVING:
-                return events.Outstanding(saving=self.report_handler.storing(self.machine.failed_ranks))
+                failed, waiting = self.machine.failed_ranks, self.hang_monitor.waiting_ranks
+                return events.Outstanding(saving=self.report_handler.storing(failed, waiting))
         uploading = self.report_handler.awaits_uploads(self.machine.lost_ranks)
         return events.Outstanding(committing=self._store.is_committing, uploading=uploading)
 

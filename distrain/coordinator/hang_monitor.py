@@ -114,6 +114,11 @@ class HangMonitor:
         self._standstills.ended(rank, time.monotonic(), ok=ok)
         self._judged = False
 
+    @property
+    def waiting_ranks(self) -> set[int]:
+        """The ranks that stand still because they wait for others."""
+        return self._standstills.waiting
+
     def heard(self, message: wire.Standstill) -> None:
         """Note that a rank stands still, or moves again."""
         self._standstills.heard(message, time.monotonic())

@@ -163,7 +163,7 @@ class MemoryRounds:
             wire.HashFiles(
                 attempt=report.attempt,
                 rank=report.rank,
-                ordinal=report.ordinal or 0,
+                ordinal=report.index,
                 folder=report.folder,
                 files=list(files),
             ),

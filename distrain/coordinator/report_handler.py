@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distrain import wire
 from distrain.api.observer import Committed, RankTrains, Reported, ReportsJoined, TroubleBegan, TroubleEnded
 from distrain.decisions.barriers import BarrierTracker, EndCall
-from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Refuse, RequestFiles
+from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Proceed, Refuse, RequestFiles
 from distrain.decisions.events import CheckpointsInProgress, ShowLine
 from distrain.decisions.report_rows import RowAssembly
 from distrain.hosts.troubles import Trouble
@@ -56,30 +56,23 @@ _INCOMPARABLE = (DICT_FILE, ".keras")
 
 @dataclass(slots=True)
 class _Unsettled:
-    """The reports that had the n-th checkpoints of their ranks, until these are committed or dropped."""
+    """The n-th reports of those ranks that have checkpoints, until these are committed or dropped."""
 
     since: float
     """When the first report came, on the clock of the handler."""
     reports: dict[int, wire.Reported] = field(default_factory=dict)
-    first_index: float = math.inf
-    """The smallest index of these reports."""
     named_by: wire.Reported | None = None
     """The report of the lowest rank that has chosen a name for the checkpoint's directory."""
 
     def add(self, report: wire.Reported) -> None:
         self.reports[report.rank] = report
-        self.first_index = min(self.first_index, report.index)
         if report.name and (self.named_by is None or report.rank < self.named_by.rank):
             self.named_by = report
 
-    def remove(self, rank: int) -> None:
-        del self.reports[rank]
-        self.first_index = min((report.index for report in self.reports.values()), default=math.inf)
-
     @property
     def is_synced(self) -> bool:
-        """True unless a rank has reported files with ASYNC, which can take long."""
-        return all(report.waits or report.in_place or report.in_memory for report in self.reports.values())
+        """True unless all ranks have reported their files with ASYNC, which can take long."""
+        return any(report.waits or report.in_place or report.in_memory for report in self.reports.values())
 
     @property
     def directory_name(self) -> str | None:
@@ -128,17 +121,17 @@ class ReportHandler:
     def begin(self, attempt: int, world_size: int) -> None:
         """Begin a new attempt, and forget the unfinished checkpoints of the last one."""
         self._attempt = attempt
-        self._first_step = 0
+        self._first_step = 0 if self._store.latest is None else self._store.latest.step
         """The reports of a rank before those of this attempt, without those that the attempt repeats."""
         self._is_over = False
         self._world_size = world_size
         self._unsettled: dict[int, _Unsettled] = {}
-        """By ordinal: the checkpoints that are neither committed nor dropped."""
+        """By number of the report: the checkpoints that are neither committed nor dropped."""
         self._list_requests: list[tuple[wire.AskCheckpointList, float]] = []
-        """Unanswered requests, and until when each waits for other ranks."""
+        """Unanswered requests, and when each came."""
         self._list_deadline: float | None = None
         """When the first of these requests stops waiting for other ranks."""
-        self._settled_up_to = (0.0, 0.0)
+        self._settled_up_to = (0.0, 0.0, 0.0)
         """See :meth:`_find_settled`."""
         self._uploads: set[tuple[int, int]] = set()
         """Rank and ordinal of the files that uploaders are storing."""
@@ -149,9 +142,8 @@ class ReportHandler:
             world_size,
             self._config,
             incomparable=_INCOMPARABLE,
-            absent=set(range(world_size)).difference(similar[-1].ranks) if similar else (),
             silent=similar[-1].silent if similar else (),
-            number=self._store.next_index,
+            before=self._first_step,
         )
         self._start = -1 if self._store.latest is None else self._store.latest.index
         """The index of the checkpoint that the attempt has started from, if that is one of this run."""
@@ -177,29 +169,29 @@ class ReportHandler:
         match message:
             case wire.Reported(failed=None):
                 self._on_reported(message, now)
-            case wire.Reported(rank=rank, index=index, ordinal=ordinal, failed=str(why)):
+            case wire.Reported(rank=rank, index=index, has_checkpoint=has_checkpoint, failed=str(why)):
                 self._count_report(rank, index)
-                if ordinal is not None:
+                if has_checkpoint:
                     self._note_bringing(rank)
-                if self._rows:
-                    self._do(self._rows.reported(rank, index, None, None, now))
-                self._do(self._assembly.failed(rank, index, ordinal, why, now))
+                self._do(self._assembly.failed(rank, index, why, now, has_checkpoint=has_checkpoint))
+                self._add_to_row(rank, index, None, now)
             case wire.FilesCopied():
                 if not self._memory.stored(message):
                     self._on_stored(message.rank, message.ordinal, message.failed, now, message.files, message.skipped)
-            case wire.PartWritten(rank=rank, ordinal=ordinal):
+            case wire.PartWritten():
                 self._on_written(message, now)
             case wire.CollectiveEntered(rank=rank, index=index, operation=operation, body=body, timeout_s=timeout_s):
                 gathers = message.gathers
                 self._do(self._barriers.entered(rank, index, operation, body, now, timeout_s, gathers=gathers))
             case wire.AskCheckpointList():
-                self._answer([(message, now + self._config.missing_rank_s)])
+                self._answer([(message, now)])
             case wire.Running(rank=rank):
                 if self._memory.is_off:
                     self._send(wire.StoreInstead(attempt=message.attempt, rank=rank))
                 self._observers.tell(RankTrains(rank, time.monotonic()))
                 self._start_until = now + self._config.missing_rank_s
                 self._do(self._assembly.running(rank, now))
+                self._answer_list_requests()
             case wire.Vitals():
                 self._on_slow(self._observers.status.heard_vitals(message, time.monotonic()))
             case wire.FetchCheckpoint(rank=rank):
@@ -211,12 +203,12 @@ class ReportHandler:
                 self._do(self._barriers.finished(rank))
                 if self._rows:
                     self._do(self._rows.finished(rank))
-        if self._list_requests and self._find_settled(now) != self._settled_up_to:
+        if self._list_requests and self._find_settled() != self._settled_up_to:
             self._answer_list_requests()
 
     def fetched(self, rank: int) -> None:
         """Note that a rank has the files of the checkpoint for which it waited."""
-        self._do(self._assembly.fetched(rank, self._clock.now()))
+        self._do(self._assembly.running(rank, self._clock.now()))
 
     def rank_ended(self, rank: int) -> None:
         """Note that the process of a rank has ended, or that it will report nothing more."""
@@ -250,12 +242,18 @@ class ReportHandler:
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Return whether uploads are all that the next checkpoint waits for; those of ``lost`` ranks never end."""
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
-        return self._assembly.awaits_only(uploads, self._clock.now())
+        return self._assembly.awaits_only(uploads)
 
-    def storing(self, failed: Collection[int]) -> CheckpointsInProgress:
-        """Return what other ranks store, or may report, for checkpoints that need nothing more from ``failed`` ones."""
-        parts = self._assembly.storing(failed, self._uploads, self._clock.now())
-        return CheckpointsInProgress(parts, self._assembly.expected(failed, self._uploads))
+    def storing(self, failed: Collection[int], standing: Collection[int]) -> CheckpointsInProgress:
+        """Return what other ranks store, or may report, for checkpoints that need nothing more from ``failed`` ones.
+
+        standing: the ranks that stand still, and so will not report.
+        """
+        parts = self._assembly.storing(failed, self._uploads)
+        expected = self._assembly.expected(failed, self._uploads)
+        for rank in (*standing, *self._barriers.waiting):
+            expected.pop(rank, None)
+        return CheckpointsInProgress(parts, expected, self._config.missing_rank_s)
 
     def awaits(self, ranks: Collection[int]) -> bool:
         """Return whether a checkpoint waits for files of these ranks."""
@@ -287,7 +285,7 @@ class ReportHandler:
     # -- reports --------------------------------------------------------------------------------------------------
 
     def _on_reported(self, message: wire.Reported, now: float) -> None:
-        rank, index, ordinal = message.rank, message.index, message.ordinal
+        rank, index = message.rank, message.index
         metrics: dict[str, Any] = json.loads(message.body)
         self._count_report(rank, index)
         line: dict[str, Any] = {"time": message.time, "attempt": message.attempt, "rank": rank, "index": index}
@@ -300,13 +298,26 @@ class ReportHandler:
             self.metrics = metrics
         number = self._first_step + index
         self._observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
-        if ordinal is not None:
+        if message.has_checkpoint:
             self._note_bringing(rank)
-            self._unsettled.setdefault(ordinal, _Unsettled(now)).add(message)
+            self._unsettled.setdefault(index, _Unsettled(now)).add(message)
+        self._do(
+            self._assembly.reported(
+                rank,
+                index,
+                metrics,
+                message.files if message.has_checkpoint else None,
+                now,
+                in_place=message.folder if message.in_place else "",
+                in_memory=message.in_memory,
+                name=message.name,
+            )
+        )
+        self._add_to_row(rank, index, metrics, now)
+
+    def _add_to_row(self, rank: int, index: int, metrics: dict[str, Any] | None, now: float) -> None:
         if self._rows:
-            self._do(self._rows.reported(rank, index, metrics, ordinal, now))
-        in_place = message.folder if message.in_place else ""
-        self._do(self._assembly.reported(rank, index, metrics, ordinal, message.files, now, in_place, message.name))
+            self._do(self._rows.reported(rank, index, metrics, now, has_checkpoint=index in self._unsettled))
 
     def _note_bringing(self, rank: int) -> None:
         if rank not in self._bringing:
@@ -326,8 +337,6 @@ class ReportHandler:
             self._on_commit(None if latest is None else str(latest.path))
 
     def _count_report(self, rank: int, index: int) -> None:
-        if not self.report_counts and self._store.latest is not None:
-            self._first_step = self._store.latest.step
         self.report_counts[rank] = index
         if index >= self._acknowledged.get(rank, 0) + _ACKNOWLEDGE_AFTER:
             self._unacknowledged[rank] = index
@@ -366,7 +375,7 @@ class ReportHandler:
             why = f"rank {rank} cannot store a checkpoint in {self._store.location}"
             self._store.on_failure(f"{why}: {failed}{advice_on(failed)}")
         report = self._report(rank, ordinal)
-        if report is not None and self._needs_uploader(report):
+        if report is not None and self._needs_uploader(report) and (failed is not None or not report.in_memory):
             self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=failed))
         self._do(self._assembly.stored(rank, ordinal, files, skipped, now, failed))
 
@@ -391,7 +400,7 @@ class ReportHandler:
                 case RequestFiles():
                     self._store_files(action)
                 case Refuse(rank, ordinal, why):
-                    self._unsettled[ordinal].remove(rank)
+                    del self._unsettled[ordinal].reports[rank]
                     if not self._unsettled[ordinal].reports:
                         del self._unsettled[ordinal]
                     self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=why))
@@ -400,8 +409,9 @@ class ReportHandler:
                 case Drop(ordinal):
                     for rank in self._unsettled[ordinal].reports if ordinal in self._unsettled else ():
                         self._send_done(rank, ordinal)
-                    self._store.next_index += 1  # what was said about it names no other one
                     self._settle(ordinal, None)
+                case Proceed(rank, ordinal):
+                    self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal))
                 case EndCall(rank, index, data, refused):
                     self._send(
                         wire.CollectiveDone(attempt=self._attempt, rank=rank, index=index, body=data, refused=refused)
@@ -589,36 +599,41 @@ class ReportHandler:
         It waits for ranks with fewer reports no longer than ``missing_rank_s``, and with ``synced`` for nothing longer.
         """
         now = self._clock.now()
-        self._settled_up_to = self._find_settled(now)
+        self._settled_up_to = self._find_settled()
+        head_start_ends = self._assembly.head_start_ends
         validating = any(map(self._validations.awaits, self._store.committed))
-        body = self._checkpoint_list()
-        for request, until in requests:
-            settled = self._settled_up_to[request.synced]
-            limit = until + _COMMIT_S * self._store.is_committing
-            others = now < limit and self.report_counts.get(request.rank, 0) > settled
+        body = b""
+        for request, since in requests:
+            reports = self.report_counts.get(request.rank, 0)
+            settled, settled_synced, settled_soon = self._settled_up_to
+            if request.synced:
+                settled = settled_soon if now >= head_start_ends else settled_synced
+            limit = since + self._config.missing_rank_s + _COMMIT_S * self._store.is_committing
+            others = now < limit and reports > settled
             own = not request.synced and any(
                 request.rank in unsettled.reports for unsettled in self._unsettled.values()
             )
             if (others or own or (request.validated and validating)) and not request.at_once:
-                self._list_requests.append((request, until if others else -math.inf))
+                self._list_requests.append((request, since if others else -math.inf))
                 if others:
-                    self._list_deadline = min(limit, self._list_deadline or limit)
-            else:
-                self._send(
-                    wire.CheckpointList(attempt=request.attempt, rank=request.rank, index=request.index, body=body)
-                )
+                    due = min(limit, head_start_ends if now < head_start_ends else limit)
+                    self._list_deadline = min(due, self._list_deadline or due)
+                continue
+            body = body or self._checkpoint_list()
+            self._send(wire.CheckpointList(attempt=request.attempt, rank=request.rank, index=request.index, body=body))
+            if request.synced and now >= limit and reports > settled:
+                self._do(self._assembly.write_off_laggards(reports))
 
-    def _find_settled(self, now: float) -> tuple[float, float]:
-        """Return the index up to which the checkpoints of all reports are committed or dropped.
+    def _find_settled(self) -> tuple[float, float, float]:
+        """Return the number of reports up to which the checkpoints of all ranks are committed or dropped.
 
-        The second number is that for ``synced``: it leaves out checkpoints that ASYNC stores, and ranks that have not
-        reported any.
+        The second number leaves out checkpoints that ASYNC stores. The third one also leaves out ranks that have made
+        no report.
         """
-        unsettled = self._unsettled.values()
-        first = min((one.first_index for one in unsettled), default=math.inf)
-        first_synced = min((one.first_index for one in unsettled if one.is_synced), default=math.inf)
-        slowest, slowest_synced = self._assembly.fewest_reports(), self._assembly.fewest_reports_of_bringing(now)
-        return min(slowest, first - 1), min(slowest_synced, first_synced - 1)
+        first = min(self._unsettled, default=math.inf)
+        first_synced = min((n for n, unsettled in self._unsettled.items() if unsettled.is_synced), default=math.inf)
+        fewest, fewest_soon = self._assembly.fewest_reports()
+        return min(fewest, first - 1), min(fewest, first_synced - 1), min(fewest_soon, first_synced - 1)
 
     def _checkpoint_list(self) -> bytes:
         checkpoints = [

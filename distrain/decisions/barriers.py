@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from distrain.system.text import name_ranks, ranks_have
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,11 @@ class BarrierTracker:
         self._finished: set[int] = set()
         self._refused: dict[int, str] = {}
         """By index of the call: why it failed on some rank, and fails on the ranks that make it later."""
+
+    @property
+    def waiting(self) -> Collection[int]:
+        """The ranks that wait for others in a collective."""
+        return self._waiting.keys()
 
     def entered(
         self,

@@ -2,32 +2,40 @@
 
 Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 
-The n-th checkpoint of a rank in an attempt has the *ordinal* n. Checkpoints of different ranks belong together if
-their ordinals are equal. If several ranks report a file of the same name, that of the lowest rank is kept.
+The n-th calls of report() of all ranks belong together, whichever of them have a checkpoint. The *ordinal* of a
+checkpoint is this n, counted from 1 in each attempt. It is complete when every rank has made its n-th report or has
+finished. If several ranks report a file of the same name, that of the lowest rank is kept.
 
-An event of one rank never looks at all other ranks. Instead, each checkpoint has cursors, which pass every rank once.
+An event of one rank never looks at all other ranks. Instead, ranks are grouped by the number of their reports, and each
+checkpoint has a cursor, which passes every rank once.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.events import ShowLine
 from distrain.decisions.report_rows import ReportCounts
 from distrain.storage.commit import Commit, CommittedFile
-from distrain.system.text import name_ranks, ranks_have
+from distrain.system.text import count, name_ranks, ranks_have
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from distrain.api.config import CheckpointConfig
 
 PATIENCE_S = 1.0
 """Seconds for which the files of a rank wait for lower ranks, which may report the same ones. This saves copying them
 twice; it never decides which are kept."""
+HEAD_START_S = 2.0
+"""Seconds after the first report in which ranks that are ahead wait for those without one: many never report."""
+MOST_INCOMPLETE = 4
+"""Checkpoints that are stored while they wait for other ranks. A rank with a further one waits in report()."""
+_MOST_METRICS = 1000
+"""Reports of rank 0 that are remembered, for the checkpoints of ranks that are behind."""
 
 _SAY_IT = "If only some ranks save checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
 """The cure for waiting for ranks that never report a checkpoint."""
@@ -63,7 +71,15 @@ class Drop:
     ordinal: int
 
 
-Action = RequestFiles | Refuse | Commit | Drop | ShowLine
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Let the rank write its next checkpoint to memory, although this one waits for ranks that have never reported."""
+
+    rank: int
+    ordinal: int
+
+
+Action = RequestFiles | Refuse | Commit | Drop | Proceed | ShowLine
 
 
 # -- state ----------------------------------------------------------------------------------------------------------
@@ -71,14 +87,13 @@ Action = RequestFiles | Refuse | Commit | Drop | ShowLine
 
 @dataclass(slots=True)
 class _Part:
-    """The files that one rank reports for one ordinal."""
+    """The files that one rank reports for one checkpoint."""
 
-    index: int
-    """The number of the report that it came with."""
     reported_at: float
     files: frozenset[str]
     metrics: dict[str, Any]
-    in_place: str
+    in_place: str = ""
+    in_memory: bool = False
     own: set[str] = field(default_factory=set)
     """Those of the files that no lower rank has reported."""
     stored: tuple[tuple[str, int, int], ...] = ()
@@ -94,10 +109,7 @@ class _Pending:
     """
 
     last_at: float = 0.0
-    index: int = 0
-    """The largest index of a report that has a part."""
-    latest: int = 0
-    """The largest index of any report of the ranks that have reported a part."""
+    """When the last part was reported."""
     parts: dict[int, _Part] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     """By name of a file: the lowest rank that reports it."""
@@ -118,14 +130,14 @@ class _Pending:
     lister: int | None = None
     """The lowest rank whose host was ordered to list the files that are in place."""
     unstored: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
-    """Ranks whose report() has failed, so that they report nothing although they should."""
-    in_step: set[int] = field(default_factory=set)
-    """Ranks that have made the same report without a checkpoint, or the next one, or as many as one that has it."""
+    in_memory: set[int] = field(default_factory=set)
+    """Ranks that write no further checkpoint to memory before this one is settled."""
     undecided: int = 0
-    """A cursor: every lower rank has reported its part, or has been seen to report nothing."""
+    """A cursor: every lower rank has reported its part, or reports none."""
+    is_wanted: bool = False
+    """True once a rank has reported a part, or has tried to."""
     problem: str | None = None
-    """Why a part is missing: the rest of the sentence "checkpoint_000001 is dropped"."""
+    """Why a part is missing: the rest of the sentence "the checkpoint of report 3 is dropped"."""
 
     def other_name(self, rank: int, name: str | None) -> str | None:
         """Return why the rank's name for the directory differs from another rank's, or None if it does not."""
@@ -169,18 +181,27 @@ class _Pending:
                     self.make_ready(lowest)
 
     def make_ready(self, rank: int) -> None:
-        """Let a part wait no longer for lower ranks."""
+        """Stop holding the part back for lower ranks."""
         if self.patient.pop(rank, None) is not None:
             self.ready.add(rank)
 
-    def order_ready(self, ordinal: int) -> list[Action]:
+    def end_patience(self, now: float) -> None:
+        """Stop holding back the parts that have waited for lower ranks long enough."""
+        while self.patient:
+            rank, part = next(iter(self.patient.items()))
+            if now < part.reported_at + PATIENCE_S:
+                return
+            self.make_ready(rank)
+
+    def order_ready(self, ordinal: int, may_store: Callable[[_Part], bool]) -> list[Action]:
         """Order the files of ready ranks that no lower rank has reported, unless another rank stores some of them now.
 
         If two ranks stored a file of one name at the same time, the bytes of either could be the last ones.
+        may_store: tells if the files of a part may be stored yet.
         """
-        ready, self.ready = sorted(self.ready), set()
         actions: list[Action] = []
-        for rank in ready:
+        for rank in sorted(rank for rank in self.ready if may_store(self.parts[rank])):
+            self.ready.discard(rank)
             own = self.parts[rank].own
             storing = next((self.ordered[file] for file in own if self.ordered.get(file) in self.unstored), None)
             if storing is None:
@@ -198,28 +219,21 @@ class _Pending:
 
 @dataclass(slots=True)
 class _RankRecord:
-    brings: bool | None = None
-    """True once the rank has reported a part, or if the user says that it does. False if nobody waits for it: the user
-    says that it reports nothing, or a checkpoint was committed without it, in this attempt or before. Else None."""
+    brings: bool = False
+    """True once the rank has reported a part, or tried to, or if the user says that it does."""
     silent: bool = False
-    """True if ``brings`` is False only because the rank had not reported in time."""
+    """True while nobody waits for the rank, because it has not reported in time, in this attempt or before."""
     last_index: int = 0
-    last_ordinal: int = 0
-    running_since: float | None = None
-    """When the rank entered train_func, or continued after it had waited for the files of a checkpoint."""
-    is_fetching: bool = False
+    reported_at: float = -math.inf
     finished: bool = False
-    ended: bool = False
-    """True if the rank's process has ended before train_func did."""
 
 
 class CheckpointAssembly:
     """The checkpoints of one attempt, joined from the parts of its ranks.
 
     incomparable: endings of file names whose bytes differ although their contents are the same.
-    absent: the ranks without a part in the latest checkpoint that as many ranks have made in an earlier attempt.
-    silent: those of them that had just not reported in time.
-    number: that of the first checkpoint over the whole run, as in the name of its directory.
+    silent: the ranks that had not reported in time for the latest checkpoint of as many ranks, in an earlier attempt.
+    before: the reports of a rank before this attempt. Messages to users count these, too.
     """
 
     def __init__(
@@ -228,147 +242,163 @@ class CheckpointAssembly:
         config: CheckpointConfig,
         *,
         incomparable: Collection[str] = (),
-        absent: Collection[int] = (),
         silent: Collection[int] = (),
-        number: int = 0,
+        before: int = 0,
     ) -> None:
-        self._number = number
+        self._before = before
         self._incomparable = tuple(incomparable)
-        self._world_size = world_size
         self._declared = config.checkpoint_ranks
-        self._ranks = {rank: _RankRecord(brings=self._is_declared(rank)) for rank in range(world_size)}
-        if self._declared is None:
-            for rank in absent:
-                self._ranks[rank].brings, self._ranks[rank].silent = False, rank in silent
+        self._ranks = {rank: _RankRecord() for rank in range(world_size)}
         self._counts = ReportCounts(world_size)
-        """Of the ranks that are neither finished nor known to report nothing."""
-        self._bringing = ReportCounts(0)
-        """Of the ranks that report checkpoints; rank 0 among them until it is known that it does not."""
-        for rank, record in self._ranks.items():
-            if record.brings is False:
+        """Of the ranks that checkpoints wait for."""
+        if self._declared is not None:
+            for rank, record in self._ranks.items():
+                record.brings = self._declared == "all" or rank in self._declared
+                if not record.brings:
+                    self._counts.remove(rank)
+        else:
+            for rank in silent:
+                self._ranks[rank].silent = True
                 self._counts.remove(rank)
-            elif record.brings or rank == 0:
-                self._bringing.set(rank, 0)
-        self._metrics_of_rank_0: dict[str, Any] = {}
+        self._absent = set(range(world_size))
+        """The ranks that are not in train_func, or wait for the files of a checkpoint."""
+        self._fetching: set[int] = set()
+        self._ended: set[int] = set()
+        """The ranks whose processes have ended, before train_func did."""
+        self._entered_at = -math.inf
+        """When the last rank without a report has entered train_func, or continued there."""
+        self._first_report_at = self._first_part_at = math.inf
+        self._reported_at = -math.inf
+        """When the last report came."""
+        self._held_since: float | None = None
+        """Since when files of some part wait for ranks that are behind."""
+        self._metrics_of_rank_0: dict[int, dict[str, Any]] = {}
+        """By number of the report: the latest ones."""
         self._missing_rank_s = config.missing_rank_s
         self._pending: dict[int, _Pending] = {}
-        self._entered: deque[tuple[float, int]] = deque()
-        """When ranks have entered train_func that may have never reported."""
-        self._settled_ordinal = 0
+        self._settled = self._committed = 0
+        """The last ordinal that was committed or dropped, and that was committed."""
         self._ticked_at = -math.inf
         self._warnings: set[str] = set()
-
-    def _is_declared(self, rank: int) -> bool | None:
-        """Return whether the rank reports checkpoints as the user says, None if the user does not say it."""
-        return None if self._declared is None else self._declared == "all" or rank in self._declared
 
     # -- events ---------------------------------------------------------------------------------------------------
 
     def running(self, rank: int, now: float) -> list[Action]:
-        """Note that the rank has entered train_func."""
-        self._ranks[rank].running_since = now
-        self._entered.append((now, rank))
+        """Note that the rank is in train_func, or that it continues there with the files for which it has waited."""
+        self._absent.discard(rank)
+        self._fetching.discard(rank)
+        if not self._ranks[rank].last_index:
+            self._entered_at = now
         return self.tick(now)
 
     def fetching(self, rank: int) -> None:
         """Note that the rank waits for the files of a checkpoint. It is not written off meanwhile."""
-        self._ranks[rank].is_fetching = True
-
-    def fetched(self, rank: int, now: float) -> list[Action]:
-        """Note that the rank continues: its time for a first report begins."""
-        self._ranks[rank].is_fetching = False
-        return self.running(rank, now)
+        self._absent.add(rank)
+        self._fetching.add(rank)
 
     def reported(
         self,
         rank: int,
         index: int,
         metrics: dict[str, Any],
-        ordinal: int | None,
-        files: Iterable[str],
+        files: Iterable[str] | None,
         now: float,
+        *,
         in_place: str = "",
+        in_memory: bool = False,
         name: str | None = None,
     ) -> list[Action]:
         """Handle one call of report(); ``index`` counts the calls of the rank from 1.
 
+        files: those of its checkpoint; None if it has none.
         name: the name that the rank gives to the checkpoint's directory.
         in_place: the directory of the run directory that the ranks have filled themselves; empty if ``files`` are to be
             copied. Its files are listed when every rank has reported it.
+        in_memory: the rank has written the files into the memory of its host, and writes no others before this
+            checkpoint is settled, or :class:`Proceed`.
         """
-        self._note_report(rank, index)
+        self._note_report(rank, index, now)
         if rank == 0:
-            self._metrics_of_rank_0 = metrics
-        refusals: list[Action] = []
-        if ordinal is not None:
-            if self._is_declared(rank) is False:
-                return [Refuse(rank, ordinal, self._not_declared(rank))]
-            if ordinal <= self._settled_ordinal:
-                return [Refuse(rank, ordinal, self._too_late(rank, ordinal))]
-            refusals = self._add_part(rank, ordinal, _Part(index, now, frozenset(files), metrics, in_place), name)
-        return [*refusals, *self.tick(now)]
+            self._metrics_of_rank_0[index] = metrics
+            if len(self._metrics_of_rank_0) > _MOST_METRICS:
+                del self._metrics_of_rank_0[next(iter(self._metrics_of_rank_0))]
+        actions: list[Action] = []
+        if files is not None:
+            if self._declared is not None and not self._ranks[rank].brings:
+                return [Refuse(rank, index, self._not_declared(rank))]
+            self._note_bringing(rank, index)
+            if index <= self._committed:
+                return [Refuse(rank, index, self._too_late(rank)), *self.tick(now)]
+            if index <= self._settled:
+                return [Drop(index), *self.tick(now)]
+            actions = self._add_part(rank, index, _Part(now, frozenset(files), metrics, in_place, in_memory), name)
+        return [*actions, *self.tick(now)]
 
-    def failed(self, rank: int, index: int, ordinal: int | None, why: str, now: float) -> list[Action]:
-        """Handle a call of report() that has raised: the n-th checkpoint is dropped, and the next one is the n+1-th."""
-        self._note_report(rank, index)
-        if ordinal is not None and self._is_declared(rank) is not False:
-            self._miss_part(rank, ordinal, why, now)
+    def failed(self, rank: int, index: int, why: str, now: float, *, has_checkpoint: bool) -> list[Action]:
+        """Handle a call of report() that has raised: its checkpoint is dropped, and no other one."""
+        self._note_report(rank, index, now)
+        if has_checkpoint and (self._declared is None or self._ranks[rank].brings):
+            self._note_bringing(rank, index)
+            self._miss_part(rank, index, why, now)
+            if index in self._pending:
+                self._pending[index].is_wanted = True
         return self.tick(now)
 
     def _miss_part(self, rank: int, ordinal: int, why: str, now: float) -> None:
-        """Note that the rank does not report this part, which it should, nor those before that it has left out."""
-        record = self._ranks[rank]
-        for missed in range(max(record.last_ordinal, self._settled_ordinal) + 1, ordinal + 1):
-            pending = self._pending.setdefault(missed, _Pending())
+        """Note that a part is missing, or may be."""
+        if ordinal > self._settled:
+            pending = self._pending.setdefault(ordinal, _Pending())
             pending.last_at = now
-            pending.failed.add(rank)
             pending.problem = pending.problem or f", as report() has failed on rank {rank}: {why}"
-        record.last_ordinal, record.brings, record.silent = ordinal, True, False
-        self._bringing.set(rank, record.last_index)
 
-    def _note_report(self, rank: int, index: int) -> None:
+    def _note_report(self, rank: int, index: int, now: float) -> None:
         record = self._ranks[rank]
-        record.last_index = index
-        if rank in self._bringing:
-            self._bringing.set(rank, index)
-        if rank in self._counts:
+        for missed in range(record.last_index + 1, index):
+            self._miss_part(rank, missed, "an exception came before it was sent", now)
+        record.last_index, record.reported_at = index, now
+        self._reported_at = now
+        self._first_report_at = min(self._first_report_at, now)
+        if record.silent and index > self._settled:  # it has caught up
+            record.silent = False
             self._counts.set(rank, index)
-        for pending in self._pending.values():
-            if rank in pending.parts and index > pending.latest:
-                self._note_in_step(pending, index)
-            elif not record.last_ordinal and index - pending.index in (0, 1):
-                pending.in_step.add(rank)
+        elif rank in self._counts:
+            self._counts.set(rank, index)
 
-    def _note_in_step(self, pending: _Pending, index: int) -> None:
-        """Note which ranks are in step with one that reports a part, and has made its report of this index."""
-        pending.latest = max(pending.latest, index)
-        pending.in_step |= self._counts.ranks_with(index) | self._counts.ranks_with(index + 1)
+    def _note_bringing(self, rank: int, index: int) -> None:
+        record = self._ranks[rank]
+        record.brings, record.silent = True, False
+        self._counts.set(rank, index)
 
     def _add_part(self, rank: int, ordinal: int, part: _Part, name: str | None) -> list[Action]:
-        record = self._ranks[rank]
-        self._miss_part(rank, ordinal - 1, "an exception came before it was sent", part.reported_at)
-        record.last_ordinal = ordinal
-        self._counts.set(rank, record.last_index)
+        actions = self._supersede(rank, ordinal) if part.in_memory else []
+        self._first_part_at = min(self._first_part_at, part.reported_at)
         pending = self._pending.setdefault(ordinal, _Pending())
-        pending.last_at = part.reported_at
+        pending.last_at, pending.is_wanted = part.reported_at, True
         pending.parts[rank] = part
-        if part.index > pending.index:
-            pending.index = part.index
-            self._note_in_step(pending, part.index)
         folders = _folders_of(part.files)
         clash = pending.other_name(rank, name) or pending.clash(rank, part.files, folders)
         if clash is not None:
             self._cannot_store(pending, rank, clash)
-            return [Refuse(rank, ordinal, f"{self.name(ordinal)}: {clash}")]
+            return [*actions, Refuse(rank, ordinal, f"{self.name(ordinal)}: {clash}")]
         pending.unstored.add(rank)
         pending.add_files(rank, part, folders)
+        if part.in_memory:
+            pending.in_memory.add(rank)
         if part.in_place:
             pending.in_place.add(rank)
         else:
             pending.patient[rank] = part
             if not part.own or rank < pending.undecided:
                 pending.make_ready(rank)
-        return []
+        return actions
+
+    def _supersede(self, rank: int, ordinal: int) -> list[Action]:
+        """Drop the earlier checkpoints that the rank has in memory: it was allowed to proceed."""
+        older = [n for n, pending in sorted(self._pending.items()) if n < ordinal and rank in pending.parts]
+        for earlier in older:
+            del self._pending[earlier]
+            self._settled = earlier
+        return [Drop(earlier) for earlier in older]
 
     def _cannot_store(self, pending: _Pending, rank: int, why: str) -> None:
         pending.problem = pending.problem or f", as rank {rank} could not store its part: {why}"
@@ -400,25 +430,25 @@ class CheckpointAssembly:
     def finished(self, rank: int, now: float) -> list[Action]:
         """Note that the rank has done its work and will not report again."""
         self._ranks[rank].finished = True
+        self._ranks[rank].silent = False
         self._counts.remove(rank)
-        self._bringing.remove(rank)
         return self.tick(now)
 
     def ended(self, rank: int) -> None:
         """Note that the rank's process has ended. Nobody knows what it would have reported, however long they wait."""
-        self._ranks[rank].ended = True
-        self._bringing.remove(rank)
+        self._absent.add(rank)
+        self._ended.add(rank)
 
     def close(self, now: float) -> list[Action]:
         """End the attempt: no rank will report again. Say which checkpoints are lost because they may lack ranks."""
         for rank in self._ranks:
             self.ended(rank)
-        return [*self.tick(now), *self._describe_dropped(now)]
+        return [*self.tick(now), *self._describe_dropped()]
 
     def tick(self, now: float) -> list[Action]:
         """Decide everything that can be decided by now."""
         self._ticked_at = now
-        actions = self._order_files(now)
+        actions = [*self._write_off(now), *self._order_files(now)]
         while (settled := self._settle_next(now)) is not None:
             actions += [*settled, *self._order_files(now)]
         return actions
@@ -427,22 +457,16 @@ class CheckpointAssembly:
         """Return when :meth:`tick` may decide more if nothing else happens; in the past if that is overdue."""
         if not self._pending:
             return None
-        moments = []
+        missing_s, held_since = self._missing_rank_s, self._held_since
+        moments = [self._pending[min(self._pending)].last_at + missing_s]
+        if self._counts.ranks_with(0):
+            moments += [max(self._first_part_at, self._entered_at) + missing_s, self.head_start_ends]
+        if held_since is not None:
+            moments += [held_since + missing_s, self._reported_at + missing_s]
         for pending in self._pending.values():
-            moments.append(pending.last_at + self._missing_rank_s)
             if pending.patient:
                 moments.append(next(iter(pending.patient.values())).reported_at + PATIENCE_S)
-        while self._entered and self._is_over(*self._entered[0]):
-            self._entered.popleft()
-        if self._entered:
-            moments.append(self._entered[0][0] + self._missing_rank_s)
         return min((moment for moment in moments if moment > self._ticked_at), default=None)
-
-    def _is_over(self, entered: float, rank: int) -> bool:
-        """Return whether nothing still waits for the first checkpoint of a rank."""
-        record = self._ranks[rank]
-        is_known = record.brings is not None or record.finished or record.ended
-        return is_known or entered + self._missing_rank_s <= self._ticked_at
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -450,100 +474,161 @@ class CheckpointAssembly:
         """Return whether a part of one of these ranks is not stored yet."""
         return any(not pending.unstored.isdisjoint(ranks) for pending in self._pending.values())
 
-    def awaits_only(self, uploads: Collection[tuple[int, int]], now: float) -> bool:
+    def awaits_only(self, uploads: Collection[tuple[int, int]]) -> bool:
         """Return whether the next checkpoint can be committed as soon as these uploads (rank, ordinal) are done."""
-        ordinal = self._settled_ordinal + 1
-        pending = self._pending.get(ordinal)
-        return (
-            pending is not None
-            and bool(pending.unstored)
-            and all((rank, ordinal) in uploads for rank in pending.unstored)
-            and self._has_all_parts(pending, now)
-        )
+        if not self._pending:
+            return False
+        ordinal = min(self._pending)
+        unstored = self._pending[ordinal].unstored
+        return bool(unstored) and self._has_all_parts(ordinal) and all((rank, ordinal) in uploads for rank in unstored)
 
-    def fewest_reports(self) -> float:
-        """Return how many reports the slowest rank has made, of those that may still report checkpoints."""
-        return self._counts.fewest
+    def fewest_reports(self) -> tuple[float, float]:
+        """Return how many reports the slowest rank has made, of those that may still report checkpoints.
 
-    def fewest_reports_of_bringing(self, now: float) -> float:
-        """Return how many reports the slowest of the ranks with checkpoints has made.
-
-        Rank 0 is taken for one of them, but not if it has not reported within ``missing_rank_s``.
+        The second number leaves out those that have never reported.
         """
-        if 0 in self._bringing and not (self._ranks[0].brings or self._ranks[0].last_index):
-            since = self._ranks[0].running_since
-            if since is not None and now >= since + self._missing_rank_s:
-                self._bringing.remove(0)
-        return self._bringing.fewest
+        return self._counts.fewest, self._counts.fewest_above(0)
 
-    def storing(
-        self, failed: Collection[int], uploads: Collection[tuple[int, int]], now: float
-    ) -> frozenset[tuple[int, int]]:
+    @property
+    def head_start_ends(self) -> float:
+        """Until when ranks that are ahead wait for those that have never reported; infinite if these are starting."""
+        if self._counts.ranks_with(0).isdisjoint(self._absent):
+            return max(self._first_report_at, self._entered_at) + HEAD_START_S
+        return math.inf
+
+    def write_off_laggards(self, reports: int) -> list[Action]:
+        """Stop waiting for ranks with fewer reports that have never had a checkpoint, until they catch up."""
+        behind = [made for made in self._counts.numbers if made < reports]
+        ranks = [rank for made in behind for rank in self._counts.ranks_with(made)]
+        return self._stop_waiting_for([rank for rank in ranks if not self._ranks[rank].brings])
+
+    def storing(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
         """Return the parts (rank, ordinal) that ranks store themselves, of checkpoints that can do without ``failed``.
 
         Such a checkpoint needs nothing more from the failed ranks. Parts that uploaders store are left out: they are
         stored also when the ranks are gone.
         """
         found: set[tuple[int, int]] = set()
-        ordinal = self._settled_ordinal + 1
-        while pending := self._pending.get(ordinal):
+        for ordinal, pending in sorted(self._pending.items()):
             storing = {rank for rank in pending.unstored if not pending.parts[rank].in_place}
             storing -= {rank for rank, number in uploads if number == ordinal}
-            needed = any(rank not in pending.parts and not self._brings_nothing(rank, pending, now) for rank in failed)
+            needed = any(not self._is_decided(rank, ordinal) for rank in failed)
             if needed or not storing.isdisjoint(failed) or pending.problem is not None:
                 break
             found |= {(rank, ordinal) for rank in storing}
-            ordinal += 1
         return frozenset(found)
 
-    def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> frozenset[int]:
-        """Return the ranks that may still report a checkpoint in a report that all ``failed`` ranks have made.
+    def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> dict[int, int]:
+        """Return the ranks that have made fewer reports than all ``failed`` ones, and how many each has made.
 
-        These are the ranks one or two reports behind that have reported one before, and rank 0 with its first report.
+        These are only ranks that have had a checkpoint, that a checkpoint waits for, or that have never reported.
         """
-        made = min((self._reports_made(rank, uploads) for rank in failed), default=0)
-        behind = self._counts.ranks_with(made - 1) | self._counts.ranks_with(made - 2)
-        return frozenset(rank for rank in behind if rank not in failed and self._may_bring_next(rank))
-
-    def _may_bring_next(self, rank: int) -> bool:
-        record = self._ranks[rank]
-        is_first = rank == 0 and not record.last_index and record.running_since is not None
-        return bool(record.last_ordinal) or is_first
+        least = min((self._reports_made(rank, uploads) for rank in failed), default=0)
+        return {
+            rank: made
+            for made in self._counts.numbers
+            if made < least
+            for rank in self._counts.ranks_with(made)
+            if rank not in failed
+            and rank not in self._absent
+            and (self._pending or not made or self._ranks[rank].brings)
+        }
 
     def _reports_made(self, rank: int, uploads: Collection[tuple[int, int]]) -> int:
         """Return how many reports need nothing more from the rank."""
         unfinished = [
-            pending.parts[rank].index - 1
+            ordinal - 1
             for ordinal, pending in self._pending.items()
             if rank in pending.unstored and (rank, ordinal) not in uploads
         ]
         return min([self._ranks[rank].last_index, *unfinished])
 
+    # -- ranks that are not waited for ----------------------------------------------------------------------------
+
+    def _is_decided(self, rank: int, ordinal: int) -> bool:
+        """Return whether the rank has reported its part, or will not report one."""
+        return rank not in self._counts or self._ranks[rank].last_index >= ordinal
+
+    def _has_all_parts(self, ordinal: int) -> bool:
+        """Return whether no rank may still report a part."""
+        return self._counts.fewest >= ordinal
+
+    def _write_off(self, now: float) -> list[Action]:
+        """Stop waiting for ranks that have had ``missing_rank_s`` to report, until they catch up or have a checkpoint.
+
+        That is, for those that have never reported, and for those without a checkpoint of which others are far ahead.
+        """
+        if self._declared is not None or not self._pending:
+            return []
+        missing_s, newcomers = self._missing_rank_s, self._counts.ranks_with(0)
+        silent: list[int] = []
+        if newcomers.isdisjoint(self._absent) and now >= max(self._first_part_at, self._entered_at) + missing_s:
+            silent += newcomers
+        if self._held_since is not None and now >= self._held_since + missing_s:
+            behind = [made for made in self._counts.numbers if 0 < made < min(self._pending)]
+            records = {rank: self._ranks[rank] for made in behind for rank in self._counts.ranks_with(made)}
+            silent += [
+                rank
+                for rank, record in records.items()
+                if not record.brings and rank not in self._absent and now >= record.reported_at + missing_s
+            ]
+        return self._stop_waiting_for(silent)
+
+    def _stop_waiting_for(self, ranks: Sequence[int]) -> list[Action]:
+        if not ranks:
+            return []
+        for rank in ranks:
+            self._ranks[rank].silent = True
+            self._counts.remove(rank)
+        return self._warn_once(
+            "silent",
+            f"checkpoints are committed without {name_ranks(ranks)}: no report from "
+            f"{'it' if len(ranks) == 1 else 'them'} within {self._missing_rank_s:g} s "
+            f"(CheckpointConfig.missing_rank_s). {_SAY_IT}",
+        )
+
     # -- which rank copies which files ----------------------------------------------------------------------------
 
     def _order_files(self, now: float) -> list[Action]:
         actions: list[Action] = []
+        incomplete = 0
+        is_held = False
+
+        def may_store(part: _Part) -> bool:
+            nonlocal is_held
+            waits = incomplete > MOST_INCOMPLETE and self._holds_back(part, now)
+            is_held = is_held or waits
+            return not waits
+
         for ordinal in sorted(self._pending):
             pending = self._pending[ordinal]
-            self._pass_decided(pending, now)
-            self._end_patience(pending, now)
-            actions += pending.order_ready(ordinal)
-            if pending.in_place and self._has_all_parts(pending, now):
+            incomplete += not self._has_all_parts(ordinal)
+            self._pass_decided(ordinal, pending)
+            pending.end_patience(now)
+            actions += pending.order_ready(ordinal, may_store)
+            if pending.in_place and self._has_all_parts(ordinal):
                 actions += self._order_in_place(ordinal, pending)
+            if pending.in_memory and self._counts.fewest_above(0) >= ordinal and now >= self.head_start_ends:
+                ready = sorted(pending.in_memory - pending.unstored)
+                pending.in_memory.difference_update(ready)
+                actions += [Proceed(rank, ordinal) for rank in ready]
+        if not is_held:
+            self._held_since = None
+        elif self._held_since is None:
+            self._held_since = now
         return actions
 
-    def _pass_decided(self, pending: _Pending, now: float) -> None:
+    def _holds_back(self, part: _Part, now: float) -> bool:
+        """Return whether a part of a rank that is far ahead waits for the others."""
+        behind = self._counts.fewest_above(0) < min(self._pending)
+        limit = part.reported_at + self._missing_rank_s
+        return now < limit and (behind or now < self.head_start_ends)
+
+    def _pass_decided(self, ordinal: int, pending: _Pending) -> None:
         """Move the cursor to the lowest rank that may still report a part. Lower ranks wait for no others."""
-        while pending.undecided < self._world_size and self._is_decided(pending.undecided, pending, now):
+        while pending.undecided < len(self._ranks) and self._is_decided(pending.undecided, ordinal):
             pending.make_ready(pending.undecided)
             pending.undecided += 1
-
-    def _end_patience(self, pending: _Pending, now: float) -> None:
-        while pending.patient:
-            rank, part = next(iter(pending.patient.items()))
-            if now < part.reported_at + PATIENCE_S:
-                return
-            pending.make_ready(rank)
 
     def _order_in_place(self, ordinal: int, pending: _Pending) -> list[Action]:
         """Have the host of the lowest rank list the files of all ranks."""
@@ -556,99 +641,41 @@ class CheckpointAssembly:
         pending.unstored -= ranks - {lowest}
         return [RequestFiles(lowest, ordinal, ())]
 
-    def _is_decided(self, rank: int, pending: _Pending, now: float) -> bool:
-        return rank in pending.parts or rank in pending.failed or self._brings_nothing(rank, pending, now)
-
-    def _brings_nothing(self, rank: int, pending: _Pending, now: float) -> bool:
-        """Return whether ``rank``, which has reported no part yet, will not report one.
-
-        docs/checkpoints.md has the rule. A rank that has reported one before, or should by what the user says, reports
-        the next one, too, or finishes.
-        """
-        record = self._ranks[rank]
-        if record.finished or record.brings is not None:
-            return record.finished or not record.brings
-        return rank in pending.in_step or self._is_silent(record, pending, now)
-
-    def _is_silent(self, record: _RankRecord, pending: _Pending, now: float) -> bool:
-        """Return whether the rank has had ``missing_rank_s`` to report its part, in train_func."""
-        since = record.running_since
-        if since is None or record.is_fetching or record.ended:
-            return False
-        return self._waited_for_missing(pending, now) and now >= since + self._missing_rank_s
-
-    def _waited_for_missing(self, pending: _Pending, now: float) -> bool:
-        return now >= pending.last_at + self._missing_rank_s
-
     # -- when to commit -------------------------------------------------------------------------------------------
 
     def _settle_next(self, now: float) -> list[Action] | None:
         """Commit or drop the next checkpoint. Return None if it has to wait."""
-        ordinal = self._settled_ordinal + 1
-        pending = self._pending.get(ordinal)
-        if pending is None or pending.unstored:
+        if not self._pending:
             return None
-        if not self._has_all_parts(pending, now):
+        ordinal = min(self._pending)
+        pending = self._pending[ordinal]
+        if not self._has_all_parts(ordinal):
             return self._warn_of_missing(ordinal, pending, now) or None
+        if pending.unstored:
+            return None
         del self._pending[ordinal]
-        self._settled_ordinal = ordinal
-        silent = self._write_off(pending)
+        self._settled = ordinal
+        if not pending.is_wanted:
+            return []
         if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:
             return [ShowLine(f"{self.name(ordinal)} is dropped{problem}"), Drop(ordinal)]
+        self._committed = ordinal
         commit = self._commit(ordinal, pending.parts)
-        return [
-            *self._warn_of_silent(ordinal, silent),
-            *self._warn_of_differences(pending.parts, commit.files),
-            commit,
-        ]
-
-    def _has_all_parts(self, pending: _Pending, now: float) -> bool:
-        """Return whether no rank may still report a part."""
-        self._pass_decided(pending, now)
-        if pending.undecided == self._world_size:  # a rank that was passed while it was silent may report after all
-            pending.undecided = min(self._missing(pending, now), default=self._world_size)
-        return pending.undecided == self._world_size
-
-    def _missing(self, pending: _Pending, now: float) -> list[int]:
-        """Return the ranks that may still report a part. This looks at all ranks."""
-        return [rank for rank in range(self._world_size) if not self._is_decided(rank, pending, now)]
-
-    def _write_off(self, pending: _Pending) -> list[int]:
-        """Wait no longer for the ranks without a part, until they report one. Return those that were just silent."""
-        newly_silent = []
-        for rank in sorted(self._ranks.keys() - pending.parts.keys() - pending.failed):
-            record = self._ranks[rank]
-            if record.brings is None and not record.finished:
-                record.brings, record.silent = False, rank not in pending.in_step
-                newly_silent += [rank] if record.silent else []
-            record.silent = record.silent and not (record.finished or rank in pending.in_step)
-            self._counts.remove(rank)
-            self._bringing.remove(rank)
-        return newly_silent
-
-    def _warn_of_silent(self, ordinal: int, ranks: Sequence[int]) -> list[Action]:
-        if not ranks:
-            return []
-        return self._warn_once(
-            "silent",
-            f"{self.name(ordinal)} is committed without {name_ranks(ranks)}: no checkpoint from "
-            f"{'it' if len(ranks) == 1 else 'them'} within {self._missing_rank_s:g} s "
-            f"(CheckpointConfig.missing_rank_s). {_SAY_IT}",
-        )
+        return [*self._warn_of_differences(pending.parts, commit.files), commit]
 
     def _commit(self, ordinal: int, parts: Mapping[int, _Part]) -> Commit:
         files: dict[str, CommittedFile] = {}
         for rank in sorted(parts):
             for path, size, crc32 in parts[rank].stored:
                 files.setdefault(path, CommittedFile(path, rank, size, crc32))
-        metrics = parts[0].metrics if 0 in parts else self._metrics_of_rank_0 or parts[min(parts)].metrics
+        metrics = self._metrics_of_rank_0.get(ordinal) or parts[min(parts)].metrics
         silent = tuple(rank for rank, record in self._ranks.items() if rank not in parts and record.silent)
         chosen = tuple(files[path] for path in sorted(files))
-        return Commit(ordinal, chosen, tuple(sorted(parts)), metrics, world_size=self._world_size, silent=silent)
+        return Commit(ordinal, chosen, tuple(sorted(parts)), metrics, world_size=len(self._ranks), silent=silent)
 
     def name(self, ordinal: int) -> str:
-        """Return the name that a checkpoint has, or would have had, unless the user gives the names."""
-        return f"checkpoint_{self._number + ordinal - 1:06d}"
+        """Return the words for a checkpoint that has no name yet."""
+        return f"the checkpoint of report {self._before + ordinal}"
 
     # -- warnings -------------------------------------------------------------------------------------------------
 
@@ -658,47 +685,45 @@ class CheckpointAssembly:
         self._warnings.add(key)
         return [ShowLine(text)]
 
+    def _missing(self, ordinal: int) -> list[int]:
+        """Return the ranks that may still report a part. This looks at all ranks."""
+        return [rank for rank in self._ranks if not self._is_decided(rank, ordinal)]
+
     def _warn_of_missing(self, ordinal: int, pending: _Pending, now: float) -> list[Action]:
-        if "missing" in self._warnings or not self._waited_for_missing(pending, now):
+        if "missing" in self._warnings or now < pending.last_at + self._missing_rank_s or not pending.is_wanted:
             return []
-        if all(self._is_due(self._ranks[rank]) for rank in self._missing(pending, now)):
-            return []  # they are silent before long, or have ended
+        missing = set(self._missing(ordinal))
+        is_new = self._declared is None and missing <= self._counts.ranks_with(0) and missing.isdisjoint(self._absent)
+        if is_new or missing <= self._ended:
+            return []  # they are written off before long, or the attempt ends
         return self._warn_once(
             "missing",
             f"{self.name(ordinal)} of {name_ranks(pending.parts)} is not complete: "
-            f"{self._describe_missing(pending, now)}. It will be committed when they report it or finish.",
+            f"{self._describe_missing(sorted(missing))}. It is committed when they have made that report, or finish.",
         )
 
-    @staticmethod
-    def _is_due(record: _RankRecord) -> bool:
-        is_slow = record.brings is None and record.running_since is not None and not record.is_fetching
-        return is_slow or record.ended
-
-    def _describe_missing(self, pending: _Pending, now: float) -> str:
+    def _describe_missing(self, missing: Sequence[int]) -> str:
         """Return what keeps a checkpoint from being committed."""
-        missing = self._missing(pending, now)
-        records = {rank: self._ranks[rank] for rank in missing}
-        if fetching := [rank for rank, record in records.items() if record.is_fetching]:
+        if fetching := [rank for rank in missing if rank in self._fetching]:
             return f"{ranks_have(fetching)} to wait for the files of a checkpoint to read"
-        if starting := [rank for rank, record in records.items() if record.running_since is None]:
+        if starting := [rank for rank in missing if rank in self._absent]:
             return f"{ranks_have(starting)} not entered train_func"
-        if silent := [rank for rank, record in records.items() if not record.last_ordinal]:
-            return f"{ranks_have(silent)} not reported one yet"
-        return f"{name_ranks(missing)} reported earlier ones, but not this one"
+        if silent := [rank for rank in missing if not self._ranks[rank].last_index]:
+            return f"{ranks_have(silent)} not called report() yet"
+        slowest = min(missing, key=lambda rank: self._ranks[rank].last_index)
+        return f"{ranks_have([slowest])} made only {count(self._ranks[slowest].last_index, 'report')}. {_SAY_IT}"
 
-    def _describe_dropped(self, now: float) -> list[Action]:
+    def _describe_dropped(self) -> list[Action]:
         """Say which checkpoints of an attempt that has ended may lack ranks that had not reported one yet."""
-        first = self._settled_ordinal + 1
-        if (pending := self._pending.get(first)) is None:
-            return []
-        missing = [rank for rank in self._missing(pending, now) if not self._ranks[rank].last_ordinal]
+        wanted = [ordinal for ordinal, pending in sorted(self._pending.items()) if pending.is_wanted]
+        missing = [rank for rank in self._missing(wanted[0]) if not self._ranks[rank].brings] if wanted else []
         if not missing:
             return []
-        last = max(self._pending)
-        which = f"{self.name(first)} is" if last == first else f"{self.name(first)} to {self.name(last)} are"
+        first, last = self._before + wanted[0], self._before + wanted[-1]
+        which = f"{self.name(wanted[0])} is" if last == first else f"the checkpoints of reports {first} to {last} are"
         return [
             ShowLine(
-                f"{which} dropped: the attempt ended before {name_ranks(missing)} had reported one, so files "
+                f"{which} dropped: the attempt ended before {name_ranks(missing)} made that report, so files "
                 f"may be missing. {_SAY_IT}"
             )
         ]
@@ -723,11 +748,11 @@ class CheckpointAssembly:
             "rank there, or report its metrics alone"
         )
 
-    def _too_late(self, rank: int, ordinal: int) -> str:
+    def _too_late(self, rank: int) -> str:
         return (
-            f"{self.name(ordinal)} was committed without rank {rank}, which had reported without one, or not at all, "
-            "when the others reported theirs. Every rank that saves checkpoints must do so at the same report; "
-            f"raise CheckpointConfig.missing_rank_s (now {self._missing_rank_s:g} s) if this rank is just slow."
+            f"a checkpoint was committed without rank {rank}, which had not called report() as often as the others. "
+            "Ranks that save checkpoints must call it equally often; raise "
+            f"CheckpointConfig.missing_rank_s (now {self._missing_rank_s:g} s) if this rank is just slow"
         )
 
 

@@ -179,12 +179,14 @@ class CheckpointAvailable:
 class CheckpointsInProgress:
     """The checkpoints that other ranks can still complete although some ranks have failed.
 
-    parts: pairs of a rank that is storing its part inside report(), and the ordinal of that checkpoint.
-    expected: ranks that have not reported their part yet, but may in a report that the failed ranks have made.
+    parts: pairs of a rank that is storing its part inside report(), and the number of that report.
+    expected: ranks that have made fewer reports than all failed ones, and how many each has made.
+    within_s: for how long these are waited for.
     """
 
     parts: frozenset[tuple[int, int]] = frozenset()
-    expected: frozenset[int] = frozenset()
+    expected: Mapping[int, int] = field(default_factory=dict)
+    within_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.api.observer import ReportsJoined
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from collections.abc import Set as AbstractSet
 
     from distrain.storage.checkpoint import Checkpoint
@@ -57,16 +58,25 @@ class ReportCounts:
         return self._ranks_with.get(count, frozenset())
 
     @property
+    def numbers(self) -> Collection[int]:
+        """The numbers of reports that ranks have made. They change with the next call."""
+        return self._ranks_with.keys()
+
+    @property
     def fewest(self) -> float:
         """The number of reports of the slowest rank; infinite if nobody waits for any rank."""
         return min(self._ranks_with, default=math.inf)
+
+    def fewest_above(self, least: int) -> float:
+        """Return the number of reports of the slowest of those ranks that have made more than ``least``."""
+        return min((number for number in self._ranks_with if number > least), default=math.inf)
 
 
 @dataclass(slots=True)
 class _Row:
     since: float
     metrics: dict[int, dict[str, Any] | None] = field(default_factory=dict)
-    ordinals: set[int] = field(default_factory=set)
+    has_checkpoint: bool = False
 
 
 class RowAssembly:
@@ -85,23 +95,20 @@ class RowAssembly:
         self._next = 1
 
     def reported(
-        self, rank: int, index: int, metrics: dict[str, Any] | None, ordinal: int | None, now: float
+        self, rank: int, index: int, metrics: dict[str, Any] | None, now: float, *, has_checkpoint: bool
     ) -> list[ReportsJoined]:
-        """Add one report. ``metrics``: None if it has failed.
-
-        ordinal: counts the rank's checkpoints, if it has reported one.
-        """
+        """Add one report. ``metrics``: None if it has failed."""
         self._counts.set(rank, index)
         if index >= self._next:
             row = self._rows.setdefault(index, _Row(now))
             row.metrics[rank] = metrics
-            if ordinal is not None:
-                row.ordinals.add(ordinal)
+            row.has_checkpoint |= has_checkpoint
         return self._complete()
 
     def settled(self, ordinal: int, checkpoint: Checkpoint | None) -> list[ReportsJoined]:
-        """Note that a checkpoint is committed, or (None) never will be."""
-        self._settled[ordinal] = checkpoint
+        """Note that the checkpoint of the n-th reports is committed, or (None) never will be."""
+        if ordinal >= self._next:
+            self._settled[ordinal] = checkpoint
         return self._complete()
 
     def finished(self, rank: int) -> list[ReportsJoined]:
@@ -112,7 +119,7 @@ class RowAssembly:
     def end(self) -> list[ReportsJoined]:
         """End the attempt: complete the remaining rows with the reports that there are."""
         for row in self._rows.values():
-            self._settled.update(dict.fromkeys(row.ordinals - self._settled.keys()))
+            row.has_checkpoint = False
         self._counts = ReportCounts(0)
         return self._complete()
 
@@ -133,11 +140,10 @@ class RowAssembly:
         complete = []
         while (row := self._rows.get(self._next)) is not None and self._is_complete(row):
             del self._rows[self._next]
+            metrics = [row.metrics.get(rank) for rank in range(self._world_size)]
+            complete.append(ReportsJoined(metrics, self._settled.pop(self._next, None)))
             self._next += 1
-            settled = [self._settled[ordinal] for ordinal in sorted(row.ordinals)]
-            checkpoint = next((checkpoint for checkpoint in settled if checkpoint is not None), None)
-            complete.append(ReportsJoined([row.metrics.get(rank) for rank in range(self._world_size)], checkpoint))
         return complete
 
     def _is_complete(self, row: _Row) -> bool:
-        return self._counts.fewest >= self._next and row.ordinals <= self._settled.keys()
+        return self._counts.fewest >= self._next and (self._next in self._settled or not row.has_checkpoint)

@@ -75,8 +75,6 @@ FIRST_PROGRESS_S = 5.0
 """Seconds to wait for hosts before a line names those that have not answered. The time doubles with every line."""
 CHECKPOINT_GRACE_S = 30.0
 """Seconds to wait, after a failure, for other ranks to store a checkpoint before they are stopped."""
-EXPECTED_REPORT_S = 5.0
-"""Seconds of CHECKPOINT_GRACE_S to wait while no rank stores anything, but some are expected to report."""
 UPLOAD_PATIENCE_S = 300.0
 """Seconds that an attempt with unfinished work waits at its end for uploads that complete a checkpoint."""
 NOTICE_AFTER_S = 5.0
@@ -585,29 +583,30 @@ class RunStateMachine:
         return []
 
     def _save(self, latest: CheckpointsInProgress, now: float) -> list[Action]:
-        """Stop the other ranks, unless they are storing a checkpoint, or are expected to report one.
+        """Stop the other ranks, unless they store a checkpoint, or may make a report that the failed ranks have made.
 
-        It must be one that can be committed without the failed ranks, and that was in progress when the first failed.
+        The checkpoint must be one that can be committed without the failed ranks, and that was in progress when the
+        first failed.
         """
         before = self._saving
         if before is not None:
             parts = (part for part in latest.parts if part in before.parts or part[0] in before.expected)
-            latest = CheckpointsInProgress(frozenset(parts), before.expected & latest.expected)
+            expected = {rank: made for rank, made in latest.expected.items() if rank in before.expected}
+            latest = replace(latest, parts=frozenset(parts), expected=expected)
         if latest == before:
             return []
         self._saving = latest
-        awaited = {rank for rank, _ in latest.parts} or latest.expected
+        awaited = {rank for rank, _ in latest.parts} or latest.expected.keys()
         if not awaited:
             return self._stop_after_failure(now)
-        limit = self._waits_since + CHECKPOINT_GRACE_S
-        self._deadline = limit if latest.parts else min(limit, now + EXPECTED_REPORT_S)
+        self._deadline = self._waits_since + (CHECKPOINT_GRACE_S if latest.parts else latest.within_s)
         if before is not None or not (latest.parts or self._is_culprit_known):
             return []  # in the second case, an awaited rank may be the culprit
-        verb = ("are" if len(awaited) > 1 else "is") + (" storing" if latest.parts else " expected to report")
+        aim = "store a checkpoint" if latest.parts else "make as many reports"
         return [
             ShowLine(
-                f"{name_ranks(self.failed_ranks)} failed; waiting up to {self._deadline - now:.0f} s for the "
-                f"checkpoint that {name_ranks(awaited)} {verb}"
+                f"{name_ranks(self.failed_ranks)} failed; waiting up to {self._deadline - now:.0f} s for "
+                f"{name_ranks(awaited)} to {aim}"
             )
         ]
 

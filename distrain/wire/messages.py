@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 24
+WIRE_VERSION = 25
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -1024,15 +1024,15 @@ class Reported(FromWorker):
 
     index: counts the rank's calls in the attempt from 1. body: the metrics as JSON. progress: None, or the step and the
     number of steps that the user has given. waited: seconds since the rank's last report in which it waited for
-    ``data``, or in report() for a ``checkpoint``; None if it did not wait. With a checkpoint:
+    ``data``, or in report() for a ``checkpoint``; None if it did not wait. With a checkpoint (has_checkpoint):
 
-    ordinal: counts the rank's checkpoints in the attempt from 1. folder: the directory with its files. files: the
-    relative path of each. in_place: ``folder`` is in the run directory, and all ranks write into it; ``files``
-    is empty. in_memory: ``folder`` is in the memory of the host, see :func:`~distrain.system.scratch.memory_directory`;
-    without ``is_written``, it is still being written, and :class:`PartWritten` follows. waits: report() waits until the
-    files are stored. name: the name to give to the checkpoint's directory. validation: None, or
-    ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments in base64, and seconds or None. positions: the
-    rank's positions in its data, by the name of a loader; None if there are none.
+    folder: the directory with its files. files: the relative path of each. in_place: ``folder`` is in the run
+    directory, and all ranks write into it; ``files`` is empty. in_memory: ``folder`` is in the memory of the host, see
+    :func:`~distrain.system.scratch.memory_directory`; without ``is_written``, it is still being written, and
+    :class:`PartWritten` follows. waits: report() waits until the files are stored. name: the name to give to the
+    checkpoint's directory. validation: None, or ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments in
+    base64, and seconds or None. positions: the rank's positions in its data, by the name of a loader; None if there are
+    none.
 
     failed: the exception that report() has raised, so that nothing is reported. The call counts all the same.
 
@@ -1041,7 +1041,7 @@ class Reported(FromWorker):
     """
 
     index: int
-    ordinal: int | None
+    has_checkpoint: bool
     time: float = 0.0
     files: list[str] = field(default_factory=list)
     body: bytes = b""
@@ -1118,6 +1118,9 @@ class FilesCopied(FromWorker):
 @message
 class FilesStored(ToWorker):
     """An uploader has stored the rank's files, or (``failed``) why nobody will.
+
+    ordinal: the number of the report that they came with. For files in memory, the message means that the rank may
+    write its next checkpoint there, though this one is not committed yet.
 
     Coordinator -> worker.
     """

@@ -88,7 +88,6 @@ class MemoryParts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._last: Path | None = None
         self._buffers: list[_Buffer] = []
         self._is_written = threading.Event()
         self._is_written.set()
@@ -97,11 +96,10 @@ class MemoryParts:
         """Wait until the part before is written."""
         self._is_written.wait(timeout_s)
 
-    def drop(self) -> None:
-        """Have the next part use the directory of the last one, whose checkpoint was dropped."""
-        if self._last is not None:
-            with contextlib.suppress(OSError):  # writing it has failed, or the agent has freed it
-                self._last.rename(self._last.with_name(f"free-{self._last.name}"))
+    def drop(self, name: str) -> None:
+        """Have the next part use the directory of this one, whose checkpoint was dropped."""
+        with contextlib.suppress(OSError):  # it was not written to memory, or the agent has freed it
+            (self._folder / name).rename(self._folder / f"free-{name}")
 
     def write(self, name: str, checkpoint: Checkpoint) -> Part:
         """Write the files of a checkpoint. Raise OSError with a number of :data:`NO_ROOM` if there is too little room.
@@ -113,7 +111,7 @@ class MemoryParts:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(errno.ENOSPC, f"{self._folder} cannot be made ({error.strerror})") from error
-        folder = self._last = self._reused(self._folder / name)
+        folder = self._reused(self._folder / name)
         try:
             if not checkpoint.path:
                 return self._write(folder, checkpoint.separated())

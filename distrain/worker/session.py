@@ -134,7 +134,7 @@ class Session:
         self._checkpoints = 0
         self._resumed = int(checkpoint is not None)  # Ray AIR counted it
         self._uploading: dict[int, Checkpoint] = {}
-        """By ordinal: checkpoints whose files are not stored yet."""
+        """By number of the report: checkpoints whose files are not stored yet."""
         self._copy_orders: dict[int, wire.CopyFiles] = {}
         self._memory: MemoryParts | None = None
         """Writes checkpoints into the memory of this host; None if no agent keeps them."""
@@ -142,11 +142,11 @@ class Session:
         self._offered = 0
         """The checkpoints of which every ``_memory_every``-th is written to memory."""
         self._in_memory: int | None = None
-        """The ordinal of a checkpoint in memory that is neither committed nor dropped yet."""
+        """The number of the report with a checkpoint in memory that the next one waits for."""
         self._memory_is_short = False
         self._storing_errors: list[str] = []
         self._local_files: dict[int, LocalFiles] = {}
-        """By ordinal: files to delete once the checkpoint is committed."""
+        """By number of the report: files to delete once its checkpoint is committed."""
         self._deletable: list[LocalFiles] = []
         """Files of committed checkpoints, to delete in report() or at the end: train_func may reuse their directory."""
         self.collectives = 0
@@ -236,10 +236,8 @@ class Session:
             if self._reports == before:
                 self._reports, self._checkpoints = before + 1, self._checkpoints + has_checkpoint
                 with contextlib.suppress(Exception):  # of __str__, of a signal handler, or the coordinator is gone
-                    ordinal = self._checkpoints if has_checkpoint else None
-                    self.send(
-                        wire.Reported, index=self._reports, ordinal=ordinal, failed=f"{type(error).__name__}: {error}"
-                    )
+                    failed = f"{type(error).__name__}: {error}"
+                    self.send(wire.Reported, index=self._reports, has_checkpoint=has_checkpoint, failed=failed)
             raise
 
     def _note_blocked(self, since: float) -> None:
@@ -255,25 +253,24 @@ class Session:
     def _send_report(
         self, body: bytes, progress: list[float] | None, local_files: LocalFiles | None = None, **checkpoint: Any
     ) -> int:
-        """Send a report, with the fields of a checkpoint if it has one. Return the checkpoint's ordinal, or 0."""
+        """Send a report, with the fields of a checkpoint if it has one. Return its number."""
         report = wire.Reported(
             attempt=self.context.attempt,
             rank=self.context.world_rank,
             index=self._reports + 1,
             time=time.time(),
-            ordinal=self._checkpoints + 1 if checkpoint else None,
+            has_checkpoint=bool(checkpoint),
             body=body,
             progress=progress,
             waited=self._new_waits(),
             **{"files": [], **checkpoint},
         )
-        ordinal = report.ordinal or 0
         # Counted just before it is sent: the coordinator waits for a number that an alarm kept from being sent.
-        self._reports, self._checkpoints = report.index, ordinal or self._checkpoints
+        self._reports, self._checkpoints = report.index, self._checkpoints + report.has_checkpoint
         if local_files is not None:
-            self._local_files[ordinal] = local_files
+            self._local_files[report.index] = local_files
         self._channel.send(report)
-        return ordinal
+        return report.index
 
     def _prepare(
         self, checkpoint: Checkpoint, options: StoreOptions
@@ -307,7 +304,7 @@ class Session:
         self, checkpoint: Checkpoint, function: Callable[[Checkpoint, str], Checkpoint], options: StoreOptions
     ) -> Checkpoint:
         check_sees_storage(self.context, "checkpoint_upload_fn")
-        name = options.name or f"checkpoint_{self.context.attempt}-{self._checkpoints + 1:06d}"  # for all ranks
+        name = options.name or f"checkpoint_{self.context.attempt}-{self._reports + 1:06d}"  # for all ranks
         stored = function(checkpoint, name)
         if not isinstance(stored, Checkpoint) or not stored.path:
             raise TypeError(
@@ -341,12 +338,12 @@ class Session:
         return checkpoint, options
 
     def _report_to_memory(self, checkpoint: Checkpoint, send: Callable[..., int]) -> None:
-        """Write a checkpoint into the memory of this host, and report it with ``send``, which returns its ordinal."""
+        """Write a checkpoint into the memory of this host, and report it with ``send``, which returns its number."""
         assert self._memory is not None
         self._await(lambda: self._in_memory is None)
         failed = None
         try:
-            part = self._memory.write(f"{self.context.attempt}-{self._checkpoints + 1}", checkpoint)
+            part = self._memory.write(f"{self.context.attempt}-{self._reports + 1}", checkpoint)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -360,10 +357,11 @@ class Session:
         elif part.copy_from_gpu is not None:
             self._memory.finish(part, partial(self._send_written, ordinal))
 
-    def _end_in_memory(self, *, is_dropped: bool) -> None:
-        self._in_memory = None
+    def _end_in_memory(self, ordinal: int, *, is_dropped: bool) -> None:
+        if self._in_memory is not None and self._in_memory <= ordinal:
+            self._in_memory = None
         if is_dropped and self._memory is not None:
-            self._memory.drop()
+            self._memory.drop(f"{self.context.attempt}-{ordinal}")
 
     def _send_written(self, ordinal: int, failed: str | None) -> None:
         self.send(wire.PartWritten, ordinal=ordinal, failed=failed)
@@ -704,14 +702,13 @@ class Session:
             case wire.FilesStored(ordinal=ordinal, failed=failed):
                 self._uploading.pop(ordinal, None)
                 was_short = self._memory_is_short and ordinal == self._in_memory  # nothing is wrong with the next one
-                if failed is not None and ordinal == self._in_memory:
-                    self._end_in_memory(is_dropped=True)
+                self._end_in_memory(ordinal, is_dropped=failed is not None)
                 if failed is not None and not was_short:
                     self._local_files.pop(ordinal, None)
                     self._storing_errors.append(f"a checkpoint of this rank could not be stored: {failed}")
             case wire.CommitDone(ordinal=ordinal, path=path, has_files=has_files):
-                if self._in_memory is not None and self._in_memory <= ordinal:
-                    self._end_in_memory(is_dropped=not path)
+                self._end_in_memory(ordinal, is_dropped=not path)
+                self._uploading.pop(ordinal, None)  # if it was dropped, nobody stores it
                 if path:
                     self.checkpoint = self.context.get_storage().checkpoint(path)
                 self._note_deletable(ordinal, has_files=has_files)

@@ -173,7 +173,9 @@ class Player:
             self._mark("idle")
         if options.with_checkpoint:
             for host in self._hosts.values():
-                self._send(host, *(self._report(host, rank, options.rounds + 1, ordinal=1) for rank in host.ranks))
+                self._send(
+                    host, *(self._report(host, rank, options.rounds + 1, has_checkpoint=True) for rank in host.ranks)
+                )
             yield lambda: self._committed == options.workers
             self._mark("checkpoint")
         yield from self._lose_hosts("checkpoint")
@@ -206,11 +208,17 @@ class Player:
         cpu_s, peak = cpu_s_of(self._coordinator), memory_bytes_of(self._coordinator)
         self._marks.append({"name": name, "time": time.monotonic(), "cpu_s": cpu_s, "peak_bytes": peak})
 
-    def _report(self, host: Host, rank: int, index: int, ordinal: int | None = None) -> wire.Reported:
-        files = [] if ordinal is None else [f"shard_{rank}.bin"]
+    def _report(self, host: Host, rank: int, index: int, has_checkpoint: bool = False) -> wire.Reported:
+        files = [f"shard_{rank}.bin"] if has_checkpoint else []
         body = json.dumps({"loss": 1 / index, "step": index}).encode()
         return wire.Reported(
-            attempt=host.attempt, rank=rank, index=index, time=time.time(), ordinal=ordinal, files=files, body=body
+            attempt=host.attempt,
+            rank=rank,
+            index=index,
+            time=time.time(),
+            has_checkpoint=has_checkpoint,
+            files=files,
+            body=body,
         )
 
     # -- connections ----------------------------------------------------------------------------------------------

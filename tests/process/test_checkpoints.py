@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -19,14 +20,17 @@ from distrain import (
     Checkpoint,
     CheckpointConfig,
     CheckpointError,
+    CheckpointUploadMode,
     FailureConfig,
     Result,
     StorageError,
+    UserCallback,
     WorkerGroupError,
 )
 from distrain.storage import file_transfer
 from tests.conftest import wait_until
 from tests.process.conftest import Fit, files_of, reported
+from tests.tables import SEED
 
 if TYPE_CHECKING:
     import subprocess
@@ -56,6 +60,56 @@ def names(run: str) -> list[str]:
 
 
 # -- which ranks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [SEED])
+def test_files_of_different_reports_are_never_joined(any_fit: Fit, tmp_path: Path, seed: int) -> None:
+    """Whichever ranks have a checkpoint with a report, whatever their modes, and however far ahead a rank is."""
+    steps, workers = 12, 3
+    draw = random.Random(seed)
+    modes = [[draw.choice((None, "SYNC", "SYNC", "ASYNC")) for _ in range(steps)] for _ in range(workers)]
+    slow = [[draw.choice((0.0, 0.0, 0.05)) for _ in range(steps)] for _ in range(workers)]
+    waits = [step for step in range(steps) if any(of[step] == "SYNC" for of in modes)]
+
+    def train() -> None:
+        rank, seen = distrain.get_context().get_world_rank(), []
+        for step in range(steps):
+            time.sleep(slow[rank][step])
+            mode = modes[rank][step]
+            if mode is None:
+                distrain.report({"step": step})
+            else:
+                folder = tempfile.mkdtemp(dir=tmp_path)
+                Path(folder, f"r{rank}").write_text(str(step))
+                Path(folder, "same").write_text(f"{rank} {step}")
+                distrain.report(
+                    {"step": step},
+                    checkpoint=Checkpoint.from_directory(folder),
+                    checkpoint_upload_mode=CheckpointUploadMode(mode),
+                )
+            if step in waits:
+                latest = distrain.get_checkpoint()
+                seen.append(latest and Path(latest.path).name)
+        (tmp_path / f"seen-{rank}").write_text(json.dumps(seen))
+
+    rows: list[tuple[int, str | None]] = []
+
+    class Rows(UserCallback):
+        def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
+            assert len({each["step"] for each in metrics}) == 1
+            rows.append((metrics[0]["step"], checkpoint and Path(checkpoint.path).name))
+
+    result = any_fit(train, workers=workers, callbacks=[Rows()])
+    saved = {step: [rank for rank in range(workers) if modes[rank][step]] for step in range(steps)}
+    kept = {metrics["step"]: checkpoint for checkpoint, metrics in result.best_checkpoints}
+    assert list(kept) == [step for step in range(steps) if saved[step]]
+    for step, checkpoint in kept.items():
+        own = {f"r{rank}": str(step) for rank in saved[step]}
+        assert files_of(checkpoint) == own | {"same": f"{saved[step][0]} {step}"}
+    by_step = {step: Path(checkpoint.path).name for step, checkpoint in kept.items()}
+    assert rows == [(step, by_step.get(step)) for step in range(steps)]
+    for rank in range(workers):
+        assert json.loads((tmp_path / f"seen-{rank}").read_text()) == [by_step[step] for step in waits]
 
 
 def test_rank_0_alone_while_the_others_are_silent(any_fit: Fit) -> None:
@@ -178,9 +232,7 @@ def test_a_rank_that_dies_before_its_first_report_leaves_no_incomplete_checkpoin
     result = any_fit(train, failure_config=FailureConfig(max_failures=1))
     assert result.return_value == 0
     assert [sorted(files_of(checkpoint)) for checkpoint, _ in result.best_checkpoints] == [["shard-0", "shard-1"]] * 3
-    said = (
-        f"checkpoint_000000 to checkpoint_000002 are dropped: the attempt ended before rank {victim} had reported one"
-    )
+    said = f"the checkpoints of reports 1 to 3 are dropped: the attempt ended before rank {victim} made that report"
     assert said in " ".join(capfd.readouterr().err.split())
 
 

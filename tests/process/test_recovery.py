@@ -325,8 +325,8 @@ def save_and_raise(config: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     ("saving", "said"),
     [
-        (False, "30 s for the checkpoint that rank 0 is storing"),
-        (True, "5 s for the checkpoint that rank 0 is expected to"),
+        (False, "30 s for rank 0 to store a checkpoint"),
+        (True, "60 s for rank 0 to make as many reports"),
     ],
 )
 def test_a_checkpoint_that_is_being_stored_when_another_rank_fails_is_kept(

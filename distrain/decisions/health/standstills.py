@@ -99,6 +99,11 @@ class Standstills:
             self.finished.add(rank)
 
     @property
+    def waiting(self) -> set[int]:
+        """The ranks that wait for others."""
+        return {rank for rank, stand in self._stands.items() if stand.state in _WAITS}
+
+    @property
     def all_stand(self) -> bool:
         return len(self._stands) >= len(self.ranks)
 

@@ -67,7 +67,7 @@ def report(handler: ReportHandler, rank: int, number: int, *files: str) -> None:
             rank=rank,
             index=number,
             time=0.0,
-            ordinal=number,
+            has_checkpoint=True,
             files=list(files),
             body=b"{}",
             folder="/source",
@@ -100,7 +100,7 @@ def test_reports_that_all_bring_checkpoints_are_acknowledged(tmp_path: Path) -> 
     assert only(wire.Acknowledged, sent)
 
 
-def test_the_ranks_that_have_brought_a_dropped_checkpoint_are_told_and_its_number_is_not_used_again(
+def test_the_ranks_that_have_brought_a_dropped_checkpoint_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, sent = LocalStore(tmp_path / "run"), []
@@ -114,11 +114,11 @@ def test_the_ranks_that_have_brought_a_dropped_checkpoint_are_told_and_its_numbe
         (0, "", False),
         (1, "", False),
     ]
-    assert "checkpoint_000000 is dropped, as rank 1 could not store its part" in capsys.readouterr().err
+    assert "the checkpoint of report 1 is dropped, as rank 1 could not store its part" in capsys.readouterr().err
     for rank in range(2):
         report(handler, rank, 2, f"shard-{rank}")
         store_files(handler, only(wire.CopyFiles, sent)[-1])
-    assert [saved.path.name for saved in store.committed] == ["checkpoint_000001"]
+    assert [(saved.path.name, saved.step) for saved in store.committed] == [("checkpoint_000000", 2)]
     store.close()
 
 
@@ -129,7 +129,7 @@ def test_a_rank_whose_first_report_fails_brings_checkpoints_too(tmp_path: Path) 
     store_files(handler, only(wire.CopyFiles, sent)[-1])
     handler.tick()
     assert [saved.silent for saved in store.committed] == [(1,)]
-    handler.handle(wire.Reported(attempt=0, rank=1, index=1, ordinal=1, failed="ValueError"))
+    handler.handle(wire.Reported(attempt=0, rank=1, index=1, has_checkpoint=True, failed="ValueError"))
     assert not store.committed
     store.close()
 

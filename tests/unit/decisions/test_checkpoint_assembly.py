@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from distrain.api.config import CheckpointConfig
 from distrain.decisions.checkpoint_assembly import (
+    HEAD_START_S,
+    MOST_INCOMPLETE,
     PATIENCE_S,
     Action,
     CheckpointAssembly,
     Drop,
+    Proceed,
     Refuse,
     RequestFiles,
 )
@@ -37,12 +40,11 @@ def assembly_of(
     *,
     running_since: float = -MISSING_RANK_S,
     ranks: Sequence[int] | Literal["all"] | None = None,
-    absent: Sequence[int] = (),
     silent: Sequence[int] = (),
 ) -> CheckpointAssembly:
     """All ranks are in train_func. ``ranks``: those that bring checkpoints, as the user says."""
     config = CheckpointConfig(missing_rank_s=MISSING_RANK_S, checkpoint_ranks=ranks)
-    assembly = CheckpointAssembly(world_size, config, absent=absent, silent=silent)
+    assembly = CheckpointAssembly(world_size, config, silent=silent)
     for rank in range(world_size):
         assembly.running(rank, running_since)
     return assembly
@@ -53,17 +55,16 @@ def bring(
     rank: int,
     ordinal: int,
     *files: str,
-    index: int | None = None,
     now: float = 0.0,
     **metrics: Any,
 ) -> list[Action]:
-    """report() with a checkpoint; by default the rank reports nothing else, so index and ordinal agree."""
-    return assembly.reported(rank, index or ordinal, metrics, ordinal, files, now)
+    """report() with a checkpoint."""
+    return assembly.reported(rank, ordinal, metrics, files, now)
 
 
 def note(assembly: CheckpointAssembly, rank: int, index: int, now: float = 0.0, **metrics: Any) -> list[Action]:
     """report() without a checkpoint."""
-    return assembly.reported(rank, index, metrics, None, (), now)
+    return assembly.reported(rank, index, metrics, None, now)
 
 
 def deliver(
@@ -109,8 +110,8 @@ def test_a_single_rank_is_granted_and_committed_at_once() -> None:
 def test_files_in_place_are_listed_when_all_ranks_have_reported() -> None:
     """By the host of the lowest rank, for all."""
     assembly = assembly_of(3)
-    assert assembly.reported(0, 1, {}, 1, (), 0.0, "/run/a") == []
-    assert assembly.reported(2, 1, {}, 1, (), 0.0, "/run/a") == []
+    assert assembly.reported(0, 1, {}, (), 0.0, in_place="/run/a") == []
+    assert assembly.reported(2, 1, {}, (), 0.0, in_place="/run/a") == []
     assert note(assembly, 1, 1) == [RequestFiles(0, 1, ())]
     assert owners(the_commit(deliver(assembly, 0, 1, "a", "b"))) == {"a": 0, "b": 0}
 
@@ -118,8 +119,8 @@ def test_files_in_place_are_listed_when_all_ranks_have_reported() -> None:
 @pytest.mark.parametrize(("other", "named"), [("/run/b", "/run/b"), ("", "files to copy")])
 def test_a_checkpoint_whose_ranks_name_different_directories_is_dropped(other: str, named: str) -> None:
     assembly = assembly_of(2)
-    assembly.reported(0, 1, {}, 1, (), 0.0, "/run/a")
-    assembly.reported(1, 1, {}, 1, (), 0.0, other)
+    assembly.reported(0, 1, {}, (), 0.0, in_place="/run/a")
+    assembly.reported(1, 1, {}, (), 0.0, in_place=other)
     actions = deliver(assembly, 0, 1, "a")
     if not other:
         assert actions == []
@@ -147,7 +148,7 @@ def test_rank_0_only_commits_when_the_others_have_been_silent_for_long_enough() 
     bring(assembly, 0, 1, "model", now=1)
     assert deliver(assembly, 0, 1, "model", now=1) == []
     assert not only(Commit, bring(assembly, 0, 2, "model", now=20))
-    assert assembly.deadline() == MISSING_RANK_S
+    assert assembly.deadline() == 1 + MISSING_RANK_S
     assert assembly.tick(MISSING_RANK_S) == []
     commit = the_commit(assembly.tick(1 + MISSING_RANK_S))
     assert (commit.ordinal, commit.ranks, commit.silent) == (1, (0,), (1,))
@@ -173,24 +174,27 @@ def test_after_the_first_one_rank_0_only_commits_at_once() -> None:
     assert the_commit(deliver(assembly, 0, 3, "model", now=MISSING_RANK_S)).silent == (1,)
 
 
-@pytest.mark.parametrize("absent_before", [False, True])
-def test_rank_0_only_commits_at_once_if_the_user_or_an_earlier_checkpoint_says_so(*, absent_before: bool) -> None:
-    assembly = assembly_of(2, absent=[1]) if absent_before else assembly_of(2, ranks=[0])
+@pytest.mark.parametrize("silent_before", [False, True])
+def test_rank_0_only_commits_at_once_if_the_user_or_an_earlier_checkpoint_says_so(*, silent_before: bool) -> None:
+    assembly = assembly_of(2, silent=[1]) if silent_before else assembly_of(2, ranks=[0])
     bring(assembly, 0, 1, "model")
     commit = the_commit(deliver(assembly, 0, 1, "model"))
-    assert (commit.ranks, commit.silent) == ((0,), ())
+    assert (commit.ranks, commit.silent) == ((0,), (1,) if silent_before else ())
 
 
-def test_a_rank_that_was_silent_before_and_is_again_may_still_bring_something() -> None:
-    assembly = assembly_of(2, absent=[1], silent=[1])
+def test_a_rank_that_was_silent_is_waited_for_again_once_it_has_caught_up() -> None:
+    assembly = assembly_of(2, silent=[1])
     bring(assembly, 0, 1, "model")
     assert the_commit(deliver(assembly, 0, 1, "model")).silent == (1,)
-    note(assembly, 1, 2)
+    note(assembly, 1, 1)
     bring(assembly, 0, 2, "model")
-    assert the_commit(deliver(assembly, 0, 2, "model")).silent == (1,)
-    bring(assembly, 0, 3, "model")
+    assert the_commit(deliver(assembly, 0, 2, "model")).silent == (1,), "it is still behind"
+    note(assembly, 1, 2)
     note(assembly, 1, 3)
+    bring(assembly, 0, 3, "model")
     assert the_commit(deliver(assembly, 0, 3, "model")).silent == ()
+    bring(assembly, 0, 4, "model")
+    assert not only(Commit, deliver(assembly, 0, 4, "model"))
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], "all"])
@@ -198,11 +202,10 @@ def test_ranks_that_bring_checkpoints_as_the_user_says_are_waited_for(ranks: lis
     assembly = assembly_of(2, ranks=ranks)
     bring(assembly, 0, 1, "shard-0")
     deliver(assembly, 0, 1, "shard-0")
-    note(assembly, 1, 1)
     [said] = assembly.tick(2 * MISSING_RANK_S)
     assert isinstance(said, ShowLine)
-    assert "checkpoint_000000 of rank 0 is not complete: rank 1 has not reported one yet." in said.text
-    bring(assembly, 1, 1, "shard-1", index=2)
+    assert "the checkpoint of report 1 of rank 0 is not complete: rank 1 has not called report() yet." in said.text
+    bring(assembly, 1, 1, "shard-1")
     assert the_commit(deliver(assembly, 1, 1, "shard-1")).ranks == (0, 1)
 
 
@@ -231,7 +234,7 @@ def test_a_rank_that_waits_for_the_files_of_a_checkpoint_is_not_written_off() ->
     assert (
         "not complete: rank 1 has to wait for the files of a checkpoint to read. It" in only(ShowLine, actions)[0].text
     )
-    actions += [*assembly.fetched(1, 1000.0), *assembly.tick(999.0 + MISSING_RANK_S)]
+    actions += [*assembly.running(1, 1000.0), *assembly.tick(999.0 + MISSING_RANK_S)]
     assert not only(Commit, actions)
     bring(assembly, 1, 1, "b", now=1059.0)
     assert the_commit(deliver(assembly, 1, 1, "b", now=1060.0)).ranks == (0, 1)
@@ -262,25 +265,14 @@ def test_ranks_that_report_in_step_without_a_checkpoint_are_not_waited_for() -> 
     assert the_commit(deliver(assembly, 0, 1, "model")).ranks == (0,)
 
 
-def test_ranks_that_come_into_step_later_release_the_checkpoint() -> None:
+def test_a_rank_that_makes_that_report_later_completes_the_checkpoint() -> None:
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "model")
     assert deliver(assembly, 0, 1, "model") == []
     assert the_commit(note(assembly, 1, 1, now=2)).ranks == (0,)
 
 
-def test_a_rank_that_was_ahead_is_not_waited_for_once_the_others_have_made_as_many_reports() -> None:
-    assembly = assembly_of(2, running_since=0.0)
-    for index in (1, 2, 3, 4):
-        note(assembly, 1, index)
-    bring(assembly, 0, 1, "model")
-    deliver(assembly, 0, 1, "model")
-    assert not only(Commit, note(assembly, 0, 2)), "it may make more reports than rank 0"
-    commit = the_commit(note(assembly, 0, 3))
-    assert (commit.ranks, commit.silent) == ((0,), ())
-
-
-def test_a_rank_in_step_may_run_ahead_while_the_others_copy() -> None:
+def test_a_rank_may_run_ahead_while_the_others_copy() -> None:
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "model")
     for index in (1, 2, 3):
@@ -288,16 +280,114 @@ def test_a_rank_in_step_may_run_ahead_while_the_others_copy() -> None:
     assert the_commit(deliver(assembly, 0, 1, "model", now=4)).ranks == (0,)
 
 
+def test_files_of_different_reports_are_never_joined() -> None:
+    """Rank 1 has a checkpoint only with its fourth report."""
+    assembly, committed = assembly_of(2), []
+    for n in (1, 2, 3, 4):
+        bring(assembly, 0, n, f"r0-{n}", loss=n)
+        committed += only(Commit, deliver(assembly, 0, n, f"r0-{n}"))
+    assert committed == []
+    for n in (1, 2, 3):
+        committed += only(Commit, note(assembly, 1, n, now=1000.0))
+    bring(assembly, 1, 4, "r1-4", now=5000.0)
+    committed += only(Commit, deliver(assembly, 1, 4, "r1-4", now=5000.0))
+    assert [owners(commit) for commit in committed] == [{"r0-1": 0}, {"r0-2": 0}, {"r0-3": 0}, {"r0-4": 0, "r1-4": 1}]
+    assert [commit.metrics["loss"] for commit in committed] == [1, 2, 3, 4]
+
+
 def test_a_rank_that_has_reported_is_waited_for_although_the_others_go_on() -> None:
     """Only ranks that have never reported are written off then; this one is one step behind."""
     assembly = assembly_of(2)
     for rank in (0, 1):
         note(assembly, rank, 1)
-    bring(assembly, 0, 1, "shard-0", index=2)
-    deliver(assembly, 0, 1, "shard-0")
+    bring(assembly, 0, 2, "shard-0")
+    deliver(assembly, 0, 2, "shard-0")
     note(assembly, 0, 3, now=1)
-    assert only(Refuse, bring(assembly, 1, 1, "shard-1", index=2, now=1.1)) == []
-    assert the_commit(deliver(assembly, 1, 1, "shard-1", now=1.2)).ranks == (0, 1)
+    assert only(Commit, assembly.tick(10 * MISSING_RANK_S)) == []
+    assert only(Refuse, bring(assembly, 1, 2, "shard-1", now=1001)) == []
+    assert the_commit(deliver(assembly, 1, 2, "shard-1", now=1002)).ranks == (0, 1)
+
+
+# -- a rank that is far ahead ----------------------------------------------------------------------------------------
+
+
+def run_ahead(assembly: CheckpointAssembly, reports: int, now: float = 0.0, first: int = 1) -> list[int]:
+    """Let rank 0 report checkpoints without waiting. Return the numbers of those that it may store."""
+    stored = []
+    for n in range(first, first + reports):
+        for order in only(RequestFiles, bring(assembly, 0, n, "model", now=now)):
+            stored.append(order.ordinal)
+            deliver(assembly, 0, order.ordinal, "model", now=now)
+    return stored
+
+
+def test_a_rank_that_is_far_ahead_stores_no_more_until_the_others_follow() -> None:
+    assembly = assembly_of(2, running_since=0.0)
+    assert run_ahead(assembly, 40) == list(range(1, MOST_INCOMPLETE + 1))
+    actions = note(assembly, 1, 1, now=1.0)
+    assert the_commit(actions).ordinal == 1
+    assert [order.ordinal for order in only(RequestFiles, actions)] == [MOST_INCOMPLETE + 1]
+
+
+def test_a_rank_does_not_wait_long_for_ranks_that_may_never_report() -> None:
+    """Ranks other than rank 0 may wait for it in a collective."""
+    assembly = assembly_of(2, running_since=0.0)
+    run_ahead(assembly, MOST_INCOMPLETE + 1)
+    assert assembly.deadline() == HEAD_START_S
+    assert [order.ordinal for order in only(RequestFiles, assembly.tick(HEAD_START_S))] == [MOST_INCOMPLETE + 1]
+    first = MOST_INCOMPLETE + 2
+    assert run_ahead(assembly, 5, HEAD_START_S, first) == list(range(first, first + 5))
+
+
+@pytest.mark.parametrize("brings", [False, True])
+def test_a_rank_waits_for_one_that_has_reported_but_not_for_ever(*, brings: bool) -> None:
+    """It may be rank 0 for which that one waits. Without any checkpoint so far, the one behind is written off."""
+    assembly = assembly_of(2)
+    bring(assembly, 0, 1, "model")
+    deliver(assembly, 0, 1, "model")
+    if brings:
+        bring(assembly, 1, 1, "shard")
+        deliver(assembly, 1, 1, "shard")
+    else:
+        note(assembly, 1, 1)
+    n = MOST_INCOMPLETE + 2
+    run_ahead(assembly, MOST_INCOMPLETE + 1, first=2)
+    assert only(RequestFiles, assembly.tick(MISSING_RANK_S * 0.99)) == []
+    actions = assembly.tick(MISSING_RANK_S)
+    assert [order.ordinal for order in only(RequestFiles, actions)] == [n]
+    assert [commit.ordinal for commit in only(Commit, actions)] == ([] if brings else list(range(2, n)))
+
+
+def test_memory_does_not_wait_long_for_ranks_that_may_never_report() -> None:
+    assembly = assembly_of(2, running_since=0.0)
+    assembly.reported(0, 1, {}, ["a"], 0.0, in_memory=True)
+    assert only(Proceed, deliver(assembly, 0, 1, "a")) == []
+    assert only(Proceed, assembly.tick(HEAD_START_S)) == [Proceed(0, 1)]
+    assert only(Drop, assembly.reported(0, 2, {}, ["a"], 3.0, in_memory=True)) == [Drop(1)]
+    assert only(Proceed, deliver(assembly, 0, 2, "a", now=3.0)) == [Proceed(0, 2)], "at once, from now on"
+    assert assembly.reported(1, 1, {}, ["b"], 4.0, in_memory=True) == [Drop(1)]
+    assembly.reported(1, 2, {}, ["b"], 5.0, in_memory=True)
+    assert the_commit(deliver(assembly, 1, 2, "b", now=5.0)).ordinal == 2
+
+
+def test_memory_commits_the_newest_one_when_the_time_of_silent_ranks_is_over() -> None:
+    assembly, committed = assembly_of(2, running_since=0.0), []
+    for n in range(1, 100):
+        committed += only(Commit, assembly.reported(0, n, {}, ["a"], float(n), in_memory=True))
+        committed += only(Commit, deliver(assembly, 0, n, "a", now=float(n)))
+    assert [commit.ordinal for commit in committed] == list(range(61, 100))
+
+
+def test_memory_waits_for_a_rank_that_has_reported() -> None:
+    assembly = assembly_of(2, running_since=0.0)
+    for rank in (0, 1):
+        note(assembly, rank, 1)
+    assembly.reported(0, 2, {}, ["a"], 0.0, in_memory=True)
+    assert only(Proceed, deliver(assembly, 0, 2, "a")) == []
+    assert assembly.tick(10 * HEAD_START_S) == []
+
+
+# -- time does not matter --------------------------------------------------------------------------------------------
 
 
 def test_a_rank_that_brought_one_is_waited_for_however_long_it_takes() -> None:
@@ -426,6 +516,8 @@ def test_a_rank_that_enters_train_func_late_has_as_much_time_as_the_others() -> 
     [said] = assembly.tick(3 * MISSING_RANK_S)
     assert "rank 1 has not entered train_func" in said.text  # type: ignore[union-attr]
     assembly.running(1, 200.0)
+    assert assembly.deadline() == 200.0 + HEAD_START_S
+    assembly.tick(200.0 + HEAD_START_S)
     assert assembly.deadline() == 200.0 + MISSING_RANK_S
     assert assembly.tick(199.0 + MISSING_RANK_S) == []
     assert the_commit(assembly.tick(200.0 + MISSING_RANK_S)).ranks == (0,)
@@ -437,7 +529,8 @@ def test_a_silent_rank_that_reports_after_all_is_waited_for_again() -> None:
     deliver(assembly, 0, 1, "shard-0")
     the_commit(assembly.tick(MISSING_RANK_S))
     bring(assembly, 0, 2, "shard-0", now=61)
-    assert only(Refuse, bring(assembly, 1, 2, "shard-1", index=1, now=61)) == []
+    assert only(ShowLine, note(assembly, 1, 1, now=61)) == []
+    assert only(Refuse, bring(assembly, 1, 2, "shard-1", now=61)) == []
     deliver(assembly, 0, 2, "shard-0", now=61)
     commit = the_commit(deliver(assembly, 1, 2, "shard-1", now=61))
     assert (commit.ranks, commit.silent) == ((0, 1), ())
@@ -458,7 +551,7 @@ def test_checkpoints_that_may_lack_ranks_are_dropped_at_the_end_of_an_attempt(en
         assert assembly.tick(2 * MISSING_RANK_S) == []
     assert assembly.close(2 * MISSING_RANK_S if end == "failure" else MISSING_RANK_S) == [
         ShowLine(
-            "checkpoint_000000 to checkpoint_000001 are dropped: the attempt ended before rank 2 had reported one, so "
+            "the checkpoints of reports 1 to 2 are dropped: the attempt ended before rank 2 made that report, so "
             "files may be missing. If only some ranks save checkpoints, name them: "
             "CheckpointConfig(checkpoint_ranks=[0])"
         )
@@ -481,6 +574,7 @@ def test_what_is_known_of_the_silent_ranks_holds_at_the_end_of_an_attempt() -> N
     deliver(assembly, 0, 1, "model")
     assembly.finished(1, 1.0)
     note(assembly, 2, 1, now=1.0)
+    note(assembly, 2, 2, now=1.0)
     bring(assembly, 0, 2, "model", now=2.0)
     assert [commit.silent for commit in only(Commit, deliver(assembly, 0, 2, "model", now=2.0))] == [()]
     assert assembly.close(3.0) == []
@@ -495,14 +589,14 @@ def test_the_end_of_an_attempt_commits_nothing_that_is_not_whole() -> None:
 def test_a_checkpoint_may_wait_for_nothing_but_uploads() -> None:
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "shard-0")
-    assert not assembly.awaits_only({(0, 1)}, 0), "rank 1 has not said what it brings"
+    assert not assembly.awaits_only({(0, 1)}), "rank 1 has not said what it brings"
     bring(assembly, 1, 1, "shard-1")
-    assert not assembly.awaits_only({(0, 1)}, 0), "nobody is bringing the files of rank 1"
-    assert assembly.awaits_only({(0, 1), (1, 1)}, 0)
+    assert not assembly.awaits_only({(0, 1)}), "nobody is bringing the files of rank 1"
+    assert assembly.awaits_only({(0, 1), (1, 1)})
     deliver(assembly, 0, 1, "shard-0")
-    assert assembly.awaits_only({(1, 1)}, 0)
+    assert assembly.awaits_only({(1, 1)})
     assert the_commit(deliver(assembly, 1, 1, "shard-1")).ranks == (0, 1)
-    assert not assembly.awaits_only(set(), 0)
+    assert not assembly.awaits_only(set())
 
 
 # -- calls of report() that fail ---------------------------------------------------------------------------------------
@@ -512,8 +606,10 @@ def test_a_checkpoint_whose_report_has_failed_on_a_rank_is_dropped_and_the_next_
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "shard-0")
     deliver(assembly, 0, 1, "shard-0")
-    said, dropped = assembly.failed(1, 1, 1, "TypeError: a metric", 0.0)
-    assert said == ShowLine("checkpoint_000000 is dropped, as report() has failed on rank 1: TypeError: a metric")
+    said, dropped = assembly.failed(1, 1, "TypeError: a metric", 0.0, has_checkpoint=True)
+    assert said == ShowLine(
+        "the checkpoint of report 1 is dropped, as report() has failed on rank 1: TypeError: a metric"
+    )
     assert dropped == Drop(1)
     for rank in (0, 1):
         bring(assembly, rank, 2, f"shard-{rank}")
@@ -523,15 +619,15 @@ def test_a_checkpoint_whose_report_has_failed_on_a_rank_is_dropped_and_the_next_
 
 def test_a_report_that_has_failed_on_all_ranks_is_dropped() -> None:
     assembly = assembly_of(2)
-    assert assembly.failed(0, 1, 1, "no", 0.0) == []
-    assert Drop(1) in assembly.failed(1, 1, 1, "no", 0.0)
+    assert assembly.failed(0, 1, "no", 0.0, has_checkpoint=True) == []
+    assert Drop(1) in assembly.failed(1, 1, "no", 0.0, has_checkpoint=True)
 
 
 def test_a_report_without_a_checkpoint_that_has_failed_is_in_step() -> None:
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "model")
     deliver(assembly, 0, 1, "model")
-    assert the_commit(assembly.failed(1, 1, None, "no", 0.0)).silent == ()
+    assert the_commit(assembly.failed(1, 1, "no", 0.0, has_checkpoint=False)).silent == ()
 
 
 def test_a_part_that_an_exception_kept_from_being_sent_is_missing() -> None:
@@ -545,12 +641,12 @@ def test_a_part_that_an_exception_kept_from_being_sent_is_missing() -> None:
 
 def test_ranks_that_name_a_checkpoint_differently_are_told_so() -> None:
     assembly = assembly_of(3)
-    assembly.reported(0, 1, {}, 1, ["a"], 0.0, name="step-1")
-    assembly.reported(1, 1, {}, 1, ["b"], 0.0)
-    [refusal] = only(Refuse, assembly.reported(2, 1, {}, 1, ["c"], 0.0, name="step-2"))
+    assembly.reported(0, 1, {}, ["a"], 0.0, name="step-1")
+    assembly.reported(1, 1, {}, ["b"], 0.0)
+    [refusal] = only(Refuse, assembly.reported(2, 1, {}, ["c"], 0.0, name="step-2"))
     assert refusal.why == (
-        "checkpoint_000000: checkpoint_dir_name is 'step-1' on rank 0 and 'step-2' on rank 2; the ranks are not at the "
-        "same step, or must give one name"
+        "the checkpoint of report 1: checkpoint_dir_name is 'step-1' on rank 0 and 'step-2' on rank 2; the ranks are "
+        "not at the same step, or must give one name"
     )
     deliver(assembly, 0, 1, "a")
     assert Drop(1) in deliver(assembly, 1, 1, "b")
@@ -562,23 +658,23 @@ def test_ranks_that_name_a_checkpoint_differently_are_told_so() -> None:
 def test_a_checkpoint_needs_nothing_more_from_a_rank_that_has_reported_without_one() -> None:
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "model")
-    assert assembly.storing({1}, (), 0.0) == frozenset(), "rank 1 has not made that report"
+    assert assembly.storing({1}, ()) == frozenset(), "rank 1 has not made that report"
     note(assembly, 1, 1)
-    assert assembly.storing({1}, (), 0.0) == {(0, 1)}
-    assert assembly.storing({0, 1}, (), 0.0) == frozenset(), "nobody is left to store it"
+    assert assembly.storing({1}, ()) == {(0, 1)}
+    assert assembly.storing({0, 1}, ()) == frozenset(), "nobody is left to store it"
     deliver(assembly, 0, 1, "model")
-    assert assembly.storing({1}, (), 0.0) == frozenset()
+    assert assembly.storing({1}, ()) == frozenset()
 
 
 def test_a_checkpoint_needs_nothing_more_from_a_rank_that_has_delivered() -> None:
     assembly = assembly_of(3)
     for rank in range(3):
         bring(assembly, rank, 1, f"shard-{rank}")
-    assert assembly.storing({1}, (), 0.0) == frozenset(), "rank 1 has not stored its own part"
+    assert assembly.storing({1}, ()) == frozenset(), "rank 1 has not stored its own part"
     deliver(assembly, 1, 1, "shard-1")
-    assert assembly.storing({1}, (), 0.0) == {(0, 1), (2, 1)}
+    assert assembly.storing({1}, ()) == {(0, 1), (2, 1)}
     assembly.stored(2, 1, [], [], 0.0, "disk full")
-    assert assembly.storing({1}, (), 0.0) == frozenset(), "it will be dropped"
+    assert assembly.storing({1}, ()) == frozenset(), "it will be dropped"
 
 
 def test_nobody_waits_for_a_checkpoint_after_one_that_cannot_be() -> None:
@@ -589,33 +685,42 @@ def test_nobody_waits_for_a_checkpoint_after_one_that_cannot_be() -> None:
         deliver(assembly, rank, 1, f"shard-{rank}")
         bring(assembly, rank, 2, f"shard-{rank}")
     deliver(assembly, 1, 2, "shard-1")
-    assert assembly.storing({1}, (), 0.0) == {(2, 1), (0, 2)}
-    assert assembly.storing({2}, (), 0.0) == frozenset()
+    assert assembly.storing({1}, ()) == {(2, 1), (0, 2)}
+    assert assembly.storing({2}, ()) == frozenset()
 
 
-def test_a_rank_that_brings_checkpoints_is_due_with_the_next_after_another_one_has_failed() -> None:
+def test_ranks_that_have_made_fewer_reports_than_a_failed_one_may_make_as_many() -> None:
     assembly = assembly_of(3)
     for rank in (0, 1):
         note(assembly, rank, 1)
         note(assembly, rank, 2)
-    bring(assembly, 0, 1, "model", index=3)
+    bring(assembly, 0, 3, "model")
     note(assembly, 1, 3)
-    deliver(assembly, 0, 1, "model")
-    assert assembly.expected({1}, ()) == frozenset(), "rank 0 has made as many reports"
-    note(assembly, 1, 4)
-    assert assembly.expected({1}, ()) == {0}
-    assert assembly.expected({1, 2}, ()) == frozenset(), "rank 2 has not made that report"
+    deliver(assembly, 0, 3, "model")
+    assembly.ended(1)
+    assert assembly.expected({1}, ()) == {2: 0}, "rank 0 has made as many reports"
     note(assembly, 1, 6)
-    assert assembly.expected({1}, ()) == frozenset(), "they are not in step"
+    assert assembly.expected({1}, ()) == {0: 3, 2: 0}
+    assert assembly.expected({1, 2}, ()) == {}, "rank 2 has not made that report"
+    assembly.ended(2)
+    assert assembly.expected({1}, ()) == {0: 3}
 
 
-@pytest.mark.parametrize(("rank", "other", "due"), [(0, 1, True), (1, 0, False)])
-def test_of_the_ranks_that_have_never_reported_only_rank_0_is_due(rank: int, other: int, *, due: bool) -> None:
+@pytest.mark.parametrize(("rank", "other"), [(0, 1), (1, 0)])
+def test_ranks_that_have_never_reported_may_make_the_report_of_a_failed_one(rank: int, other: int) -> None:
     assembly = assembly_of(2)
     note(assembly, other, 1)
-    assert assembly.expected({other}, ()) == (frozenset({rank}) if due else frozenset())
+    assert assembly.expected({other}, ()) == {rank: 0}
     assembly.finished(rank, 0.0)
-    assert assembly.expected({other}, ()) == frozenset()
+    assert assembly.expected({other}, ()) == {}
+
+
+def test_nobody_waits_for_more_metrics_of_ranks_that_save_no_checkpoints() -> None:
+    assembly = assembly_of(2)
+    for index in (1, 2, 3):
+        note(assembly, 1, index)
+    note(assembly, 0, 1)
+    assert assembly.expected({1}, ()) == {}
 
 
 def test_a_rank_that_was_storing_when_it_failed_has_not_made_that_report() -> None:
@@ -625,17 +730,17 @@ def test_a_rank_that_was_storing_when_it_failed_has_not_made_that_report() -> No
     for rank in (0, 1):
         deliver(assembly, rank, 1, f"shard-{rank}")
     bring(assembly, 1, 2, "shard-1")
-    assert assembly.expected({1}, ()) == frozenset()
-    assert assembly.expected({1}, {(1, 2)}) == {0}, "an uploader stores it"
+    assert assembly.expected({1}, ()) == {}
+    assert assembly.expected({1}, {(1, 2)}) == {0: 1}, "an uploader stores it"
     deliver(assembly, 1, 2, "shard-1")
-    assert assembly.expected({1}, ()) == {0}
+    assert assembly.expected({1}, ()) == {0: 1}
 
 
 def test_what_uploaders_bring_needs_no_rank() -> None:
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "a")
     note(assembly, 1, 1)
-    assert assembly.storing({1}, {(0, 1)}, 0.0) == frozenset()
+    assert assembly.storing({1}, {(0, 1)}) == frozenset()
 
 
 # -- ranks that show no sign -----------------------------------------------------------------------------------------
@@ -766,7 +871,10 @@ def test_a_name_that_is_a_file_and_a_directory_is_refused_and_the_checkpoint_dro
     bring(assembly, 0, 1, first)
     bring(assembly, 1, 1, first, "model-1")
     [refusal] = only(Refuse, bring(assembly, 2, 1, second))
-    assert (refusal.rank, refusal.why.startswith(f"checkpoint_000000: {why}; give them different names")) == (2, True)
+    assert (refusal.rank, refusal.why.startswith(f"the checkpoint of report 1: {why}; give them different names")) == (
+        2,
+        True,
+    )
     deliver(assembly, 0, 1, first)
     said, dropped = deliver(assembly, 1, 1, "model-1", skipped=[first])
     assert why in said.text  # type: ignore[union-attr]
@@ -786,7 +894,9 @@ def test_the_first_deadline_is_the_end_of_patience() -> None:
 
 def test_then_comes_the_deadline_of_missing_ranks() -> None:
     assembly = assembly_of(2)
-    bring(assembly, 0, 1, "model", now=5)
+    note(assembly, 1, 1)
+    note(assembly, 0, 1)
+    bring(assembly, 0, 2, "model", now=5)
     assert assembly.deadline() == 5 + MISSING_RANK_S
 
 
@@ -832,81 +942,73 @@ def test_the_time_for_a_checkpoint_is_proportional_to_the_number_of_ranks(*, sam
 # -- any order of events ---------------------------------------------------------------------------------------------
 
 FILES = ("a", "b", "c")
-STEPS = 3
 
 
 @dataclass
 class Oracle:
-    """By ordinal: the files and metrics that a rank has brought."""
+    """By number of the report: the files that a rank has brought; None for a report without a checkpoint."""
 
-    brought: dict[int, frozenset[str]] = field(default_factory=dict)
+    brought: dict[int, frozenset[str] | None] = field(default_factory=dict)
     granted: dict[int, tuple[str, ...]] = field(default_factory=dict)
     delivered: set[int] = field(default_factory=set)
-    index: int = 0
     finished: bool = False
 
     @property
-    def busy(self) -> bool:
-        return len(self.delivered) < len(self.brought)
+    def unstored(self) -> set[int]:
+        return {n for n, files in self.brought.items() if files is not None} - self.delivered
 
 
 class JoiningMachine(RuleBasedStateMachine):
-    """Ranks announce, deliver and finish in any order. ``in_step``: nobody starts report n+1 before all sent report n,
-    as training with collectives has it; then every checkpoint is committed. Else latecomers may be refused."""
+    """Ranks announce, deliver and finish in any order; each report has a checkpoint or none."""
 
-    @initialize(world_size=st.integers(1, 4), in_step=st.booleans())
-    def begin(self, world_size: int, in_step: bool) -> None:
+    @initialize(world_size=st.integers(1, 4))
+    def begin(self, world_size: int) -> None:
         self.assembly = CheckpointAssembly(world_size, CheckpointConfig(missing_rank_s=1e6))
         self.ranks = [Oracle() for _ in range(world_size)]
         for rank in range(world_size):
             self.assembly.running(rank, 0.0)
-        self.in_step = in_step
-        self.committed = 0
+        self.committed: list[int] = []
         self.now = 0.0
-
-    def may_report(self, rank: int) -> bool:
-        me = self.ranks[rank]
-        ahead = self.in_step and any(other.index < me.index for other in self.ranks)
-        return not (me.busy or me.finished or ahead) and len(me.brought) < STEPS
 
     def _obey(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case RequestFiles(rank, ordinal, files):
+                    brought = self.ranks[rank].brought[ordinal]
+                    assert brought is not None
                     assert ordinal not in self.ranks[rank].granted
-                    assert set(files) <= self.ranks[rank].brought[ordinal]
+                    assert set(files) <= brought
                     self.ranks[rank].granted[ordinal] = files
-                case Refuse(rank, _, _):
-                    assert not self.in_step
-                    self.ranks[rank].finished = True  # its report() raised
+                case Refuse():
+                    raise AssertionError(action)
                 case Commit():
                     self._check(action)
 
     def _check(self, commit: Commit) -> None:
-        self.committed += 1
-        assert commit.ordinal == self.committed
-        bringers = [rank for rank, oracle in enumerate(self.ranks) if commit.ordinal in oracle.brought]
-        assert commit.ranks == tuple(bringers)
+        n = commit.ordinal
+        assert not self.committed or n > self.committed[-1]
+        self.committed.append(n)
+        assert all(n in oracle.brought or oracle.finished for oracle in self.ranks)
+        brought = {
+            rank: files for rank, oracle in enumerate(self.ranks) if (files := oracle.brought.get(n)) is not None
+        }
+        assert commit.ranks == tuple(brought)
         lowest: dict[str, int] = {}
-        for rank in bringers:
-            assert commit.ordinal in self.ranks[rank].delivered
-            for path in self.ranks[rank].brought[commit.ordinal]:
+        for rank, files in brought.items():
+            assert n in self.ranks[rank].delivered
+            for path in files:
                 lowest.setdefault(path, rank)
         assert owners(commit) == lowest
+        assert commit.metrics == {"n": (n, 0 if n in self.ranks[0].brought else min(brought))}
 
-    @rule(rank=st.integers(0, 3), files=st.frozensets(st.sampled_from(FILES)), metrics_only=st.booleans())
-    def report(self, rank: int, files: frozenset[str], metrics_only: bool) -> None:
-        if rank >= len(self.ranks) or not self.may_report(rank):
+    @rule(rank=st.integers(0, 3), files=st.none() | st.frozensets(st.sampled_from(FILES)))
+    def report(self, rank: int, files: frozenset[str] | None) -> None:
+        if rank >= len(self.ranks) or self.ranks[rank].unstored or self.ranks[rank].finished:
             return
         me = self.ranks[rank]
-        me.index += 1
-        if metrics_only and not self.in_step:
-            self._obey(self.assembly.reported(rank, me.index, {}, None, (), self.now))
-            return
-        ordinal = len(me.brought) + 1
-        if ordinal > self.committed:
-            me.brought[ordinal] = files
-        self._obey(self.assembly.reported(rank, me.index, {}, ordinal, files, self.now))
+        n = len(me.brought) + 1
+        me.brought[n] = files
+        self._obey(self.assembly.reported(rank, n, {"n": (n, rank)}, files, self.now))
 
     @rule(rank=st.integers(0, 3))
     def copy(self, rank: int) -> None:
@@ -923,31 +1025,23 @@ class JoiningMachine(RuleBasedStateMachine):
         self.now += seconds
         self._obey(self.assembly.tick(self.now))
 
-    @precondition(lambda self: not self.in_step)
     @rule(rank=st.integers(0, 3))
     def finish(self, rank: int) -> None:
-        if rank < len(self.ranks) and not self.ranks[rank].busy and not self.ranks[rank].finished:
+        if rank < len(self.ranks) and not self.ranks[rank].unstored and not self.ranks[rank].finished:
             self.ranks[rank].finished = True
             self._obey(self.assembly.finished(rank, self.now))
 
     def teardown(self) -> None:
-        """Every rank brings what is left to it and finishes; then nothing may be left uncommitted."""
+        """Every rank stores what is left to it and finishes; then nothing may be left uncommitted."""
         if not hasattr(self, "ranks"):
             return
-        for _ in range(2 * STEPS + 1):  # a checkpoint may take two rounds
+        brought = {n for oracle in self.ranks for n, files in oracle.brought.items() if files is not None}
+        for _ in range(2 * len(self.ranks) * (len(brought) + 1)):  # a checkpoint may take two rounds
             self.wait(PATIENCE_S)
             for rank in range(len(self.ranks)):
                 self.copy(rank)
-            if self.in_step:
-                for rank in range(len(self.ranks)):
-                    self.report(rank, frozenset("a"), metrics_only=False)
-        for rank, oracle in enumerate(self.ranks):
-            oracle.finished = True
-            self._obey(self.assembly.finished(rank, self.now))
-        brought = {ordinal for oracle in self.ranks for ordinal in oracle.brought}
-        assert self.committed == len(brought)
-        if self.in_step:
-            assert self.committed == STEPS
+                self.finish(rank)
+        assert self.committed == sorted(brought)
 
 
 TestJoining = JoiningMachine.TestCase
@@ -959,12 +1053,13 @@ TestJoining.settings = settings(max_examples=150, stateful_step_count=25, deadli
 
 @dataclass
 class Life:
-    """A rank as the world sees it. ``brings``: its reports have checkpoints."""
+    """A rank as the world sees it. brings: how often its reports have checkpoints."""
 
-    brings: bool
+    brings: float
     entered_at: float = math.inf
     reports: int = 0
-    unstored: set[int] = field(default_factory=set)
+    brought: set[int] = field(default_factory=set)
+    ordered: set[int] = field(default_factory=set)
     finished: bool = False
     died: bool = False
 
@@ -976,30 +1071,33 @@ class Life:
 class World:
     """Ranks start, report, store, finish and die in any order, with any time in between.
 
-    A checkpoint may lack only ranks that are known to bring nothing, and those that were alive in train_func for
-    ``missing_rank_s`` after its last part.
+    A checkpoint may lack only the files of ranks that have made that report without one, that have finished, or that
+    were written off: they had not reported for ``missing_rank_s``, or were so in an attempt before.
     """
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.now = 0.0
-        self.committed = 0
-        self.last_part: dict[int, float] = {}
+        self.settled = 0
+        self.first_part_at = math.inf
+        self.lacking: set[tuple[int, int]] = set()
+        """Ranks, and reports whose checkpoints were committed without them."""
         world_size = chance.randint(2, 4)
-        self.ranks = [Life(chance.random() < 0.7) for _ in range(world_size)]
-        silent = {rank for rank, life in enumerate(self.ranks) if not life.brings}
-        declares = chance.random() < 0.2 and len(silent) < world_size
-        self.known = {rank for rank in silent if declares or chance.random() < 0.2}
-        bringing = sorted(set(range(world_size)) - silent) if declares else None
+        self.ranks = [Life(chance.choice((0, 0.3, 1, 1))) for _ in range(world_size)]
+        idle = {rank for rank, life in enumerate(self.ranks) if not life.brings}
+        self.declares = chance.random() < 0.2 and len(idle) < world_size
+        bringing = sorted(set(range(world_size)) - idle) if self.declares else None
+        self.written_off = {rank for rank in range(world_size) if chance.random() < 0.1 and not self.declares}
+        self.unwanted = idle if self.declares else set()
         config = CheckpointConfig(missing_rank_s=MISSING_RANK_S, checkpoint_ranks=bringing)
-        self.assembly = CheckpointAssembly(world_size, config, absent=self.known)
+        self.assembly = CheckpointAssembly(world_size, config, silent=self.written_off)
         for rank in range(world_size):
             if chance.random() < 0.7:
                 self.enter(rank)
 
     def live(self) -> None:
         """Do something at random, again and again, and end the attempt."""
-        for _ in range(self.chance.randint(5, 40)):
+        for _ in range(self.chance.randint(5, 60)):
             do = self.chance.choice(
                 [self.enter, self.report, self.report, self.report, self.store, self.wait, self.end]
             )
@@ -1012,27 +1110,34 @@ class World:
         return self.ranks[rank] if self.ranks[rank].trains else None
 
     def _obey(self, actions: list[Action]) -> None:
+        for rank, life in enumerate(self.ranks):
+            if self.assembly._ranks[rank].silent and rank not in self.written_off:
+                assert life.trains
+                assert not life.brought
+                assert self.now >= max(life.entered_at, self.first_part_at) + MISSING_RANK_S
+                self.written_off.add(rank)
         for action in actions:
             match action:
-                case Refuse(rank, ordinal, _):
-                    self.ranks[rank].unstored.discard(ordinal)
+                case RequestFiles(rank, ordinal, _):
+                    self.ranks[rank].ordered.add(ordinal)
+                case Refuse(rank, ordinal, why):
+                    assert rank in self.unwanted or any((rank, n) in self.lacking for n in range(ordinal, 99)), why
+                    self.ranks[rank].brought.discard(ordinal)
                 case Commit():
                     self._check(action)
 
     def _check(self, commit: Commit) -> None:
-        self.committed += 1
-        assert commit.ordinal == self.committed
+        n = commit.ordinal
+        assert n > self.settled
+        self.settled = n
         for rank, life in enumerate(self.ranks):
-            if rank in commit.ranks:
-                assert commit.ordinal not in life.unstored
+            assert (rank in commit.ranks) == (n in life.brought), "neither missing files nor others"
+            assert n not in life.ordered, "stored"
+            if rank in commit.ranks or life.finished or rank in self.unwanted or life.reports >= n:
                 continue
-            long_since = self.last_part[commit.ordinal] + MISSING_RANK_S
-            was_silent = life.trains and self.now >= max(life.entered_at + MISSING_RANK_S, long_since)
-            if was_silent:
-                self.known.add(rank)
-            in_step = life.reports > 0 and not life.brings
-            assert was_silent or in_step or life.finished or rank in self.known
-            assert rank in commit.silent or in_step or life.finished or rank in self.known
+            assert rank in self.written_off
+            assert rank in commit.silent
+            self.lacking.add((rank, n))
 
     def enter(self, rank: int) -> None:
         if self.ranks[rank].entered_at == math.inf:
@@ -1043,20 +1148,23 @@ class World:
         if (life := self.living(rank)) is None:
             return
         life.reports += 1
-        ordinal = life.reports if life.brings else None
-        if ordinal is not None and ordinal > self.committed:
-            life.unstored.add(ordinal)
-            self.last_part[ordinal] = self.now
-            self.known.discard(rank)
-        self._obey(self.assembly.reported(rank, life.reports, {}, ordinal, [f"shard-{rank}"], self.now))
+        files = None
+        if self.chance.random() < life.brings:
+            files = [f"shard-{rank}"]
+            if life.reports > self.settled:
+                life.brought.add(life.reports)
+                self.first_part_at = min(self.now, self.first_part_at)
+        if files or life.reports > self.settled:
+            self.written_off.discard(rank)
+        self._obey(self.assembly.reported(rank, life.reports, {}, files, self.now))
         if self.chance.random() < 0.7:
             self.store(rank)
 
     def store(self, rank: int) -> None:
-        if (life := self.living(rank)) is None or not life.unstored:
+        if (life := self.living(rank)) is None or not life.ordered:
             return
-        ordinal = min(life.unstored)
-        life.unstored.discard(ordinal)
+        ordinal = min(life.ordered)
+        life.ordered.discard(ordinal)
         self._obey(self.assembly.stored(rank, ordinal, [(f"shard-{rank}", 1, 1)], [], self.now))
 
     def end(self, rank: int) -> None:
@@ -1065,7 +1173,7 @@ class World:
         if self.chance.random() < 0.5:
             life.died = True
             self.assembly.ended(rank)
-        elif not life.unstored:
+        elif not life.ordered:
             life.finished = True
             self._obey(self.assembly.finished(rank, self.now))
 

@@ -32,9 +32,9 @@ def test_the_fewest_reports_are_those_of_the_slowest_rank_that_is_waited_for() -
 
 
 def report(
-    rows: RowAssembly, rank: int, index: int, ordinal: int | None = None, now: float = 0.0
+    rows: RowAssembly, rank: int, index: int, *, has_checkpoint: bool = False, now: float = 0.0
 ) -> list[list[int | None]]:
-    return plain(rows.reported(rank, index, {"n": 10 * index + rank}, ordinal, now))
+    return plain(rows.reported(rank, index, {"n": 10 * index + rank}, now, has_checkpoint=has_checkpoint))
 
 
 def plain(complete: list[ReportsJoined]) -> list[list[int | None]]:
@@ -106,7 +106,7 @@ def test_a_silent_rank_that_finishes_needs_no_more_time() -> None:
 
 def test_a_row_without_silent_ranks_still_waits_for_its_checkpoint() -> None:
     rows = RowAssembly(2)
-    assert report(rows, 0, 1, ordinal=1) == []
+    assert report(rows, 0, 1, has_checkpoint=True) == []
     assert rows.tick(ROW_TIMEOUT_S) == []
     (row,) = rows.settled(1, "/checkpoint")
     assert row.metrics == [{"n": 10}, None]
@@ -133,8 +133,8 @@ def test_the_end_completes_what_there_is() -> None:
 
 def test_a_row_waits_for_its_checkpoint() -> None:
     rows = RowAssembly(2)
-    assert report(rows, 0, 1, ordinal=1) == []
-    assert report(rows, 1, 1, ordinal=1) == []
+    assert report(rows, 0, 1, has_checkpoint=True) == []
+    assert report(rows, 1, 1, has_checkpoint=True) == []
     (row,) = rows.settled(1, "/checkpoint")
     assert row.checkpoint == "/checkpoint"
     assert plain([row]) == [[10, 11]]
@@ -142,15 +142,15 @@ def test_a_row_waits_for_its_checkpoint() -> None:
 
 def test_a_checkpoint_may_be_committed_before_the_row_is_complete() -> None:
     rows = RowAssembly(2)
-    assert report(rows, 0, 1, ordinal=1) == []
+    assert report(rows, 0, 1, has_checkpoint=True) == []
     assert rows.settled(1, "/checkpoint") == []
-    (row,) = rows.reported(1, 1, {"n": 11}, None, 0.0)
+    (row,) = rows.reported(1, 1, {"n": 11}, 0.0, has_checkpoint=False)
     assert row.checkpoint == "/checkpoint"
 
 
 def test_rows_stay_in_order_behind_one_that_waits_for_its_checkpoint() -> None:
     rows = RowAssembly(1)
-    assert report(rows, 0, 1, ordinal=1) == []
+    assert report(rows, 0, 1, has_checkpoint=True) == []
     assert report(rows, 0, 2) == []
     complete = rows.settled(1, "/checkpoint")
     assert plain(complete) == [[10], [20]]
@@ -159,15 +159,15 @@ def test_rows_stay_in_order_behind_one_that_waits_for_its_checkpoint() -> None:
 
 def test_a_checkpoint_that_will_not_be_is_none() -> None:
     rows = RowAssembly(1)
-    assert report(rows, 0, 1, ordinal=1) == []
+    assert report(rows, 0, 1, has_checkpoint=True) == []
     (row,) = rows.settled(1, None)
     assert row.checkpoint is None
 
 
 def test_the_end_gives_up_checkpoints_that_are_not_committed() -> None:
     rows = RowAssembly(2)
-    report(rows, 0, 1, ordinal=1)
-    report(rows, 1, 1, ordinal=1)
+    report(rows, 0, 1, has_checkpoint=True)
+    report(rows, 1, 1, has_checkpoint=True)
     (row,) = rows.end()
     assert (row.metrics, row.checkpoint) == ([{"n": 10}, {"n": 11}], None)
 

@@ -75,9 +75,9 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
 
 
 def failed_calls(said: list[Any]) -> list[tuple[int, int | None]]:
-    """Number and ordinal of calls of report() that have raised; nothing else was said."""
+    """Numbers of calls of report() that have raised, and if they had a checkpoint; nothing else was said."""
     assert all(message.failed for message in said)
-    return [(message.index, message.ordinal) for message in said]
+    return [(message.index, message.has_checkpoint) for message in said]
 
 
 @pytest.fixture
@@ -217,10 +217,10 @@ def test_a_report_that_fails_counts(worker: Worker, folder: Path, tmp_path: Path
         distrain.report({"a": object()}, Checkpoint(folder))
     with pytest.raises(TypeError):
         distrain.report({"a": object()})
-    worker.orders_copy(2, tmp_path / "staging")
+    worker.orders_copy(3, tmp_path / "staging")
     distrain.report({}, Checkpoint(folder))
     failed, without, reported, _ = worker.said()
-    assert [(m.index, m.ordinal) for m in (failed, without, reported)] == [(1, 1), (2, None), (3, 2)]
+    assert [(m.index, m.has_checkpoint) for m in (failed, without, reported)] == [(1, True), (2, False), (3, True)]
     assert failed.failed.startswith("TypeError: report(): metrics['a'] is a builtins.object")
 
 
@@ -262,7 +262,7 @@ def test_a_checkpoint_is_announced_then_copied_as_ordered(worker: Worker, folder
     worker.orders_copy(1, tmp_path / "staging", "rng-1.bin")
     distrain.report({"loss": 1}, Checkpoint(folder))
     announced, delivered = worker.said()
-    assert (announced.ordinal, announced.files) == (1, ["model.pt", "rng-1.bin"])
+    assert (announced.index, announced.files) == (1, ["model.pt", "rng-1.bin"])
     assert delivered.files == [["rng-1.bin", 5, zlib.crc32(b"state")]]
     assert delivered.skipped == [["model.pt", 7, zlib.crc32(b"weights")]]
     assert os.listdir(tmp_path / "staging") == ["rng-1.bin"]
@@ -282,7 +282,7 @@ def test_a_checkpoint_that_an_alarm_kept_from_being_announced_counts(
     distrain.report({}, Checkpoint(folder))
     failed, reported = worker.said()[:2]
     assert failed_calls([failed]) == [(1, 1)]
-    assert (reported.failed, reported.ordinal) == (None, 2)
+    assert (reported.failed, reported.index) == (None, 2)
 
 
 def test_get_checkpoint_waits_until_what_was_reported_is_committed(worker: Worker, tmp_path: Path) -> None:
