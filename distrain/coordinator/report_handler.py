@@ -528,6 +528,7 @@ class ReportHandler:
                 self._send_done(rank, commit.ordinal, path, has_files=rank in ranks)
             self._settle(commit.ordinal, saved)
             self._end_rows()
+            self._do(self._assembly.committed(commit.ordinal, self._clock.now()))
         if saved.is_pending:
             self._validations.add(saved)
         if self._memory.is_off and not (saved.is_in_memory or self._is_start_read()):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.events import ShowLine
@@ -32,8 +33,8 @@ PATIENCE_S = 1.0
 twice; it never decides which are kept."""
 HEAD_START_S = 2.0
 """Seconds after the first report in which ranks that are ahead wait for those without one: many never report."""
-MOST_INCOMPLETE = 4
-"""Checkpoints that are stored while they wait for other ranks. A rank with a further one waits in report()."""
+MOST_UNCOMMITTED = 4
+"""Checkpoints that wait for other ranks, or for the disk. A rank with a further one waits in report()."""
 _MOST_METRICS = 1000
 """Reports of rank 0 that are remembered, for the checkpoints of ranks that are behind."""
 
@@ -278,6 +279,8 @@ class CheckpointAssembly:
         self._pending: dict[int, _Pending] = {}
         self._settled = self._committed = 0
         """The last ordinal that was committed or dropped, and that was committed."""
+        self._committing: set[int] = set()
+        """The ordinals of checkpoints that are being committed."""
         self._ticked_at = -math.inf
         self._warnings: set[str] = set()
 
@@ -425,6 +428,11 @@ class CheckpointAssembly:
         pending.note_stored(rank)
         if failed is not None:
             self._cannot_store(pending, rank, failed)
+        return self.tick(now)
+
+    def committed(self, ordinal: int, now: float) -> list[Action]:
+        """Note that a checkpoint is committed."""
+        self._committing.discard(ordinal)
         return self.tick(now)
 
     def finished(self, rank: int, now: float) -> list[Action]:
@@ -591,21 +599,23 @@ class CheckpointAssembly:
 
     def _order_files(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        incomplete = 0
-        is_held = False
+        uncommitted, is_held = len(self._committing), False
 
-        def may_store(part: _Part) -> bool:
+        def may_store(ordinal: int, part: _Part) -> bool:
             nonlocal is_held
-            waits = incomplete > MOST_INCOMPLETE and self._holds_back(part, now)
+            if uncommitted <= MOST_UNCOMMITTED:
+                return True
+            if len(self._committing) > MOST_UNCOMMITTED:
+                return False
+            waits = self._waits_for_others(ordinal, part, now)
             is_held = is_held or waits
             return not waits
 
-        for ordinal in sorted(self._pending):
-            pending = self._pending[ordinal]
-            incomplete += not self._has_all_parts(ordinal)
+        for ordinal, pending in sorted(self._pending.items()):
+            uncommitted += not self._has_all_parts(ordinal)
             self._pass_decided(ordinal, pending)
             pending.end_patience(now)
-            actions += pending.order_ready(ordinal, may_store)
+            actions += pending.order_ready(ordinal, partial(may_store, ordinal))
             if pending.in_place and self._has_all_parts(ordinal):
                 actions += self._order_in_place(ordinal, pending)
             if pending.in_memory and self._counts.fewest_above(0) >= ordinal and now >= self.head_start_ends:
@@ -618,9 +628,9 @@ class CheckpointAssembly:
             self._held_since = now
         return actions
 
-    def _holds_back(self, part: _Part, now: float) -> bool:
-        """Return whether a part of a rank that is far ahead waits for the others."""
-        behind = self._counts.fewest_above(0) < min(self._pending)
+    def _waits_for_others(self, ordinal: int, part: _Part, now: float) -> bool:
+        """Return whether the files of a rank that is far ahead are not stored yet."""
+        behind = self._counts.fewest_above(0) < ordinal
         limit = part.reported_at + self._missing_rank_s
         return now < limit and (behind or now < self.head_start_ends)
 
@@ -660,6 +670,7 @@ class CheckpointAssembly:
         if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:
             return [ShowLine(f"{self.name(ordinal)} is dropped{problem}"), Drop(ordinal)]
         self._committed = ordinal
+        self._committing.add(ordinal)
         commit = self._commit(ordinal, pending.parts)
         return [*self._warn_of_differences(pending.parts, commit.files), commit]
 

@@ -321,6 +321,24 @@ def save_and_raise(config: dict[str, Any]) -> int:
     return first
 
 
+def test_the_others_make_the_reports_that_a_failed_rank_has_made(any_fit: Fit) -> None:
+    """Rank 1, which only reports metrics, is far ahead."""
+
+    def train() -> None:
+        for step in range(4):
+            if rank() == 0:
+                time.sleep(0.3)
+            distrain.report({"step": step}, Checkpoint.from_dict({"step": step}) if rank() == 0 else None)
+        raise RuntimeError("on purpose")
+
+    with pytest.raises(WorkerGroupError) as caught:
+        any_fit(train)
+    result = caught.value.result
+    assert result is not None
+    assert result.metrics == {"step": 3}
+    assert [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints] == [0, 1, 2, 3]
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("saving", "said"),

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from distrain.api.config import CheckpointConfig
 from distrain.decisions.checkpoint_assembly import (
     HEAD_START_S,
-    MOST_INCOMPLETE,
+    MOST_UNCOMMITTED,
     PATIENCE_S,
     Action,
     CheckpointAssembly,
@@ -323,19 +323,32 @@ def run_ahead(assembly: CheckpointAssembly, reports: int, now: float = 0.0, firs
 
 def test_a_rank_that_is_far_ahead_stores_no_more_until_the_others_follow() -> None:
     assembly = assembly_of(2, running_since=0.0)
-    assert run_ahead(assembly, 40) == list(range(1, MOST_INCOMPLETE + 1))
-    actions = note(assembly, 1, 1, now=1.0)
-    assert the_commit(actions).ordinal == 1
-    assert [order.ordinal for order in only(RequestFiles, actions)] == [MOST_INCOMPLETE + 1]
+    assert run_ahead(assembly, 40) == list(range(1, MOST_UNCOMMITTED + 1))
+    for n in range(1, 30):
+        actions = [*note(assembly, 1, n, now=n), *assembly.committed(n, n)]
+        assert the_commit(actions).ordinal == n
+        assert [order.ordinal for order in only(RequestFiles, actions)] == [MOST_UNCOMMITTED + n]
+        deliver(assembly, 0, MOST_UNCOMMITTED + n, "model", now=n)
+
+
+def test_a_rank_stores_no_more_while_the_disk_is_behind() -> None:
+    assembly, stored = assembly_of(1), []
+    for n in range(1, 20):
+        for order in only(RequestFiles, bring(assembly, 0, n, "model")):
+            stored.append(order.ordinal)
+            deliver(assembly, 0, n, "model")
+    assert stored == list(range(1, MOST_UNCOMMITTED + 2))
+    assert assembly.tick(1000.0) == []
+    assert only(RequestFiles, assembly.committed(1, 1001.0)) != []
 
 
 def test_a_rank_does_not_wait_long_for_ranks_that_may_never_report() -> None:
     """Ranks other than rank 0 may wait for it in a collective."""
     assembly = assembly_of(2, running_since=0.0)
-    run_ahead(assembly, MOST_INCOMPLETE + 1)
+    run_ahead(assembly, MOST_UNCOMMITTED + 1)
     assert assembly.deadline() == HEAD_START_S
-    assert [order.ordinal for order in only(RequestFiles, assembly.tick(HEAD_START_S))] == [MOST_INCOMPLETE + 1]
-    first = MOST_INCOMPLETE + 2
+    assert [order.ordinal for order in only(RequestFiles, assembly.tick(HEAD_START_S))] == [MOST_UNCOMMITTED + 1]
+    first = MOST_UNCOMMITTED + 2
     assert run_ahead(assembly, 5, HEAD_START_S, first) == list(range(first, first + 5))
 
 
@@ -350,8 +363,9 @@ def test_a_rank_waits_for_one_that_has_reported_but_not_for_ever(*, brings: bool
         deliver(assembly, 1, 1, "shard")
     else:
         note(assembly, 1, 1)
-    n = MOST_INCOMPLETE + 2
-    run_ahead(assembly, MOST_INCOMPLETE + 1, first=2)
+    assembly.committed(1, 0.0)
+    n = MOST_UNCOMMITTED + 2
+    run_ahead(assembly, MOST_UNCOMMITTED + 1, first=2)
     assert only(RequestFiles, assembly.tick(MISSING_RANK_S * 0.99)) == []
     actions = assembly.tick(MISSING_RANK_S)
     assert [order.ordinal for order in only(RequestFiles, actions)] == [n]
@@ -988,6 +1002,7 @@ class JoiningMachine(RuleBasedStateMachine):
         n = commit.ordinal
         assert not self.committed or n > self.committed[-1]
         self.committed.append(n)
+        self._obey(self.assembly.committed(n, self.now))
         assert all(n in oracle.brought or oracle.finished for oracle in self.ranks)
         brought = {
             rank: files for rank, oracle in enumerate(self.ranks) if (files := oracle.brought.get(n)) is not None
@@ -1138,6 +1153,7 @@ class World:
             assert rank in self.written_off
             assert rank in commit.silent
             self.lacking.add((rank, n))
+        self._obey(self.assembly.committed(n, self.now))
 
     def enter(self, rank: int) -> None:
         if self.ranks[rank].entered_at == math.inf:
