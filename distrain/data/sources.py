@@ -101,9 +101,13 @@ class TableSource(ABC):
     def facts(self) -> dict[str, Any]:
         """Return JSON that changes if the data does."""
 
+    def first(self, rows: int) -> Block:
+        """Return some of the first rows, at least one if there are any."""
+        return next(self.read(range(len(self.block_rows)), 0, min(rows, self.rows)), [])
+
     def schema(self) -> Schema:
         """Return the columns of the first row."""
-        return schema_of(next(self.read(range(len(self.block_rows)), 0, min(1, self.rows)), []))
+        return schema_of(self.first(1))
 
 
 class RandomSource(TableSource):

@@ -5,7 +5,6 @@ The functions of the user's are :class:`Batched`.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -44,186 +43,121 @@ class MappedSource(TableSource):
     """The rows of another source, after a function that keeps their number."""
 
     def __init__(self, inner: TableSource, function: Callable[[Block], Block]) -> None:
-        self.inner = inner
-        self.function = function
+        self._inner = inner
+        self._function = function
         self.is_random = inner.is_random
         self.at_once = inner.at_once
 
     @property
     def block_rows(self) -> Indices:
-        return self.inner.block_rows
-
-    @property
-    def rows(self) -> int:
-        return self.inner.rows
+        return self._inner.block_rows
 
     @property
     def row_bytes(self) -> float:
-        return self.inner.row_bytes
+        return self._inner.row_bytes
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        return map(self.function, self.inner.read(blocks, skip, count))
+        return map(self._function, self._inner.read(blocks, skip, count))
 
     def take(self, rows: Indices) -> Block:
-        return self.function(self.inner.take(rows))
+        return self._function(self._inner.take(rows))
 
     def facts(self) -> dict[str, Any]:
-        return self.inner.facts()
+        return self._inner.facts()
 
 
 class IndexedSource(RandomSource):
     """Rows of a source that finds any row at once. ``places`` turns a row's number into that of the source."""
 
-    def __init__(self, inner: TableSource, rows: int, places: Callable[[Indices], Indices], facts: str) -> None:
+    def __init__(self, inner: TableSource, rows: int, places: Callable[[Indices], Indices], fact: str) -> None:
         super().__init__(rows)
         self._inner = inner
         self._places = places
-        self._facts = facts
+        self._fact = fact
         self.at_once = inner.at_once
 
     def take(self, rows: Indices) -> Block:
         return self._inner.take(self._places(rows))
 
     def facts(self) -> dict[str, Any]:
-        return {**self._inner.facts(), self._facts: self.rows}
+        return {**self._inner.facts(), self._fact: self.rows}
 
     def schema(self) -> Schema:
         return self._inner.schema()
 
 
-class DerivedSource(TableSource):
-    """Some rows of each block of another source."""
+@dataclass(eq=False)
+class ChosenSource(TableSource):
+    """The rows that are chosen of each block of another source.
 
-    def __init__(self, inner: TableSource) -> None:
-        self._inner = inner
+    keeps: returns whether each of some rows, which have these numbers in the other source, is chosen.
+    fact: names the choice in :meth:`facts`. value: describes it; None: the number of rows does.
+    sizes: returns how many are chosen of each block, for the ends of all; None: a pass over all rows counts them.
+    """
 
-    @property
-    def row_bytes(self) -> float:
-        return self._inner.row_bytes
-
-    def schema(self) -> Schema:
-        return self._inner.schema()
-
-    @abstractmethod
-    def _made(self, blocks: Sequence[int]) -> Iterator[Block]:
-        """Yield all rows of these blocks."""
-
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        return rows_after(self._made([block for block in blocks if self.block_rows[block]]), skip, count)
-
-
-class ChosenSource(DerivedSource):
-    """The rows of each block of another source that :meth:`_kept` chooses."""
-
-    @abstractmethod
-    def _kept(self, numbers: Indices, rows: Block) -> Mask:
-        """Return whether each of the rows, which have these numbers in the other source, is kept."""
+    inner: TableSource
+    keeps: Callable[[Indices, Block], Mask]
+    fact: str
+    value: list[int] | None = None
+    sizes: Callable[[Indices], Indices] | None = None
 
     @cached_property
     def _ends(self) -> Indices:
         """The number of the first row after each block."""
-        ends: Indices = np.cumsum(self._inner.block_rows)
+        ends: Indices = np.cumsum(self.inner.block_rows)
         return ends
 
-    def _counts(self, kept: Iterable[Indices]) -> Indices:
-        """Return how many rows of each block are kept. ``kept``: the numbers of all that are."""
-        counts = np.zeros(len(self._ends), dtype=np.int64)
-        for numbers in kept:
-            np.add.at(counts, np.searchsorted(self._ends, numbers, side="right"), 1)
-        return counts
+    @cached_property
+    def block_rows(self) -> Indices:
+        if self.sizes:
+            return self.sizes(self._ends)
+        return _counts(self._ends, (numbers for numbers, _ in self._chosen(range(len(self._ends)))))
+
+    @property
+    def row_bytes(self) -> float:
+        return self.inner.row_bytes
 
     def _chosen(self, blocks: Sequence[int]) -> Iterator[tuple[Indices, Block]]:
         """Yield the rows of these blocks that are kept, with their numbers."""
-        sizes = self._inner.block_rows[blocks]
+        sizes = self.inner.block_rows[blocks]
         ends = np.cumsum(sizes)
         shifts = self._ends[blocks] - ends
         first = 0
-        for rows in self._inner.read(blocks, 0, int(sizes.sum())):
+        for rows in self.inner.read(blocks, 0, int(sizes.sum())):
             places = np.arange(first, first + row_count(rows))
             numbers = places + shifts[np.searchsorted(ends, places, side="right")]
-            kept = np.flatnonzero(self._kept(numbers, rows))
+            kept = np.flatnonzero(self.keeps(numbers, rows))
             yield numbers[kept], rows if len(kept) == len(places) else rows_at(rows, kept)
             first += len(places)
 
-    def _made(self, blocks: Sequence[int]) -> Iterator[Block]:
-        return (rows for _, rows in self._chosen(blocks))
+    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+        filled = [block for block in blocks if self.block_rows[block]]
+        return rows_after((rows for _, rows in self._chosen(filled)), skip, count)
 
-
-class SlicedSource(ChosenSource):
-    """The rows of another source from ``start`` up to ``stop``."""
-
-    def __init__(self, inner: TableSource, span: Span) -> None:
-        super().__init__(inner)
-        self._span = span
-
-    @cached_property
-    def block_rows(self) -> Indices:
-        starts = self._ends - self._inner.block_rows
-        sizes: Indices = np.clip(self._ends, *self._span) - np.clip(starts, *self._span)
-        return sizes
-
-    def _kept(self, numbers: Indices, rows: Block) -> Mask:
-        return (numbers >= self._span[0]) & (numbers < self._span[1])
+    def schema(self) -> Schema:
+        return self.inner.schema()
 
     def facts(self) -> dict[str, Any]:
-        return {**self._inner.facts(), "slice": list(self._span)}
+        return {**self.inner.facts(), self.fact: self.rows if self.value is None else self.value}
 
 
-class FilteredSource(ChosenSource):
-    """The rows for which a function of the user's returns True. It counts them in a pass over all rows."""
-
-    def __init__(self, inner: TableSource, function: Callable[[Any], bool]) -> None:
-        super().__init__(inner)
-        self._function = function
-
-    @cached_property
-    def block_rows(self) -> Indices:
-        return self._counts(numbers for numbers, _ in self._chosen(range(len(self._ends))))
-
-    def _kept(self, numbers: Indices, rows: Block) -> Mask:
-        return keeps(self._function, rows)
-
-    def facts(self) -> dict[str, Any]:
-        return {**self._inner.facts(), "filtered": self.rows}
-
-
-class SplitSource(SlicedSource):
-    """A random part of the rows: those whose place in a random order is in ``span``."""
-
-    def __init__(self, inner: TableSource, span: Span, seed: int) -> None:
-        super().__init__(inner, span)
-        self._seed = seed
-
-    @cached_property
-    def block_rows(self) -> Indices:
-        starts = range(0, self._inner.rows, _NUMBERS_AT_ONCE)
-        numbers = (np.arange(start, min(self._inner.rows, start + _NUMBERS_AT_ONCE)) for start in starts)
-        return self._counts(some[self._kept(some, None)] for some in numbers)
-
-    def _kept(self, numbers: Indices, rows: Block) -> Mask:
-        return super()._kept(Permutation(self._inner.rows, self._seed, "split")(numbers), rows)
-
-    def facts(self) -> dict[str, Any]:
-        return {**self._inner.facts(), "split": [*self._span, self._seed]}
-
-
-class RemadeSource(DerivedSource):
+@dataclass(eq=False)
+class RemadeSource(TableSource):
     """The rows that a function makes of those of another source. It counts them in a pass over all rows."""
 
-    def __init__(self, inner: TableSource, function: Callable[[Block], Block]) -> None:
-        super().__init__(inner)
-        self._function = function
+    inner: TableSource
+    function: Callable[[Block], Block]
 
     @cached_property
     def _places(self) -> list[tuple[list[int], int, int]]:
         """The arguments of :meth:`read` for each block. A source that finds any row is cut because it is one block."""
-        if not self._inner.is_random:
-            return [([block], 0, int(rows)) for block, rows in enumerate(self._inner.block_rows)]
-        rows = self._inner.rows
+        if not self.inner.is_random:
+            return [([block], 0, int(rows)) for block, rows in enumerate(self.inner.block_rows)]
+        rows = self.inner.rows
         return [([0], start, min(ROWS_AT_ONCE, rows - start)) for start in range(0, rows, ROWS_AT_ONCE)]
 
-    def _made(self, blocks: Sequence[int]) -> Iterator[Block]:
-        found = (self._function(rows) for block in blocks for rows in self._inner.read(*self._places[block]))
+    def _made(self, blocks: Iterable[int]) -> Iterator[Block]:
+        found = (self.function(rows) for block in blocks for rows in self.inner.read(*self._places[block]))
         return (rows for rows in found if row_count(rows))
 
     @cached_property
@@ -231,11 +165,18 @@ class RemadeSource(DerivedSource):
         counts = [sum(map(row_count, self._made([block]))) for block in range(len(self._places))]
         return np.array(counts, dtype=np.int64)
 
+    @property
+    def row_bytes(self) -> float:
+        return self.inner.row_bytes
+
+    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+        return rows_after(self._made(block for block in blocks if self.block_rows[block]), skip, count)
+
     def schema(self) -> Schema:
         return schema_of(next(self._made(range(len(self._places))), []))
 
     def facts(self) -> dict[str, Any]:
-        return {**self._inner.facts(), "remade": self.rows}
+        return {**self.inner.facts(), "remade": self.rows}
 
 
 def keeps(function: Callable[[Any], bool], rows: Block) -> Mask:
@@ -249,24 +190,44 @@ def keeps(function: Callable[[Any], bool], rows: Block) -> Mask:
 def filtered(source: TableSource, function: Callable[[Any], bool]) -> TableSource:
     """Return the rows for which the function returns True."""
     if not source.is_random:
-        return FilteredSource(source, function)
+        return ChosenSource(source, lambda numbers, rows: keeps(function, rows), "filtered")
     masks = [keeps(function, rows) for rows in source.read([0], 0, source.rows)]
     kept = np.flatnonzero(np.concatenate(masks)) if masks else np.arange(0)
     return IndexedSource(source, len(kept), lambda rows: kept[rows], "filtered")
 
 
-def part(source: TableSource, *, span_of: Callable[[int], Span], seed: int | None) -> TableSource:
+def part(source: TableSource, span: Span, seed: int | None) -> TableSource:
     """Return some rows. ``seed``: of the random order in which they are counted; None: they are in their own order.
 
     Parts with other places in the same order have other rows.
     """
-    start, stop = span = span_of(source.rows)
-    if not source.is_random:
-        return SlicedSource(source, span) if seed is None else SplitSource(source, span, seed)
-    if seed is None:
-        return IndexedSource(source, stop - start, lambda rows: rows + start, f"from {start}")
-    order = Permutation(source.rows, seed, "split")
-    return IndexedSource(source, stop - start, lambda rows: order(rows + start), f"split {seed} from {start}")
+    size, (start, stop) = source.rows, span
+    order = (lambda numbers: numbers) if seed is None else Permutation(size, seed, "split")
+    if source.is_random:
+        fact = f"from {start}" if seed is None else f"split {seed} from {start}"
+        return IndexedSource(source, stop - start, lambda rows: order(rows + start), fact)
+
+    def is_inside(numbers: Indices, rows: Block = None) -> Mask:
+        places = order(numbers)
+        return (places >= start) & (places < stop)
+
+    def sizes(ends: Indices) -> Indices:
+        if seed is None:
+            inside: Indices = np.clip(ends, start, stop)
+            return np.append(inside[:1] - start, inside[1:] - inside[:-1])
+        some = (np.arange(first, min(size, first + _NUMBERS_AT_ONCE)) for first in range(0, size, _NUMBERS_AT_ONCE))
+        return _counts(ends, (numbers[is_inside(numbers)] for numbers in some))
+
+    fact, value = ("slice", [start, stop]) if seed is None else ("split", [start, stop, seed])
+    return ChosenSource(source, is_inside, fact, value, sizes)
+
+
+def _counts(ends: Indices, numbers: Iterable[Indices]) -> Indices:
+    """Return how many of these numbers of rows are in each of the blocks that have these ends."""
+    counts = np.zeros(len(ends), dtype=np.int64)
+    for some in numbers:
+        np.add.at(counts, np.searchsorted(ends, some, side="right"), 1)
+    return counts
 
 
 def span_of_split(rows: int, *, size: float, test: bool) -> Span:
@@ -307,7 +268,7 @@ class Batched:
 
     def _call(self, piece: Block) -> Block:
         made = as_block(self.function(piece), self.name)
-        if self.keeps_rows is not False and row_count(made) != row_count(piece):
+        if self.keeps_rows and row_count(made) != row_count(piece):
             raise DataError(
                 f"{self.name} returned {row_count(made)} rows for {row_count(piece)}; it must keep the number of "
                 "rows, so that all ranks get equally many batches. Use filter() to drop rows, flat_map(), or "

@@ -161,7 +161,7 @@ class Dataset(PlainDataset):
             _check_columns(name, new, columns)
             return {other: columns[old] for old, other in new.items()}
 
-        return self._then(Batched(chosen, f"{name}()"))
+        return self._mapped(Batched(chosen, f"{name}()"))
 
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None, **options: Any) -> Dataset:
         """Shuffle the rows anew in each epoch."""
