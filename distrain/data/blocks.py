@@ -193,12 +193,9 @@ def to_frame(block: Block) -> Any:
         columns = to_columns(block)
         return pandas.DataFrame(_each_column(columns, columns.values(), _for_pandas, "a column of pandas"))
     names = _distinct(block.column_names)
-    if not (changed := _changed_by_pandas(block)):
+    if not any(map(_is_changed_by_pandas, block.columns)):
         return block.to_pandas()
-    frame = block.drop_columns(changed).to_pandas()
-    for name, column in to_columns(block.select(changed)).items():
-        frame[name] = pandas.Series(_for_pandas(column), index=frame.index if len(frame.columns) else None)
-    return frame[names]
+    return pandas.DataFrame(_each_column(names, block.columns, _from_arrow_for_pandas, "a column of pandas"))
 
 
 FORMATS: dict[str, Callable[[Block], Any]] = {
@@ -484,16 +481,17 @@ def _is_same(found: Any, given: Any) -> bool:
     return bool(found == given) and isinstance(found, bool) == isinstance(given, (bool, np.bool_))
 
 
-def _changed_by_pandas(table: Any) -> list[str]:
-    """Return the names of the columns whose values pandas would change, or take for others."""
+def _is_changed_by_pandas(column: Any) -> bool:
+    """Return whether pandas would change the values of an Arrow column, or take them for others."""
     pa = require("pyarrow")
+    if pa.types.is_integer(column.type):
+        return bool(column.null_count)
+    return pa.types.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType)
 
-    def is_changed(name: str, kind: Any) -> bool:
-        if pa.types.is_integer(kind):
-            return bool(table.column(name).null_count)
-        return pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
 
-    return [field.name for field in table.schema if is_changed(field.name, field.type)]
+def _from_arrow_for_pandas(column: Any) -> Any:
+    """Return an Arrow column as pandas takes it."""
+    return _for_pandas(_from_arrow(column)) if _is_changed_by_pandas(column) else column.to_pandas()
 
 
 def _for_pandas(column: np.ndarray[Any, Any]) -> Any:
