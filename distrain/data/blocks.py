@@ -60,6 +60,12 @@ def rows_at(block: Block, places: np.ndarray[Any, Any]) -> Block:
         return rows_at(to_columns(block), places)
 
 
+def kept_rows(block: Block, function: Callable[[Any], bool]) -> Block:
+    """Return the rows for which a function of the user's returns True."""
+    kept = [place for place, row in enumerate(to_rows(block)) if function(row)]
+    return block if len(kept) == row_count(block) else rows_at(block, np.array(kept, dtype=np.int64))
+
+
 def joined(blocks: Sequence[Block]) -> Block:
     """Return the rows of several blocks as one. Raises DataError if their columns differ."""
     if not blocks:
@@ -193,9 +199,12 @@ def to_frame(block: Block) -> Any:
         columns = to_columns(block)
         return pandas.DataFrame(_each_column(columns, columns.values(), _for_pandas, "a column of pandas"))
     names = _distinct(block.column_names)
-    if not any(map(_is_changed_by_pandas, block.columns)):
+    if not (changed := _changed_by_pandas(block)):
         return block.to_pandas()
-    return pandas.DataFrame(_each_column(names, block.columns, _from_arrow_for_pandas, "a column of pandas"))
+    frame = block.drop_columns(changed).to_pandas()
+    for name, column in to_columns(block.select(changed)).items():
+        frame[name] = pandas.Series(_for_pandas(column), index=frame.index if len(frame.columns) else None)
+    return frame[names]
 
 
 FORMATS: dict[str, Callable[[Block], Any]] = {
@@ -481,17 +490,16 @@ def _is_same(found: Any, given: Any) -> bool:
     return bool(found == given) and isinstance(found, bool) == isinstance(given, (bool, np.bool_))
 
 
-def _is_changed_by_pandas(column: Any) -> bool:
-    """Return whether pandas would change the values of an Arrow column, or take them for others."""
+def _changed_by_pandas(table: Any) -> list[str]:
+    """Return the names of the columns whose values pandas would change, or take for others."""
     pa = require("pyarrow")
-    if pa.types.is_integer(column.type):
-        return bool(column.null_count)
-    return pa.types.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType)
 
+    def is_changed(name: str, kind: Any) -> bool:
+        if pa.types.is_integer(kind):
+            return bool(table.column(name).null_count)
+        return pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
 
-def _from_arrow_for_pandas(column: Any) -> Any:
-    """Return an Arrow column as pandas takes it."""
-    return _for_pandas(_from_arrow(column)) if _is_changed_by_pandas(column) else column.to_pandas()
+    return [field.name for field in table.schema if is_changed(field.name, field.type)]
 
 
 def _for_pandas(column: np.ndarray[Any, Any]) -> Any:
