@@ -199,14 +199,14 @@ class Dataset:
             print(rows.take(3))
         """
         check_int("limit", limit, minimum=1)
-        blocks = self._blocks(limit, self.open().order)
+        blocks = self._blocks(limit)
         return list(islice((row for block in blocks for row in to_rows(block)), limit))
 
     def read(self) -> Block:
         """Return all rows, in the order of epoch 0, as one block. It reads them into the memory of this process."""
         opened = self.open()
         rows = ROWS_AT_ONCE if isinstance(opened.source, Stream) else opened.source.rows
-        blocks = [*self._blocks(rows, opened.order)]
+        blocks = [*self._blocks(rows)]
         return joined(blocks) if blocks else opened.no_rows()
 
     def materialize(self) -> Self:
@@ -252,13 +252,13 @@ class Dataset:
             opened = operation(opened)
         return replace(opened, order=_order(opened.source, *self._shuffle)) if self._shuffle else opened
 
-    def _blocks(self, rows: int, order: RowOrder) -> Iterator[Block]:
+    def _blocks(self, rows: int) -> Iterator[Block]:
         """Yield the first rows, and perhaps some more; of a stream, in its own order."""
         opened = self.open()
         if isinstance(opened.source, Stream):
             found = OpenStream(opened.source, 0).blocks(lambda: rows)
         else:
-            found = in_order(opened.source, order, 0, (0, min(rows, opened.source.rows)), rows)
+            found = in_order(opened.source, opened.order, 0, (0, min(rows, opened.source.rows)), rows)
         return map(opened.finished, found)
 
 
