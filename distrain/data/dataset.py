@@ -9,62 +9,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from distrain.data import transforms
-from distrain.data.blocks import joined, rows_between, to_rows
+from distrain.data.blocks import joined, to_rows
 from distrain.data.files import FileSource
 from distrain.data.order import RowOrder
-from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, TableSource, in_order, schema_of
+from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, TableSource, in_order
 from distrain.data.streams import OpenStream, Stream
-from distrain.data.transforms import Batched, Constructed, for_batches, for_lists, for_rows
+from distrain.data.transforms import Constructed, OpenDataset, for_batches, for_lists, for_rows, span_of_split
 from distrain.errors import DataError
 from distrain.system.arguments import check_int, check_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from typing_extensions import Self
 
     from distrain.data.blocks import Block
     from distrain.data.order import Span
+    from distrain.data.transforms import Batched
 
 _SHUFFLE_BYTES = 64 << 20
 """Memory of the rows of files that ``random_shuffle()`` mixes, about."""
-_ROWS_TO_TRY = 128
-"""Rows that tell if a function of the user's changes their number."""
 _LEAST_SHUFFLED, _MOST_SHUFFLED = 1 << 10, 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class OpenDataset:
-    """A dataset on the worker.
-
-    functions: are applied to each batch, in turn; they keep the number of rows.
-    """
-
-    source: TableSource | Stream
-    functions: tuple[Callable[[Block], Block], ...] = ()
-    order: RowOrder = field(default_factory=RowOrder)
-
-    def no_rows(self) -> Block:
-        """Return a block without rows, with the columns if they are known."""
-        return [] if self.functions else self.source.schema().no_rows()
-
-    def finished(self, block: Block) -> Block:
-        """Return rows of the source after the functions."""
-        for function in self.functions:
-            block = function(block)
-        return block
-
-
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    """An operation on a source. ``reads_rows``: it needs the rows after the functions that came before it."""
-
-    on_table: Callable[[TableSource], TableSource]
-    on_stream: Callable[[Stream], Stream]
-    reads_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +47,7 @@ class Dataset:
     """
 
     _make: Callable[[], TableSource | Stream | OpenDataset]
-    _operations: tuple[_Operation | Batched, ...] = ()
+    _operations: tuple[Callable[[OpenDataset], OpenDataset], ...] = ()
     _shuffle: tuple[int, int | None] | None = None
     """The seed, and the number of rows that are mixed in memory; None: see :data:`_SHUFFLE_BYTES`."""
     _opened: list[OpenDataset] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -113,7 +80,7 @@ class Dataset:
         """
         if isinstance(fn, type):
             fn = Constructed(fn, (), {})
-        return self._then(for_batches(fn, batch_size, batch_format, keeps_rows=keeps_rows))
+        return self._mapped(for_batches(fn, batch_size, batch_format, keeps_rows=keeps_rows))
 
     def map(self, fn: Callable[[Any], Any]) -> Self:
         """Apply a function to each row, on the worker. It takes and returns a dict.
@@ -122,7 +89,7 @@ class Dataset:
 
             rows.map(lambda row: {"x": row["x"] / 255})
         """
-        return self._then(for_rows(fn))
+        return self._mapped(for_rows(fn))
 
     def flat_map(self, fn: Callable[[Any], Iterable[Any]]) -> Self:
         """Replace each row by the rows of a list, which a function returns on the worker.
@@ -135,7 +102,7 @@ class Dataset:
             rows.flat_map(lambda row: [row, {"x": -row["x"]}])
         """
         check_type("flat_map(fn)", fn, Callable)
-        return self._then(for_lists(fn))
+        return self._mapped(for_lists(fn))
 
     def filter(self, fn: Callable[[Any], bool]) -> Self:
         """Keep the rows for which a function returns True.
@@ -147,8 +114,7 @@ class Dataset:
             rows.filter(lambda row: row["x"] > 0)
         """
         check_type("filter(fn)", fn, Callable)
-        operation = _Operation(partial(transforms.filtered, function=fn), partial(Stream.filtered, function=fn), True)
-        return self._then(operation)
+        return self._then(partial(OpenDataset.filtered, function=fn))
 
     def limit(self, limit: int) -> Self:
         """Keep the first rows; random ones after ``random_shuffle()``, the same ones in each epoch.
@@ -160,7 +126,7 @@ class Dataset:
             rows.limit(1000)
         """
         check_int("limit", limit, minimum=1)
-        return self._part(lambda rows: (0, min(rows, limit)), on_stream=partial(Stream.limited, rows=limit))
+        return self._part(lambda rows: (0, min(rows, limit)), most=limit)
 
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None) -> Self:
         """Shuffle the rows anew in each epoch. The order follows from the seed and the epoch.
@@ -198,27 +164,24 @@ class Dataset:
         if not is_fraction and (isinstance(test_size, bool) or not isinstance(test_size, int) or test_size < 1):
             raise ValueError(f"test_size must be a fraction below 1, or a number of rows, got {test_size!r}")
         chosen = (seed or 0) if shuffle else None
-        spans = (partial(transforms.span_of_split, size=test_size, test=test) for test in (False, True))
+        spans = (partial(span_of_split, size=test_size, test=test) for test in (False, True))
         train, test = (self._part(span, seed=chosen) for span in spans)
         return train, test
 
-    def _part(
-        self,
-        span_of: Callable[[int], Span],
-        *,
-        seed: int | None = None,
-        on_stream: Callable[[Stream], Stream] | None = None,
-    ) -> Self:
+    def _part(self, span_of: Callable[[int], Span], *, seed: int | None = None, most: int | None = None) -> Self:
         """Return the rows of a span that depends on the number of rows.
 
         seed: of the random order in which the rows are counted; None: that of ``random_shuffle()``, if it came before.
+        most: the number of rows to keep of a stream, which does not know its number; None: there are none for streams.
         """
         if seed is None and self._shuffle:
             seed = self._shuffle[0]
-        refused = partial(_refuse_stream, advice="use two streams")
-        return self._then(_Operation(partial(transforms.part, span_of=span_of, seed=seed), on_stream or refused))
+        return self._then(partial(OpenDataset.part, span_of=span_of, seed=seed, most=most))
 
-    def _then(self, operation: _Operation | Batched) -> Self:
+    def _mapped(self, function: Batched) -> Self:
+        return self._then(partial(OpenDataset.mapped, function=function))
+
+    def _then(self, operation: Callable[[OpenDataset], OpenDataset]) -> Self:
         return replace(self, _operations=(*self._operations, operation))
 
     @property
@@ -236,14 +199,14 @@ class Dataset:
             print(rows.take(3))
         """
         check_int("limit", limit, minimum=1)
-        blocks = self._blocks(limit, self.open().order)
+        blocks = self._blocks(limit)
         return list(islice((row for block in blocks for row in to_rows(block)), limit))
 
     def read(self) -> Block:
         """Return all rows, in the order of epoch 0, as one block. It reads them into the memory of this process."""
         opened = self.open()
         rows = ROWS_AT_ONCE if isinstance(opened.source, Stream) else opened.source.rows
-        blocks = [*self._blocks(rows, opened.order)]
+        blocks = [*self._blocks(rows)]
         return joined(blocks) if blocks else opened.no_rows()
 
     def materialize(self) -> Self:
@@ -274,15 +237,7 @@ class Dataset:
 
             names = rows.schema().names
         """
-        opened = self.open()
-        if not opened.functions:
-            return opened.source.schema()
-        return schema_of(self.sample())
-
-    def sample(self) -> Block:
-        """Return a block of one row; of none if there are no rows."""
-        found = next(self._blocks(1, RowOrder()), None)
-        return self.open().no_rows() if found is None else rows_between(found, 0, 1)
+        return self.open().schema()
 
     def open(self) -> OpenDataset:
         """Open the source in this process, once."""
@@ -293,47 +248,18 @@ class Dataset:
     def _open(self) -> OpenDataset:
         made = self._make()
         opened = made if isinstance(made, OpenDataset) else OpenDataset(made)
-        source, functions = opened.source, opened.functions
         for operation in self._operations:
-            if isinstance(operation, Batched):
-                if _keeps_rows(operation, source, functions):
-                    functions = (*functions, operation)
-                    continue
-                operation = _remaking(replace(operation, keeps_rows=False))
-            if operation.reads_rows:
-                source, functions = _mapped(source, functions), ()
-            source = operation.on_stream(source) if isinstance(source, Stream) else operation.on_table(source)
-        order = opened.order if self._shuffle is None else _order(source, *self._shuffle)
-        return OpenDataset(source, functions, order)
+            opened = operation(opened)
+        return replace(opened, order=_order(opened.source, *self._shuffle)) if self._shuffle else opened
 
-    def _blocks(self, rows: int, order: RowOrder) -> Iterator[Block]:
+    def _blocks(self, rows: int) -> Iterator[Block]:
         """Yield the first rows, and perhaps some more; of a stream, in its own order."""
         opened = self.open()
         if isinstance(opened.source, Stream):
             found = OpenStream(opened.source, 0).blocks(lambda: rows)
         else:
-            found = in_order(opened.source, order, 0, (0, min(rows, opened.source.rows)), rows)
+            found = in_order(opened.source, opened.order, 0, (0, min(rows, opened.source.rows)), rows)
         return map(opened.finished, found)
-
-
-def _mapped(source: TableSource | Stream, functions: Sequence[Callable[[Block], Block]]) -> TableSource | Stream:
-    for function in functions:
-        source = source.mapped(function) if isinstance(source, Stream) else transforms.MappedSource(source, function)
-    return source
-
-
-def _keeps_rows(function: Batched, source: TableSource | Stream, before: Sequence[Callable[[Block], Block]]) -> bool:
-    mapped = _mapped(source, before)
-    if function.keeps_rows is not None or isinstance(mapped, Stream):
-        return function.keeps_rows is not False
-    rows = min(mapped.rows, _ROWS_TO_TRY)
-    return function.keeps(next(mapped.read(range(len(mapped.block_rows)), 0, rows), []))
-
-
-def _remaking(function: Batched) -> _Operation:
-    """Return the operation of a function that changes the number of rows."""
-    refused = partial(_refuse_stream, advice="change the number of its rows before you pass it to distrain")
-    return _Operation(partial(transforms.RemadeSource, function=function), refused, reads_rows=True)
 
 
 def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOrder:
@@ -346,7 +272,3 @@ def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOr
         rows = int(_SHUFFLE_BYTES / max(1.0, source.row_bytes))
         window = 0 if source.is_random else max(_LEAST_SHUFFLED, min(_MOST_SHUFFLED, rows))
     return RowOrder(shuffled=True, window=window, seed=seed)
-
-
-def _refuse_stream(source: Stream, advice: str) -> NoReturn:
-    raise DataError(f"a stream does not know the number of its rows: {advice}")

@@ -18,6 +18,7 @@ from distrain.system.arguments import check_choice, check_int
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from distrain.data.blocks import Block
     from distrain.data.positions import DataLoop
     from distrain.data.sources import Schema
 
@@ -43,14 +44,7 @@ class DataIterator:
                 ...
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        *,
-        name: str,
-        worker: Worker,
-        **of_loops: Any,
-    ) -> None:
+    def __init__(self, dataset: Dataset, *, name: str, worker: Worker, **of_loops: Any) -> None:
         """``worker``: who gets which rows. ``of_loops``: see :class:`~distrain.data.loops.Loops`."""
         self._dataset = dataset
         self._name = name
@@ -88,7 +82,7 @@ class DataIterator:
                 print(batch["x"].shape)
         """
         options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
-        return Epochs(partial(self._loops.run, options, formatter(batch_format), _count(prefetch_batches)))
+        return self._epochs(options, formatter(batch_format), prefetch_batches)
 
     def iter_torch_batches(
         self,
@@ -120,8 +114,7 @@ class DataIterator:
         torch = batches_of("torch")
         options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
         convert = torch.converter(dtypes, collate_fn, pin_memory=pin_memory)
-        after = torch.mover(device)
-        return Epochs(partial(self._loops.run, options, convert, _count(prefetch_batches), after))
+        return self._epochs(options, convert, prefetch_batches, torch.mover(device))
 
     def iter_tf_batches(
         self,
@@ -144,8 +137,7 @@ class DataIterator:
                 model.train_on_batch(batch["x"], batch["y"])
         """
         options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
-        convert = batches_of("tensorflow").converter(dtypes)
-        return Epochs(partial(self._loops.run, options, convert, _count(prefetch_batches)))
+        return self._epochs(options, batches_of("tensorflow").converter(dtypes), prefetch_batches)
 
     def to_tf(
         self,
@@ -176,19 +168,13 @@ class DataIterator:
         """
         self._loops.is_read_ahead = True
         tensorflow = batches_of("tensorflow")
-        batches = self.iter_batches(
-            prefetch_batches=prefetch_batches,
-            batch_size=batch_size,
-            drop_last=drop_last,
-            local_shuffle_buffer_size=local_shuffle_buffer_size,
-            local_shuffle_seed=local_shuffle_seed,
-            uneven=uneven,
-        )
+        options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
+        batches = self._epochs(options, to_columns, prefetch_batches)
         wanted = [(feature_columns, feature_type_spec), (label_columns, label_type_spec)]
         if additional_columns is not None:
             wanted.append((additional_columns, additional_type_spec))
         with self._loops.naming_errors():
-            first = to_columns(self._dataset.sample())
+            first = to_columns(self._dataset.open().sample())
         return tensorflow.dataset_of(batches, wanted, first)
 
     def iter_rows(self, *, uneven: str = "drop") -> Iterable[Any]:
@@ -202,7 +188,7 @@ class DataIterator:
         with self._loops.naming_errors():
             is_stream = isinstance(self._dataset.open().source, Stream)
         options = self._options(1 if is_stream else _ROWS_PER_READ, False, None, None, uneven)
-        return Epochs(partial(self._loops.run, options, to_rows, 1, _one_by_one))
+        return self._epochs(options, to_rows, 1, _one_by_one)
 
     def materialize(self) -> DataIterator:
         """Read this worker's rows into memory, in the order of epoch 0. Checkpoints do not store the result's position.
@@ -289,6 +275,13 @@ class DataIterator:
             order = replace(order, window=window, seed=order.seed if seed is None else seed)
         return PassOptions(batch_size=batch_size, drop_last=drop_last, order=order, uneven=uneven)
 
+    def _epochs(
+        self, options: PassOptions, convert: Callable[[Block], Any], prefetch: int, after: Callable[..., Any] = iter
+    ) -> Epochs:
+        """Return what loops over the batches. See :meth:`~distrain.data.loops.Loops.run`."""
+        check_int("prefetch_batches", prefetch, minimum=0)
+        return Epochs(partial(self._loops.run, options, convert, prefetch, after))
+
 
 class Epochs:
     """An epoch's batches. Each loop over it is another epoch."""
@@ -302,11 +295,6 @@ class Epochs:
     def as_loader(self) -> Any:
         """Return a DataLoader of torch that passes the batches on, for libraries that take nothing else."""
         return batches_of("torch").loader(self)
-
-
-def _count(prefetch_batches: int) -> int:
-    check_int("prefetch_batches", prefetch_batches, minimum=0)
-    return prefetch_batches
 
 
 def _one_by_one(batches: Iterator[tuple[list[Any], int, Any]]) -> Iterator[tuple[Any, int, Any]]:

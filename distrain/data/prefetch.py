@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from queue import Empty, SimpleQueue
+from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -25,19 +25,19 @@ class Prefetched(Generic[_T]):
     def __init__(self, items: Iterator[_T], count: int) -> None:
         self._items = items
         self._count = count
-        self._made: SimpleQueue[list[_T] | None] = SimpleQueue()
-        """Groups. None is the end."""
-        self._allowed: SimpleQueue[None] = SimpleQueue()
-        """One entry for each group that may be made."""
+        self._lock = threading.Lock()
+        """For all that follows."""
+        self._changed = threading.Condition(self._lock)
+        self._made: deque[list[_T]] = deque()
+        """Groups that are complete."""
         self._group: list[_T] = []
         """The group that is being made."""
         self._is_awaited = False
         """True if the caller has nothing left: it gets the next item at once."""
-        self._lock = threading.Lock()
-        """For the group, and for moving it."""
+        self._is_ended = False
+        self._is_stopped = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._make, name="distrain-data", daemon=True)
-        self._is_stopped = False
 
     def __iter__(self) -> Iterator[_T]:
         if not self._count:
@@ -45,63 +45,57 @@ class Prefetched(Generic[_T]):
             return
         self._thread.start()
         try:
-            for _ in range(self._count):
-                self._allowed.put(None)
-            while (group := self._next_group()) is not None:
+            while group := self._next_group():
                 yield from group
             if self._error is not None:
                 raise self._error
         finally:
             self._tell_to_stop()
 
-    def _next_group(self) -> list[_T] | None:
-        """Return what is there. Wait for one item if nothing is."""
-        try:
-            group = self._made.get(timeout=_TOGETHER_S)
-        except Empty:
-            with self._lock:
-                if self._made.empty():
-                    part, self._group = self._group, []
-                    if part:
-                        return part
-                    self._is_awaited = True
-            group = self._made.get()
-        self._allowed.put(None)
-        return group
+    def _next_group(self) -> list[_T]:
+        """Return what is there. Wait for one item if nothing is; return nothing at the end."""
+        with self._lock:
+            if not self._changed.wait_for(self._has_news, _TOGETHER_S) and not self._group:
+                self._is_awaited = True
+                self._changed.wait_for(self._has_news)
+            if not self._made:
+                self._hand_over()
+            self._changed.notify()
+            return self._made.popleft()
+
+    def _has_news(self) -> bool:
+        return bool(self._made) or self._is_ended
 
     def _make(self) -> None:
         try:
-            self._allowed.get()
             began = time.monotonic()
             for item in self._items:
                 with self._lock:
                     self._group.append(item)
-                    is_complete = self._is_awaited or time.monotonic() - began > _TOGETHER_S
-                    if is_complete:
+                    if self._is_awaited or time.monotonic() - began > _TOGETHER_S:
                         self._hand_over()
-                if is_complete:
-                    self._allowed.get()
-                    began = time.monotonic()
+                        self._changed.wait_for(lambda: len(self._made) < self._count or self._is_stopped)
+                        began = time.monotonic()
                 if self._is_stopped:
                     return
         except BaseException as error:
             self._error = error
         finally:
             with self._lock:
-                self._hand_over()
-            self._made.put(None)
+                self._is_ended = True
+                self._changed.notify()
 
     def _hand_over(self) -> None:
-        if self._group and not self._is_stopped:
-            self._made.put(self._group)
+        self._made.append(self._group)
         self._group, self._is_awaited = [], False
+        self._changed.notify()
 
     def _tell_to_stop(self) -> None:
-        self._is_stopped = True
-        self._allowed.put(None)
-        while not self._made.empty():  # else what it holds stays in memory
-            self._made.get()
-        self._made.put(None)  # in case that the caller asks again
+        with self._lock:
+            self._is_stopped = True
+            self._made.clear()  # else what it holds stays in memory
+            self._group = []
+            self._changed.notify()
 
     def stop(self) -> None:
         """Make no more items. Return when the one that is being made is there."""

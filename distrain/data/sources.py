@@ -85,9 +85,9 @@ class TableSource(ABC):
         return int(self.block_rows.sum())
 
     @property
-    @abstractmethod
     def row_bytes(self) -> float:
-        """The size of a row in memory, about."""
+        """The size of a row in memory, about; 0 if it does not matter, as all rows can be shuffled."""
+        return 0
 
     @abstractmethod
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
@@ -101,9 +101,13 @@ class TableSource(ABC):
     def facts(self) -> dict[str, Any]:
         """Return JSON that changes if the data does."""
 
+    def first(self, rows: int) -> Block:
+        """Return some of the first rows, at least one if there are any."""
+        return next(self.read(range(len(self.block_rows)), 0, min(rows, self.rows)), [])
+
     def schema(self) -> Schema:
         """Return the columns of the first row."""
-        return schema_of(next(self.read(range(len(self.block_rows)), 0, min(1, self.rows)), []))
+        return schema_of(self.first(1))
 
 
 class RandomSource(TableSource):
@@ -118,10 +122,6 @@ class RandomSource(TableSource):
     @property
     def block_rows(self) -> Indices:
         return np.array([self.rows])
-
-    @property
-    def row_bytes(self) -> float:
-        return 0
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
         for start in range(skip, skip + count, ROWS_AT_ONCE):

@@ -1,13 +1,12 @@
-"""Sources made of other sources: some of their rows, or their rows after a function of the user's. Runs in: worker.
+"""Datasets on the worker, and what is made of their rows: some of them, or others. Runs in: worker.
 
 The functions of the user's are :class:`Batched`.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,17 @@ from distrain.data.blocks import (
     formatter,
     in_pieces,
     joined,
+    kept_rows,
     row_count,
     rows_after,
     rows_at,
+    rows_between,
     to_rows,
     writable,
 )
-from distrain.data.order import Permutation
+from distrain.data.order import Permutation, RowOrder
 from distrain.data.sources import ROWS_AT_ONCE, RandomSource, TableSource, schema_of
+from distrain.data.streams import Stream
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,245 +40,152 @@ if TYPE_CHECKING:
     Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 _NUMBERS_AT_ONCE = 1 << 16
+_ROWS_TO_TRY = 128
+"""Rows that tell if a function of the user's changes their number."""
 
 
-class MappedSource(TableSource):
-    """The rows of another source, after a function that keeps their number."""
+class IndexedSource(RandomSource):
+    """Rows of a source that finds any row at once.
 
-    def __init__(self, inner: TableSource, function: Callable[[Block], Block]) -> None:
-        self.inner = inner
-        self.function = function
-        self.is_random = inner.is_random
+    dataset: the source with functions for the rows. places: turns a row's number into that of the source.
+    """
+
+    def __init__(
+        self, inner: TableSource, dataset: OpenDataset, rows: int, places: Callable[[Indices], Indices], fact: str
+    ) -> None:
+        super().__init__(rows)
+        self._inner = inner
+        self._places = places
+        self._fact = fact
+        self._dataset = dataset
         self.at_once = inner.at_once
 
-    @property
+    def take(self, rows: Indices) -> Block:
+        return self._dataset.finished(self._inner.take(self._places(rows)))
+
+    def facts(self) -> dict[str, Any]:
+        return {**self._inner.facts(), self._fact: self.rows}
+
+    def schema(self) -> Schema:
+        return self._dataset.schema()
+
+
+@dataclass(eq=False)
+class SlicedSource(TableSource):
+    """The rows of another source whose places in an order are in a span.
+
+    seed: of the order; None: it is that of the source.
+    """
+
+    inner: TableSource
+    span: Span
+    seed: int | None
+
+    @cached_property
+    def _ends(self) -> Indices:
+        """The number of the first row after each block."""
+        ends: Indices = np.cumsum(self.inner.block_rows)
+        return ends
+
+    @cached_property
+    def _order(self) -> Callable[[Indices], Indices]:
+        return _order_of_parts(self.inner.rows, self.seed)
+
+    def _is_inside(self, numbers: Indices) -> Mask:
+        places = self._order(numbers)
+        return (places >= self.span[0]) & (places < self.span[1])
+
+    @cached_property
     def block_rows(self) -> Indices:
-        return self.inner.block_rows
+        if self.seed is None:
+            sizes: Indices = np.clip(self._ends, *self.span) - np.clip(self._ends - self.inner.block_rows, *self.span)
+            return sizes
+        counts = np.zeros(len(self._ends), dtype=np.int64)
+        for first in range(0, self.inner.rows, _NUMBERS_AT_ONCE):
+            numbers = np.arange(first, min(self.inner.rows, first + _NUMBERS_AT_ONCE))
+            np.add.at(counts, np.searchsorted(self._ends, numbers[self._is_inside(numbers)], side="right"), 1)
+        return counts
 
     @property
-    def rows(self) -> int:
-        return self.inner.rows
+    def row_bytes(self) -> float:
+        return self.inner.row_bytes
+
+    def _inside(self, blocks: Sequence[int]) -> Iterator[Block]:
+        """Yield the rows of these blocks that are in the span."""
+        sizes = self.inner.block_rows[blocks]
+        ends = np.cumsum(sizes)
+        shifts = self._ends[blocks] - ends
+        first = 0
+        for rows in self.inner.read(blocks, 0, int(sizes.sum())):
+            places = np.arange(first, first + row_count(rows))
+            kept = np.flatnonzero(self._is_inside(places + shifts[np.searchsorted(ends, places, side="right")]))
+            yield rows if len(kept) == len(places) else rows_at(rows, kept)
+            first += len(places)
+
+    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+        return rows_after(self._inside([block for block in blocks if self.block_rows[block]]), skip, count)
+
+    def schema(self) -> Schema:
+        return self.inner.schema()
+
+    def facts(self) -> dict[str, Any]:
+        choice = {"slice": [*self.span]} if self.seed is None else {"split": [*self.span, self.seed]}
+        return {**self.inner.facts(), **choice}
+
+
+@dataclass(eq=False)
+class RemadeSource(TableSource):
+    """The rows that a function makes of those of another source. It counts them in a pass over all rows.
+
+    columns: returns the columns if the function may leave all rows out; None: the first row has them.
+    """
+
+    inner: TableSource
+    function: Callable[[Block], Block]
+    columns: Callable[[], Schema] | None = None
+
+    @cached_property
+    def _sizes(self) -> Indices:
+        """The rows of each block before the function. A source that finds any row is cut because it is one block."""
+        if not self.inner.is_random:
+            return self.inner.block_rows
+        starts = np.arange(0, self.inner.rows, ROWS_AT_ONCE)
+        return np.minimum(ROWS_AT_ONCE, self.inner.rows - starts)
+
+    def _parts(self, blocks: Sequence[int]) -> Iterator[Block]:
+        """Yield the rows of these blocks before the function. No part has rows of two blocks."""
+        sizes = self._sizes[blocks].tolist()
+        if not self.inner.is_random:
+            return self.inner.read(blocks, 0, sum(sizes))
+        starts = (block * ROWS_AT_ONCE for block in blocks)
+        return (rows for place in zip(starts, sizes, strict=True) for rows in self.inner.read([0], *place))
+
+    @cached_property
+    def block_rows(self) -> Indices:
+        ends = np.cumsum(self._sizes)
+        counts = np.zeros(len(ends), dtype=np.int64)
+        first = 0
+        for rows in self._parts(range(len(ends))):
+            counts[np.searchsorted(ends, first, side="right")] += row_count(self.function(rows))
+            first += row_count(rows)
+        return counts
 
     @property
     def row_bytes(self) -> float:
         return self.inner.row_bytes
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        return map(self.function, self.inner.read(blocks, skip, count))
-
-    def take(self, rows: Indices) -> Block:
-        return self.function(self.inner.take(rows))
-
-    def facts(self) -> dict[str, Any]:
-        return self.inner.facts()
-
-
-class IndexedSource(RandomSource):
-    """Rows of a source that finds any row at once. ``places`` turns a row's number into that of the source."""
-
-    def __init__(self, inner: TableSource, rows: int, places: Callable[[Indices], Indices], facts: str) -> None:
-        super().__init__(rows)
-        self._inner = inner
-        self._places = places
-        self._facts = facts
-        self.at_once = inner.at_once
-
-    def take(self, rows: Indices) -> Block:
-        return self._inner.take(self._places(rows))
-
-    def facts(self) -> dict[str, Any]:
-        return {**self._inner.facts(), self._facts: self.rows}
+        filled = [block for block in blocks if self.block_rows[block]]
+        return rows_after(map(self.function, self._parts(filled)), skip, count)
 
     def schema(self) -> Schema:
-        return self._inner.schema()
-
-
-class DerivedSource(TableSource):
-    """Some rows of each block of another source."""
-
-    def __init__(self, inner: TableSource) -> None:
-        self._inner = inner
-
-    @property
-    def row_bytes(self) -> float:
-        return self._inner.row_bytes
-
-    def schema(self) -> Schema:
-        return self._inner.schema()
-
-    @abstractmethod
-    def _made(self, blocks: Sequence[int]) -> Iterator[Block]:
-        """Yield all rows of these blocks."""
-
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        return rows_after(self._made([block for block in blocks if self.block_rows[block]]), skip, count)
-
-
-class ChosenSource(DerivedSource):
-    """The rows of each block of another source that :meth:`_kept` chooses."""
-
-    @abstractmethod
-    def _kept(self, numbers: Indices, rows: Block) -> Mask:
-        """Return whether each of the rows, which have these numbers in the other source, is kept."""
-
-    @cached_property
-    def _ends(self) -> Indices:
-        """The number of the first row after each block."""
-        ends: Indices = np.cumsum(self._inner.block_rows)
-        return ends
-
-    def _counts(self, kept: Iterable[Indices]) -> Indices:
-        """Return how many rows of each block are kept. ``kept``: the numbers of all that are."""
-        counts = np.zeros(len(self._ends), dtype=np.int64)
-        for numbers in kept:
-            np.add.at(counts, np.searchsorted(self._ends, numbers, side="right"), 1)
-        return counts
-
-    def _chosen(self, blocks: Sequence[int]) -> Iterator[tuple[Indices, Block]]:
-        """Yield the rows of these blocks that are kept, with their numbers."""
-        sizes = self._inner.block_rows[blocks]
-        ends = np.cumsum(sizes)
-        shifts = self._ends[blocks] - ends
-        first = 0
-        for rows in self._inner.read(blocks, 0, int(sizes.sum())):
-            places = np.arange(first, first + row_count(rows))
-            numbers = places + shifts[np.searchsorted(ends, places, side="right")]
-            kept = np.flatnonzero(self._kept(numbers, rows))
-            yield numbers[kept], rows if len(kept) == len(places) else rows_at(rows, kept)
-            first += len(places)
-
-    def _made(self, blocks: Sequence[int]) -> Iterator[Block]:
-        return (rows for _, rows in self._chosen(blocks))
-
-
-class SlicedSource(ChosenSource):
-    """The rows of another source from ``start`` up to ``stop``."""
-
-    def __init__(self, inner: TableSource, span: Span) -> None:
-        super().__init__(inner)
-        self._span = span
-
-    @cached_property
-    def block_rows(self) -> Indices:
-        starts = self._ends - self._inner.block_rows
-        sizes: Indices = np.clip(self._ends, *self._span) - np.clip(starts, *self._span)
-        return sizes
-
-    def _kept(self, numbers: Indices, rows: Block) -> Mask:
-        return (numbers >= self._span[0]) & (numbers < self._span[1])
+        if self.columns:
+            return self.columns()
+        found = map(self.function, self._parts(range(len(self._sizes))))
+        return schema_of(next(filter(row_count, found), []))
 
     def facts(self) -> dict[str, Any]:
-        return {**self._inner.facts(), "slice": list(self._span)}
-
-
-class FilteredSource(ChosenSource):
-    """The rows for which a function of the user's returns True. It counts them in a pass over all rows."""
-
-    def __init__(self, inner: TableSource, function: Callable[[Any], bool]) -> None:
-        super().__init__(inner)
-        self._function = function
-
-    @cached_property
-    def block_rows(self) -> Indices:
-        return self._counts(numbers for numbers, _ in self._chosen(range(len(self._ends))))
-
-    def _kept(self, numbers: Indices, rows: Block) -> Mask:
-        return keeps(self._function, rows)
-
-    def facts(self) -> dict[str, Any]:
-        return {**self._inner.facts(), "filtered": self.rows}
-
-
-class SplitSource(SlicedSource):
-    """A random part of the rows: those whose place in a random order is in ``span``."""
-
-    def __init__(self, inner: TableSource, span: Span, seed: int) -> None:
-        super().__init__(inner, span)
-        self._seed = seed
-
-    @cached_property
-    def block_rows(self) -> Indices:
-        starts = range(0, self._inner.rows, _NUMBERS_AT_ONCE)
-        numbers = (np.arange(start, min(self._inner.rows, start + _NUMBERS_AT_ONCE)) for start in starts)
-        return self._counts(some[self._kept(some, None)] for some in numbers)
-
-    def _kept(self, numbers: Indices, rows: Block) -> Mask:
-        return super()._kept(Permutation(self._inner.rows, self._seed, "split")(numbers), rows)
-
-    def facts(self) -> dict[str, Any]:
-        return {**self._inner.facts(), "split": [*self._span, self._seed]}
-
-
-class RemadeSource(DerivedSource):
-    """The rows that a function makes of those of another source. It counts them in a pass over all rows."""
-
-    def __init__(self, inner: TableSource, function: Callable[[Block], Block]) -> None:
-        super().__init__(inner)
-        self._function = function
-
-    @cached_property
-    def _places(self) -> list[tuple[list[int], int, int]]:
-        """The arguments of :meth:`read` for each block. A source that finds any row is cut because it is one block."""
-        if not self._inner.is_random:
-            return [([block], 0, int(rows)) for block, rows in enumerate(self._inner.block_rows)]
-        rows = self._inner.rows
-        return [([0], start, min(ROWS_AT_ONCE, rows - start)) for start in range(0, rows, ROWS_AT_ONCE)]
-
-    def _made(self, blocks: Sequence[int]) -> Iterator[Block]:
-        found = (self._function(rows) for block in blocks for rows in self._inner.read(*self._places[block]))
-        return (rows for rows in found if row_count(rows))
-
-    @cached_property
-    def block_rows(self) -> Indices:
-        counts = [sum(map(row_count, self._made([block]))) for block in range(len(self._places))]
-        return np.array(counts, dtype=np.int64)
-
-    def schema(self) -> Schema:
-        return schema_of(next(self._made(range(len(self._places))), []))
-
-    def facts(self) -> dict[str, Any]:
-        return {**self._inner.facts(), "remade": self.rows}
-
-
-def keeps(function: Callable[[Any], bool], rows: Block) -> Mask:
-    """Return whether a function of the user's keeps each row."""
-    return np.fromiter((bool(function(row)) for row in to_rows(rows)), dtype=np.bool_, count=row_count(rows))
-
-
-# -- the operations of a dataset -------------------------------------------------------------------------------------
-
-
-def filtered(source: TableSource, function: Callable[[Any], bool]) -> TableSource:
-    """Return the rows for which the function returns True."""
-    if not source.is_random:
-        return FilteredSource(source, function)
-    masks = [keeps(function, rows) for rows in source.read([0], 0, source.rows)]
-    kept = np.flatnonzero(np.concatenate(masks)) if masks else np.arange(0)
-    return IndexedSource(source, len(kept), lambda rows: kept[rows], "filtered")
-
-
-def part(source: TableSource, *, span_of: Callable[[int], Span], seed: int | None) -> TableSource:
-    """Return some rows. ``seed``: of the random order in which they are counted; None: they are in their own order.
-
-    Parts with other places in the same order have other rows.
-    """
-    start, stop = span = span_of(source.rows)
-    if not source.is_random:
-        return SlicedSource(source, span) if seed is None else SplitSource(source, span, seed)
-    if seed is None:
-        return IndexedSource(source, stop - start, lambda rows: rows + start, f"from {start}")
-    order = Permutation(source.rows, seed, "split")
-    return IndexedSource(source, stop - start, lambda rows: order(rows + start), f"split {seed} from {start}")
-
-
-def span_of_split(rows: int, *, size: float, test: bool) -> Span:
-    """Return one of the two spans of ``train_test_split()``. Raises DataError if one of them would be empty."""
-    count = round(rows * size) if isinstance(size, float) else size
-    if not 0 < count < rows:
-        raise DataError(
-            f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be set aside for tests"
-        )
-    return (rows - count, rows) if test else (0, rows - count)
+        return {**self.inner.facts(), "filtered" if self.columns else "remade": self.rows}
 
 
 # -- functions of the user's -----------------------------------------------------------------------------------------
@@ -307,7 +216,7 @@ class Batched:
 
     def _call(self, piece: Block) -> Block:
         made = as_block(self.function(piece), self.name)
-        if self.keeps_rows is not False and row_count(made) != row_count(piece):
+        if self.keeps_rows and row_count(made) != row_count(piece):
             raise DataError(
                 f"{self.name} returned {row_count(made)} rows for {row_count(piece)}; it must keep the number of "
                 "rows, so that all ranks get equally many batches. Use filter() to drop rows, flat_map(), or "
@@ -370,3 +279,103 @@ def for_lists(function: Callable[[Any], Iterable[Any]]) -> Batched:
         "flat_map()",
         keeps_rows=False,
     )
+
+
+# -- what users do with a dataset ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDataset:
+    """A dataset on the worker.
+
+    functions: are applied to each batch, in turn; they keep the number of rows.
+    """
+
+    source: TableSource | Stream
+    functions: tuple[Callable[[Block], Block], ...] = ()
+    order: RowOrder = field(default_factory=RowOrder)
+
+    def finished(self, block: Block) -> Block:
+        """Return rows of the source after the functions."""
+        for function in self.functions:
+            block = function(block)
+        return block
+
+    def no_rows(self) -> Block:
+        """Return a block without rows, with the columns if they are known."""
+        return [] if self.functions else self.source.schema().no_rows()
+
+    def sample(self) -> Block:
+        """Return a block of one row; of none if there are no rows."""
+        found = self.source.first(1)
+        return rows_between(self.finished(found), 0, 1) if row_count(found) else self.no_rows()
+
+    def schema(self) -> Schema:
+        """Return the columns after the functions."""
+        return schema_of(self.sample()) if self.functions else self.source.schema()
+
+    def mapped(self, function: Batched) -> OpenDataset:
+        """Apply a function to each batch, or beforehand to all rows if it changes their number."""
+        keeps_rows = function.keeps_rows
+        if keeps_rows is None:
+            is_stream = isinstance(self.source, Stream)
+            keeps_rows = is_stream or function.keeps(self.finished(self.source.first(_ROWS_TO_TRY)))
+        changed = self._with(replace(function, keeps_rows=keeps_rows))
+        if keeps_rows:
+            return changed
+        if isinstance(self.source, Stream):
+            raise _no_row_count("change the number of its rows before you pass it to distrain")
+        return OpenDataset(RemadeSource(self.source, changed.finished), (), self.order)
+
+    def filtered(self, function: Callable[[Any], bool]) -> OpenDataset:
+        """Keep the rows for which a function returns True."""
+        source, kept = self.source, self._with(partial(kept_rows, function=function))
+        if isinstance(source, Stream):
+            return OpenDataset(source.mapped(*kept.functions), (), self.order)
+        if not source.is_random:
+            return OpenDataset(RemadeSource(source, kept.finished, self.schema), (), self.order)
+        rows = (row for block in source.read([0], 0, source.rows) for row in to_rows(self.finished(block)))
+        places = np.fromiter((place for place, row in enumerate(rows) if function(row)), dtype=np.int64)
+        found = IndexedSource(source, self, len(places), lambda numbers: places[numbers], "filtered")
+        return OpenDataset(found, (), self.order)
+
+    def part(self, span_of: Callable[[int], Span], seed: int | None, most: int | None) -> OpenDataset:
+        """Keep the rows of a span that depends on their number.
+
+        seed: of the random order in which they are counted; None: they are in their own order. Parts with other places
+            in the same order have other rows.
+        most: the number of rows to keep of a stream, which does not know its number; None: no stream has such a part.
+        """
+        if isinstance(self.source, Stream):
+            if most is None:
+                raise _no_row_count("use two streams")
+            return replace(self, source=self.source.limited(most))
+        span = start, stop = span_of(self.source.rows)
+        if not self.source.is_random:
+            return replace(self, source=SlicedSource(self.source, span, seed))
+        order, source = _order_of_parts(self.source.rows, seed), self.source
+        fact = f"from {start}" if seed is None else f"split {seed} from {start}"
+        found = IndexedSource(source, OpenDataset(source), stop - start, lambda numbers: order(numbers + start), fact)
+        return replace(self, source=found)
+
+    def _with(self, function: Callable[[Block], Block]) -> OpenDataset:
+        return replace(self, functions=(*self.functions, function))
+
+
+def _order_of_parts(rows: int, seed: int | None) -> Callable[[Indices], Indices]:
+    """Return the order in which the rows of parts are counted."""
+    return (lambda numbers: numbers) if seed is None else Permutation(rows, seed, "split")
+
+
+def _no_row_count(advice: str) -> DataError:
+    return DataError(f"a stream does not know the number of its rows: {advice}")
+
+
+def span_of_split(rows: int, *, size: float, test: bool) -> Span:
+    """Return one of the two spans of ``train_test_split()``. Raises DataError if one of them would be empty."""
+    count = round(rows * size) if isinstance(size, float) else size
+    if not 0 < count < rows:
+        raise DataError(
+            f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be set aside for tests"
+        )
+    return (rows - count, rows) if test else (0, rows - count)

@@ -7,7 +7,6 @@ files read all rows into the memory of the process that calls them. Runs in: any
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from distrain.as_ray.data.arguments import (
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distrain.data.blocks import Block
+    from distrain.data.order import Span
 
 
 class Dataset(PlainDataset):
@@ -123,45 +123,41 @@ class Dataset(PlainDataset):
         """Leave columns out."""
         check_options("drop_columns", options)
         left_out = names_of(cols)
-
-        def kept(names: Sequence[str]) -> dict[str, str]:
-            _check_columns("drop_columns", left_out, names)
-            return {name: name for name in names if name not in left_out}
-
-        return self._of_columns(kept, "drop_columns")
+        return self._of_columns(
+            "drop_columns", left_out, lambda old: {name: name for name in old if name not in left_out}
+        )
 
     def select_columns(self, cols: str | Sequence[str], **options: Any) -> Dataset:
         """Keep these columns, in this order."""
         check_options("select_columns", options)
-        chosen = {name: name for name in names_of(cols)}
-        return self._of_columns(lambda names: chosen, "select_columns")
+        chosen = names_of(cols)
+        return self._of_columns("select_columns", chosen, lambda old: {name: name for name in chosen})
 
     def rename_columns(self, names: Mapping[str, str] | Sequence[str], **options: Any) -> Dataset:
         """Give columns other names: those of a dict, or all of them."""
         check_options("rename_columns", options)
+        if isinstance(names, dict):
+            return self._of_columns("rename_columns", names, lambda old: {name: names.get(name, name) for name in old})
+        return self._of_columns("rename_columns", (), lambda old: dict(zip(old, names, strict=True)))
 
-        def renamed(old: Sequence[str]) -> dict[str, str]:
-            if isinstance(names, dict):
-                _check_columns("rename_columns", names, old)
-                return {name: names.get(name, name) for name in old}
-            return dict(zip(old, names, strict=True))
+    def _of_columns(
+        self, function: str, named: Iterable[str], choose: Callable[[Sequence[str]], dict[str, str]]
+    ) -> Dataset:
+        """Keep the columns that are the keys of what ``choose`` returns for all names, under their new names.
 
-        return self._of_columns(renamed, "rename_columns")
-
-    def _of_columns(self, choose: Callable[[Sequence[str]], dict[str, str]], name: str) -> Dataset:
-        """Keep the columns that are the keys of what ``choose`` returns for all names, under their new names."""
+        named: those that the user names.
+        """
 
         def chosen(block: Block) -> Block:
-            if is_instance(block, "pyarrow", "Table"):
-                new = choose(block.column_names)
-                _check_columns(name, new, block.column_names)
-                return block.select(list(new)).rename_columns(list(new.values()))
-            columns = to_columns(block)
-            new = choose(list(columns))
-            _check_columns(name, new, columns)
-            return {other: columns[old] for old, other in new.items()}
+            table = block if is_instance(block, "pyarrow", "Table") else to_columns(block)
+            found = list(table) if isinstance(table, dict) else table.column_names
+            _check_columns(function, named, found)
+            new = choose(found)
+            if isinstance(table, dict):
+                return {other: table[old] for old, other in new.items()}
+            return table.select(list(new)).rename_columns(list(new.values()))
 
-        return self._then(Batched(chosen, f"{name}()"))
+        return self._mapped(Batched(chosen, f"{function}()"))
 
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None, **options: Any) -> Dataset:
         """Shuffle the rows anew in each epoch."""
@@ -177,19 +173,19 @@ class Dataset(PlainDataset):
     def split(self, n: int, *, equal: bool = False, **options: Any) -> list[Dataset]:
         """Return ``n`` parts. ``equal``: of the same size, without the rows that are left."""
         check_options("split", options)
-
-        def ends(rows: int) -> list[int]:
-            return [rows // n * place if equal else rows * place // n for place in range(n + 1)]
-
-        return self._parts(n, ends)
+        return self._parts(n, lambda rows, place: rows // n * place if equal else rows * place // n)
 
     def split_at_indices(self, indices: Sequence[int]) -> list[Dataset]:
         """Return the parts between these rows."""
-        return self._parts(len(indices) + 1, lambda rows: [0, *(min(place, rows) for place in indices), rows])
+        return self._parts(len(indices) + 1, lambda rows, place: min(rows, [0, *indices, rows][place]))
 
-    def _parts(self, count: int, ends: Callable[[int], list[int]]) -> list[Dataset]:
-        """Return the rows between each end and the next one, which depend on the number of rows."""
-        return [self._part(partial(_between_ends, ends=ends, place=place)) for place in range(count)]
+    def _parts(self, count: int, start: Callable[[int, int], int]) -> list[Dataset]:
+        """Return parts. ``start``: tells where one of them begins, from the number of rows and that of the part."""
+
+        def span(rows: int, place: int) -> Span:
+            return start(rows, place), start(rows, place + 1)
+
+        return [self._part(partial(span, place=place)) for place in range(count)]
 
     # -- looking at the rows --------------------------------------------------------------------------------------
 
@@ -218,7 +214,7 @@ class Dataset(PlainDataset):
         found = super().schema()
         if all(isinstance(kind, require("pyarrow").DataType) for kind in found.types):
             return found
-        columns = to_columns(self.sample())
+        columns = to_columns(self.open().sample())
         return Schema(list(columns), [arrow_type(column) for column in columns.values()])
 
     def columns(self, fetch_if_missing: bool = True) -> list[str]:
@@ -315,7 +311,3 @@ def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -
     found = list(found)
     if missing := [name for name in wanted if name not in found]:
         raise DataError(f"{function}() names the column {missing[0]!r}; there are {found}")
-
-
-def _between_ends(rows: int, *, ends: Callable[[int], list[int]], place: int) -> tuple[int, int]:
-    return list(pairwise(ends(rows)))[place]
