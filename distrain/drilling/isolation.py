@@ -28,10 +28,12 @@ from distrain.transfer.project.directories import is_below
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-_SHARED = ("/dev", "/proc", "/run", "/tmp", "/var/tmp")  # noqa: S108 - the system's
-"""Directories in which trials write as any program does, outside of the user's own directories."""
-_CACHES = (".cache", ".nv", ".triton")
-"""Those of the home that stay the user's, so that nothing is downloaded or compiled again."""
+_SHARED = ("/dev", "/proc", "/run")
+"""Directories of the system in which trials write as any program does."""
+_TEMPORARY = ("/var/tmp", "/tmp")  # noqa: S108 - the system's
+"""Those for temporary files: the one with the drill's own directory is shared, the other one gets an overlay."""
+_CACHES = ("~/.cache", "~/.nv", "~/.triton", "/tmp/nvidia-mps")  # noqa: S108 - that is its name
+"""Those that stay the user's, so that nothing is downloaded or compiled again; and the sockets of CUDA's server."""
 _MOST_COPIED = 2_000_000_000
 """Bytes that are copied for a trial, where no overlay is allowed and the file system cannot share blocks."""
 _AT_FDCWD, _RECURSIVE, _CLONE, _EMPTY_PATH = -100, 0x8000, 1, 4
@@ -59,13 +61,16 @@ def _call(function: str | int, *arguments: object) -> int:
 
 def scratch(roots: Collection[str]) -> Path:
     """Make the directory of a drill, outside of the directories that it isolates."""
-    free = [top for top in (tempfile.gettempdir(), "/var/tmp") if not _is_in(os.path.realpath(top), _with_home(roots))]  # noqa: S108
-    return Path(tempfile.mkdtemp(prefix="distrain-drill-", dir=free[0] if free else None)).resolve()
+    usual = os.path.realpath(tempfile.gettempdir())
+    tops = [top for top in (usual, *_TEMPORARY, usual) if os.access(top, os.W_OK) and not _is_in(top, _own(roots))]
+    apart = [top for top in tops if top != _TEMPORARY[1] and not any(is_below(root, top) for root in roots)]
+    return Path(tempfile.mkdtemp(prefix="distrain-drill-", dir=[*apart, *tops[::-1], None][0])).resolve()
 
 
-def _with_home(roots: Collection[str]) -> list[str]:
+def _own(roots: Collection[str]) -> list[str]:
+    """Return the directories of the user: some, and the home unless it is in one."""
     home = os.path.realpath(os.path.expanduser("~"))
-    return [*roots] if home == "/" or _is_in(home, roots) else [*roots, home]
+    return [*roots] if home == "/" or _is_in(home, roots) else [home, *roots]
 
 
 def _is_in(path: str, folders: Iterable[str]) -> bool:
@@ -79,9 +84,9 @@ def _caches(roots: Collection[str]) -> list[str]:
         for name, value in os.environ.items()
         if name.endswith(("CACHE", "CACHE_DIR", "CACHE_HOME")) or name in ("HF_HOME", "TORCH_HOME")
     ]
-    home, found = os.path.expanduser("~"), []
-    for path in map(os.path.realpath, [*(f"{home}/{name}" for name in _CACHES), *filter(os.path.isabs, named)]):
-        holds = any(is_below(root, path) for root in _with_home(roots))
+    found = []
+    for path in map(os.path.realpath, (*map(os.path.expanduser, _CACHES), *filter(os.path.isabs, named))):
+        holds = any(is_below(root, path) for root in _own(roots))
         if os.path.isdir(path) and not holds and not _is_in(path, roots):
             found.append(path)
     return found
@@ -108,23 +113,27 @@ def enter(folder: Path, roots: Sequence[str]) -> None:
     here, user, group = os.path.realpath("."), os.geteuid(), os.getegid()
     try:
         _call("unshare", _NEW_MOUNTS)
-    except PermissionError:
+    except OSError:
         _call("unshare", _NEW_MOUNTS | _NEW_USERS)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             Path("/proc/self", name).write_text(text)
     _call("mount", "none", "/", None, ctypes.c_ulong(_SLAVES), None)
+    shared = [os.path.realpath(path) for path in (*_SHARED, *_TEMPORARY) if os.path.isdir(path)]
+    temporary = [path for path in shared if path in _TEMPORARY and not is_below(str(folder), path)]
     caches = {path: _clone(path) for path in _caches(roots)}
-    shared = {
-        path: _clone(path) for path in (*map(os.path.realpath, _SHARED), str(folder.parent)) if os.path.isdir(path)
-    }
+    clones = {path: _clone(path) for path in (*shared, str(folder.parent))}
     _call(_MOUNT_SETATTR, _AT_FDCWD, "/", _RECURSIVE, struct.pack("4Q", 1, 0, 0, 0), 32)  # read-only
-    _attach(shared)
-    for root in _with_home(roots)[len(roots) :]:
-        with contextlib.suppress(OSError):  # it stays read-only
-            _overlay(root, folder, "home")
+    _attach(clones)
+    own = [(path, _FileSystems(path)) for path in (*temporary, *_own(roots))]  # before any overlay hides another one
+    for path, found in own:
+        if path in roots:
+            continue
+        with contextlib.suppress(OSError):  # the home stays read-only then
+            found.overlay(folder, path.replace("/", "+"))
     _attach(caches)
-    for index, root in enumerate(roots):
-        _overlay(root, folder, str(index))
+    for path, found in own:
+        if path in roots:
+            found.overlay(folder, str(roots.index(path)))
     marker = inside_file(folder)
     marker.parent.mkdir(exist_ok=True)
     _call("mount", "tmpfs", str(marker.parent), "tmpfs", ctypes.c_ulong(0), None)
@@ -143,26 +152,29 @@ def _attach(clones: dict[str, int]) -> None:
         os.close(fd)
 
 
-def _overlay(root: str, folder: Path, name: str) -> None:
-    """Mount an overlay on a directory, and on each file system in it; those that cannot have one stay read-only."""
-    points = [root, *sorted(point for point in _mount_points() if is_below(point, root) and point != root)]
-    below = [(point, os.open(point, os.O_PATH | os.O_CLOEXEC), _clone(point)) for point in points]
-    for index, (point, lower, clone) in enumerate(below):
-        upper, work = (folder / use / name / str(index) for use in ("changes", "kernel"))
-        options = f"lowerdir=/proc/self/fd/{lower},upperdir={upper},workdir={work},index=off"
-        options += ",redirect_dir=on" if _is_root_of_all() else ",userxattr"
-        try:
-            if not upper.exists():
-                upper.mkdir(parents=True)
-                shutil.copystat(point, upper)
-            work.mkdir(parents=True, exist_ok=True)
-            _call("mount", "overlay", point, "overlay", ctypes.c_ulong(0), options)
-            os.close(clone)
-        except OSError:
-            if point == root:
-                raise
-            _attach({point: clone})
-        os.close(lower)
+class _FileSystems:
+    """A directory, and the file systems that are mounted in it."""
+
+    def __init__(self, root: str) -> None:
+        inner = sorted(point for point in _mount_points() if is_below(point, root) and point != root)
+        self._found = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC), _clone(path)) for path in (root, *inner)]
+
+    def overlay(self, folder: Path, name: str) -> None:
+        """Mount an overlay on each. Those in the directory that cannot have one are read-only. Raise OSError."""
+        options = "redirect_dir=on" if _is_root_of_all() else "userxattr"
+        for index, (path, lower, clone) in enumerate(self._found):
+            upper, work = (folder / use / name / str(index) for use in ("changes", "kernel"))
+            layers = f"lowerdir=/proc/self/fd/{lower},upperdir={upper},workdir={work},index=off,{options}"
+            try:
+                if not upper.exists():
+                    upper.mkdir(parents=True)
+                    shutil.copystat(path, upper)
+                work.mkdir(parents=True, exist_ok=True)
+                _call("mount", "overlay", path, "overlay", ctypes.c_ulong(0), layers)
+            except OSError:
+                if not index:
+                    raise
+                _attach({path: clone})
 
 
 def _mount_points() -> set[str]:
@@ -252,7 +264,9 @@ def confine(allowed: Iterable[str], roots: Sequence[str]) -> bool:
         return False
     rights = _WRITES | (_REFER if version > 1 else 0) | (_TRUNCATE if version > 2 else 0)
     rules = _call(_CREATE_RULESET, struct.pack("Q", rights), 8, 0)
-    shared = [path for path in map(os.path.realpath, _SHARED) if not any(is_below(root, path) for root in roots)]
+    shared = [
+        path for path in (*_SHARED, *_TEMPORARY) if not any(is_below(root, os.path.realpath(path)) for root in roots)
+    ]
     for path in filter(os.path.isdir, (*allowed, *shared, *_caches(roots))):
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         _call(_ADD_RULE, rules, 1, struct.pack("=Qi", rights, fd), 0)

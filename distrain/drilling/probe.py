@@ -96,8 +96,10 @@ class Probe:
             os.environ["TMPDIR"] = tempfile.tempdir = temporary
 
     def _note_reading(self, event: str, arguments: tuple[object, ...]) -> None:
-        """Note a file from before the drill that the script opens, which may be a snapshot of an earlier training."""
+        """Note a file from before the drill that the script reads, which may be a snapshot of an earlier training."""
         if event != "open" or not isinstance(arguments[0], (str, os.PathLike)) or len(self._opened) == _MOST_OPENED:
+            return
+        if isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE != os.O_RDONLY:
             return
         path = os.path.relpath(arguments[0])
         if path in self._opened or path.endswith((".py", ".pyc")) or os.path.abspath(path).startswith(_LIBRARIES):
