@@ -14,6 +14,7 @@ import pytest
 
 from distrain.drilling import isolation
 from distrain.errors import JobError
+from tests.drill.cases import content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,16 +59,6 @@ for change in (overwrite, in_place, native, database, child, new, moved, linked,
         except (OSError, ValueError, sqlite3.Error):
             pass
 """
-
-
-def content(folder: Path) -> dict[str, object]:
-    """Names, bytes, modes and times of all that is in a directory."""
-    found: dict[str, object] = {}
-    for path in sorted([folder, *folder.rglob("*")]):
-        status = path.lstat()
-        data = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else ""
-        found[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns, status.st_ino, data)
-    return found
 
 
 @pytest.fixture
