@@ -52,11 +52,22 @@ class Probe:
         """Steps that have ended, while those that are counted have begun."""
         self._opened: set[str] = set()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Protect the files that this host sees, before anything else of the work is unpickled, which may run code."""
+        vars(self).update(state)
+        if is_inside(Path(self._folder)):
+            return
+        mirror, temporary = os.environ.get(MIRROR, ""), scratch_directory() or ""
+        has_copy = is_below(os.getcwd(), mirror or self._folder)
+        if not confine((self._folder, mirror, temporary), self._roots) and not has_copy:
+            raise PermissionError("a drill cannot protect your files on this host, whose kernel has no Landlock")
+        if any(is_below(root, tempfile.gettempdir()) for root in self._roots) and temporary:
+            os.environ["TMPDIR"] = tempfile.tempdir = temporary
+
     def __call__(self) -> None:
         """Seed the random numbers, and begin to watch. Called in the worker."""
         self._session = session = session_of("drill")
         self._pid = os.getpid()
-        self._isolate()
         rank = session.context.world_rank
         random.seed(rank)
         if "numpy" in sys.modules:
@@ -83,17 +94,6 @@ class Probe:
             return bool(should_stop())
 
         session.report, session.should_stop = noted_report, noted_should_stop
-
-    def _isolate(self) -> None:
-        """Protect the files that this host sees, if it is not the one on which the trial was started."""
-        if is_inside(Path(self._folder)):
-            return
-        mirror, temporary = os.environ.get(MIRROR, ""), scratch_directory() or ""
-        has_copy = is_below(os.getcwd(), mirror or self._folder)
-        if not confine((self._folder, mirror, temporary), self._roots) and not has_copy:
-            raise PermissionError("a drill cannot protect your files on this host, whose kernel has no Landlock")
-        if any(is_below(root, tempfile.gettempdir()) for root in self._roots) and temporary:
-            os.environ["TMPDIR"] = tempfile.tempdir = temporary
 
     def _note_reading(self, event: str, arguments: tuple[object, ...]) -> None:
         """Note a file from before the drill that the script reads, which may be a snapshot of an earlier training."""

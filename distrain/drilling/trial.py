@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 _STOP_S = 15.0
 """Seconds in which a run ends after two signals."""
+_REFUSALS = (errno.EACCES, errno.EROFS, errno.EOVERFLOW)
+"""Errors of Landlock, of what is read-only, and of an overlay over directories of other users."""
 _PROTECTED = (
-    "a drill makes read-only what is outside of your directory: use relative paths or, in arguments, {drill}, as in "
+    "a drill protects what is outside of your directory: use relative paths or, in arguments, {drill}, as in "
     "--output {drill}/out"
 )
 
@@ -154,7 +157,7 @@ class Trial:
             error = json.loads((self._folder / "runs/run/error.json").read_text())
             is_prefix = "state_dict" in error["message"] and "module." in error["message"]
             why = str(error["failures"][0]["summary"])
-            hint = f" ({_PROTECTED})" if "[Errno 30]" in why or "[Errno 13]" in why else ""
+            hint = f" ({_PROTECTED})" if any(f"[Errno {number}]" in why for number in _REFUSALS) else ""
             return why + hint, [Cause("prefix", "")] if is_prefix else []
         said = (self._folder / "console.log").read_text(errors="replace").splitlines()
         return next((line for line in reversed(said) if line.strip() and "\x1e" not in line), "it says nothing"), []
