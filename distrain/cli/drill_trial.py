@@ -5,7 +5,10 @@ It is started by :mod:`distrain.drilling.trial` with the path of an order.
 
 from __future__ import annotations
 
+import os
 import pickle
+import shutil
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +17,10 @@ from typing import TYPE_CHECKING, NoReturn
 from distrain.cli.run import config_file
 from distrain.cli.run.command import run_command
 from distrain.coordinator import fit
-from distrain.drilling.fence import fence
+from distrain.drilling.isolation import confine, enter, inside_file, is_inside
 from distrain.drilling.probe import Probe
 from distrain.storage import names
+from distrain.system.process import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +39,7 @@ def _prepared(
         raise SystemExit(0)
 
     fit.prepare = end
-    failures = run.failure_config
+    failures, shipping, folder = run.failure_config, run.shipping_config, Path(order.folder)
     trial = replace(
         run,
         name="run",
@@ -45,21 +49,44 @@ def _prepared(
         callbacks=(),
         trackers=(),
         debug_rank=None,
-        failure_config=replace(failures, max_failures=failures.max_failures or 3),
+        failure_config=replace(
+            failures, max_failures=(failures.max_failures or 3) if order.probe.act.startswith("kill") else 0
+        ),
+        # A file that no other host has, so that all work in copies of the project, even if they share its directory.
+        shipping_config=replace(shipping, include=(*shipping.include, *filter(Path.exists, [inside_file(folder)]))),
         checkpoint_config=replace(run.checkpoint_config, num_to_keep=None),
     )
-    probe = Probe(order.probe, uses_torch="torch" in work.backend.preload)
+    uses_torch = "torch" in work.backend.preload
+    probe = Probe(order.probe, folder=order.folder, roots=order.roots, began=order.began, uses_torch=uses_torch)
     return replace(work, before=probe), replace(scaling, num_workers=order.workers or scaling.num_workers), trial
 
 
 def run_trial(path: str, user_path: Sequence[str]) -> int:
     """Run an order and return the exit code. ``user_path``: as in :func:`distrain.cli.main.run_main`."""
-    order: Order = pickle.loads(Path(path).read_bytes())  # noqa: S301 - made by the drill
+    with open(path, "rb") as file:
+        order: Order = pickle.load(file)  # noqa: S301 - made by the drill
+        _isolate(order)
+        order = pickle.load(file)  # noqa: S301 - the same with the trainer, which imports the user's modules
+    if order.trainer is None and not order.arguments:  # which tries out whether this is possible
+        return 0
+    die_with_parent(os.getppid())
     fit.prepare = partial(_prepared, order)
     names.DEFAULT_STORAGE = order.storage
     config_file.directory = order.directory
-    fence(order.probe.fenced, order.probe.allowed)
     if order.trainer is not None:
         order.trainer.fit()
         return 0
     return run_command(order.arguments, user_path, prog="distrain run")
+
+
+def _isolate(order: Order) -> None:
+    """Return once this process cannot change the user's files. It may have to be executed again."""
+    folder = Path(order.folder)
+    if order.copies:
+        confine([order.folder], order.roots)
+    elif not is_inside(folder):
+        is_new = not (folder / "changes").exists()
+        enter(folder, order.roots)
+        for path in order.fresh if is_new else ():
+            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606

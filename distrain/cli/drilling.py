@@ -65,8 +65,6 @@ def run_drill(arguments: Sequence[str]) -> int:
         parser.error("nothing to drill: name a script, `-m MODULE`, or file.py:function")
     home, colon, name = (target.target or "").partition(":")
     script = Path(home).resolve()
-    if script.is_file():  # it is run from where it is, as it may read what is beside it
-        words[words.index(target.target)] = f"{script}{colon}{name}"
     if script.is_file() and not colon and not target.as_ray and (is_for_ray(target) or _calls_fit(script)):
         words = ["--as-ray", *words]  # which only means that the script calls fit() itself
     console = Console(record=True, highlight=False, soft_wrap=True, file=io.StringIO() if options.json else None)
@@ -77,7 +75,8 @@ def run_drill(arguments: Sequence[str]) -> int:
         reports=options.reports,
         minutes=options.minutes,
         keep=options.keep,
-        fenced=[str(script.parent)] if script.is_file() else [],
+        fresh=options.fresh,
+        roots=[str(script.parent)] if script.is_file() else [],
         tell=lambda verdict: console.print(_line(verdict)),
     )
     console.print(f"drilling {name}; all files are in {drill.folder}", markup=False)
@@ -112,6 +111,7 @@ def drill_parser() -> argparse.ArgumentParser:
     add("--minutes", type=_positive, default=2.0, metavar="M", help="its longest time (default: 2)")
     add("--only", default=kinds, metavar="KIND,...", help=f"disturbances (default: {kinds})")
     add("--failures-per-day", type=_positive, default=1.0, metavar="F", help="for the checkpoint interval (default: 1)")
+    add("--fresh", action="append", default=[], metavar="PATTERN", help="files that the runs begin without")
     parsers.add_json(parser)
     add("--page", metavar="FILE.html", help="also write the report as a page")
     add("--keep", action="store_true", help="keep the directory with all runs")

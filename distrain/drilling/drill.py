@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
+import shlex
 import statistics
-import tempfile
 import time
+from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 from distrain.drilling.causes import Cause
 from distrain.drilling.compare import Comparison, Drift, Straight
+from distrain.drilling.isolation import landlock_version, remove, scratch
 from distrain.drilling.journal import LEAST
 from distrain.drilling.order import Order, ProbeOrder
 from distrain.drilling.trial import Trial
 from distrain.drilling.verdict import DrillReport, Saving, Times, Verdict
 from distrain.errors import JobError
-from distrain.storage import names
+from distrain.system.log import warn
+from distrain.transfer.project.directories import is_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from distrain.drilling.order import Unit
 
 DISTURBANCES = ("kill", "all", "stop", "report", "host", "workers")
+_SNAPSHOTS = (".bin", ".ckpt", ".h5", ".keras", ".npz", ".pickle", ".pkl", ".pt", ".pth", ".safetensors")
+"""Usual endings of files with the state of a training."""
 
 
 def drill(
@@ -38,6 +42,7 @@ def drill(
     minutes: float = 2.0,
     only: Collection[str] = DISTURBANCES,
     keep: bool = False,
+    fresh: Collection[str] = (),
 ) -> DrillReport:
     """Find out whether a trainer resumes exactly: run it undisturbed, then with one disturbance each, and compare.
 
@@ -48,20 +53,21 @@ def drill(
     only: some of ``kill`` (of a rank), ``all`` (everything is killed), ``stop`` (SIGTERM), ``report`` (a rank dies
         before it reports a checkpoint), ``host`` (the loss of one of several) and ``workers`` (one fewer).
     keep: do not delete the directory, which is ``report.directory``.
+    fresh: patterns of files, such as ``snapshot*.pt``, that the runs begin without.
 
     Raises JobError if the trainer fails undisturbed, or reports too little to compare, and what pickling it raises. ::
 
         report = distrain.drill(TorchTrainer(train_func, scaling_config=ScalingConfig(num_workers=2)))
         assert report.ok, [verdict.text for verdict in report.verdicts]
     """
-    return Drill(Order(trainer=trainer), reports=reports, minutes=minutes, keep=keep).run(only)
+    return Drill(Order(trainer=trainer), reports=reports, minutes=minutes, keep=keep, fresh=fresh).run(only)
 
 
 class Drill:
     """One drill. ``folder`` has its files.
 
     template: what all trials run. tell: hears each verdict as soon as it is known. Others: see :func:`drill`.
-    fenced: directories in which nothing must be written, beside the working directory and the default storage.
+    roots: directories that trials get overlays of, beside the working directory and the home.
     """
 
     def __init__(
@@ -71,21 +77,26 @@ class Drill:
         reports: int,
         minutes: float,
         keep: bool,
-        fenced: Sequence[str] = (),
+        fresh: Collection[str] = (),
+        roots: Sequence[str] = (),
         tell: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
-        roots = {os.path.realpath(Path(one).expanduser()) for one in (os.getcwd(), names.DEFAULT_STORAGE, *fenced)}
-        self._template = replace(template, probe=ProbeOrder(fenced=tuple(roots)))
-        self.folder = Path(tempfile.mkdtemp(prefix="distrain-drill-")).resolve()
+        every = list(dict.fromkeys(map(os.path.realpath, (".", *roots))))
+        outer = tuple(one for one in every if not any(one != other and is_below(one, other) for other in every))
+        self.folder = scratch(outer)
         self._reports, self._keep, self._tell = reports, keep, tell
         self._began = time.time()
+        self._template = replace(template, roots=outer, began=self._began)
+        self._patterns = fresh
         self._late = self._began + minutes * 60
         self._limit_s = minutes * 60 + 60
         self._straight: Straight
         self._checkpoints: list[Mapping[int, Path]] = []
         """Those of the undisturbed runs."""
+        self._written: set[str] = set()
+        """Files that an undisturbed run has written beside its run directory."""
         self._files: set[str] = set()
-        """Files of an undisturbed run beside its run directory, if it has finished."""
+        """The same, if it has finished."""
         self._trial: Trial | None = None
         self._verdicts: list[Verdict] = []
         self._preemption_s: float | None = None
@@ -98,9 +109,10 @@ class Drill:
             if self._trial is not None:
                 self._trial.kill()
             if not self._keep:
-                shutil.rmtree(self.folder, ignore_errors=True)
+                remove(self.folder)
 
     def _run(self, only: Collection[str]) -> DrillReport:
+        self._choose_isolation()
         first = self._undisturbed("undisturbed-1", self._is_enough)
         attempt = first.attempts[0]
         unit, until = attempt.unit, attempt.done(attempt.unit)
@@ -109,8 +121,8 @@ class Drill:
         if until < LEAST or (unit == "step" and len(blind) == len(steps)):
             raise JobError(
                 f"there is too little to compare in {seconds:.0f} s: {until} calls of report(), or steps of an "
-                f"optimizer of torch{''.join(f' ({why})' for why in blind[:1])}. Report more often, or raise "
-                "--minutes"
+                f"optimizer of torch{''.join(f' ({why})' for why in blind[:1])}. "
+                + (self._continued(attempt) or "Report more often, or raise --minutes")
             )
         self._limit_s = 3 * seconds + 60
         second = self._undisturbed("undisturbed-2", lambda now: now.attempts[0].done(unit) >= until)
@@ -121,7 +133,8 @@ class Drill:
         self._add(Verdict("undisturbed, twice", "exact" if is_exact else "noise", why))
         saves = [count for count in attempt.saves(unit) if count < until]
         if not saves and not first.has_finished:
-            raise JobError(f"there is no checkpoint in {until} {unit}s: save more often, or raise --minutes")
+            cure = self._continued(attempt) or "Save more often, or raise --minutes"
+            raise JobError(f"there is no checkpoint in {until} {unit}s. {cure}")
         if saves:
             self._disturb(saves, first.hosts, only)
         else:
@@ -140,6 +153,42 @@ class Drill:
             notes=self._notes(attempt, blind),
             seconds=time.time() - self._began,
             directory=str(self.folder) if self._keep else None,
+        )
+
+    def _choose_isolation(self) -> None:
+        """Find out whether trials can have overlays, and what they must not see. Raise JobError for wrong patterns."""
+        here, found = os.path.realpath("."), set()
+        for pattern in self._patterns:
+            matches = [os.path.relpath(path) for path in Path.cwd().glob(os.path.relpath(pattern))]
+            inside = [one for one in matches if is_below(os.path.realpath(os.path.dirname(one) or "."), here)]
+            if not inside or len(inside) < len(matches):
+                raise JobError(f"--fresh {pattern}: must match files in {here}")
+            found.update(inside)
+        self._template = replace(self._template, fresh=tuple(path for path in found if not _is_within(path, found)))
+        trial = Trial(Order(roots=self._template.roots), self.folder / "isolation", self._limit_s)
+        trial.start(ProbeOrder())
+        if trial.wait():
+            self._template = replace(self._template, copies=trial.why_failed()[0])
+            if not landlock_version():
+                warn("this kernel cannot keep a script from changing files by absolute paths")
+
+    def _continued(self, attempt: Attempt, *, only_written: bool = False) -> str:
+        """Say which snapshot of an earlier training the script may have continued, or return ``""``.
+
+        only_written: without those that it has not written, too.
+        """
+        opened = dict.fromkeys(str(note["path"]) for note in attempt.of("open"))
+        found = [path for path in opened if path in self._written]
+        if not found and not only_written:
+            found = [path for path in opened if path.endswith(_SNAPSHOTS)]
+        parents = Counter(map(os.path.dirname, found))
+        named = {parent if (parent := os.path.dirname(path)) and parents[parent] > 2 else path: 0 for path in found}
+        if not named:
+            return ""
+        options = " ".join(f"--fresh {shlex.quote(path)}" for path in named)
+        return (
+            f"The script has read {', '.join(named)}, which was there before the drill, and may have continued an "
+            f"earlier training. The drill begins without: {options}"
         )
 
     def _add(self, verdict: Verdict) -> None:
@@ -162,7 +211,8 @@ class Drill:
         is_stopped = trial.watch(is_enough) and trial.is_running
         seen, code = trial.journal(), trial.stop()
         journal = trial.journal()
-        self._files = trial.files() if journal.has_finished else set()
+        self._written = trial.files()
+        self._files = self._written if journal.has_finished else set()
         if (code and not is_stopped) or journal.resumed.number:
             why = "it restarts by itself" if journal.resumed.number else trial.why_failed()[0]
             raise JobError(f"the script fails without any disturbance: {why}")
@@ -333,11 +383,17 @@ class Drill:
         found = []
         if self._straight.measured:
             found.append("not compared, as they differ between equal models: " + ", ".join(self._straight.measured))
+        if continued := self._continued(attempt, only_written=True):
+            found.append(continued)
         if blind:
             found.append(f"the state of the training could not be read: {blind[0]}")
         elif not attempt.of("step"):
             found.append("no optimizer of torch was seen, so only metrics and checkpoints are compared")
         return found
+
+
+def _is_within(path: str, others: Collection[str]) -> bool:
+    return any(path.startswith(f"{other}/") for other in others)
 
 
 def _between(saves: Sequence[int], until: int, goal: float) -> int:

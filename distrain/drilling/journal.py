@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.drilling.probe import MARK
+from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.storage.lines import read_metrics
 from distrain.storage.paths import RunPaths, read_manifest
 from distrain.storage.runs.listing import run_at
@@ -16,7 +17,7 @@ from distrain.storage.runs.logs import attempts_with_logs, log_files
 from distrain.system.text import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from distrain.drilling.order import Unit
 
@@ -137,10 +138,17 @@ def read_journal(root: Path) -> Journal:
         attempts.append(Attempt(number, first, offset, one.get("ended"), logs.get(number, {}), rows))
     return Journal(
         attempts=attempts or [Attempt()],
-        checkpoints={json.loads((path / ".manifest.json").read_text())["step"]: path for path in paths.checkpoints()},
+        checkpoints=dict(_checkpoints(paths)),
         hosts=manifest["attempts"][0]["hosts"] if attempts else {},
         has_finished=manifest.get("status") == "finished",
     )
+
+
+def _checkpoints(paths: RunPaths) -> Iterator[tuple[int, Path]]:
+    """Yield the checkpoints with the numbers of their reports, without those that are being deleted."""
+    for path in paths.checkpoints():
+        with contextlib.suppress(FileNotFoundError):
+            yield json.loads((path / MANIFEST_FILE).read_text())["step"], path
 
 
 def _logs(root: Path) -> dict[int, dict[int, list[Note]]]:

@@ -19,15 +19,12 @@ class ProbeOrder:
 
     act: what ``rank`` does after the ``at``-th unit of the first attempt: it kills its process or its host, kills its
         process before it reports its next checkpoint, waits until the drill kills everything, or lingers for a moment.
-    fenced: directories of the user. allowed: the directory in which everything may be written.
     """
 
     unit: Unit = "report"
     at: int = 0
     rank: int = 0
     act: Act = ""
-    fenced: tuple[str, ...] = ()
-    allowed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +34,9 @@ class Order:
     arguments: those of ``distrain run``, with the config file for ``directory``. trainer: is run instead.
     storage: the storage path of the run, whose name is ``run``.
     workers: the number of workers, or None for the script's own.
+    folder: the directory of the trial. roots: the user's directories that are isolated, the working directory first.
+    copies: why the trial works in a copy; empty if it has a namespace. fresh: relative paths that it does not see.
+    began: when the drill did.
     """
 
     arguments: tuple[str, ...] = ()
@@ -44,4 +44,9 @@ class Order:
     trainer: DataParallelTrainer | None = None
     storage: str = ""
     workers: int | None = None
+    folder: str = ""
+    roots: tuple[str, ...] = ()
+    copies: str = ""
+    fresh: tuple[str, ...] = ()
+    began: float = 0.0
     probe: ProbeOrder = ProbeOrder()

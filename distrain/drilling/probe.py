@@ -5,48 +5,75 @@ Notes are lines of JSON in the log of the rank, so that they come back from ever
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import stat
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.current import session_of
-from distrain.drilling.fence import fence
-from distrain.system.process import command_line, kill_tree, process_table
+from distrain.drilling.isolation import confine, is_inside
+from distrain.hosts.host import MIRROR
+from distrain.system.process import command_line, kill_tree, own_package, process_table
+from distrain.system.scratch import scratch_directory
+from distrain.transfer.project.directories import is_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from distrain.drilling.order import ProbeOrder, Unit
 
 MARK = "\x1edrill "
 """Begins a line of notes."""
+_MOST_OPENED = 5000
+"""Files that are looked at."""
+_LIBRARIES = (sys.prefix, sys.base_prefix, str(own_package()), "/usr", "/etc", "/proc", "/sys", "/dev")
 _LINGERS_S = 0.5
 """Seconds in which the drill sends a signal."""
 
 
 class Probe:
-    """Watches the session of this process, and training with torch."""
+    """Watches the session of this process, and training with torch.
 
-    def __init__(self, order: ProbeOrder, *, uses_torch: bool) -> None:
+    folder, roots: as in :class:`~distrain.drilling.order.Order`. began: when the drill did.
+    """
+
+    def __init__(self, order: ProbeOrder, *, folder: str, roots: Sequence[str], began: float, uses_torch: bool) -> None:
         self._order = order
+        self._folder, self._roots, self._began = folder, roots, began
         self._uses_torch = uses_torch
         self._counts: dict[Unit, int] = {"report": 0, "step": 0}
         self.steps_done = 0
         """Steps that have ended, while those that are counted have begun."""
+        self._opened: set[str] = set()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Protect the files that this host sees, before anything else of the work is unpickled, which may run code."""
+        vars(self).update(state)
+        if is_inside(Path(self._folder)):
+            return
+        mirror, temporary = os.environ.get(MIRROR, ""), scratch_directory() or ""
+        has_copy = is_below(os.getcwd(), mirror or self._folder)
+        if not confine((self._folder, mirror, temporary), self._roots) and not has_copy:
+            raise PermissionError("a drill cannot protect your files on this host, whose kernel has no Landlock")
+        if any(is_below(root, tempfile.gettempdir()) for root in self._roots) and temporary:
+            os.environ["TMPDIR"] = tempfile.tempdir = temporary
 
     def __call__(self) -> None:
         """Seed the random numbers, and begin to watch. Called in the worker."""
         self._session = session = session_of("drill")
         self._pid = os.getpid()
-        self.check_path: Callable[[object], None] = fence(self._order.fenced, self._order.allowed)
         rank = session.context.world_rank
         random.seed(rank)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(rank)
         self.note("begin")
+        sys.addaudithook(self._note_reading)
         if self._uses_torch or "torch" in sys.modules:
             from distrain.torch.drill.training_state import TrainingWatch
 
@@ -67,6 +94,21 @@ class Probe:
             return bool(should_stop())
 
         session.report, session.should_stop = noted_report, noted_should_stop
+
+    def _note_reading(self, event: str, arguments: tuple[object, ...]) -> None:
+        """Note a file from before the drill that the script reads, which may be a snapshot of an earlier training."""
+        if event != "open" or not isinstance(arguments[0], (str, os.PathLike)) or len(self._opened) == _MOST_OPENED:
+            return
+        if isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE != os.O_RDONLY:
+            return
+        path = os.path.relpath(arguments[0])
+        if path in self._opened or path.endswith((".py", ".pyc")) or os.path.abspath(path).startswith(_LIBRARIES):
+            return
+        self._opened.add(path)
+        with contextlib.suppress(OSError, ValueError):
+            status = os.stat(path)
+            if stat.S_ISREG(status.st_mode) and status.st_mtime < self._began:
+                self.note("open", path=path)
 
     def note(self, what: str, **facts: Any) -> None:
         """Write a line into the log of this rank, unless this is another process that it has forked."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.drilling.causes import Cause
-from distrain.drilling.fence import mirror
+from distrain.drilling.isolation import mirror
 from distrain.drilling.journal import Journal, read_journal
 from distrain.storage import names
 from distrain.system.pickling import pickled
@@ -22,7 +25,6 @@ from distrain.system.process import kill_tree, spawn_quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from distrain.drilling.order import Order, ProbeOrder
     from distrain.system.process import Process
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 _STOP_S = 15.0
 """Seconds in which a run ends after two signals."""
+_REFUSALS = (errno.EACCES, errno.EROFS, errno.EOVERFLOW)
+"""Errors of Landlock, of what is read-only, and of an overlay over directories of other users."""
+_PROTECTED = (
+    "a drill protects what is outside of your directory: use relative paths or, in arguments, {drill}, as in "
+    "--output {drill}/out"
+)
 
 
 class Trial:
@@ -45,19 +53,23 @@ class Trial:
         if not folder.exists():
             (folder / "files").mkdir(parents=True)
             (folder / "tmp").mkdir()
-            mirror(os.getcwd(), folder / "work")
+            if template.copies:
+                mirror(os.getcwd(), folder / "work", template.copies, template.fresh)
 
     def start(self, probe: ProbeOrder, workers: int | None = None) -> None:
         """Start the run, or continue it. ``workers``: another number of them."""
         folder, template = self._folder, self._template
+        directory = folder / "work" if template.copies else Path.cwd()
+        words = (word.replace("{drill}", str(folder / "files")) for word in template.arguments)
         order = replace(
             template,
-            arguments=tuple(word.replace("{drill}", str(folder / "files")) for word in template.arguments),
+            arguments=tuple(word.replace(os.path.realpath("."), str(directory)) for word in words),
             storage=str(folder / "runs"),
             workers=workers or template.workers,
-            probe=replace(probe, fenced=template.probe.fenced, allowed=str(folder)),
+            probe=probe,
+            folder=str(folder),
         )
-        (folder / "order.pkl").write_bytes(pickled(order))
+        (folder / "order.pkl").write_bytes(pickled(replace(order, trainer=None)) + pickled(order))
         own = {
             "DISTRAIN_TRACKERS": "",
             "MLFLOW_TRACKING_URI": f"file:{folder / 'mlruns'}",
@@ -69,7 +81,7 @@ class Trial:
         with open(folder / "console.log", "ab") as console:
             self._process = spawn_quiet(
                 [sys.executable, "-m", "distrain", "drill-trial", str(folder / "order.pkl")],
-                directory=str(folder / "work"),
+                directory=str(directory),
                 environment=os.environ | own,
                 output=console.fileno(),
             )
@@ -92,6 +104,11 @@ class Trial:
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def wait(self) -> int:
+        """Wait for the end of the run, and return its exit code."""
+        self.watch(lambda _: False)
+        return self.kill()
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM, as before a preemption."""
@@ -116,19 +133,40 @@ class Trial:
         return self._process.wait()
 
     def files(self) -> set[str]:
-        """Return the files that there are beside the run directory."""
-        found = (path for name in ("files", "work") for path in (self._folder / name).rglob("*") if path.is_file())
-        return {str(path.relative_to(self._folder)) for path in found}
+        """Return the files that the run has written beside its run directory, relative to the working directory."""
+        changed = {self._folder / "changes" / str(index) / "0": root for index, root in enumerate(self._template.roots)}
+        places = {self._folder / "files": "{drill}", self._folder / "work": ".", **changed}
+        found = ((path, folder, root) for folder, root in places.items() for path in folder.rglob("*"))
+        return {
+            os.path.relpath(Path(root, path.relative_to(folder)))
+            for path, folder, root in found
+            if path.is_file() and path.stat().st_mtime >= self._template.began
+        }
 
     def copy_to(self, folder: Path) -> None:
         """Copy what a killed run has left, for another trial."""
-        shutil.copytree(self._folder, folder, symlinks=True, ignore=shutil.ignore_patterns(names.REQUESTS))
+
+        def left_out(parent: str, entries: list[str]) -> set[str]:
+            return {"inside", "kernel"} if Path(parent) == self._folder else {names.REQUESTS}
+
+        shutil.copytree(self._folder, folder, symlinks=True, ignore=left_out, copy_function=_copy)
 
     def why_failed(self) -> tuple[str, list[Cause]]:
         """Return the error of the run, or the last that the process has said, and what it points to."""
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
             error = json.loads((self._folder / "runs/run/error.json").read_text())
             is_prefix = "state_dict" in error["message"] and "module." in error["message"]
-            return str(error["failures"][0]["summary"]), [Cause("prefix", "")] if is_prefix else []
+            why = str(error["failures"][0]["summary"])
+            hint = f" ({_PROTECTED})" if any(f"[Errno {number}]" in why for number in _REFUSALS) else ""
+            return why + hint, [Cause("prefix", "")] if is_prefix else []
         said = (self._folder / "console.log").read_text(errors="replace").splitlines()
         return next((line for line in reversed(said) if line.strip() and "\x1e" not in line), "it says nothing"), []
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy a file, or the mark of an overlay for one that was deleted."""
+    mode = os.lstat(source).st_mode
+    if stat.S_ISREG(mode):
+        shutil.copy2(source, target)
+    elif stat.S_ISCHR(mode):
+        os.mknod(target, stat.S_IFCHR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -69,3 +70,13 @@ def drill(case: Case, directory: Path, python: str = sys.executable) -> Seen:
     report = json.loads(done.stdout) if done.stdout.startswith("{") else {}
     assert done.returncode == (0 if report.get("ok") else 1 if report else 2), done.stderr
     return Seen(report, done.stdout + done.stderr, time.monotonic() - began)
+
+
+def content(folder: Path) -> dict[str, object]:
+    """Names, bytes, modes and times of all that is in a directory."""
+    found: dict[str, object] = {}
+    for path in sorted([folder, *folder.rglob("*")]):
+        status = path.lstat()
+        data = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else ""
+        found[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns, status.st_ino, data)
+    return found

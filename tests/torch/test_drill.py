@@ -5,16 +5,21 @@ A normal run takes a sample; ``scripts/drill_table`` runs them all.
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+import subprocess
+import sys
+import time
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import psutil
 import pytest
+import torch
 
 import distrain
-from tests.drill.cases import CORRECT, EXAMPLES, FAULTY, Case, drill
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from distrain.drilling.isolation import remove
+from tests.drill.cases import CORRECT, EXAMPLES, FAULTY, Case, content, drill
 
 pytestmark = pytest.mark.timeout(400)
 EXACT_EXAMPLES = ("accelerate_example", "checkpoints", "exact_resume", "streaming_data")
@@ -77,5 +82,66 @@ def test_bad_command_lines_are_explained(tmp_path: Path) -> None:
     assert "fails without any disturbance: ValueError: my own mistake" in drill(Case((str(script),)), tmp_path).output
     script.write_text("print('nothing to see')")
     assert "too little to compare" in drill(Case((str(script),)), tmp_path).output
-    script.write_text(f"open({str(script)!r}, 'a')")
-    assert "which may be yours" in drill(Case((str(script),)), tmp_path).output
+    assert "--fresh none*: must match files" in drill(Case(("--fresh", "none*", str(script))), tmp_path).output
+    assert "--fresh /etc/passwd: must match files" in drill(Case(("--fresh", "/etc/passwd", "x.py")), tmp_path).output
+
+
+SNAPSHOT = """
+import os, sqlite3, torch
+net, first = torch.nn.Linear(8, 1), 0
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for parameter in net.parameters():
+    torch.nn.init.ones_(parameter)
+if os.path.exists("{here}/snapshot.pt"):
+    first, state = torch.load("snapshot.pt")
+    net.load_state_dict(state)
+with sqlite3.connect("{here}/study.db") as rows:
+    rows.execute("delete from trials")
+for step in range(first, 12):
+    net(torch.ones(4, 8) * step / 100).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.save((step + 1, net.state_dict()), "{here}/snapshot.pt")
+"""
+
+
+def test_a_directory_that_was_trained_in_stays_as_it_is_and_its_snapshot_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SNAPSHOT.replace("{here}", str(tmp_path)))
+    torch.save((12, torch.nn.Linear(8, 1).state_dict()), tmp_path / "snapshot.pt")
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as rows, rows:
+        rows.execute("create table trials(x)")
+        rows.executemany("insert into trials values (?)", [("x" * 1000,)] * 1500)
+    before = content(tmp_path)
+    seen = drill(Case(("--only", "all", "train.py")), tmp_path)
+    assert "too little to compare" in seen.output
+    assert "has read snapshot.pt" in seen.output
+    assert seen.output.endswith("--fresh snapshot.pt\n")
+    assert content(tmp_path) == before
+    seen = drill(Case(("--only", "all", "--fresh", "snap*", "train.py")), tmp_path)
+    assert [one["outcome"] for one in seen.report["verdicts"]] == ["exact", "exact"], seen.output
+    assert content(tmp_path) == before
+
+
+def test_a_drill_that_is_killed_leaves_the_directory_as_it_is_and_no_process(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time, torch\n"
+        f"open({str(tmp_path / 'old.txt')!r}, 'w').write('new')\n"
+        f"torch.save(1, 'data.pt')\n"
+        "print('begun', flush=True)\ntime.sleep(600)"
+    )
+    (tmp_path / "old.txt").write_text("old")
+    torch.save(torch.zeros(1_000_000), tmp_path / "data.pt")
+    before = content(tmp_path)
+    command = [sys.executable, "-m", "distrain", "drill", "--keep", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as drilled:
+        assert drilled.stdout is not None
+        folder = Path(drilled.stdout.readline().split()[-1])
+        while not any("begun" in log.read_text() for log in folder.glob("*/runs/run/logs/attempt_0/rank_0.log")):
+            assert drilled.poll() is None
+            time.sleep(0.05)
+        drilled.kill()
+    while any(str(folder) in " ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])):
+        time.sleep(0.05)
+    assert content(tmp_path) == before
+    remove(folder)

@@ -89,7 +89,6 @@ class TrainingWatch:
     def _saving(self, save: Callable[..., None]) -> Callable[..., None]:
         @wraps(save)
         def saving(data: Any, target: Any, *more: Any, **options: Any) -> None:
-            self._probe.check_path(target)
             began = time.time()
             save(data, target, *more, **options)
             self._probe.note("save", path=str(target), seconds=time.time() - began)
