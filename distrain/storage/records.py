@@ -105,7 +105,7 @@ def _why_disowned(manifest: Mapping[str, Any]) -> str | None:
     """Return what turned out later to be wrong with a checkpoint, or None."""
     if "lacks" in manifest:
         return f"it lacks the files of rank {manifest['lacks']}, which had not reported in time"
-    return "two rollbacks in a row have come from it" if "suspect" in manifest else None
+    return "several rollbacks in a row have come from it" if "suspect" in manifest else None
 
 
 def file_entry(size: int, crc32: int, rank: int) -> dict[str, Any]:

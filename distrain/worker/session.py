@@ -435,8 +435,19 @@ class Session:
         return before | {name: position() for name, position in self.positions.items()}
 
     def positions_to_skip_to(self) -> dict[str, dict[str, Any]]:
-        """Return the positions that all ranks have when they have got as many batches as this one."""
-        positions = self._positions_now()
+        """Return the positions that all ranks have when they have got as many batches as this one.
+
+        They are those of the loops that a Rollback has ended. Other data, such as that of validations in between, goes
+        back to the checkpoint, unless there is no such loop.
+        """
+        loops = self._data_loops()
+        newest = max((loop.newest for loop in loops.values()), default=0)
+        ended = {name for name, loop in loops.items() if loop.interrupt(newest)}
+        positions = {
+            name: {key: value for key, value in position.items() if key != "since"}
+            for name, position in self._positions_now().items()
+            if name in ended or not ended
+        }
         own = [name for name, position in positions.items() if "rank" in position and position["ranks"] > 1]
         if own:
             say(f"no rows of {', '.join(own)} are left out: only the loader of each rank knows where that rank is")
@@ -516,16 +527,17 @@ class Session:
         if name not in self._shards:
             context = self.context
             start = self.positions_at_start(name)
+            loops = lambda: self._data_loops().values()  # noqa: E731
             self._shards[name] = self.datasets.shard(
-                name, context.world_rank, context.world_size, start, lambda: self.stopped, self._data_loops
+                name, context.world_rank, context.world_size, start, lambda: self.stopped, loops
             )
             self.positions[name] = self._shards[name].position
         return self._shards[name]
 
-    def _data_loops(self) -> list[DataLoop]:
+    def _data_loops(self) -> dict[str, DataLoop]:
         """Return the newest loop over each dataset and each prepared loader."""
-        data = [*self._shards.values(), *(progress for progress in self.loaders if progress)]
-        return [each.loop for each in data if each.loop is not None]
+        data = self._shards | {f"loader {number}": progress for number, progress in enumerate(self.loaders, 1)}
+        return {name: each.loop for name, each in data.items() if each and each.loop}
 
     # -- other calls ----------------------------------------------------------------------------------------------
 
