@@ -321,15 +321,30 @@ def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     lock.release()
     assert not is_in_use(run)
     lock = RemoteLock.take(run)
-    for beat, in_use in ((time.time(), True), (time.time() - 3600, False), (0.0, True)):
+    for ago_s, in_use in ((0.0, True), (3600.0, False), (-3600.0, False), (time.time(), False), (-300.0, True)):
         far = {"id": "x", "host": "far", "machine": "other", "pid": 7, "started": 1.0, "released": False}
-        (run / ".lock" / "000002").write_bytes(json.dumps({**far, "beat": beat}).encode())
+        (run / ".lock" / "000002").write_bytes(json.dumps({**far, "beat": time.time() - ago_s}).encode())
         assert is_in_use(run) is in_use
     (run / "metrics.jsonl").write_bytes(
         b'{"time": 1, "attempt": 0, "index": 1, "rank": 0, "metrics": {"loss": 2}}\n{"rank": 1, "metrics": {}}\n'
     )
     result = Result.from_path("/run", run.given)
     assert (result.error, result.metrics) == (None, {"loss": 2})
+
+
+def test_a_lock_gets_old_from_its_first_moment_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its owner, on another machine, dies before its first heartbeat; and when somebody deletes it."""
+    run = RemotePath("/run", MemoryFileSystem())
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    (run / "run.json").write_bytes(b'{"status": "running"}')
+    RemoteLock.take(run)
+    monkeypatch.setattr("distrain.storage.run_lock._machine", lambda: "")
+    now = time.time()
+    for later_s, in_use in ((300.0, True), (3600.0, False)):
+        monkeypatch.setattr(time, "time", lambda later_s=later_s: now + later_s)
+        assert is_in_use(run) is in_use
+    (run / ".lock" / "000001").remove()
+    assert not is_in_use(run)
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"released": false}'])
