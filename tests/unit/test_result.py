@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import random
 import re
 import sys
 import threading
@@ -117,7 +118,37 @@ def test_the_best_checkpoint_is_the_last_of_the_list(
     config: CheckpointConfig, losses: tuple[float, ...], kept: list[float]
 ) -> None:
     committed = [CommittedCheckpoint(Path(f"/run/checkpoint_{n:06d}"), {"loss": x}) for n, x in enumerate(losses)]
-    assert scores(make_result(Path("/run"), committed, config, metrics=None)) == kept
+    assert scores(make_result(Path("/run"), committed, config, last=None)) == kept
+
+
+VALUES = (1.0, math.nan, -math.inf, "text", None, [math.nan], {"loss": math.nan})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_metrics_of_a_validation_belong_to_the_report_that_asked_for_it(tmp_path: Path, seed: int) -> None:
+    """Whatever their values and names are, in fit() and afterwards."""
+    dice = random.Random(seed)
+    store, lines = LocalStore(tmp_path / "run"), []
+    store.write_manifest({"status": "finished", "checkpoint_config": asdict(CheckpointConfig())})
+    expected: dict[str, Any] = {}
+    for attempt, index in [(0, 1), (0, 2), (1, 1), (1, 2)]:
+        expected = {name: dice.choice(VALUES) for name in dice.sample(["loss", "a", "b"], 2)}
+        lines.append({"time": 1.0, "attempt": attempt, "rank": 0, "index": index, "metrics": dict(expected)})
+        store.append_metrics({**lines[-1], "metrics": {}}, expected)
+        if dice.random() < 0.7:
+            store.staging_directory(attempt, index)
+            validation = {"overrides": "", "timeout_s": None, "report": [attempt, index]}
+            of_checkpoint = dice.choice([dict(expected), {"loss": 7.0, "other": 8.0}])  # that of another rank
+            saved = commit_now(store, Commit(index, (), (0,), of_checkpoint), attempt, validation=validation)
+            validated = {name: dice.choice(VALUES) for name in dice.sample(["loss", "a", "accuracy"], 2)}
+            store.add_validation(saved, "VALIDATED", validated)
+            expected = {**expected, **validated}
+    result = make_result(Path("/run"), store.committed, CheckpointConfig(), last=lines[-1])
+    best = [metrics for _, metrics in result.best_checkpoints]
+    store.close()
+    again = Result.from_path(tmp_path / "run")
+    assert repr(result.metrics) == repr(again.metrics) == repr(expected)
+    assert repr([metrics for _, metrics in again.best_checkpoints]) == repr(best)
 
 
 # -- the table -------------------------------------------------------------------------------------------------------

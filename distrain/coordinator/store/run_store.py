@@ -448,8 +448,8 @@ class RunStore(ABC):
         if saved not in self.committed:
             return
         position = self.committed.index(saved)
+        validation = {**(saved.validation or {}), "status": status, "metrics": list(metrics)}
         metrics = {**saved.metrics, **metrics}
-        validation = {**(saved.validation or {}), "status": status}
         self.committed[position] = replace(saved, metrics=metrics, validation=validation)
         finite, nonfinite = without_nonfinite(metrics)
         self._note_in_manifest(saved, {"metrics": finite, "nonfinite": nonfinite, "validation": validation})
