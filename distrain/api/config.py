@@ -310,7 +310,7 @@ class FailureConfig:
     on_slow: Literal["warn", "replace"] = "warn"
     on_nan: Literal["ignore", "rollback"] = "ignore"
     nan_metric: str = "loss"
-    max_rollbacks: int = 3
+    max_rollbacks: int = 10
     peer_failure_grace_s: float | None = None
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import ControllerError, StorageError, TrainingFailedError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.paths import RunPaths, read_manifest
-from distrain.storage.records import CommittedCheckpoint, last_metrics, read_metrics
+from distrain.storage.records import CommittedCheckpoint, last_record, read_metrics
 from distrain.storage.retention import Retention, StoredRetention, best_first, flatten, score
 from distrain.storage.runs.details import checkpoints_of
 from distrain.storage.runs.listing import KILLED, run_at
@@ -89,7 +89,7 @@ class Result:
                 run,
                 checkpoints_of(run),
                 _retention(run, manifest),
-                metrics=last_metrics(run / _METRICS),
+                last=last_record(run / _METRICS),
                 error=_stored_error(run) or _killed_error(run),
                 return_value=_unpickle(run, _RETURN_VALUE),
             )
@@ -143,14 +143,14 @@ def make_result(
     committed: list[CommittedCheckpoint],
     config: Retention,
     *,
-    metrics: dict[str, Any] | None,
+    last: dict[str, Any] | None,
     error: TrainingFailedError | None = None,
     return_value: Any = None,
 ) -> Result:
-    """Make the Result of a run from its committed checkpoints and its retention settings."""
+    """Make the Result of a run from its committed checkpoints, its retention settings, and the last line of rank 0."""
     order = best_first([saved.metrics for saved in committed], config)[: config.num_to_keep]
     return Result(
-        metrics=_with_validation(metrics, committed),
+        metrics=_with_validation(last, committed),
         checkpoint=committed[-1].checkpoint if committed else None,
         path=str(run),
         error=error,
@@ -213,9 +213,10 @@ def pickle_or_none(value: object) -> bytes | None:
         return None
 
 
-def _with_validation(metrics: dict[str, Any] | None, committed: list[CommittedCheckpoint]) -> dict[str, Any] | None:
-    """Add the metrics of the last checkpoint's validation to the last report, if both belong to the same report."""
-    if metrics is None or not committed or committed[-1].validation is None:
-        return metrics
-    validated = committed[-1].metrics
-    return {**metrics, **validated} if all(validated.get(name) == metrics[name] for name in metrics) else metrics
+def _with_validation(last: dict[str, Any] | None, committed: list[CommittedCheckpoint]) -> dict[str, Any] | None:
+    """Return the metrics of the last report, with those of the validation of its checkpoint."""
+    if last is None:
+        return None
+    report = [last["attempt"], last["index"]]
+    own = [(of.metrics, of.validation) for of in committed if of.validation and of.validation.get("report") == report]
+    return {**last["metrics"], **{name: metrics[name] for metrics, of in own for name in of.get("metrics", ())}}

@@ -534,7 +534,7 @@ class Coordinator:
     def _roll_back(self, asked: events.RollBack) -> None:
         """Choose the checkpoint to go back to, and note for later starts which rows are left out after it."""
         skip_to = dict(asked.skip_to or {})
-        suspect, latest = self._store.roll_back(skip_to), self._store.latest
+        suspect, latest = self._store.roll_back(skip_to, reports=asked.reports), self._store.latest
         if latest is None:
             self._manifest.skip_to |= skip_to
         else:

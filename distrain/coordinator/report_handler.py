@@ -102,8 +102,8 @@ class ReportHandler:
         memory: MemoryRounds,
         clock: PausableClock | None = None,
     ) -> None:
-        self.metrics: dict[str, Any] | None = None
-        """The metrics of rank 0's latest report."""
+        self.last: dict[str, Any] | None = None
+        """Rank 0's latest report: its line with all metrics."""
         self._store = store
         self._config = config
         self._send = send
@@ -295,7 +295,7 @@ class ReportHandler:
             line["waits"] = message.waited
         self._store.append_metrics(line, metrics)
         if rank == 0:
-            self.metrics = metrics
+            self.last = {**line, "metrics": metrics}
         number = self._first_step + index
         self._observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         if message.has_checkpoint:
@@ -390,7 +390,7 @@ class ReportHandler:
             self._memory.short_of_memory(message.rank, message.failed)
             for rank in range(self._world_size):
                 self._send(wire.StoreInstead(attempt=message.attempt, rank=rank))
-            self._on_stored(message.rank, message.ordinal, "the memory of its host is short", now)
+            self._on_stored(message.rank, message.ordinal, "its host cannot keep it in memory", now)
 
     # -- actions --------------------------------------------------------------------------------------------------
 
@@ -481,7 +481,8 @@ class ReportHandler:
             warn(f"{name} is dropped: {name_ranks(sorted(in_memory))} wrote it to memory, and the others did not")
             self._do([Drop(commit.ordinal)])
             return
-        validation = next((report.validation for report in reports if report.validation), None)
+        of = [self._attempt, reports[0].index]
+        validation = next(({**report.validation, "report": of} for report in reports if report.validation), None)
         folder = reports[0].folder if reports[0].in_place else None
         then = partial(self._on_committed, self._attempt, commit)
         positions = {report.rank: report.positions or {} for report in reports}

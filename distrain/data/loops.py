@@ -240,7 +240,7 @@ class Loops:
     def _take(self, loop: _Loop, rows: int, note: Any) -> None:
         """Count a batch that train_func gets. Raises DataError if it may not."""
         self._check_newest(loop)
-        loop.batches += 1
+        loop.take()
         if self._refusal and loop.batches > 1:
             raise self._refusal
         loop.own.took(rows, note)

@@ -24,17 +24,26 @@ class DataLoop:
     is_stopping: tells if train_func knows that the run is being stopped.
     is_first: no loop over the same data came before.
     batches: those that train_func has got.
-    began, ended: when it began, and when train_func came to its end or left it; nanoseconds.
+    began, newest, ended: when it began, when train_func got the last batch, and when it came to the end or left it;
+        nanoseconds.
     """
 
     is_stopping: Callable[[], bool]
     is_first: bool
     batches: int = 0
     began: int = field(default_factory=time.monotonic_ns)
+    newest: int = 0
     ended: int = 0
     _is_ended: bool = False
     _is_left: bool = False
     _is_reported: bool = False
+    _is_interrupted: bool | None = None
+    """True if a Rollback has ended it, False if it had been left before, None if there was none."""
+
+    def take(self) -> None:
+        """Count a batch that train_func gets."""
+        self.batches += 1
+        self.newest = time.monotonic_ns()
 
     def end(self) -> None:
         """Note that train_func has got all batches."""
@@ -50,6 +59,14 @@ class DataLoop:
         """Note that train_func has reported a checkpoint."""
         self._is_reported = self._is_reported or not self._is_left
 
+    def interrupt(self, newest: int) -> bool:
+        """Note that train_func has raised a Rollback. Return whether that has ended this loop.
+
+        newest: when it got its last batch of any loop. A loop that it left before that was over, or only a look.
+        """
+        self._is_interrupted = not self._is_ended and (self.is_open or self.ended >= newest)
+        return self._is_interrupted
+
     @property
     def is_open(self) -> bool:
         """True if train_func has neither left it nor come to the end."""
@@ -58,7 +75,7 @@ class DataLoop:
     @property
     def is_look(self) -> bool:
         """True if train_func has only looked at the first batch, as scripts do that need its shape."""
-        has_more = self.batches > 1 or self._is_ended or self._is_reported
+        has_more = self.batches > 1 or self._is_ended or self._is_reported or self._is_interrupted
         return self.is_first and not has_more and not self.is_stopping()
 
     @property
@@ -66,11 +83,12 @@ class DataLoop:
         """True if a position that is asked for now is the beginning of the next epoch.
 
         After ``break`` it is. It is not if train_func has left the loop because the run is being stopped, or because of
-        an exception, which it handles now.
+        an exception, which it handles now, or a Rollback.
         """
         if self._is_ended:
             return True
-        return self._is_left and not self.is_look and not self.is_stopping() and sys.exc_info()[1] is None
+        is_cut = self._is_interrupted if self._is_interrupted is not None else sys.exc_info()[1] is not None
+        return self._is_left and not self.is_look and not self.is_stopping() and not is_cut
 
 
 def encode_state(state: Any) -> dict[str, Any]:

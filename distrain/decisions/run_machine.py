@@ -657,7 +657,7 @@ class RunStateMachine:
         self.checkpoint, self._skips[back.path or ""] = back.path, back.skip_to
         text = f"{asked}; back to {self._name_start()}"
         if back.suspect:
-            text += f", as the newer {back.suspect} has led to two rollbacks"
+            text += f", as the newer {back.suspect} has led to several rollbacks"
         self.earlier_attempts.append(f"attempt {self.attempt} before: {text}")
         if asked.skip_to is not None:
             left_out = "the rows since then are left out"

@@ -9,16 +9,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.storage.files import write_atomically
+from distrain.storage.lock_probe import lock_alone
 from distrain.system.log import warn_once
 
 if TYPE_CHECKING:
@@ -26,18 +25,23 @@ if TYPE_CHECKING:
 
 KEPT_S = 7 * 86400.0
 """Seconds for which a trouble is remembered."""
-TROUBLES = {"lost": 1, "GPU": 1, "slow": 1, "failed": 3}
-"""How often a trouble of this kind makes a host a bad one. slow: as measured in a deep check or in a run. failed: one
-of its ranks was the culprit, and not by an exception of the user's code."""
+TROUBLES = ("lost", "GPU", "slow")
+"""Kinds of troubles that make a host a bad one. slow: as measured in a deep check or in a run.
+
+The end of a rank is none of them: a crash, a hang or a lack of memory is usually due to what it runs.
+"""
+_LOCK_S = 10.0
+"""Seconds to wait for another process that changes the file."""
 _MOST_TROUBLES, _MOST_CHECKS = 1000, 20
 
 
 @dataclass(slots=True)
 class HostRecords:
-    """Troubles and deep checks of hosts, the oldest first."""
+    """Troubles and deep checks of hosts, the oldest first. others: what a newer version has written, to be kept."""
 
     troubles: list[dict[str, Any]] = field(default_factory=list)
     checks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    others: dict[str, Any] = field(default_factory=dict)
 
     def add_trouble(self, host: str, what: str, text: str, run: str) -> None:
         """Add a trouble of now."""
@@ -53,22 +57,45 @@ class HostRecords:
 
     def bad_hosts(self) -> dict[str, dict[str, Any]]:
         """Return the last trouble of each host whose troubles make it a bad one."""
-        counts = Counter((one["host"], one["what"]) for one in self.troubles)
-        return {one["host"]: one for one in self.troubles if counts[one["host"], one["what"]] >= TROUBLES[one["what"]]}
+        return {one["host"]: one for one in self.troubles if one["what"] in TROUBLES}
 
 
 def read_records() -> HostRecords:
-    """Return what is known. A damaged file is ignored, with a warning: nothing depends on it."""
+    """Return what is known. What is damaged or unknown is ignored, with a warning: nothing depends on it."""
     path = _path()
     try:
-        records = HostRecords(**json.loads(path.read_bytes()))
-        records.troubles = [one for one in records.troubles if one["time"] > time.time() - KEPT_S]
+        others = dict(json.loads(path.read_bytes()))
     except FileNotFoundError:
         return HostRecords()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         warn_once(f"{path} is damaged, and ignored: {error}; delete it")
         return HostRecords()
-    return records
+    troubles, checks = others.pop("troubles", []), others.pop("checks", {})
+    known = [one for one in troubles if _is_trouble(one)] if isinstance(troubles, list) else []
+    checked = {host: of for host, of in checks.items() if _are_checks(of)} if isinstance(checks, dict) else {}
+    if others or checked != checks or known != troubles or any(one["what"] not in TROUBLES for one in known):
+        warn_once(f"{path} has entries that this version of distrain does not know; it ignores them")
+    now = time.time()  # a clock that was wrong may have written a time of the future
+    return HostRecords([one for one in known if now - KEPT_S < one["time"] < now + KEPT_S], checked, others)
+
+
+def _is_trouble(one: Any) -> bool:
+    texts = ("host", "what", "text", "run")
+    return (
+        isinstance(one, dict)
+        and all(isinstance(one.get(name), str) for name in texts)
+        and isinstance(one.get("time"), (int, float))
+    )
+
+
+def _are_checks(of: Any) -> bool:
+    return isinstance(of, list) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("kind"), str)
+        and isinstance(one.get("results"), dict)
+        and all(isinstance(rate, (int, float)) for rate in one["results"].values())
+        for one in of
+    )
 
 
 def change_records(change: Callable[[HostRecords], None]) -> None:
@@ -77,11 +104,12 @@ def change_records(change: Callable[[HostRecords], None]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock_alone(lock.fileno(), time.monotonic() + _LOCK_S)
             records = read_records()
             change(records)
             del records.troubles[:-_MOST_TROUBLES]
-            write_atomically(path, json.dumps(asdict(records)).encode(), sync=False)
+            known = asdict(records)
+            write_atomically(path, json.dumps({**known.pop("others"), **known}).encode(), sync=False)
     except OSError as error:
         warn_once(f"what was found out about hosts is not kept in {path}: {error}")
 

@@ -102,12 +102,6 @@ def _whole_lines(path: Path | RemotePath) -> Iterator[bytes]:
     yield from (line for line in lines if line.endswith(b"\n"))
 
 
-def last_metrics(path: Path | RemotePath) -> dict[str, Any] | None:
-    """Return the metrics of rank 0's last line in a metrics.jsonl, or None. Raise OSError."""
-    record = last_record(path)
-    return None if record is None else record["metrics"]
-
-
 def last_record(path: str | Path | RemotePath) -> dict[str, Any] | None:
     """Return rank 0's last line in a metrics.jsonl, or None. Raise OSError.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, POSITIONS, Checkpoint
 from distrain.storage.file_transfer import hash_files
-from distrain.storage.lines import last_metrics as last_metrics
+from distrain.storage.lines import last_record as last_record
 from distrain.storage.lines import read_events as read_events
 from distrain.storage.lines import read_metrics as read_metrics
 from distrain.storage.lines import with_nonfinite
@@ -35,8 +35,9 @@ class CommittedCheckpoint:
     path: Path | RemotePath
     metrics: dict[str, Any]
     validation: dict[str, Any] | None = None
-    """The ``status`` (the name of a :class:`ReportedCheckpointStatus`) and the validation's arguments from
-    :class:`~distrain.wire.Reported`; None if the checkpoint is not validated."""
+    """The ``status`` (the name of a :class:`ReportedCheckpointStatus`), the validation's arguments from
+    :class:`~distrain.wire.Reported`, the ``report`` (its attempt and index) that asked for it, and the names of the
+    ``metrics`` that it has added; None if the checkpoint is not validated."""
     index: int = field(default=-1, compare=False)
     """The number of the commit, counted from 0 over the whole run."""
     step: int = field(default=0, compare=False)
@@ -89,7 +90,7 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
         size = sum(int(fact["size"]) for fact in manifest.get("files", {}).values())
         time, skip_to, progress = float(manifest.get("time", 0)), manifest.get("skip_to"), manifest.get("progress")
         if validation is not None:
-            str(validation["status"])
+            str(validation["status"]), [metrics[name] for name in validation.get("metrics", ())]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(
             f"{path} is damaged, its manifest cannot be read ({error}); move it away, then start again"
@@ -105,7 +106,7 @@ def _why_disowned(manifest: Mapping[str, Any]) -> str | None:
     """Return what turned out later to be wrong with a checkpoint, or None."""
     if "lacks" in manifest:
         return f"it lacks the files of rank {manifest['lacks']}, which had not reported in time"
-    return "two rollbacks in a row have come from it" if "suspect" in manifest else None
+    return "several rollbacks in a row have come from it" if "suspect" in manifest else None
 
 
 def file_entry(size: int, crc32: int, rank: int) -> dict[str, Any]:

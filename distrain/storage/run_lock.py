@@ -153,7 +153,7 @@ class RemoteLock:
 
     def _create(self) -> None:
         """Create the object. Raise FileExistsError if another process has done so."""
-        text = self._text(0)
+        text = self._text(time.time())
         try:
             self._path.create(text)
         except FileExistsError:
@@ -230,7 +230,7 @@ def _fields_of(lock: RemotePath, text: bytes) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = json.loads(text)
         _owner_of(fields), bool(fields["released"]), float(fields["beat"]), int(fields["pid"]), float(fields["started"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise StorageError(
             f"the lock {lock} is damaged ({type(error).__name__}: {error}); if no process uses this run, delete it"
         ) from error
@@ -277,19 +277,20 @@ def _in_use(run: RemotePath, who: str) -> str:
 def is_in_use(run: Path | RemotePath) -> bool:
     """Return False if no process holds the lock of a run, True if one does or if that is unknown.
 
-    An owner of a remote run on another machine counts as dead long after its last heartbeat. Raise OSError if remote
-    storage cannot be read, StorageError if its lock is damaged.
+    An owner of a remote run on another machine counts as dead long after its last heartbeat. A run without a lock has
+    no owner: one that misses its lock writes nothing more. Raise OSError if remote storage cannot be read, StorageError
+    if its lock is damaged.
     """
     if not isinstance(run, RemotePath):
         return is_locked(run)
     folder = run / ".lock"
     numbers = _numbers(folder)
     if not numbers:
-        return True
+        return False
     lock = folder / f"{numbers[-1]:06d}"
     try:
         fields = _fields_of(lock, lock.read_bytes())
     except FileNotFoundError:  # another process takes the lock just now
         return True
-    is_silent = 0 < fields["beat"] < time.time() - _LONG_AGO_S
-    return not (fields["released"] or _owner_of(fields).is_dead() or is_silent)
+    is_recent = abs(time.time() - fields["beat"]) < _LONG_AGO_S  # one of the future is of a clock that was wrong
+    return is_recent and not fields["released"] and not _owner_of(fields).is_dead()

@@ -111,7 +111,10 @@ class Separated(Pickler):
             needed[source.device] += len(source)
         if any(cuda.mem_get_info(device)[0] < size for device, size in needed.items()):
             return None
-        clones = [(target, source.clone()) for target, source in pairs]
+        try:
+            clones = [(target, source.clone()) for target, source in pairs]
+        except cuda.OutOfMemoryError:  # what is free is in pieces, or another process has taken it
+            return None
         streams = {device: cuda.Stream(device) for device in needed}
         for device, stream in streams.items():
             stream.wait_stream(cuda.current_stream(device))

@@ -52,7 +52,7 @@ def counted(batches: Iterator[Any], progress: Progress, loop: DataLoop) -> Itera
     """Yield the batches of a loop, and count them."""
     try:
         for batch in batches:
-            loop.batches += 1
+            loop.take()
             yield batch
     except GeneratorExit:
         loop.leave()

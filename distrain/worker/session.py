@@ -35,7 +35,7 @@ from distrain.system.log import say, warn_once
 from distrain.system.remote_path import RemotePath
 from distrain.system.scratch import memory_directory
 from distrain.worker.addresses import ReservedAddresses
-from distrain.worker.memory_part import NO_ROOM, MemoryParts, Part
+from distrain.worker.memory_part import MemoryParts, Part, is_short
 from distrain.worker.metrics import encode_metrics
 from distrain.worker.report_checks import (
     check_checkpoint,
@@ -341,13 +341,13 @@ class Session:
         """Write a checkpoint into the memory of this host, and report it with ``send``, which returns its number."""
         assert self._memory is not None
         self._await(lambda: self._in_memory is None)
-        failed = None
+        failed: Exception | None = None
         try:
             part = self._memory.write(f"{self.context.attempt}-{self._reports + 1}", checkpoint)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
+        except Exception as error:
+            if not is_short(error):
                 raise
-            part, failed = Part(Path(), [], None), str(error)
+            part, failed = Part(Path(), [], None), error
         is_written = part.copy_from_gpu is None and failed is None
         ordinal = self._in_memory = send(
             folder=str(part.folder), files=part.files, in_memory=True, is_written=is_written, waits=False
@@ -363,8 +363,13 @@ class Session:
         if is_dropped and self._memory is not None:
             self._memory.drop(f"{self.context.attempt}-{ordinal}")
 
-    def _send_written(self, ordinal: int, failed: str | None) -> None:
-        self.send(wire.PartWritten, ordinal=ordinal, failed=failed)
+    def _send_written(self, ordinal: int, failed: Exception | None) -> None:
+        """Tell that a part is written, that there is no room for it, or that this checkpoint cannot be stored."""
+        if failed is None or is_short(failed):
+            why = failed and (getattr(failed, "strerror", None) or str(failed) or repr(failed))
+            self.send(wire.PartWritten, ordinal=ordinal, failed=why)
+        else:
+            self._send_copied(ordinal, [], [], failed=f"{type(failed).__name__}: {failed}")
 
     def _raise_storing_error(self) -> None:
         if self._storing_errors:
@@ -433,8 +438,19 @@ class Session:
         return before | {name: position() for name, position in self.positions.items()}
 
     def positions_to_skip_to(self) -> dict[str, dict[str, Any]]:
-        """Return the positions that all ranks have when they have got as many batches as this one."""
-        positions = self._positions_now()
+        """Return the positions that all ranks have when they have got as many batches as this one.
+
+        They are those of the loops that a Rollback has ended. Other data, such as that of validations in between, goes
+        back to the checkpoint, unless there is no such loop.
+        """
+        loops = self._data_loops()
+        newest = max((loop.newest for loop in loops.values()), default=0)
+        ended = {name for name, loop in loops.items() if loop.interrupt(newest)}
+        positions = {
+            name: {key: value for key, value in position.items() if key != "since"}
+            for name, position in self._positions_now().items()
+            if name in ended or not ended
+        }
         own = [name for name, position in positions.items() if "rank" in position and position["ranks"] > 1]
         if own:
             say(f"no rows of {', '.join(own)} are left out: only the loader of each rank knows where that rank is")
@@ -518,15 +534,15 @@ class Session:
                 self.context.world_size,
                 start=self.positions_at_start(name),
                 is_stopping=lambda: self.stopped,
-                others=self._data_loops,
+                others=lambda: self._data_loops().values(),
             )
             self.positions[name] = self._shards[name].position
         return self._shards[name]
 
-    def _data_loops(self) -> list[DataLoop]:
+    def _data_loops(self) -> dict[str, DataLoop]:
         """Return the newest loop over each dataset and each prepared loader."""
-        data = [*self._shards.values(), *(progress for progress in self.loaders if progress)]
-        return [each.loop for each in data if each.loop is not None]
+        data = self._shards | {f"loader {number}": progress for number, progress in enumerate(self.loaders, 1)}
+        return {name: each.loop for name, each in data.items() if each and each.loop}
 
     # -- other calls ----------------------------------------------------------------------------------------------
 

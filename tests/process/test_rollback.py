@@ -49,8 +49,8 @@ def batches_of(config: dict[str, Any], ranks: int) -> Any:
 def train_func(config: dict[str, Any]) -> None:
     """Train a weight on numbered rows. A checkpoint every few steps has the rows and losses of all steps before.
 
-    poison: pairs of an epoch and a row; the loss is NaN with it. ends: by attempt, the step after which rank 0 is
-    killed, or everything (negative).
+    poison: pairs of an epoch and a row; the loss is NaN with it, until attempt ``heals``. ends: by attempt, the step
+    after which rank 0 is killed, or everything (negative).
     """
     context = get_context()
     ranks = context.get_world_size()
@@ -62,6 +62,7 @@ def train_func(config: dict[str, Any]) -> None:
         for batch in batches:
             rows = batch if isinstance(batch, torch.Tensor) else batch["id"]
             is_bad = any((epoch, row) in config["poison"] for row in rows.tolist())
+            is_bad = is_bad and context.attempt < config["heals"]
             total = rows.sum().to(torch.float64) * (math.nan if is_bad else 1.0)
             parts: list[list[int]] = [rows.tolist()]
             if ranks > 1:
@@ -72,7 +73,7 @@ def train_func(config: dict[str, Any]) -> None:
             weight = weight * 0.99 + total * 1e-4
             seen = [*seen, (epoch, sorted(row for part in parts for row in part), loss)]
             if config["raises"] and math.isnan(loss):
-                raise distrain.Rollback("the loss is NaN", skip_batch=True)
+                raise distrain.Rollback("the loss is NaN", skip_batch=config["skips"])
             state = {"weight": weight, "epoch": epoch, "seen": seen}
             report({"train": {"loss": loss}}, Checkpoint.from_dict(state) if len(seen) % EVERY == 0 else None)
             if config["ends"].get(context.attempt) == len(seen) and context.get_world_rank() == 0:
@@ -82,12 +83,14 @@ def train_func(config: dict[str, Any]) -> None:
 
 def fit(storage: Path, workers: int, *, failures: FailureConfig | None = None, **changes: Any) -> Result:
     config = {
+        "skips": True,
         "data": "loader",
         "readers": 0,
         "epochs": EPOCHS,
         "rows": [*range(ROWS)],
         "poison": [],
         "raises": True,
+        "heals": 99,
         "ends": {},
     }
     config |= changes
@@ -175,25 +178,25 @@ def test_without_a_checkpoint_the_rows_are_left_out_from_the_beginning(storage: 
     assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(3))
 
 
-def test_two_rollbacks_in_a_row_go_to_the_checkpoint_before(storage: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    fit(storage, 1, poison=[(0, 9 * GLOBAL_BATCH), (0, 11 * GLOBAL_BATCH)])
-    with pytest.warns(UserWarning, match="checkpoint_000001: two rollbacks in a row have come from it"):
-        assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(4, 12))
-    first, second = rollbacks(storage / "run")
-    assert (first["suspect"], second["suspect"]) == (None, "checkpoint_000001")
-    assert second["checkpoint"].endswith("checkpoint_000000")
-    assert (
-        "back to checkpoint_000000, as the newer checkpoint_000001 has led to two rollbacks" in capfd.readouterr().err
-    )
+def test_bad_batches_in_a_row_do_not_make_a_checkpoint_suspect(storage: Path) -> None:
+    fit(storage, 1, poison=[(0, step * GLOBAL_BATCH) for step in (8, 9, 10, 13)])
+    assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(8, 14))
+    assert [(event["suspect"], event["checkpoint"][-1]) for event in rollbacks(storage / "run")] == [(None, "1")] * 4
 
 
-def test_a_later_start_does_not_take_the_suspect_checkpoint(storage: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    poison = [(0, 9 * GLOBAL_BATCH), (0, 11 * GLOBAL_BATCH)]
+def test_two_rollbacks_that_leave_nothing_out_go_to_the_checkpoint_before(
+    storage: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A start after the next failure does not take the suspect one, either."""
+    settings = {"poison": [(0, 9 * GLOBAL_BATCH)], "skips": False, "heals": 2}
     with pytest.raises(WorkerGroupError, match="SIGKILL"):
-        fit(storage, 1, poison=poison, ends={2: 5})
-    fit(storage, 1, poison=poison)
-    assert "checkpoint_000001 is damaged: two rollbacks in a row have come from it" in capfd.readouterr().err
-    assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(4, 12))
+        fit(storage, 1, ends={2: 5}, **settings)
+    error = capfd.readouterr().err
+    assert "back to checkpoint_000000, as the newer checkpoint_000001 has led to several rollbacks" in error
+    fit(storage, 1, **settings)
+    assert "checkpoint_000001 is damaged: several rollbacks in a row have come from it" in capfd.readouterr().err
+    assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(0))
+    assert [event["suspect"] for event in rollbacks(storage / "run")] == [None, "checkpoint_000001"]
 
 
 def test_too_many_rollbacks_fail_with_the_story(storage: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import random
 import re
 import sys
 import threading
@@ -117,7 +118,37 @@ def test_the_best_checkpoint_is_the_last_of_the_list(
     config: CheckpointConfig, losses: tuple[float, ...], kept: list[float]
 ) -> None:
     committed = [CommittedCheckpoint(Path(f"/run/checkpoint_{n:06d}"), {"loss": x}) for n, x in enumerate(losses)]
-    assert scores(make_result(Path("/run"), committed, config, metrics=None)) == kept
+    assert scores(make_result(Path("/run"), committed, config, last=None)) == kept
+
+
+VALUES = (1.0, math.nan, -math.inf, "text", None, [math.nan], {"loss": math.nan})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_metrics_of_a_validation_belong_to_the_report_that_asked_for_it(tmp_path: Path, seed: int) -> None:
+    """Whatever their values and names are, in fit() and afterwards."""
+    dice = random.Random(seed)
+    store, lines = LocalStore(tmp_path / "run"), []
+    store.write_manifest({"status": "finished", "checkpoint_config": asdict(CheckpointConfig())})
+    expected: dict[str, Any] = {}
+    for attempt, index in [(0, 1), (0, 2), (1, 1), (1, 2)]:
+        expected = {name: dice.choice(VALUES) for name in dice.sample(["loss", "a", "b"], 2)}
+        lines.append({"time": 1.0, "attempt": attempt, "rank": 0, "index": index, "metrics": dict(expected)})
+        store.append_metrics({**lines[-1], "metrics": {}}, expected)
+        if dice.random() < 0.7:
+            store.staging_directory(attempt, index)
+            validation = {"overrides": "", "timeout_s": None, "report": [attempt, index]}
+            of_checkpoint = dice.choice([dict(expected), {"loss": 7.0, "other": 8.0}])  # that of another rank
+            saved = commit_now(store, Commit(index, (), (0,), of_checkpoint), attempt, validation=validation)
+            validated = {name: dice.choice(VALUES) for name in dice.sample(["loss", "a", "accuracy"], 2)}
+            store.add_validation(saved, "VALIDATED", validated)
+            expected = {**expected, **validated}
+    result = make_result(Path("/run"), store.committed, CheckpointConfig(), last=lines[-1])
+    best = [metrics for _, metrics in result.best_checkpoints]
+    store.close()
+    again = Result.from_path(tmp_path / "run")
+    assert repr(result.metrics) == repr(again.metrics) == repr(expected)
+    assert repr([metrics for _, metrics in again.best_checkpoints]) == repr(best)
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
@@ -321,15 +352,30 @@ def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     lock.release()
     assert not is_in_use(run)
     lock = RemoteLock.take(run)
-    for beat, in_use in ((time.time(), True), (time.time() - 3600, False), (0.0, True)):
+    for ago_s, in_use in ((0.0, True), (3600.0, False), (-3600.0, False), (time.time(), False), (-300.0, True)):
         far = {"id": "x", "host": "far", "machine": "other", "pid": 7, "started": 1.0, "released": False}
-        (run / ".lock" / "000002").write_bytes(json.dumps({**far, "beat": beat}).encode())
+        (run / ".lock" / "000002").write_bytes(json.dumps({**far, "beat": time.time() - ago_s}).encode())
         assert is_in_use(run) is in_use
     (run / "metrics.jsonl").write_bytes(
         b'{"time": 1, "attempt": 0, "index": 1, "rank": 0, "metrics": {"loss": 2}}\n{"rank": 1, "metrics": {}}\n'
     )
     result = Result.from_path("/run", run.given)
     assert (result.error, result.metrics) == (None, {"loss": 2})
+
+
+def test_a_lock_gets_old_from_its_first_moment_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its owner, on another machine, dies before its first heartbeat; and when somebody deletes it."""
+    run = RemotePath("/run", MemoryFileSystem())
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    (run / "run.json").write_bytes(b'{"status": "running"}')
+    RemoteLock.take(run)
+    monkeypatch.setattr("distrain.storage.run_lock._machine", lambda: "")
+    now = time.time()
+    for later_s, in_use in ((300.0, True), (3600.0, False)):
+        monkeypatch.setattr(time, "time", lambda later_s=later_s: now + later_s)
+        assert is_in_use(run) is in_use
+    (run / ".lock" / "000001").remove()
+    assert not is_in_use(run)
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"released": false}'])

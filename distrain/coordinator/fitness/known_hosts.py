@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from distrain.api.observer import Fact, RunBegan
     from distrain.decisions.run_status import RunStatus
 
-_FAILED = ("signal", "memory", "hang")
-"""Kinds of failures for which a host may be to blame. Exceptions are usually the user's."""
-
 
 def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[KnownHosts]:
     """Return the observer that remembers the hosts of a run, unless it trains in this process."""
@@ -22,7 +19,7 @@ def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[Kno
 
 
 class KnownHosts(Observer):
-    """Remembers hosts that were lost, whose GPUs have failed, that were slow, or whose ranks have often failed.
+    """Remembers hosts that were lost, whose GPUs have failed, or that were slow.
 
     Runs on a single host are left out: without it, the user has none.
     """
@@ -43,10 +40,8 @@ class KnownHosts(Observer):
             case TroubleBegan(host, trouble) if trouble.kind == "GPU" and not trouble.problem.startswith("full "):
                 self._note(host, "GPU", trouble.text)
             case AttemptEnded(failures=failures) if failures:
-                for lost in {one.host: one for one in failures if one.kind == "lost"}.values():
+                for lost in {one.host: one for one in failures if one.lost}.values():
                     self._note(lost.host, "lost", lost.summary)
-                if failures[0].kind in _FAILED:
-                    self._note(failures[0].host, "failed", failures[0].summary)
 
     def _note(self, host: str, what: str, text: str) -> None:
         if not self._is_alone:

@@ -30,7 +30,7 @@ from distrain.decisions.states import RunState
 from distrain.errors import CheckpointError, StorageError, TrainingFailedError, WorkerGroupError
 from distrain.storage.files import advice_on, write_atomically
 from distrain.storage.ownership import check_owners
-from distrain.storage.records import damage_of, last_metrics
+from distrain.storage.records import damage_of, last_record
 from distrain.system.log import say, warn
 from distrain.system.text import stopped_by
 from distrain.worker.job import job
@@ -295,14 +295,14 @@ class Run:
                 lambda: write_atomically(self._store.paths.return_value, value),
                 "the return value of train_func is only in this Result, because it could not be written",
             )
-        metrics = coordinator.report_handler.metrics
-        if metrics is None and self._continued:
-            metrics = last_metrics(self._store.paths.metrics)
+        last = coordinator.report_handler.last
+        if last is None and self._continued:
+            last = last_record(self._store.paths.metrics)
         result = make_result(
             self._store.location,
             self._store.committed,
             self._config.checkpoint_config,
-            metrics=metrics,
+            last=last,
             return_value=None if value is None else job.unpickle_return_value(value),
         )
         if coordinator.end.state is RunState.FINISHED:
@@ -347,7 +347,7 @@ class Run:
             last_lines=coordinator.outputs.last_words(),
             where=coordinator.hang_monitor.locations(end.stopped_ranks),
             collectives=coordinator.hang_monitor.collectives(),
-            is_stuck=self._continued and coordinator.report_handler.metrics is None,
+            is_stuck=self._continued and coordinator.report_handler.last is None,
             evidence=None if evidence.is_empty else self._store.display_path(evidence.folder),
         )
 

@@ -39,6 +39,8 @@ _RESERVED_BYTES = 64 << 10
 """Disk space that a run keeps for its end."""
 _LINE_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _T = TypeVar("_T")
+_MOST_BAD_IN_A_ROW = 3
+"""Rollbacks in a row from a checkpoint that may be due to bad rows. After more, the checkpoint itself is suspect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,8 @@ class RunStore(ABC):
         """Called with the reason when something could not be written."""
         self.committed: list[CommittedCheckpoint] = []
         """The checkpoints that are kept, in the order of their commits."""
+        self._rollbacks = 0
+        """How many in a row have come from the newest one."""
         self.is_stalled = False
         """True if work on files was abandoned: touching a file may block as long."""
         self._background = Background(None, "storage")
@@ -417,29 +421,35 @@ class RunStore(ABC):
             self._note_in_manifest(saved, {"lacks": rank})
         return lacking
 
-    def roll_back(self, skip_to: Mapping[str, Any]) -> str:
+    def roll_back(self, skip_to: Mapping[str, Any], *, reports: int = 0) -> str:
         """Note up to where rows are left out when the run continues at the newest checkpoint.
 
-        If that was noted before, no newer one was committed since then. So it is suspect: it is forgotten, and marked
-        as damaged, if there is one before it. Return its name then, else "".
+        It is suspect if the run has come from it before, and either no more rows are left out now, or it has come from
+        it more than three times in a row, each time without more than one report. Then it is forgotten, and marked as
+        damaged, if there is one before it. Return its name then, else "".
+
+        reports: those of the attempt that has ended.
         """
-        suspect = self.latest if self.latest and self.latest.skip_to is not None and len(self.committed) > 1 else None
-        if suspect:
-            self.committed.remove(suspect)
-            self._note_in_manifest(suspect, {"suspect": True})
-        if self.committed:
-            latest = self.committed[-1]
-            self.committed[-1] = replace(latest, skip_to={**(latest.skip_to or {}), **skip_to})
-            self._note_in_manifest(latest, {"skip_to": self.committed[-1].skip_to})
-        return suspect.path.name if suspect else ""
+        if not self.committed:
+            return ""
+        latest, suspect, known = self.committed[-1], "", self.committed[-1].skip_to
+        self._rollbacks = self._rollbacks + 1 if known is not None and reports <= 1 else 1
+        skip_to = {**(known or {}), **skip_to}
+        if len(self.committed) > 1 and known is not None and (skip_to == known or self._rollbacks > _MOST_BAD_IN_A_ROW):
+            self.committed.remove(latest)
+            self._note_in_manifest(latest, {"suspect": True})
+            latest, suspect = self.committed[-1], latest.path.name
+        self.committed[-1] = replace(latest, skip_to={**(latest.skip_to or {}), **skip_to})
+        self._note_in_manifest(latest, {"skip_to": self.committed[-1].skip_to})
+        return suspect
 
     def add_validation(self, saved: CommittedCheckpoint, status: str, metrics: Mapping[str, Any]) -> None:
         """Note the status of the validation of a checkpoint, and add its metrics to the checkpoint's own."""
         if saved not in self.committed:
             return
         position = self.committed.index(saved)
+        validation = {**(saved.validation or {}), "status": status, "metrics": list(metrics)}
         metrics = {**saved.metrics, **metrics}
-        validation = {**(saved.validation or {}), "status": status}
         self.committed[position] = replace(saved, metrics=metrics, validation=validation)
         finite, nonfinite = without_nonfinite(metrics)
         self._note_in_manifest(saved, {"metrics": finite, "nonfinite": nonfinite, "validation": validation})

@@ -218,14 +218,15 @@ def test_hosts_that_were_bad_are_remembered_and_come_last() -> None:
     assert read_records().troubles == []
     observer.hear(AttemptBegan(1, ["a", "b"], 0.0))
     observer.hear(AttemptEnded(1, [lost], None, dict))
-    for _ in range(3):
-        assert "c" not in read_records().bad_hosts()
-        observer.hear(AttemptEnded(1, [replace(lost, host="c", kind="signal")], None, dict))
+    for number in range(9):
+        kind = ("signal", "memory", "hang", "exit", "exception")[number % 5]
+        observer.hear(AttemptEnded(1, [replace(lost, host="c", kind=kind)], None, dict))
+    assert list(read_records().bad_hosts()) == ["b"], "what the user's code does is no evidence against a host"
     assert read_records().troubles[0] | {"time": 0} == {
         "host": "b", "time": 0, "what": "lost", "text": "gone", "run": "run-1",
     }  # fmt: skip
     hosts = transports("a", "b", "c", "d")
-    assert names(with_bad_hosts_last(hosts, ScalingConfig(num_workers=2))) == ["a", "d", "b", "c"]
+    assert names(with_bad_hosts_last(hosts, ScalingConfig(num_workers=2))) == ["a", "c", "d", "b"]
     assert names(with_bad_hosts_last(hosts, ScalingConfig(num_workers=4))) == ["a", "b", "c", "d"]
 
 

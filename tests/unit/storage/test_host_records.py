@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
+import json
+import random
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distrain import ScalingConfig
+from distrain.cli.hosts import run_hosts
+from distrain.coordinator.connection.transport import LocalTransport
+from distrain.coordinator.fitness.spare_hosts import with_bad_hosts_last
+from distrain.decisions.fitness.verdicts import Fitness, Measurements
+from distrain.hosts.hostfile import HostSpec
 from distrain.storage.host_records import KEPT_S, change_records, read_records
 
 if TYPE_CHECKING:
@@ -34,16 +44,63 @@ def test_troubles_are_forgiven_and_expire(monkeypatch: pytest.MonkeyPatch) -> No
     add("lost")
     assert list(read_records().bad_hosts()) == ["me@box/2"]
     change_records(lambda known: known.forgive(["me@box/2"]))
+    assert read_records().bad_hosts() == {}
     for number in range(3):
-        assert read_records().bad_hosts() == {}
-        add("failed", str(number))
+        add("slow", str(number))
     assert read_records().bad_hosts()["me@box/2"]["text"] == "2"
     now = read_records().troubles[-1]["time"]
-    monkeypatch.setattr("time.time", lambda: now + KEPT_S + 1)
-    assert read_records().troubles == []
+    for wrong_s in (KEPT_S + 1, -KEPT_S - 1):
+        monkeypatch.setattr("time.time", lambda wrong_s=wrong_s: now + wrong_s)
+        assert read_records().troubles == []
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"troubles": [{}]}', '{"else": 1}', "\x00\xff"])
+VALUES: list[Any] = [None, True, 7, -1.5, 10**400, "thermal", "", [], [[]], {}, {"a": []}, [{"host": 1}]]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nothing_in_the_file_stops_a_run(state: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Values of any kind are in it, anywhere, as a newer version might write them. What is known stays."""
+    dice = random.Random(seed)
+    add("slow", "known")
+    change_records(lambda known: known.add_check("alpha", "small", {"cpu": 1.0}))
+    content: Any = json.loads(state.read_text())
+    known = copy.deepcopy(content)
+    for number in range(dice.randint(1, 3)):
+        trouble = dict(known["troubles"][0], host=f"other{number}")
+        trouble[dice.choice([*trouble, "more"])] = dice.choice(VALUES)
+        check = {"kind": "small", "results": {"cpu": 1.0}} | {dice.choice(["kind", "results"]): dice.choice(VALUES)}
+        place, new = dice.choice(
+            [
+                (content["troubles"], trouble),
+                (content["troubles"], dice.choice(VALUES)),
+                (content["checks"].setdefault(f"beta{number}", []), check),
+            ]
+        )
+        place.insert(dice.randrange(len(place) + 1), new)
+    content["newer"] = dice.choice(VALUES)
+    state.write_text(json.dumps(content))
+    transports = [LocalTransport(host=HostSpec(name=name, slots=1)) for name in ("me@box/2", "alpha")]
+    assert with_bad_hosts_last(transports, ScalingConfig(num_workers=1))[0].host.name == "alpha"
+    assert read_records().checks["alpha"] == known["checks"]["alpha"]
+    Measurements(read_records().checks, hosts={"beta0": Fitness("small")}).slow()
+    assert run_hosts(argparse.Namespace(forgive=None, json=False)) == 0
+    assert f"{state} has entries that this version of distrain does not know" in capsys.readouterr().err
+    add("slow", "new")
+    assert json.loads(state.read_text())["newer"] == content["newer"]
+    assert [one["text"] for one in read_records().troubles if one["host"] == "me@box/2"] == ["known", "new"]
+
+
+@pytest.mark.parametrize("part", ["troubles", "checks"])
+@pytest.mark.parametrize("value", VALUES)
+def test_a_part_of_another_kind_is_ignored(state: Path, part: str, value: Any) -> None:
+    add("slow")
+    state.write_text(json.dumps({part: value}))
+    assert read_records().bad_hosts() == {}
+    add("slow", "new")
+    assert [one["text"] for one in read_records().troubles] == ["new"]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"troubles": [{}]}', '{"else": 1}', "\x00\xff", "[" * 99999])
 def test_a_damaged_file_is_ignored_and_replaced(state: Path, damage: str) -> None:
     add("slow", "old")
     state.write_text(damage)

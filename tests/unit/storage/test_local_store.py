@@ -386,3 +386,40 @@ def test_a_commit_that_fails_leaves_the_others_to_be_waited_for(root: Path) -> N
     background.close()
     loop.close()
     store.close()
+
+
+# -- rollbacks ---------------------------------------------------------------------------------------------------------
+
+
+def suspects(store: LocalStore, *asked: tuple[dict[str, Any], int]) -> list[str]:
+    """Return the suspect checkpoint of each rollback, given by the rows to leave out, and the reports before it."""
+    return [store.roll_back(skip_to, reports=reports) for skip_to, reports in asked]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ([({}, 9), ({}, 9), ({}, 9), ({}, 9)], ["", "2", "1", ""]),
+        ([({"x": 1}, 0), ({"x": 1}, 5), ({"x": 2}, 5), ({"y": 1}, 5)], ["", "2", "", ""]),
+        ([({"x": number}, 1) for number in range(6)], ["", "", "", "2", "1", ""]),
+        ([({"x": number}, 2) for number in range(9)], [""] * 9),
+        ([({"x": number}, 3 * (number == 2)) for number in range(6)], ["", "", "", "", "", "2"]),
+    ],
+    ids=["nothing is left out", "the same", "more than three in a row", "reports between", "one that comes further"],
+)
+def test_a_checkpoint_is_suspect_when_the_run_does_not_get_past_it(
+    store: LocalStore, asked: list[tuple[dict[str, Any], int]], expected: list[str]
+) -> None:
+    for ordinal in (1, 2, 3):
+        commit(store, ordinal)
+    assert [name[-1:] for name in suspects(store, *asked)] == expected
+    kept, left_out = store.committed[-1], {name: of for skip_to, _ in asked for name, of in skip_to.items()}
+    assert kept.skip_to == left_out == json.loads((Path(str(kept.path)) / MANIFEST_FILE).read_text())["skip_to"]
+
+
+def test_a_newer_checkpoint_is_tried_as_often_as_the_one_before(store: LocalStore) -> None:
+    commit(store)
+    many = [({"x": number}, 0) for number in range(3)]
+    assert suspects(store, *many) == [""] * 3
+    commit(store, 2)
+    assert suspects(store, *many) == [""] * 3
