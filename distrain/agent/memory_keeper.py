@@ -124,6 +124,7 @@ class MemoryKeeper:
         if order.body:
             new = MemoryRound.decoded(order.body)
             self._rounds[new.name] = new
+            self._send(wire.RoundKept(index=new.manifest["index"]))
         parts = [Path(part.folder) for kept in self._rounds.values() for part in kept.parts.values()]
         self._rounds = {name: kept for name, kept in self._rounds.items() if name in order.keep}
         self._gathered = {name: folder for name, folder in self._gathered.items() if name in order.keep}

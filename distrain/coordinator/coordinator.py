@@ -339,7 +339,7 @@ class Coordinator:
                 self._host_files.on_set_up(host, message)
             case wire.FetchCheckpoint():
                 self._fetch(host, message)
-            case wire.RoundCopied() | wire.RoundGathered() | wire.ReadPart() | wire.PartRead():
+            case wire.RoundKept() | wire.RoundCopied() | wire.RoundGathered() | wire.ReadPart() | wire.PartRead():
                 self._memory.handle(host, message)
             case wire.StorageStatus(failed=failed):
                 if failed is not None:
@@ -449,8 +449,12 @@ class Coordinator:
                 return events.Outstanding(verifying=self._is_verifying or self._is_gathering, copying=copying)
             case RunState.SAVING:
                 return events.Outstanding(saving=self.report_handler.storing(self.machine.failed_ranks))
+        committing = self._store.is_committing or self._memory.is_settling
         uploading = self.report_handler.awaits_uploads(self.machine.lost_ranks)
-        return events.Outstanding(committing=self._store.is_committing, uploading=uploading)
+        if self.machine.is_done and not (committing or uploading):
+            self._memory.store_last()
+            uploading = self._memory.is_storing
+        return events.Outstanding(committing=committing, uploading=uploading, lost=self._memory.lost_work)
 
     def _do(self, actions: list[events.Action]) -> None:
         for action in actions:
@@ -536,8 +540,6 @@ class Coordinator:
         suspect, latest = self._store.roll_back(skip_to), self._store.latest
         if latest is None:
             self._manifest.skip_to |= skip_to
-        else:
-            self._memory.skip_to(latest)
         self._memory.drop_others()
         path = str(latest.path) if latest else self._foreign_checkpoint
         self._store.append_event(

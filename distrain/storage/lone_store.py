@@ -1,6 +1,7 @@
 """A checkpoint that the agents store from memory after they have lost their coordinator. Runs in: agent, coordinator.
 
-They write into one hidden directory, ``.memory-checkpoint_000123`` in the run directory, without talking to each other.
+They write into one hidden directory, ``.memory-123-checkpoint_000123`` in the run directory, without talking to each
+other. The first number is that of the checkpoint: agents that know only an older one see that others try a newer one.
 Each holds a shared lock on it as long as it writes or waits. The manifest is written once all files are there. Whoever
 gets the lock alone ends it: with a manifest, the directory is renamed and is a checkpoint; else it is deleted. That is
 an agent, or the next coordinator of the run.
@@ -29,7 +30,7 @@ from distrain.system.log import warn
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from distrain.storage.commit import MemoryRound
@@ -65,7 +66,8 @@ def store_alone(
     begin.
     """
     own = {rank: folder for rank, folder in homes.items() if kept.parts[rank].host == host}
-    hidden = run / f"{_PREFIX}{kept.name}"
+    index = kept.manifest["index"]
+    hidden = run / f"{_PREFIX}{index}-{kept.name}"
     with _lock_of(hidden) as lock:
         may_write.wait()
         staging = hidden / f".new-{uuid.uuid4().hex}"
@@ -73,7 +75,7 @@ def store_alone(
             _write(kept, own, staging)
             quiet_at, seen = time.monotonic(), -1
             while _lacks_files(kept, hidden) and time.monotonic() < min(quiet_at + _QUIET_S, deadline):
-                if (size := _size(hidden)) != seen:
+                if (size := _size(hidden)) != seen or _is_newer_tried(run, index):
                     quiet_at, seen = time.monotonic(), size
                 time.sleep(_POLL_S)
             _write(kept, homes, staging)
@@ -89,20 +91,46 @@ def store_alone(
         return _publish_or_delete(hidden)
 
 
-def take_over(run: Path) -> None:
-    """End what agents have begun to store, before the run continues. Raise OSError."""
-    deadline = time.monotonic() + _PATIENCE_S
-    for hidden in run.glob(f"{_PREFIX}*"):
+def take_over(run: Path, unwanted: Collection[int] = (), patience_s: float = _PATIENCE_S) -> list[Path]:
+    """End what agents have begun to store, before the run continues. Return the new checkpoints. Raise OSError.
+
+    unwanted: the indices of checkpoints that are deleted, even if they are complete.
+    """
+    deadline, found = time.monotonic() + patience_s, []
+    for hidden in sorted(_hidden_in(run), key=_index_in):
         with _lock_of(hidden) as lock:
             try:
                 lock_alone(lock, 0.0)
             except BlockingIOError:
-                name = hidden.name.removeprefix(_PREFIX)
-                warn(f"waiting up to {_PATIENCE_S:g} s for the hosts that still store {name} from their memory")
+                if not patience_s:
+                    continue
+                name = _name_in(hidden)
+                warn(f"waiting up to {patience_s:g} s for the hosts that still store {name} from their memory")
                 with contextlib.suppress(BlockingIOError):
                     lock_alone(lock, deadline)
-            if hidden.exists():
-                _publish_or_delete(hidden)
+            if hidden.exists() and _publish_or_delete(hidden, unwanted):
+                found.append(run / _name_in(hidden))
+    return [path for path in found if path.exists()]
+
+
+def _is_newer_tried(run: Path, index: int) -> bool:
+    """Return whether agents try to store a newer checkpoint. If they cannot, they help with this one."""
+    return any(_index_in(other) > index and not (other / MANIFEST_FILE).exists() for other in _hidden_in(run))
+
+
+def _hidden_in(run: Path) -> list[Path]:
+    return list(run.glob(f"{_PREFIX}*"))
+
+
+def _index_in(hidden: Path) -> int:
+    """Return the number of the checkpoint in the name of its hidden directory, -1 in that of an earlier version."""
+    number = hidden.name.removeprefix(_PREFIX).partition("-")[0]
+    return int(number) if number.isdecimal() else -1
+
+
+def _name_in(hidden: Path) -> str:
+    name = hidden.name.removeprefix(_PREFIX)
+    return name if _index_in(hidden) < 0 else name.partition("-")[2]
 
 
 @contextlib.contextmanager
@@ -121,18 +149,18 @@ def _lock_of(hidden: Path) -> Iterator[int]:
             os.close(lock)
 
 
-def _publish_or_delete(hidden: Path) -> bool:
+def _publish_or_delete(hidden: Path, unwanted: Collection[int] = ()) -> bool:
     """Rename a directory that is complete to the checkpoint's name, and delete any other. Return whether it was.
 
     Raise OSError if a complete one cannot be renamed. It stays for the next coordinator.
     """
-    run, final = hidden.parent, hidden.parent / hidden.name.removeprefix(_PREFIX)
+    run, final = hidden.parent, hidden.parent / _name_in(hidden)
     try:
         index = committed_at(hidden).index
     except StorageError:
         shutil.rmtree(hidden, ignore_errors=True)
         return False
-    if is_newer(run, index) and not final.exists():
+    if index not in unwanted and is_newer(run, index) and not final.exists():
         for staging in hidden.glob(".new-*"):
             shutil.rmtree(staging)
         sync_directories(hidden, [str(path.relative_to(hidden)) for path in hidden.rglob("*")])

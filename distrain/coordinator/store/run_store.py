@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _RESERVED_BYTES = 64 << 10
 """Disk space that a run keeps for its end."""
+_OF_PLACE = ("name", "files")
+"""Fields of a manifest that depend on where the checkpoint is."""
 _LINE_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _T = TypeVar("_T")
 
@@ -172,7 +174,7 @@ class RunStore(ABC):
         self.on_failure: Callable[[str], None] = warn
         """Called with the reason when something could not be written."""
         self.committed: list[CommittedCheckpoint] = []
-        """The checkpoints that are kept, in the order of their commits."""
+        """The checkpoints that are kept, in the order of their reports. :meth:`add` keeps that order."""
         self.is_stalled = False
         """True if work on files was abandoned: touching a file may block as long."""
         self._background = Background(None, "storage")
@@ -180,6 +182,8 @@ class RunStore(ABC):
         """The local directory for small files."""
         self.next_index = 0
         """The number of the next checkpoint."""
+        self._given_up: set[int] = set()
+        """The indices of checkpoints that turned out to be wrong."""
         self._open_commits = 0
         self._metrics: list[str] = []
         self._events: list[str] = []
@@ -362,7 +366,7 @@ class RunStore(ABC):
         positions: those in the data (:func:`merged_positions`), or None.
         to_memory: publishes one whose files stay in the memory of the hosts.
         """
-        index, self.next_index = self.next_index, self.next_index + 1
+        index, self.next_index = self.next_index, self.next_index + 1  # called in the order of the reports
         finite, nonfinite = without_nonfinite(commit.metrics)
         validation = None if validation is None else {**validation, "status": PENDING}
         manifest = {
@@ -383,8 +387,8 @@ class RunStore(ABC):
 
         def done(path: Path | RemotePath) -> None:
             self._open_commits -= 1
-            saved = replace(committed_at(path, manifest), is_in_memory=to_memory is not None)
-            self.committed.append(saved)
+            saved = replace(committed_at(path, manifest), manifest=manifest if to_memory else None)
+            self.add(saved)
             then(saved)
 
         def failed(why: object) -> None:
@@ -394,13 +398,25 @@ class RunStore(ABC):
         self._open_commits += 1
         (to_memory or self.publish)(Publication(commit.ordinal, folder, manifest, positions or {}, done, failed))
 
-    def note_stored(self, name: str, path: Path | RemotePath, manifest: Mapping[str, Any]) -> None:
-        """Note that a checkpoint that was only in memory is at ``path`` now, with this manifest."""
-        for number, saved in enumerate(self.committed):
-            if saved.path.name == name:
-                self.committed[number] = stored = replace(saved, path=path, is_in_memory=False)
-                if saved.skip_to != manifest.get("skip_to"):  # there was a rollback meanwhile
-                    self._note_in_manifest(stored, {"skip_to": saved.skip_to})
+    def add(self, *new: CommittedCheckpoint) -> None:
+        """Add checkpoints at the places of their reports: an older one may have taken longer to commit."""
+        self.committed = sorted([*self.committed, *new], key=lambda saved: saved.index)
+
+    def note_stored(self, now: Mapping[str, Any], stored: Mapping[str, Any], path: Path | RemotePath) -> None:
+        """Note that a checkpoint that was only in memory is at ``path``.
+
+        now: what its manifest has to say, even if the run has given it up. stored: what was written.
+        """
+        self.committed = [
+            replace(saved, path=path, manifest=None) if saved.index == now["index"] else saved
+            for saved in self.committed
+        ]
+        if changed := {name: now[name] for name in now if name not in _OF_PLACE and now[name] != stored.get(name)}:
+            self._update_manifest(CommittedCheckpoint(path, {}), changed)
+
+    def adopt(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once the checkpoints are noted that agents have stored by themselves, out of reach."""
+        then()
 
     @abstractmethod
     def publish(self, new: Publication) -> None:
@@ -413,9 +429,13 @@ class RunStore(ABC):
         """
         lacking = [saved for saved in self.committed if saved.index > after and rank in saved.silent]
         for saved in lacking:
-            self.committed.remove(saved)
-            self._note_in_manifest(saved, {"lacks": rank})
+            self._give_up(saved, {"lacks": rank})
         return lacking
+
+    def _give_up(self, saved: CommittedCheckpoint, why: Mapping[str, Any]) -> None:
+        self.committed.remove(saved)
+        self._given_up.add(saved.index)
+        self._note_in_manifest(saved, why)
 
     def roll_back(self, skip_to: Mapping[str, Any]) -> str:
         """Note up to where rows are left out when the run continues at the newest checkpoint.
@@ -425,8 +445,7 @@ class RunStore(ABC):
         """
         suspect = self.latest if self.latest and self.latest.skip_to is not None and len(self.committed) > 1 else None
         if suspect:
-            self.committed.remove(suspect)
-            self._note_in_manifest(suspect, {"suspect": True})
+            self._give_up(suspect, {"suspect": True})
         if self.committed:
             latest = self.committed[-1]
             self.committed[-1] = replace(latest, skip_to={**(latest.skip_to or {}), **skip_to})
@@ -445,8 +464,10 @@ class RunStore(ABC):
         self._note_in_manifest(saved, {"metrics": finite, "nonfinite": nonfinite, "validation": validation})
 
     def _note_in_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
-        if not saved.is_in_memory:
+        if saved.manifest is None:
             self._update_manifest(saved, fields)
+        else:
+            saved.manifest.update(fields)
 
     @abstractmethod
     def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:

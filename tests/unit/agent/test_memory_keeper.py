@@ -40,12 +40,15 @@ class Host:
         self.cluster, self.name, self.rank = cluster, name, rank
         self.root = Path(tempfile.mkdtemp(prefix="distrain-test-", dir="/dev/shm"))
         self.answers: deque[wire.Message] = deque()
+        self.known: list[int] = []
         self.keeper = MemoryKeeper(cluster.loop, self._send, self.root)
         self.keeper.start(0, [rank])
 
     def _send(self, message: wire.Message) -> None:
         if isinstance(message, (wire.ReadPart, wire.PartRead)):
             self.cluster.relay(message)
+        elif isinstance(message, wire.RoundKept):
+            self.known.append(message.index)
         else:
             self.answers.append(message)
 
@@ -112,8 +115,10 @@ class Cluster:
         else:
             self.hosts[message.host].keeper.handle(message)
 
-    def commit(self, index: int, keep: list[int], run: Path | None = None, size: int = 1000) -> MemoryRound:
-        """Write and keep the checkpoint with this number."""
+    def commit(
+        self, index: int, keep: list[int], run: Path | None = None, size: int = 1000, only: str = "abc"
+    ) -> MemoryRound:
+        """Write and keep the checkpoint with this number. only: the hosts that hear of it."""
         names, files, parts = list(self.hosts), {}, {}
         for place, host in enumerate(self):
             contents = {f"rank{host.rank}/model.pt": random.Random(index).randbytes(size), f"r{host.rank}": b"x"}
@@ -128,7 +133,8 @@ class Cluster:
         manifest = {"name": name, "index": index, "metrics": {"loss": 1.0}, "files": files}
         made = MemoryRound(name, manifest, {"by": "test"}, {"train": {"0": 5}}, parts)
         for host in self:
-            host.keeper.handle(keep_round(host, made, keep, run))
+            if host.name in only:
+                host.keeper.handle(keep_round(host, made, keep, run))
         self.settle()
         return made
 
@@ -437,6 +443,23 @@ def test_the_checkpoint_before_is_stored_if_the_newest_cannot_be_complete(make_c
     assert checkpoints(run) == [older.name]
 
 
+@pytest.mark.parametrize(
+    "heard", [("", ""), ("a", ""), ("bc", ""), ("c", "b"), ("ab", "c"), ("abc", "c"), ("ac", "ab")]
+)
+@pytest.mark.parametrize("order", ["abc", "cba"])
+def test_hosts_that_know_different_ones_store_the_newest_that_all_know(
+    make_cluster: Any, run: Path, heard: tuple[str, str], order: str
+) -> None:
+    cluster = make_cluster(3)
+    newest = cluster.commit(0, keep=[0], run=run)
+    for index, only in enumerate(heard, 1):
+        made = cluster.commit(index, keep=list(range(index + 1)), run=run, only=only)
+        newest = made if only == "abc" else newest
+        assert [host.name for host in cluster if index in host.known] == list(only)
+    store(*(cluster.hosts[name] for name in order))
+    assert checkpoints(run) == [newest.name]
+
+
 def test_damaged_bytes_are_not_stored(make_cluster: Any, run: Path) -> None:
     cluster = make_cluster(2)
     made = cluster.commit(0, keep=[0], run=run)
@@ -497,6 +520,7 @@ def test_what_agents_have_written_stays_if_the_storage_fails_at_the_end(
 
 
 def test_what_a_killed_agent_has_left_is_deleted(run: Path) -> None:
-    (run / ".memory-checkpoint_000003" / ".new-x").mkdir(parents=True)
+    for name in (".memory-3-checkpoint_000003", ".memory-checkpoint_000002"):  # the second is of an earlier version
+        (run / name / ".new-x").mkdir(parents=True)
     assert checkpoints_while_stored(run) == []
     assert checkpoints(run) == []
