@@ -339,7 +339,7 @@ class Coordinator:
                 self._host_files.on_set_up(host, message)
             case wire.FetchCheckpoint():
                 self._fetch(host, message)
-            case wire.RoundKept() | wire.RoundCopied() | wire.RoundGathered() | wire.ReadPart() | wire.PartRead():
+            case wire.RoundCopied() | wire.RoundGathered() | wire.ReadPart() | wire.PartRead():
                 self._memory.handle(host, message)
             case wire.StorageStatus(failed=failed):
                 if failed is not None:

@@ -94,8 +94,6 @@ class MemoryRounds:
         self._attempt = -1
         self._hosts: list[str] = []
         self._kept = KeptRounds()
-        self._aware_of: dict[str, int] = {}
-        """By host: the index of the newest round that it has said to know."""
         self._copying_hosts: set[str] = set()
         """The hosts that copy their parts of a round now."""
         self._copy_folders: dict[str, dict[str, str]] = {}
@@ -150,9 +148,6 @@ class MemoryRounds:
         match message:
             case wire.RoundCopied():
                 self._on_copied(host, message)
-            case wire.RoundKept(index=index):
-                self._aware_of[host] = index
-                self._drop_needless()
             case wire.RoundGathered():
                 self._on_gathered(host, message)
             case wire.ReadPart(host=owner, reader=reader, number=number):
@@ -217,13 +212,6 @@ class MemoryRounds:
         self._store_at = self._store_at or time.monotonic() + self._storage_every_s
         new.done(self._store.location / name)
         self.store_or_copy()
-
-    def _drop_needless(self) -> None:
-        """Drop rounds once all hosts know a newer one."""
-        before = len(self._kept.rounds)
-        self._kept.acknowledged(min((self._aware_of.get(host, -1) for host in self._hosts), default=-1))
-        if len(self._kept.rounds) < before:
-            self._tell_hosts()
 
     def _tell_hosts(self, new: MemoryRound | None = None) -> None:
         """Tell the hosts what they keep, and forget what they no longer do."""
@@ -302,8 +290,6 @@ class MemoryRounds:
         """Note that a host is lost, and what it has in memory."""
         if host in self._hosts:
             self._hosts.remove(host)
-            self._drop_needless()
-        self._aware_of.pop(host, None)
         self._refuse_reads()
         if host in self._copying_hosts:
             self._end_copy(host)
@@ -335,7 +321,7 @@ class MemoryRounds:
         latest = self._store.latest
         if latest is None or not latest.is_in_memory:
             return False
-        name = self._kept.start = self._kept.known = latest.path.name  # all hosts learn it now
+        name = self._kept.start = latest.path.name
         failures: dict[str, str] = {}
         waiting = set(hosts)
 
@@ -492,7 +478,7 @@ class MemoryRounds:
     def _cannot_store(self, storing: _Storing, rank: int) -> None:
         """Store the round before instead."""
         name, why = storing.kept.name, f"no host has intact files of rank {rank}"
-        index = storing.kept.manifest["index"]
+        index = storing.kept.index
         storing.unstored.clear()
 
         def given_up() -> None:
@@ -532,7 +518,7 @@ class MemoryRounds:
             self._failed_tries = 0
             self._store.note_stored(kept.manifest, manifest, path)
             took_s = round(time.monotonic() - storing.began, 3)
-            self._store.append_event("stored", name=path.name, index=kept.manifest["index"], seconds=took_s)
+            self._store.append_event("stored", name=path.name, index=kept.index, seconds=took_s)
             self._store_at = time.monotonic() + self._storage_every_s
             self._on_change()
             self.store_or_copy()

@@ -34,8 +34,7 @@ class KeptRounds:
     """The rounds that are kept, by name, in the order of their commits.
 
     safe: the newest one of which every host's parts are on another host, too. copying, storing: those that are being
-    copied or stored. start: the one that ranks may still read as the start of the attempt. known: one that all hosts
-    know. They can store no other one together if the coordinator dies. announced: the next one to be known.
+    copied or stored. start: the one that ranks may still read as the start of the attempt.
     """
 
     rounds: dict[str, MemoryRound] = field(default_factory=dict)
@@ -43,8 +42,6 @@ class KeptRounds:
     copying: str = ""
     storing: str = ""
     start: str = ""
-    known: str = ""
-    announced: str = ""
 
     @property
     def newest(self) -> MemoryRound | None:
@@ -54,22 +51,9 @@ class KeptRounds:
     def add(self, new: MemoryRound, known: Collection[str]) -> None:
         """Add a round that was committed, and drop those that nobody needs, or that are not among the ``known``."""
         self.rounds = {name: kept for name, kept in self.rounds.items() if name in known} | {new.name: new}
-        self._drop_needless()
-
-    def acknowledged(self, index: int) -> None:
-        """Note that all hosts know the rounds up to this index, and drop those that nobody needs any more."""
         names = list(self.rounds)
-        for name in names:
-            if name in (self.announced, names[-1]) and self.rounds[name].manifest["index"] <= index:
-                self.known = name
-        self._drop_needless()
-
-    def _drop_needless(self) -> None:
-        names = [".", ".", *self.rounds]
-        if self.announced == self.known or self.announced not in names:
-            self.announced = names[-1]
-        spare = self.safe if self.safe in names else names[-2]
-        self._keep({names[-1], spare, self.start, self.copying, self.storing, self.known, self.announced})
+        spare = self.safe if self.safe in self.rounds else names[-2] if len(names) > 1 else ""
+        self._keep({new.name, spare, self.start, self.copying, self.storing})
 
     def drop(self, names: Iterable[str]) -> None:
         """Drop rounds that are not to be used."""

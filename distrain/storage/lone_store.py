@@ -1,7 +1,7 @@
 """A checkpoint that the agents store from memory after they have lost their coordinator. Runs in: agent, coordinator.
 
-They write into one hidden directory, ``.memory-123-checkpoint_000123`` in the run directory, without talking to each
-other. The first number is that of the checkpoint: agents that know only an older one see that others try a newer one.
+They write into one hidden directory, ``.memory-checkpoint_000123`` in the run directory, without talking to each
+other, except that the first to come describes the checkpoint there: others may not have heard that it was committed.
 Each holds a shared lock on it as long as it writes or waits. The manifest is written once all files are there. Whoever
 gets the lock alone ends it: with a manifest, the directory is renamed and is a checkpoint; else it is deleted. That is
 an agent, or the next coordinator of the run.
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE
+from distrain.storage.commit import MemoryRound
 from distrain.storage.file_transfer import store_files
 from distrain.storage.files import sync_directories, write_file
 from distrain.storage.flushing import flush
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-    from distrain.storage.commit import MemoryRound
-
 _PREFIX = ".memory-"
+_ROUND_FILE = ".round.json"
+"""Describes a checkpoint to agents that have not heard that it was committed."""
 _QUIET_S = 5.0
 """Seconds without a new byte of other hosts after which their files are taken from copies."""
 _PATIENCE_S = 60.0
@@ -59,31 +60,44 @@ def store_alone(
     homes: Mapping[int, Path],
     may_write: threading.Event,
     deadline: float,
+    tried: set[int],
 ) -> bool:
-    """Store a checkpoint together with the agents of other hosts. Return False if files are missing. Raise OSError.
+    """Store a checkpoint together with the agents of other hosts. Raise OSError.
+
+    Return False if files are missing, or if other agents try a newer one, which this host has not tried.
 
     host: this one. homes: by rank, the directories of its parts and of the copies. may_write: set when writing may
-    begin.
+    begin. tried: the indices of checkpoints that lack files, to which this one is added if it does.
     """
     own = {rank: folder for rank, folder in homes.items() if kept.parts[rank].host == host}
-    index = kept.manifest["index"]
-    hidden = run / f"{_PREFIX}{index}-{kept.name}"
+    hidden = run / f"{_PREFIX}{kept.name}"
     with _lock_of(hidden) as lock:
-        may_write.wait()
         staging = hidden / f".new-{uuid.uuid4().hex}"
+        is_newest = True
         try:
+            _put(staging, _ROUND_FILE, kept.encoded())
+            may_write.wait()
             _write(kept, own, staging)
             quiet_at, seen = time.monotonic(), -1
-            while _lacks_files(kept, hidden) and time.monotonic() < min(quiet_at + _QUIET_S, deadline):
-                if (size := _size(hidden)) != seen or _is_newer_tried(run, index):
+            while _lacks_files(kept, hidden) and time.monotonic() < min(quiet_at + _QUIET_S, deadline) and is_newest:
+                if (size := sum(map(_size, run.glob(f"{_PREFIX}*")))) != seen:
                     quiet_at, seen = time.monotonic(), size
                 time.sleep(_POLL_S)
-            _write(kept, homes, staging)
+                is_newest = all(other.index <= kept.index or other.index in tried for other in described(run))
+            if is_newest:
+                _write(kept, homes, staging)
             if not _lacks_files(kept, hidden):
                 _describe(kept, hidden, staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        lock_alone(lock, deadline)
+        if is_newest:
+            tried.add(kept.index)
+        try:
+            lock_alone(lock, deadline if is_newest else 0.0)
+        except BlockingIOError:
+            if is_newest:
+                raise
+            return False
         if not hidden.exists():
             return (run / kept.name).exists()
         if is_locked(run) and (hidden / MANIFEST_FILE).exists():
@@ -96,41 +110,34 @@ def take_over(run: Path, unwanted: Collection[int] = (), patience_s: float = _PA
 
     unwanted: the indices of checkpoints that are deleted, even if they are complete.
     """
-    deadline, found = time.monotonic() + patience_s, []
-    for hidden in sorted(_hidden_in(run), key=_index_in):
+    deadline = time.monotonic() + patience_s
+    found: list[Path] = []
+    passed: list[Path] = []
+    while hidden := next((path for path in run.glob(f"{_PREFIX}*") if path not in passed), None):
         with _lock_of(hidden) as lock:
             try:
                 lock_alone(lock, 0.0)
             except BlockingIOError:
                 if not patience_s:
+                    passed.append(hidden)
                     continue
-                name = _name_in(hidden)
+                name = hidden.name.removeprefix(_PREFIX)
                 warn(f"waiting up to {patience_s:g} s for the hosts that still store {name} from their memory")
                 with contextlib.suppress(BlockingIOError):
                     lock_alone(lock, deadline)
             if hidden.exists() and _publish_or_delete(hidden, unwanted):
-                found.append(run / _name_in(hidden))
+                found.append(run / hidden.name.removeprefix(_PREFIX))
     return [path for path in found if path.exists()]
 
 
-def _is_newer_tried(run: Path, index: int) -> bool:
-    """Return whether agents try to store a newer checkpoint. If they cannot, they help with this one."""
-    return any(_index_in(other) > index and not (other / MANIFEST_FILE).exists() for other in _hidden_in(run))
-
-
-def _hidden_in(run: Path) -> list[Path]:
-    return list(run.glob(f"{_PREFIX}*"))
-
-
-def _index_in(hidden: Path) -> int:
-    """Return the number of the checkpoint in the name of its hidden directory, -1 in that of an earlier version."""
-    number = hidden.name.removeprefix(_PREFIX).partition("-")[0]
-    return int(number) if number.isdecimal() else -1
-
-
-def _name_in(hidden: Path) -> str:
-    name = hidden.name.removeprefix(_PREFIX)
-    return name if _index_in(hidden) < 0 else name.partition("-")[2]
+def described(run: Path) -> list[MemoryRound]:
+    """Return the checkpoints that agents try to store."""
+    found = []
+    for path in run.glob(f"{_PREFIX}*/{_ROUND_FILE}"):
+        with contextlib.suppress(OSError):  # it was renamed or deleted just now
+            if not (path.parent / MANIFEST_FILE).exists():
+                found.append(MemoryRound.decoded(path.read_bytes()))
+    return found
 
 
 @contextlib.contextmanager
@@ -154,7 +161,7 @@ def _publish_or_delete(hidden: Path, unwanted: Collection[int] = ()) -> bool:
 
     Raise OSError if a complete one cannot be renamed. It stays for the next coordinator.
     """
-    run, final = hidden.parent, hidden.parent / _name_in(hidden)
+    run, final = hidden.parent, hidden.parent / hidden.name.removeprefix(_PREFIX)
     try:
         index = committed_at(hidden).index
     except StorageError:
@@ -163,6 +170,7 @@ def _publish_or_delete(hidden: Path, unwanted: Collection[int] = ()) -> bool:
     if index not in unwanted and is_newer(run, index) and not final.exists():
         for staging in hidden.glob(".new-*"):
             shutil.rmtree(staging)
+        (hidden / _ROUND_FILE).unlink(missing_ok=True)
         sync_directories(hidden, [str(path.relative_to(hidden)) for path in hidden.rglob("*")])
         hidden.rename(final)
         flush(run)
@@ -184,16 +192,16 @@ def _write(kept: MemoryRound, parts: Mapping[int, Path], staging: Path) -> None:
 
 def _describe(kept: MemoryRound, hidden: Path, staging: Path) -> None:
     """Write the metadata and the manifest. Another agent may do the same now."""
+    write = partial(_put, staging, METADATA_FILE)
+    text, _ = complete_manifest(hidden, kept.name, kept.manifest, kept.metadata, kept.positions, write)
+    _put(staging, MANIFEST_FILE, text)
 
-    def write(name: str, data: bytes) -> None:
-        write_file(staging / name, data)
-        os.replace(staging / name, hidden / name)
 
+def _put(staging: Path, name: str, data: bytes) -> None:
+    """Write a file next to the directory ``staging``, so that no reader sees a part of it."""
     staging.mkdir(exist_ok=True)
-    text, _ = complete_manifest(
-        hidden, kept.name, kept.manifest, kept.metadata, kept.positions, partial(write, METADATA_FILE)
-    )
-    write(MANIFEST_FILE, text)
+    write_file(staging / name, data)
+    os.replace(staging / name, staging.parent / name)
 
 
 def _lacks_files(kept: MemoryRound, hidden: Path) -> bool:

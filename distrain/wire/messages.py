@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 25
+WIRE_VERSION = 24
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -601,23 +601,13 @@ class KeepRound(ToMemory):
     to which the agent stores the newest one if the coordinator is lost; empty if it must not. body: a new
     :class:`~distrain.storage.commit.MemoryRound`, encoded once for all hosts; empty if there is none.
 
-    Coordinator -> agent; with a body answered by :class:`RoundKept`.
+    Coordinator -> agent.
     """
 
     host: str
     keep: list[str]
     run: str = ""
     body: bytes = b""
-
-
-@message
-class RoundKept(Message):
-    """The host knows the checkpoint in memory with this index. The one before can be freed once all hosts do.
-
-    Agent -> coordinator.
-    """
-
-    index: int
 
 
 @message

@@ -40,15 +40,12 @@ class Host:
         self.cluster, self.name, self.rank = cluster, name, rank
         self.root = Path(tempfile.mkdtemp(prefix="distrain-test-", dir="/dev/shm"))
         self.answers: deque[wire.Message] = deque()
-        self.known: list[int] = []
         self.keeper = MemoryKeeper(cluster.loop, self._send, self.root)
         self.keeper.start(0, [rank])
 
     def _send(self, message: wire.Message) -> None:
         if isinstance(message, (wire.ReadPart, wire.PartRead)):
             self.cluster.relay(message)
-        elif isinstance(message, wire.RoundKept):
-            self.known.append(message.index)
         else:
             self.answers.append(message)
 
@@ -447,15 +444,14 @@ def test_the_checkpoint_before_is_stored_if_the_newest_cannot_be_complete(make_c
     "heard", [("", ""), ("a", ""), ("bc", ""), ("c", "b"), ("ab", "c"), ("abc", "c"), ("ac", "ab")]
 )
 @pytest.mark.parametrize("order", ["abc", "cba"])
-def test_hosts_that_know_different_ones_store_the_newest_that_all_know(
+def test_hosts_that_know_different_ones_store_the_newest_that_any_of_them_knows(
     make_cluster: Any, run: Path, heard: tuple[str, str], order: str
 ) -> None:
     cluster = make_cluster(3)
     newest = cluster.commit(0, keep=[0], run=run)
     for index, only in enumerate(heard, 1):
-        made = cluster.commit(index, keep=list(range(index + 1)), run=run, only=only)
-        newest = made if only == "abc" else newest
-        assert [host.name for host in cluster if index in host.known] == list(only)
+        made = cluster.commit(index, keep=[index], run=run, only=only)
+        newest = made if only else newest
     store(*(cluster.hosts[name] for name in order))
     assert checkpoints(run) == [newest.name]
 
@@ -520,7 +516,6 @@ def test_what_agents_have_written_stays_if_the_storage_fails_at_the_end(
 
 
 def test_what_a_killed_agent_has_left_is_deleted(run: Path) -> None:
-    for name in (".memory-3-checkpoint_000003", ".memory-checkpoint_000002"):  # the second is of an earlier version
-        (run / name / ".new-x").mkdir(parents=True)
+    (run / ".memory-checkpoint_000003" / ".new-x").mkdir(parents=True)
     assert checkpoints_while_stored(run) == []
     assert checkpoints(run) == []

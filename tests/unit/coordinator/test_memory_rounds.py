@@ -38,8 +38,6 @@ class Run:
 
     def __init__(self, folder: Path, *hosts: str, every_s: float = 1000.0) -> None:
         self.folder, self.hosts = folder, hosts
-        self.deaf: set[str] = set()
-        """The hosts that do not answer that they know a round."""
         self.sent: list[tuple[str, Any]] = []
         self.orders: list[tuple[str, wire.Upload]] = []
         self.chosen: list[CommittedCheckpoint | None] = []
@@ -86,8 +84,6 @@ class Run:
             then=lambda new: (self.sent.append(("rank", new)), saved.append(new)),  # type: ignore[arg-type]
         )
         assert saved[0].is_in_memory
-        for host in set(self.hosts) - self.deaf:
-            self.memory.handle(host, wire.RoundKept(index=saved[0].index))
         return saved[0].path.name
 
     def only(self, kind: type[Any]) -> list[tuple[str, Any]]:
@@ -517,7 +513,7 @@ def test_checkpoints_are_in_the_order_of_their_reports_however_long_they_take_to
         assert on_disk(run)[-1] == names[-1]
 
 
-# -- copies and what the hosts know ----------------------------------------------------------------------------------
+# -- copies ----------------------------------------------------------------------------------
 
 
 def test_rounds_are_copied_while_one_is_stored(two: Run) -> None:
@@ -539,27 +535,6 @@ def test_a_round_that_is_due_is_stored_while_another_is_copied(tmp_path: Path) -
     assert run.orders
     assert run.only(wire.CopyRound)[-1][1].name == name
     run.store.close()
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-def test_a_round_stays_until_every_host_knows_a_newer_one(two: Run, *, leaves: bool) -> None:
-    first = two.commit(1)
-    two.copied(first)
-    two.commit(2)
-    two.copied(second := "checkpoint_000001")
-    two.deaf = {"b"}
-    third = two.commit(3)
-    two.copied(third)
-    fourth = two.commit(4)
-    two.copied(fourth)
-    last = two.commit(5)
-    assert {second, last} <= set(two.kept)  # b may know no other one
-    if leaves:
-        two.memory.lost("b")
-    else:
-        two.memory.handle("b", wire.RoundKept(index=4))
-    assert second not in two.kept
-    assert last in two.kept
 
 
 # -- the end of a run ------------------------------------------------------------------------------------------------
@@ -602,7 +577,7 @@ def test_what_agents_have_stored_by_themselves_is_a_checkpoint(tmp_path: Path) -
     homes = {0: tmp_path / "part_0_2"}
     may_write = threading.Event()
     may_write.set()
-    assert store_alone(tmp_path / "run", kept, "a", homes, may_write, time.monotonic() + 10.0)
+    assert store_alone(tmp_path / "run", kept, "a", homes, may_write, time.monotonic() + 10.0, set())
     run.memory.lost("a")
     run.memory.store_last()
     assert not run.memory.is_storing
@@ -622,7 +597,9 @@ def test_what_agents_have_stored_of_a_round_that_was_given_up_is_deleted(tmp_pat
     run.memory.drop_others()
     may_write = threading.Event()
     may_write.set()
-    assert store_alone(tmp_path / "run", kept, "a", {0: tmp_path / "part_0_1"}, may_write, time.monotonic() + 10.0)
+    assert store_alone(
+        tmp_path / "run", kept, "a", {0: tmp_path / "part_0_1"}, may_write, time.monotonic() + 10.0, set()
+    )
     assert on_disk(run) == []
 
 

@@ -10,11 +10,9 @@ def a_round(number: int) -> MemoryRound:
     return MemoryRound(f"checkpoint_{number:06}", {"index": number, "files": {}}, {}, {}, {})
 
 
-def add(kept: KeptRounds, *numbers: int, are_known: bool = True) -> list[int]:
+def add(kept: KeptRounds, *numbers: int) -> list[int]:
     for number in numbers:
         kept.add(a_round(number), set(kept.rounds))
-        if are_known:
-            kept.acknowledged(number)
     return [one.manifest["index"] for one in kept.rounds.values()]
 
 
@@ -53,18 +51,6 @@ def test_rounds_that_are_read_or_on_their_way_are_kept() -> None:
     kept.start = "checkpoint_000001"
     kept.copying = kept.storing = ""
     assert add(kept, 5) == [0, 1, 5]
-
-
-def test_a_round_that_all_hosts_know_is_kept_until_they_know_a_newer_one() -> None:
-    kept = KeptRounds(safe="checkpoint_000000")
-    add(kept, 0, 1)
-    assert add(kept, 2, 3, 4, are_known=False) == [0, 1, 2, 4]  # nobody knows yet whether all have heard of 2
-    kept.acknowledged(1)
-    assert list(kept.rounds) == [f"checkpoint_{number:06}" for number in (0, 1, 2, 4)]
-    kept.acknowledged(3)
-    assert list(kept.rounds) == [f"checkpoint_{number:06}" for number in (0, 2, 4)]
-    kept.acknowledged(4)
-    assert list(kept.rounds) == [f"checkpoint_{number:06}" for number in (0, 4)]
 
 
 def test_a_round_that_is_no_longer_a_checkpoint_of_the_run_is_dropped() -> None:
