@@ -31,7 +31,7 @@ from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, delete_unr
 from distrain.storage.commit import MemoryRound
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.files import write_atomically
-from distrain.storage.lone_store import is_newer, store_alone
+from distrain.storage.lone_store import described, is_newer, store_alone
 from distrain.storage.records import complete_manifest, damage_of
 from distrain.system import scratch
 from distrain.system.background import Background
@@ -307,15 +307,19 @@ class MemoryKeeper:
 
     def _store(self) -> None:
         deadline, run = time.monotonic() + _STORING_S, Path(self._run)
-        for kept in sorted(self._rounds.values(), key=lambda kept: -int(kept.manifest["index"])):
-            if not run.is_dir() or not is_newer(run, kept.manifest["index"]):
+        tried: set[int] = set()
+        while run.is_dir():
+            known = {kept.index: kept for kept in (*described(run), *self._rounds.values()) if kept.index not in tried}
+            if not known or not is_newer(run, max(known)):
                 return
+            kept = known[max(known)]
             homes = {rank: home for rank in kept.parts if (home := self._home(kept, rank)) is not None}
             try:
-                if store_alone(run, kept, self._host, homes, self._may_store, deadline):
+                if store_alone(run, kept, self._host, homes, self._may_store, deadline, tried):
                     return
             except OSError as error:
                 warn(f"{kept.name} could not be stored from memory, after the coordinator was lost: {error}")
+                tried.add(kept.index)
 
 
 def _order(part: Path) -> tuple[int, int]:

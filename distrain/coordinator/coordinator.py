@@ -450,8 +450,12 @@ class Coordinator:
             case RunState.SAVING:
                 failed, waiting = self.machine.failed_ranks, self.hang_monitor.waiting_ranks
                 return events.Outstanding(saving=self.report_handler.storing(failed, waiting))
+        committing = self._store.is_committing or self._memory.is_settling
         uploading = self.report_handler.awaits_uploads(self.machine.lost_ranks)
-        return events.Outstanding(committing=self._store.is_committing, uploading=uploading)
+        if self.machine.is_done and not (committing or uploading):
+            self._memory.store_last()
+            uploading = self._memory.is_storing
+        return events.Outstanding(committing=committing, uploading=uploading, lost=self._memory.lost_work)
 
     def _do(self, actions: list[events.Action]) -> None:
         for action in actions:
@@ -537,8 +541,6 @@ class Coordinator:
         suspect, latest = self._store.roll_back(skip_to, reports=asked.reports), self._store.latest
         if latest is None:
             self._manifest.skip_to |= skip_to
-        else:
-            self._memory.skip_to(latest)
         self._memory.drop_others()
         path = str(latest.path) if latest else self._foreign_checkpoint
         self._store.append_event(

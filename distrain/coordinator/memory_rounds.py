@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _MANY_FAILURES = 3
-"""Copies in a row that fail before the user is told: a single one fails if a host is lost meanwhile."""
+"""Copies, or tries to store at the end, that fail in a row before the user is told: a lost helper costs one."""
 
 
 @dataclass(slots=True)
@@ -52,6 +52,11 @@ class _Storing:
     """By rank: the host that is storing its part, and the directory there."""
     damaged: set[tuple[int, str]] = field(default_factory=set)
     """Ranks, and the hosts on which their parts are damaged."""
+
+    @property
+    def is_settling(self) -> bool:
+        """True once its files are stored, or cannot be: the rest takes only moments."""
+        return bool(self.directory) and not self.unstored
 
 
 class MemoryRounds:
@@ -89,16 +94,16 @@ class MemoryRounds:
         self._attempt = -1
         self._hosts: list[str] = []
         self._kept = KeptRounds()
-        self._copy_name = ""
-        """The round that is being copied to other hosts."""
         self._copying_hosts: set[str] = set()
-        """The hosts that copy their parts of it now."""
+        """The hosts that copy their parts of a round now."""
         self._copy_folders: dict[str, dict[str, str]] = {}
         """By round and host: the directory with the copies that it has."""
         self._reads: dict[tuple[str, int], str] = {}
         """By reader and number: the host that has been asked for bytes."""
         self._storing: _Storing | None = None
         self._tries = 0
+        self._failed_tries = 0
+        """Tries in a row that the storage has refused."""
         self._store_at: float | None = None
         """When the newest round has to be stored."""
         self._gathered: dict[tuple[str, str], str] = {}
@@ -110,6 +115,14 @@ class MemoryRounds:
         self._failed_copies = 0
         """Copies in a row that have failed."""
         self._is_ending = False
+        self._lost: tuple[int, int, str] | None = None
+        """The index of the last round that could not be stored, the rank whose part is lost, and how."""
+
+    @property
+    def lost_work(self) -> tuple[int, str] | None:
+        """The rank whose part of the newest checkpoint is lost, and how. None if a later checkpoint is kept."""
+        latest = self._store.latest
+        return None if self._lost is None or (latest and latest.index > self._lost[0]) else self._lost[1:]
 
     @property
     def is_busy(self) -> bool:
@@ -120,6 +133,11 @@ class MemoryRounds:
     def is_storing(self) -> bool:
         """True while a round is being stored, unless the storage has failed to take it."""
         return self._storing is not None and (bool(self._storing.directory) or not self._store.is_idle)
+
+    @property
+    def is_settling(self) -> bool:
+        """True while it is being decided if a round is on storage: nothing may start before, or go back."""
+        return self._storing is not None and self._storing.is_settling
 
     def has(self, path: str | None) -> bool:
         """Return whether the checkpoint ``path`` is one in memory."""
@@ -179,7 +197,7 @@ class MemoryRounds:
         copies = copy_hosts(plan.hosts, self._racks)
         manifest, known = new.manifest, {saved.path.name for saved in self._store.committed}
         name = manifest["name"] or self._store.paths.checkpoint(manifest["index"]).name
-        if name in known or name in self._kept.rounds:  # the hosts may still have another one by that name
+        if name in {*known, *self._kept.rounds, self._kept.storing}:  # another one by that name may be somewhere
             name = f"{name}-{manifest['index']}"
         manifest["name"] = name
         parts = {}
@@ -207,13 +225,6 @@ class MemoryRounds:
         self._copy_folders = {name: of for name, of in self._copy_folders.items() if name in known}
         self._gathered = {key: folder for key, folder in self._gathered.items() if key[1] in known}
 
-    def skip_to(self, latest: CommittedCheckpoint) -> None:
-        """Note after a rollback to a round up to where rows are left out."""
-        if latest.is_in_memory:
-            kept = self._kept.rounds[latest.path.name]
-            kept.manifest["skip_to"] = latest.skip_to
-            self._tell_hosts(kept)
-
     def short_of_memory(self, rank: int, why: str) -> None:
         """Note that the host of a rank has no room for a part: further checkpoints of the run go to storage."""
         if not self.is_off:
@@ -221,11 +232,16 @@ class MemoryRounds:
             warn(f"{self._host_of(rank)} cannot keep checkpoints in memory: {why}; from now on, they go to storage")
 
     def drop_others(self) -> None:
-        """Drop the rounds from which the run does not continue any more."""
-        known = {saved.path.name for saved in self._store.committed if saved.is_in_memory}
-        if gone := self._kept.rounds.keys() - known:
-            self._kept.drop(gone)
-            self._tell_hosts()
+        """Drop the rounds from which the run does not continue any more, and tell the hosts what is new about others.
+
+        One that is being stored is not stored. If its files are complete already, its manifest says what is wrong.
+        """
+        if self._kept.rounds:
+            known = {saved.path.name for saved in self._store.committed if saved.is_in_memory}
+            self._kept.drop(self._kept.rounds.keys() - known)
+            if self._kept.storing not in self._kept.rounds and not self.is_settling:
+                self._end_storing()
+            self._tell_hosts(self._kept.newest)
 
     def free_all(self) -> None:
         """Drop all rounds: memory is short, and a newer checkpoint is on storage."""
@@ -236,21 +252,20 @@ class MemoryRounds:
     # -- copies on other hosts ------------------------------------------------------------------------------------
 
     def store_or_copy(self) -> None:
-        """Store or copy the newest round if that is due: one thing at a time, so that few rounds are kept."""
-        newest, is_copying = self._kept.newest, bool(self._copying_hosts)
+        """Store the newest round if that is due, and copy it if it has no copy: one at a time, so that few are kept."""
+        newest = self._kept.newest
         is_due = self._store_at is not None and time.monotonic() >= self._store_at and self._is_training()
-        if self._is_ending or (is_due and not is_copying):
+        if self._is_ending or is_due:
             self.store_newest()
-        elif not (self._storing or is_copying or newest is None or newest.name in self._copy_folders):
-            self._copy_name, self._copy_folders[newest.name] = newest.name, {}
+        if not (self._copying_hosts or newest is None or newest.name in self._copy_folders):
+            self._copy_folders[newest.name] = {}
             self._copying_hosts = {part.copy for part in newest.parts.values() if part.copy in self._hosts}
-            if self._copying_hosts:
-                self._kept.busy.add(newest.name)
+            self._kept.copying = newest.name if self._copying_hosts else ""
             for host in self._copying_hosts:
                 self._send(host, wire.CopyRound(name=newest.name))
 
     def _on_copied(self, host: str, message: wire.RoundCopied) -> None:
-        if host not in self._copying_hosts or message.name != self._copy_name:
+        if host not in self._copying_hosts or message.name != self._kept.copying:
             return
         if message.failed is not None:
             self._failed_copies += 1
@@ -265,10 +280,10 @@ class MemoryRounds:
         self._copying_hosts.discard(host)
         if self._copying_hosts:
             return
-        kept, there = self._kept.rounds.get(self._copy_name), self._copy_folders.get(self._copy_name, {})
+        name, self._kept.copying = self._kept.copying, ""
+        kept, there = self._kept.rounds.get(name), self._copy_folders.get(name, {})
         if kept is not None and {part.copy for part in kept.parts.values()} <= there.keys():
             self._kept.safe, self._failed_copies = kept.name, 0
-        self._kept.busy.discard(self._copy_name)
         self.store_or_copy()
 
     def lost(self, host: str) -> None:
@@ -291,19 +306,18 @@ class MemoryRounds:
         ``then`` is called with the newest one that could be gathered, or is on storage; None if there is none.
         """
         self._attempt, self._hosts = attempt, list(hosts)
+        self._is_ending, self._lost = False, None
         self._refuse_reads()
         if self._copying_hosts:  # nobody hears the answers
             self._copying_hosts.clear()
-            self._copy_folders.pop(self._copy_name, None)
-            self._kept.busy.discard(self._copy_name)
+            self._copy_folders.pop(self._kept.copying, None)
+        self._kept.copying = self._kept.start = ""
         if len(hosts) == 1:
             self._kept.safe = ""
-        self._kept.start = ""
         self._asking.clear()
         self._gathered.clear()  # every byte is compared again
-        if self._storing is not None and self._storing.unstored:  # nobody hears the answers to earlier orders
+        if not self.is_settling:  # nobody hears the answers to earlier orders
             self._end_storing()
-            self._store_at = time.monotonic()
         latest = self._store.latest
         if latest is None or not latest.is_in_memory:
             return False
@@ -315,28 +329,39 @@ class MemoryRounds:
             waiting.discard(host)
             if answer.failed is not None:
                 failures[host] = answer.failed
-            if waiting or self._attempt != attempt:
+            if waiting or self._attempt != attempt or self._is_ending:
                 return
             if failures:
-                self._give_up(name, " and ".join(dict.fromkeys(failures.values())))
-                if self.begin(attempt, hosts, then):
-                    return
-            then(self._store.latest)
+                self._give_up(name, " and ".join(dict.fromkeys(failures.values())), try_again)
+            else:
+                then(self._store.latest)
+
+        def try_again() -> None:
+            if self._attempt == attempt and not self._is_ending and not self.begin(attempt, hosts, then):
+                then(self._store.latest)
 
         for host in hosts:
             self._gather(host, name, partial(answered, host))
         return True
 
-    def _give_up(self, name: str, why: str) -> None:
-        """Drop a round that cannot be used, and say what is used instead."""
-        self._kept.drop([name])
-        self._tell_hosts()
-        latest = self._store.latest
-        instead = "there is none before it"
-        if latest is not None:
-            instead = f"{latest.path.name} {'in memory' if latest.is_in_memory else 'on storage'} is used instead"
-        warn(f"{name} in memory cannot be used: {why}; {instead}")
-        self._store.append_event("memory_checkpoint_lost", name=name, why=why)
+    def _give_up(self, name: str, why: str, then: Callable[[], None]) -> None:
+        """Drop a round that cannot be used, and say what is used instead, unless agents have stored it by now."""
+
+        def adopted() -> None:
+            is_lost = self.has(str(self._store.location / name))
+            self._kept.drop([name])
+            self._tell_hosts()
+            if is_lost:
+                latest = self._store.latest
+                instead = "there is no other one"
+                if latest is not None:
+                    where = "in memory" if latest.is_in_memory else "on storage"
+                    instead = f"{latest.path.name} {where} is used instead"
+                warn(f"{name} in memory cannot be used: {why}; {instead}")
+                self._store.append_event("memory_checkpoint_lost", name=name, why=why)
+            then()
+
+        self._store.adopt(adopted)
 
     def fetch(self, host: str, path: str, then: Callable[[str, str | None], None]) -> None:
         """Call ``then`` with the directory in which a host has a round for readers, and with why it has none."""
@@ -365,7 +390,7 @@ class MemoryRounds:
 
     def deadline(self) -> float | None:
         """Return when :meth:`store_or_copy` has something to do."""
-        return None if self._storing or self._copying_hosts or not self._is_training() else self._store_at
+        return None if self._storing or not self._is_training() else self._store_at
 
     def store_newest(self) -> None:
         """Store the newest round, unless it is stored already, or one is being stored."""
@@ -377,7 +402,7 @@ class MemoryRounds:
         newest = self._kept.rounds[latest.path.name]
         self._tries += 1
         storing = self._storing = _Storing(newest, time.monotonic(), -self._tries)
-        self._kept.busy.add(newest.name)
+        self._kept.storing = newest.name
         self._store.prepare(
             newest.manifest["attempt"], storing.ordinal, name=newest.name, then=partial(self._store_all, storing)
         )
@@ -411,7 +436,7 @@ class MemoryRounds:
                 places[part.copy] = f"{copies}/rank_{rank}"
             usable = [host for host in places if host in self._hosts and (rank, host) not in storing.damaged]
             if not usable:
-                self._cannot_store(f"no host has intact files of rank {rank}")
+                self._cannot_store(storing, rank)
                 return
             host, source = storing.sources[rank] = usable[0], places[usable[0]]
             order = wire.Upload(
@@ -434,7 +459,7 @@ class MemoryRounds:
             return True
         rank, (host, source) = message.rank, storing.sources[message.rank]
         expected = storing.kept.files[rank]
-        damage = message.failed if message.failed and source in message.failed else ""
+        damage = message.failed if message.failed and f"{source}/" in message.failed else ""
         for name, length, crc in message.files:
             if expected[name] != (length, crc):
                 damage = f"{name} has the checksum {crc:08x} instead of {expected[name][1]:08x}"
@@ -450,39 +475,50 @@ class MemoryRounds:
                 self._publish(storing)
         return True
 
-    def _cannot_store(self, why: str) -> None:
+    def _cannot_store(self, storing: _Storing, rank: int) -> None:
         """Store the round before instead."""
-        assert self._storing is not None
-        name = self._storing.kept.name
-        self._end_storing()
-        self._give_up(name, why)
-        self._on_change()
-        self.store_newest()
+        name, why = storing.kept.name, f"no host has intact files of rank {rank}"
+        index = storing.kept.index
+        storing.unstored.clear()
+
+        def given_up() -> None:
+            if not any(saved.index == index for saved in self._store.committed):
+                self._lost = max(self._lost or (-1, -1, ""), (index, rank, f"{name} was only in memory, and {why}"))
+            self._end_storing()
+            self._on_change()
+            self.store_newest()
+
+        self._give_up(name, why, given_up)
 
     def _storage_fails(self, why: object) -> None:
-        """Keep the round, and try again later, unless the run ends or the disk is full."""
+        """Keep the round, and try again later, unless the disk is full. At the end of the run, try at once."""
         assert self._storing is not None
         text = f"cannot write {self._storing.kept.name} to {self._store.location}: {why}"
+        self._failed_tries += 1
         self._end_storing()
         self._store_at = time.monotonic() + self._storage_every_s
-        if self._is_ending or is_full_disk(text):
+        if is_full_disk(text) or (self._is_ending and self._failed_tries >= _MANY_FAILURES):
+            self._failed_tries = 0
             self._store.on_failure(f"{text}{advice_on(text)}")
+        elif self._is_ending:
+            self.store_newest()
         else:
             warn(f"{text}; it stays in memory, and the next one is written in {self._storage_every_s:g} s")
 
     def _end_storing(self) -> None:
+        """Forget the round that is being stored. If it is not stored, the newest one is due now."""
         if self._storing is not None:
-            self._kept.busy.discard(self._storing.kept.name)
-            self._storing = None
+            self._storing, self._kept.storing, self._store_at = None, "", time.monotonic()
 
     def _publish(self, storing: _Storing) -> None:
         kept = storing.kept
 
         def done(path: Path | RemotePath) -> None:
             self._end_storing()
-            self._store.note_stored(kept.name, path, manifest)
+            self._failed_tries = 0
+            self._store.note_stored(kept.manifest, manifest, path)
             took_s = round(time.monotonic() - storing.began, 3)
-            self._store.append_event("stored", name=path.name, index=kept.manifest["index"], seconds=took_s)
+            self._store.append_event("stored", name=path.name, index=kept.index, seconds=took_s)
             self._store_at = time.monotonic() + self._storage_every_s
             self._on_change()
             self.store_or_copy()

@@ -505,7 +505,8 @@ class ReportHandler:
 
     def _on_committed(self, attempt: int, commit: Commit, saved: CommittedCheckpoint) -> None:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""
-        path, ranks = str(saved.path), frozenset(commit.ranks)
+        latest, ranks = self._store.committed[-1], frozenset(commit.ranks)  # perhaps one that was committed faster
+        path = str(latest.path)
         self._on_commit(path)
         unsettled = self._unsettled[commit.ordinal] if attempt == self._attempt else None
         since = unsettled.since if unsettled else self._clock.now()
@@ -532,7 +533,7 @@ class ReportHandler:
             self._do(self._assembly.committed(commit.ordinal, self._clock.now()))
         if saved.is_pending:
             self._validations.add(saved)
-        if self._memory.is_off and not (saved.is_in_memory or self._is_start_read()):
+        if self._memory.is_off and not (latest.is_in_memory or self._is_start_read()):
             self._memory.free_all()
         for rank in self._bringing.intersection(saved.silent):  # it came while this was committed
             self._disown(rank)

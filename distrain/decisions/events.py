@@ -197,7 +197,8 @@ class Outstanding:
     copying: hosts are getting files that their workers need.
     saving: checkpoints that ranks may complete after others have failed.
     committing: a checkpoint is being committed.
-    uploading: an upload is all that the next checkpoint waits for.
+    uploading: an upload is all that the next checkpoint waits for, or the newest one is only in memory.
+    lost: the rank whose part of the newest checkpoint is lost, and how.
     """
 
     verifying: bool = False
@@ -205,6 +206,7 @@ class Outstanding:
     saving: CheckpointsInProgress = CheckpointsInProgress()
     committing: bool = False
     uploading: bool = False
+    lost: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,14 @@ def copy_hosts(hosts: Sequence[str], racks: Mapping[str, str]) -> dict[str, str]
 class KeptRounds:
     """The rounds that are kept, by name, in the order of their commits.
 
-    safe: the newest one of which every host's parts are on another host, too. busy: those that are being copied or
-    stored. start: the one that ranks may still read as the start of the attempt.
+    safe: the newest one of which every host's parts are on another host, too. copying, storing: those that are being
+    copied or stored. start: the one that ranks may still read as the start of the attempt.
     """
 
     rounds: dict[str, MemoryRound] = field(default_factory=dict)
     safe: str = ""
-    busy: set[str] = field(default_factory=set)
+    copying: str = ""
+    storing: str = ""
     start: str = ""
 
     @property
@@ -52,7 +53,7 @@ class KeptRounds:
         self.rounds = {name: kept for name, kept in self.rounds.items() if name in known} | {new.name: new}
         names = list(self.rounds)
         spare = self.safe if self.safe in self.rounds else names[-2] if len(names) > 1 else ""
-        self._keep({new.name, spare, self.start, *self.busy})
+        self._keep({new.name, spare, self.start, self.copying, self.storing})
 
     def drop(self, names: Iterable[str]) -> None:
         """Drop rounds that are not to be used."""

@@ -874,8 +874,17 @@ class RunStateMachine:
                 text = "waiting for the checkpoint that is being stored"
                 return self._wait(text, now, says_at_once=bool(self.failures), limit=limit)
             case RunState.SETTLING:
-                return self._end_attempt(now)
+                if work.lost and self.is_done:
+                    self._lose_work(*work.lost)
+                return self._end_attempt(now, is_all_stored=not work.uploading)
         return []
+
+    def _lose_work(self, number: int, why: str) -> None:
+        """Let a rank fail that had finished, because what it has saved is lost."""
+        rank = self._ranks[number]
+        rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=why)
+        self._ranks.drop_outcome(rank)
+        self._ranks.count_failure(rank)
 
     def _wait(self, text: str, now: float, *, says_at_once: bool = False, limit: float = math.inf) -> list[Action]:
         """Go on waiting, until ``limit`` at the latest. Say so once, when that takes long."""
@@ -899,10 +908,10 @@ class RunStateMachine:
 
     # -- the attempt has ended ------------------------------------------------------------------------------------
 
-    def _end_attempt(self, now: float) -> list[Action]:
+    def _end_attempt(self, now: float, *, is_all_stored: bool = False) -> list[Action]:
         """Go on after an attempt of which nothing is left: the run finishes, fails, is stopped or is restarted."""
         self._deadline = None
-        finished = self.is_done and not self.storage_failed
+        finished = self.is_done and is_all_stored and not self.storage_failed
         why = None if finished else self._describe_early_end()
         ended: list[Action] = [AttemptEnded(self.attempt, tuple(self.failures), why)]
         if finished:

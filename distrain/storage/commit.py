@@ -59,6 +59,11 @@ class MemoryRound:
     positions: dict[str, Any]
     parts: dict[int, MemoryPart]
 
+    @property
+    def index(self) -> int:
+        """The number of the checkpoint over the whole run."""
+        return int(self.manifest["index"])
+
     @cached_property
     def files(self) -> dict[int, dict[str, tuple[int, int]]]:
         """By rank and name: size and crc32 of each file."""

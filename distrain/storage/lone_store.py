@@ -1,6 +1,7 @@
 """A checkpoint that the agents store from memory after they have lost their coordinator. Runs in: agent, coordinator.
 
-They write into one hidden directory, ``.memory-checkpoint_000123`` in the run directory, without talking to each other.
+They write into one hidden directory, ``.memory-checkpoint_000123`` in the run directory, without talking to each
+other, except that the first to come describes the checkpoint there: others may not have heard that it was committed.
 Each holds a shared lock on it as long as it writes or waits. The manifest is written once all files are there. Whoever
 gets the lock alone ends it: with a manifest, the directory is renamed and is a checkpoint; else it is deleted. That is
 an agent, or the next coordinator of the run.
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE
+from distrain.storage.commit import MemoryRound
 from distrain.storage.file_transfer import store_files
 from distrain.storage.files import sync_directories, write_file
 from distrain.storage.flushing import flush
@@ -29,12 +31,12 @@ from distrain.system.log import warn
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
-    from distrain.storage.commit import MemoryRound
-
 _PREFIX = ".memory-"
+_ROUND_FILE = ".round.json"
+"""Describes a checkpoint to agents that have not heard that it was committed."""
 _QUIET_S = 5.0
 """Seconds without a new byte of other hosts after which their files are taken from copies."""
 _PATIENCE_S = 60.0
@@ -58,30 +60,44 @@ def store_alone(
     homes: Mapping[int, Path],
     may_write: threading.Event,
     deadline: float,
+    tried: set[int],
 ) -> bool:
-    """Store a checkpoint together with the agents of other hosts. Return False if files are missing. Raise OSError.
+    """Store a checkpoint together with the agents of other hosts. Raise OSError.
+
+    Return False if files are missing, or if other agents try a newer one, which this host has not tried.
 
     host: this one. homes: by rank, the directories of its parts and of the copies. may_write: set when writing may
-    begin.
+    begin. tried: the indices of checkpoints that lack files, to which this one is added if it does.
     """
     own = {rank: folder for rank, folder in homes.items() if kept.parts[rank].host == host}
     hidden = run / f"{_PREFIX}{kept.name}"
     with _lock_of(hidden) as lock:
-        may_write.wait()
         staging = hidden / f".new-{uuid.uuid4().hex}"
+        is_newest = True
         try:
+            _put(staging, _ROUND_FILE, kept.encoded())
+            may_write.wait()
             _write(kept, own, staging)
             quiet_at, seen = time.monotonic(), -1
-            while _lacks_files(kept, hidden) and time.monotonic() < min(quiet_at + _QUIET_S, deadline):
-                if (size := _size(hidden)) != seen:
+            while _lacks_files(kept, hidden) and time.monotonic() < min(quiet_at + _QUIET_S, deadline) and is_newest:
+                if (size := sum(map(_size, run.glob(f"{_PREFIX}*")))) != seen:
                     quiet_at, seen = time.monotonic(), size
                 time.sleep(_POLL_S)
-            _write(kept, homes, staging)
+                is_newest = all(other.index <= kept.index or other.index in tried for other in described(run))
+            if is_newest:
+                _write(kept, homes, staging)
             if not _lacks_files(kept, hidden):
                 _describe(kept, hidden, staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        lock_alone(lock, deadline)
+        if is_newest:
+            tried.add(kept.index)
+        try:
+            lock_alone(lock, deadline if is_newest else 0.0)
+        except BlockingIOError:
+            if is_newest:
+                raise
+            return False
         if not hidden.exists():
             return (run / kept.name).exists()
         if is_locked(run) and (hidden / MANIFEST_FILE).exists():
@@ -89,20 +105,39 @@ def store_alone(
         return _publish_or_delete(hidden)
 
 
-def take_over(run: Path) -> None:
-    """End what agents have begun to store, before the run continues. Raise OSError."""
-    deadline = time.monotonic() + _PATIENCE_S
-    for hidden in run.glob(f"{_PREFIX}*"):
+def take_over(run: Path, unwanted: Collection[int] = (), patience_s: float = _PATIENCE_S) -> list[Path]:
+    """End what agents have begun to store, before the run continues. Return the new checkpoints. Raise OSError.
+
+    unwanted: the indices of checkpoints that are deleted, even if they are complete.
+    """
+    deadline = time.monotonic() + patience_s
+    found: list[Path] = []
+    passed: list[Path] = []
+    while hidden := next((path for path in run.glob(f"{_PREFIX}*") if path not in passed), None):
         with _lock_of(hidden) as lock:
             try:
                 lock_alone(lock, 0.0)
             except BlockingIOError:
+                if not patience_s:
+                    passed.append(hidden)
+                    continue
                 name = hidden.name.removeprefix(_PREFIX)
-                warn(f"waiting up to {_PATIENCE_S:g} s for the hosts that still store {name} from their memory")
+                warn(f"waiting up to {patience_s:g} s for the hosts that still store {name} from their memory")
                 with contextlib.suppress(BlockingIOError):
                     lock_alone(lock, deadline)
-            if hidden.exists():
-                _publish_or_delete(hidden)
+            if hidden.exists() and _publish_or_delete(hidden, unwanted):
+                found.append(run / hidden.name.removeprefix(_PREFIX))
+    return [path for path in found if path.exists()]
+
+
+def described(run: Path) -> list[MemoryRound]:
+    """Return the checkpoints that agents try to store."""
+    found = []
+    for path in run.glob(f"{_PREFIX}*/{_ROUND_FILE}"):
+        with contextlib.suppress(OSError):  # it was renamed or deleted just now
+            if not (path.parent / MANIFEST_FILE).exists():
+                found.append(MemoryRound.decoded(path.read_bytes()))
+    return found
 
 
 @contextlib.contextmanager
@@ -121,7 +156,7 @@ def _lock_of(hidden: Path) -> Iterator[int]:
             os.close(lock)
 
 
-def _publish_or_delete(hidden: Path) -> bool:
+def _publish_or_delete(hidden: Path, unwanted: Collection[int] = ()) -> bool:
     """Rename a directory that is complete to the checkpoint's name, and delete any other. Return whether it was.
 
     Raise OSError if a complete one cannot be renamed. It stays for the next coordinator.
@@ -132,9 +167,10 @@ def _publish_or_delete(hidden: Path) -> bool:
     except StorageError:
         shutil.rmtree(hidden, ignore_errors=True)
         return False
-    if is_newer(run, index) and not final.exists():
+    if index not in unwanted and is_newer(run, index) and not final.exists():
         for staging in hidden.glob(".new-*"):
             shutil.rmtree(staging)
+        (hidden / _ROUND_FILE).unlink(missing_ok=True)
         sync_directories(hidden, [str(path.relative_to(hidden)) for path in hidden.rglob("*")])
         hidden.rename(final)
         flush(run)
@@ -156,16 +192,16 @@ def _write(kept: MemoryRound, parts: Mapping[int, Path], staging: Path) -> None:
 
 def _describe(kept: MemoryRound, hidden: Path, staging: Path) -> None:
     """Write the metadata and the manifest. Another agent may do the same now."""
+    write = partial(_put, staging, METADATA_FILE)
+    text, _ = complete_manifest(hidden, kept.name, kept.manifest, kept.metadata, kept.positions, write)
+    _put(staging, MANIFEST_FILE, text)
 
-    def write(name: str, data: bytes) -> None:
-        write_file(staging / name, data)
-        os.replace(staging / name, hidden / name)
 
+def _put(staging: Path, name: str, data: bytes) -> None:
+    """Write a file next to the directory ``staging``, so that no reader sees a part of it."""
     staging.mkdir(exist_ok=True)
-    text, _ = complete_manifest(
-        hidden, kept.name, kept.manifest, kept.metadata, kept.positions, partial(write, METADATA_FILE)
-    )
-    write(MANIFEST_FILE, text)
+    write_file(staging / name, data)
+    os.replace(staging / name, staging.parent / name)
 
 
 def _lacks_files(kept: MemoryRound, hidden: Path) -> bool:

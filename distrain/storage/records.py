@@ -56,8 +56,13 @@ class CommittedCheckpoint:
     """After a rollback to it: by dataset or loader, the position up to which rows are left out. Else None."""
     progress: Sequence[float] | None = field(default=None, compare=False)
     """The step that it was reported with, and the last one; None without ``progress``."""
-    is_in_memory: bool = field(default=False, compare=False)
-    """True if the hosts have it in memory, and ``path`` does not exist yet."""
+    manifest: dict[str, Any] | None = field(default=None, compare=False)
+    """What its manifest will say, if the hosts have it in memory, and ``path`` does not exist yet. Else None."""
+
+    @property
+    def is_in_memory(self) -> bool:
+        """True if the hosts have it in memory, and ``path`` does not exist yet."""
+        return self.manifest is not None
 
     @property
     def is_pending(self) -> bool:

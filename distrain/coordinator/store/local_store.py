@@ -7,6 +7,7 @@ rename: the manifest is written into that directory. :mod:`distrain.storage.path
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import shutil
@@ -92,9 +93,28 @@ class LocalStore(RunStore):
 
     def close(self) -> None:
         """Release the directory, after the space of deleted checkpoints is free."""
-        if self._deleting is not None and not self.is_stalled:
-            self._deleting.join()
+        if not self.is_stalled:
+            if self._deleting is not None:
+                self._deleting.join()
+            with contextlib.suppress(OSError):
+                take_over(self.paths.root, self._given_up, 0.0)
         super().close()
+
+    def adopt(self, then: Callable[[], None]) -> None:
+        def find() -> list[CommittedCheckpoint]:
+            return [committed_at(path) for path in take_over(self.paths.root, self._given_up)]
+
+        def note(stored: list[CommittedCheckpoint]) -> None:
+            known = {saved.index: saved.manifest for saved in self.committed}
+            for saved in stored:
+                if manifest := known.get(saved.index):
+                    self.note_stored(manifest, {}, saved.path)
+                elif saved.index not in known:
+                    self.add(saved)
+                self.append_event("stored", name=saved.path.name, index=saved.index)
+            then()
+
+        self._do("a checkpoint", find, note)
 
     # -- commits --------------------------------------------------------------------------------------------------
 
@@ -168,10 +188,7 @@ class LocalStore(RunStore):
     # -- deletion -------------------------------------------------------------------------------------------------
 
     def _delete_checkpoints(self, chosen: Sequence[CommittedCheckpoint]) -> None:
-        def done(kept: list[CommittedCheckpoint]) -> None:
-            self.committed = sorted([*self.committed, *kept], key=lambda saved: saved.index)
-
-        self._background.do(lambda: self._delete(chosen), done)
+        self._background.do(lambda: self._delete(chosen), lambda kept: self.add(*kept))
 
     def _delete(self, chosen: Sequence[CommittedCheckpoint]) -> list[CommittedCheckpoint]:
         """Make each checkpoint vanish at once, by a rename. Return those that stay, because a process reads them."""

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _RESERVED_BYTES = 64 << 10
 """Disk space that a run keeps for its end."""
+_OF_PLACE = ("name", "files")
+"""Fields of a manifest that depend on where the checkpoint is."""
 _LINE_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _T = TypeVar("_T")
 _MOST_BAD_IN_A_ROW = 3
@@ -174,7 +176,7 @@ class RunStore(ABC):
         self.on_failure: Callable[[str], None] = warn
         """Called with the reason when something could not be written."""
         self.committed: list[CommittedCheckpoint] = []
-        """The checkpoints that are kept, in the order of their commits."""
+        """The checkpoints that are kept, in the order of their reports. :meth:`add` keeps that order."""
         self._rollbacks = 0
         """How many in a row have come from the newest one."""
         self.is_stalled = False
@@ -184,6 +186,8 @@ class RunStore(ABC):
         """The local directory for small files."""
         self.next_index = 0
         """The number of the next checkpoint."""
+        self._given_up: set[int] = set()
+        """The indices of checkpoints that turned out to be wrong."""
         self._open_commits = 0
         self._metrics: list[str] = []
         self._events: list[str] = []
@@ -366,7 +370,7 @@ class RunStore(ABC):
         positions: those in the data (:func:`merged_positions`), or None.
         to_memory: publishes one whose files stay in the memory of the hosts.
         """
-        index, self.next_index = self.next_index, self.next_index + 1
+        index, self.next_index = self.next_index, self.next_index + 1  # called in the order of the reports
         finite, nonfinite = without_nonfinite(commit.metrics)
         validation = None if validation is None else {**validation, "status": PENDING}
         manifest = {
@@ -387,8 +391,8 @@ class RunStore(ABC):
 
         def done(path: Path | RemotePath) -> None:
             self._open_commits -= 1
-            saved = replace(committed_at(path, manifest), is_in_memory=to_memory is not None)
-            self.committed.append(saved)
+            saved = replace(committed_at(path, manifest), manifest=manifest if to_memory else None)
+            self.add(saved)
             then(saved)
 
         def failed(why: object) -> None:
@@ -398,13 +402,25 @@ class RunStore(ABC):
         self._open_commits += 1
         (to_memory or self.publish)(Publication(commit.ordinal, folder, manifest, positions or {}, done, failed))
 
-    def note_stored(self, name: str, path: Path | RemotePath, manifest: Mapping[str, Any]) -> None:
-        """Note that a checkpoint that was only in memory is at ``path`` now, with this manifest."""
-        for number, saved in enumerate(self.committed):
-            if saved.path.name == name:
-                self.committed[number] = stored = replace(saved, path=path, is_in_memory=False)
-                if saved.skip_to != manifest.get("skip_to"):  # there was a rollback meanwhile
-                    self._note_in_manifest(stored, {"skip_to": saved.skip_to})
+    def add(self, *new: CommittedCheckpoint) -> None:
+        """Add checkpoints at the places of their reports: an older one may have taken longer to commit."""
+        self.committed = sorted([*self.committed, *new], key=lambda saved: saved.index)
+
+    def note_stored(self, now: Mapping[str, Any], stored: Mapping[str, Any], path: Path | RemotePath) -> None:
+        """Note that a checkpoint that was only in memory is at ``path``.
+
+        now: what its manifest has to say, even if the run has given it up. stored: what was written.
+        """
+        self.committed = [
+            replace(saved, path=path, manifest=None) if saved.index == now["index"] else saved
+            for saved in self.committed
+        ]
+        if changed := {name: now[name] for name in now if name not in _OF_PLACE and now[name] != stored.get(name)}:
+            self._update_manifest(CommittedCheckpoint(path, {}), changed)
+
+    def adopt(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once the checkpoints are noted that agents have stored by themselves, out of reach."""
+        then()
 
     @abstractmethod
     def publish(self, new: Publication) -> None:
@@ -417,9 +433,13 @@ class RunStore(ABC):
         """
         lacking = [saved for saved in self.committed if saved.index > after and rank in saved.silent]
         for saved in lacking:
-            self.committed.remove(saved)
-            self._note_in_manifest(saved, {"lacks": rank})
+            self._give_up(saved, {"lacks": rank})
         return lacking
+
+    def _give_up(self, saved: CommittedCheckpoint, why: Mapping[str, Any]) -> None:
+        self.committed.remove(saved)
+        self._given_up.add(saved.index)
+        self._note_in_manifest(saved, why)
 
     def roll_back(self, skip_to: Mapping[str, Any], *, reports: int = 0) -> str:
         """Note up to where rows are left out when the run continues at the newest checkpoint.
@@ -436,8 +456,7 @@ class RunStore(ABC):
         self._rollbacks = self._rollbacks + 1 if known is not None and reports <= 1 else 1
         skip_to = {**(known or {}), **skip_to}
         if len(self.committed) > 1 and known is not None and (skip_to == known or self._rollbacks > _MOST_BAD_IN_A_ROW):
-            self.committed.remove(latest)
-            self._note_in_manifest(latest, {"suspect": True})
+            self._give_up(latest, {"suspect": True})
             latest, suspect = self.committed[-1], latest.path.name
         self.committed[-1] = replace(latest, skip_to={**(latest.skip_to or {}), **skip_to})
         self._note_in_manifest(latest, {"skip_to": self.committed[-1].skip_to})
@@ -455,8 +474,10 @@ class RunStore(ABC):
         self._note_in_manifest(saved, {"metrics": finite, "nonfinite": nonfinite, "validation": validation})
 
     def _note_in_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
-        if not saved.is_in_memory:
+        if saved.manifest is None:
             self._update_manifest(saved, fields)
+        else:
+            saved.manifest.update(fields)
 
     @abstractmethod
     def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:

@@ -112,8 +112,10 @@ class Cluster:
         else:
             self.hosts[message.host].keeper.handle(message)
 
-    def commit(self, index: int, keep: list[int], run: Path | None = None, size: int = 1000) -> MemoryRound:
-        """Write and keep the checkpoint with this number."""
+    def commit(
+        self, index: int, keep: list[int], run: Path | None = None, size: int = 1000, only: str = "abc"
+    ) -> MemoryRound:
+        """Write and keep the checkpoint with this number. only: the hosts that hear of it."""
         names, files, parts = list(self.hosts), {}, {}
         for place, host in enumerate(self):
             contents = {f"rank{host.rank}/model.pt": random.Random(index).randbytes(size), f"r{host.rank}": b"x"}
@@ -128,7 +130,8 @@ class Cluster:
         manifest = {"name": name, "index": index, "metrics": {"loss": 1.0}, "files": files}
         made = MemoryRound(name, manifest, {"by": "test"}, {"train": {"0": 5}}, parts)
         for host in self:
-            host.keeper.handle(keep_round(host, made, keep, run))
+            if host.name in only:
+                host.keeper.handle(keep_round(host, made, keep, run))
         self.settle()
         return made
 
@@ -435,6 +438,22 @@ def test_the_checkpoint_before_is_stored_if_the_newest_cannot_be_complete(make_c
     cluster.commit(1, keep=[0, 1], run=run)
     store(cluster.hosts["b"])
     assert checkpoints(run) == [older.name]
+
+
+@pytest.mark.parametrize(
+    "heard", [("", ""), ("a", ""), ("bc", ""), ("c", "b"), ("ab", "c"), ("abc", "c"), ("ac", "ab")]
+)
+@pytest.mark.parametrize("order", ["abc", "cba"])
+def test_hosts_that_know_different_ones_store_the_newest_that_any_of_them_knows(
+    make_cluster: Any, run: Path, heard: tuple[str, str], order: str
+) -> None:
+    cluster = make_cluster(3)
+    newest = cluster.commit(0, keep=[0], run=run)
+    for index, only in enumerate(heard, 1):
+        made = cluster.commit(index, keep=[index], run=run, only=only)
+        newest = made if only else newest
+    store(*(cluster.hosts[name] for name in order))
+    assert checkpoints(run) == [newest.name]
 
 
 def test_damaged_bytes_are_not_stored(make_cluster: Any, run: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +17,10 @@ from distrain.coordinator.store.local_store import LocalStore
 from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.storage.commit import Commit, CommittedFile, MemoryRound
 from distrain.storage.file_transfer import hash_files
+from distrain.storage.lone_store import store_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from distrain.storage.records import CommittedCheckpoint
 
@@ -53,7 +57,15 @@ class Run:
         )
         self.memory.begin(0, hosts, self.chosen.append)
 
-    def commit(self, number: int, name: str | None = None, *, keeps_start: bool = False) -> str:
+    def commit(
+        self,
+        number: int,
+        name: str | None = None,
+        *,
+        keeps_start: bool = False,
+        silent: tuple[int, ...] = (),
+        step: int = 0,
+    ) -> str:
         reports, files = {}, []
         for rank in range(len(self.hosts)):
             part = self.folder / f"part_{rank}_{number}"
@@ -64,8 +76,10 @@ class Run:
         saved: list[CommittedCheckpoint] = []
         self.store.commit(
             0,
-            Commit(number, tuple(files), tuple(reports), {}, world_size=len(self.hosts)),
+            Commit(number, tuple(files), tuple(reports), {}, world_size=len(self.hosts), silent=silent),
             name=name,
+            step=step,
+            validation={},
             to_memory=lambda new: self.memory.publish(reports, new, keeps_start=keeps_start),
             then=lambda new: (self.sent.append(("rank", new)), saved.append(new)),  # type: ignore[arg-type]
         )
@@ -327,7 +341,9 @@ def test_an_error_of_the_storage_costs_no_round(tmp_path: Path, capsys: pytest.C
     run.memory.store_newest()
     fail_to_store(run, "[Errno 28] No space left on device: '/storage/checkpoint/file_0'")
     run.memory.store_last()
-    fail_to_store(run, "[Errno 5] Input/output error: '/storage/checkpoint/file_0'")
+    for _ in range(3):  # at the end of the run, it is tried again at once
+        assert len(failures) == 1
+        fail_to_store(run, "[Errno 5] Input/output error: '/storage/checkpoint/file_0'")
     assert [saved.path.name for saved in run.store.committed] == names
     assert ["free some space" in text for text in failures] == [True, False]
     run.store.close()
@@ -385,3 +401,213 @@ def test_nothing_is_kept_once_memory_is_short_and_a_checkpoint_is_on_storage(two
     two.memory.free_all()
     assert two.kept == []
     assert not two.store.committed
+
+
+# -- rounds that change while they are stored ------------------------------------------------------------------------
+
+
+def on_disk(run: Run) -> list[str]:
+    """What a new start finds."""
+    run.memory.close()
+    run.store.close()
+    store = LocalStore(run.folder / "run")
+    store.close()
+    return [saved.path.name for saved in store.committed]
+
+
+def later(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Have publications take place when the test calls what this returns."""
+    publications: list[Callable[[], None]] = []
+    publish = run.store.publish
+    monkeypatch.setattr(run.store, "publish", lambda new: publications.append(lambda: publish(new)))
+    return publications
+
+
+@pytest.mark.parametrize("stage", ["uploading", "publishing"])
+@pytest.mark.parametrize("cause", ["disowned", "suspect"])
+def test_a_round_that_is_given_up_while_it_is_stored_is_never_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, cause: str
+) -> None:
+    run = Run(tmp_path, "a")
+    first = run.commit(1)
+    run.memory.store_newest()
+    run.upload_all()
+    second = run.commit(2, silent=(1,))
+    if cause == "suspect":
+        assert run.store.roll_back({"loader": 2}) == ""
+    publications = later(run, monkeypatch)
+    run.memory.store_newest()
+    if stage == "publishing":
+        run.upload_all()
+        assert run.memory.is_settling  # no attempt starts before it is known what is on storage
+    if cause == "disowned":
+        run.store.disown(1, after=0)
+    else:
+        assert run.store.roll_back({"loader": 2}) == second
+    run.memory.drop_others()
+    assert run.memory.is_storing is (stage == "publishing")
+    run.upload_all()
+    for publish in publications:
+        publish()
+    assert [saved.path.name for saved in run.store.committed] == [first]
+    assert not run.memory.is_storing
+    assert on_disk(run) == [first]
+
+
+def test_what_is_noted_of_a_round_while_it_is_stored_is_in_its_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, "a")
+    name = run.commit(1)
+    run.store.roll_back({"loader": 1})
+    publications = later(run, monkeypatch)
+    run.memory.store_newest()
+    run.upload_all()
+    run.store.add_validation(run.store.committed[0], "VALIDATED", {"loss": 0.5})
+    run.store.roll_back({"other": 2})
+    publications[0]()
+    manifest = json.loads((run.store.paths.root / name / ".manifest.json").read_text())
+    assert manifest["skip_to"] == run.store.committed[0].skip_to == {"loader": 1, "other": 2}
+    assert (manifest["metrics"], manifest["validation"]) == ({"loss": 0.5}, {"status": "VALIDATED"})
+    run.store.close()
+
+
+def test_a_rollback_tells_the_hosts_up_to_where_rows_are_left_out(two: Run) -> None:
+    two.commit(1)
+    two.store.roll_back({"loader": 1})
+    two.memory.drop_others()
+    for _, message in two.only(wire.KeepRound)[-2:]:
+        assert MemoryRound.decoded(message.body).manifest["skip_to"] == {"loader": 1}
+
+
+def test_what_is_only_in_memory_is_told_to_no_host_without_it(two: Run) -> None:
+    two.memory.drop_others()
+    assert not two.only(wire.KeepRound)
+
+
+def test_checkpoints_are_in_the_order_of_their_reports_however_long_they_take_to_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for order in itertools.permutations(range(3)):
+        run = Run(tmp_path / "".join(map(str, order)), "a")
+        publications = later(run, monkeypatch)
+        names = []
+        for number in range(1, 7):
+            if number % 2:
+                folder = run.store.staging_directory(0, number)
+                (folder / "file").write_text("x")
+                files = tuple(CommittedFile(*one[:1], 0, *one[1:]) for one in hash_files(folder, ["file"]))
+                run.store.commit(0, Commit(number, files, (0,), {}), step=number, then=lambda saved: None)
+                names.append(f"checkpoint_{number - 1:06}")
+            else:
+                names.append(run.commit(number, step=number))
+        for place in order:
+            publications[place]()
+            committed = run.store.committed
+            assert [saved.index for saved in committed] == sorted(saved.index for saved in committed)
+            assert run.store.latest is not None
+            assert run.store.latest.path.name == names[-1]
+        run.memory.store_last()
+        run.upload_all()
+        publications[-1]()
+        assert on_disk(run)[-1] == names[-1]
+
+
+# -- copies ----------------------------------------------------------------------------------
+
+
+def test_rounds_are_copied_while_one_is_stored(two: Run) -> None:
+    first = two.commit(1)
+    two.memory.store_newest()
+    two.copied(first)
+    second = two.commit(2)
+    assert two.only(wire.CopyRound)[-1][1].name == second
+    two.copied(second)
+    third = two.commit(3)
+    assert two.kept == [first, second, third]  # on its way to storage, on two hosts, the newest
+    two.upload_all()
+    assert not two.store.committed[0].is_in_memory
+
+
+def test_a_round_that_is_due_is_stored_while_another_is_copied(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", every_s=0.0)
+    name = run.commit(1)
+    assert run.orders
+    assert run.only(wire.CopyRound)[-1][1].name == name
+    run.store.close()
+
+
+# -- the end of a run ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["uploading", "copied", "not even begun"])
+def test_a_host_that_is_lost_at_the_end_costs_its_work_unless_there_is_a_copy(tmp_path: Path, stage: str) -> None:
+    run = Run(tmp_path, "a", "b")
+    name = run.commit(1)
+    if stage == "copied":
+        run.copied(name)
+        (copy := tmp_path / "copies_a" / "rank_1").mkdir(parents=True)
+        (copy / "file_1").write_text("1")
+    if stage != "not even begun":
+        run.memory.store_last()
+        run.orders = [(host, order) for host, order in run.orders if host == "a"]
+    run.memory.lost("b")
+    run.memory.store_last()
+    run.upload_all()
+    assert not run.memory.is_storing
+    latest = run.store.latest
+    if stage == "copied":
+        assert latest is not None
+        assert not latest.is_in_memory
+        assert run.memory.lost_work is None
+    else:
+        assert latest is None
+        assert run.memory.lost_work == (1, f"{name} was only in memory, and no host has intact files of rank 1")
+        run.memory.begin(1, ["a"], run.chosen.append)
+        assert run.memory.lost_work is None
+    run.store.close()
+
+
+def test_what_agents_have_stored_by_themselves_is_a_checkpoint(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a")
+    run.commit(1)
+    name = run.commit(2)
+    run.store.roll_back({"loader": 1})
+    kept = MemoryRound.decoded(run.only(wire.KeepRound)[-1][1].body)  # without the rollback
+    homes = {0: tmp_path / "part_0_2"}
+    may_write = threading.Event()
+    may_write.set()
+    assert store_alone(tmp_path / "run", kept, "a", homes, may_write, time.monotonic() + 10.0, set())
+    run.memory.lost("a")
+    run.memory.store_last()
+    assert not run.memory.is_storing
+    assert run.memory.lost_work is None
+    assert [(saved.path.name, saved.is_in_memory) for saved in run.store.committed][-1] == (name, False)
+    manifest = json.loads((tmp_path / "run" / name / ".manifest.json").read_text())
+    assert manifest["skip_to"] == {"loader": 1}
+    assert not list((tmp_path / "run").glob(".memory-*"))
+    assert on_disk(run) == [name]
+
+
+def test_what_agents_have_stored_of_a_round_that_was_given_up_is_deleted(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a")
+    run.commit(1, silent=(1,))
+    kept = MemoryRound.decoded(run.only(wire.KeepRound)[-1][1].body)
+    run.store.disown(1, after=-1)
+    run.memory.drop_others()
+    may_write = threading.Event()
+    may_write.set()
+    assert store_alone(
+        tmp_path / "run", kept, "a", {0: tmp_path / "part_0_1"}, may_write, time.monotonic() + 10.0, set()
+    )
+    assert on_disk(run) == []
+
+
+def test_an_uploader_that_dies_at_the_end_costs_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a")
+    name = run.commit(1)
+    run.memory.store_last()
+    fail_to_store(run, f"the uploader has died (exit code -9); its files may still be in {tmp_path}/part_0_1")
+    run.upload_all()
+    assert [(saved.path.name, saved.is_in_memory) for saved in run.store.committed] == [(name, False)]
+    run.store.close()

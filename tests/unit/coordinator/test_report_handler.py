@@ -16,6 +16,7 @@ from distrain.coordinator.observers import Observers
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.decisions.run_status import RunStatus
+from distrain.storage.records import CommittedCheckpoint
 
 if TYPE_CHECKING:
     import pytest
@@ -168,4 +169,22 @@ def test_many_ranks_store_a_checkpoint_and_ask_for_the_list(tmp_path: Path) -> N
     assert {len(json.loads(answer.body)) for answer in lists} == {1}
     assert [done.has_files for done in only(wire.CommitDone, sent)] == [True] * world_size
     assert time.process_time() - began < 10
+    store.close()
+
+
+def test_an_older_checkpoint_that_is_committed_last_is_not_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sent = LocalStore(tmp_path / "run"), []
+    handler, starts = handler_of(store, sent, 1), []
+    handler._on_commit = starts.append
+    handler._memory.is_off = True
+    report(handler, 0, 1, "model.pt")
+    newer = CommittedCheckpoint(tmp_path / "run/checkpoint_000001", {}, index=1, manifest={})  # committed meanwhile
+    store.add(newer)
+    store_files(handler, sent[-1])
+    assert [saved.index for saved in store.committed] == [0, 1]
+    assert starts == [str(newer.path)]
+    [done] = [message for message in sent if isinstance(message, wire.CommitDone)]
+    assert done.path == str(newer.path)
     store.close()

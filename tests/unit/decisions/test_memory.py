@@ -43,11 +43,13 @@ def test_the_round_that_is_on_two_hosts_is_kept_until_a_newer_one_is() -> None:
 def test_rounds_that_are_read_or_on_their_way_are_kept() -> None:
     kept = KeptRounds()
     add(kept, 0, 1)
-    kept.safe, kept.busy = "checkpoint_000000", {"checkpoint_000001"}
-    assert add(kept, 2, 3, 4) == [0, 1, 4]
-    assert len(kept.rounds) + 1 <= 4  # and the one that the ranks are writing
+    kept.safe, kept.storing = "checkpoint_000000", "checkpoint_000001"
+    add(kept, 2)
+    kept.copying = "checkpoint_000002"
+    assert add(kept, 3, 4) == [0, 1, 2, 4]
+    assert len(kept.rounds) + 1 <= 5  # and the one that the ranks are writing
     kept.start = "checkpoint_000001"
-    kept.busy.clear()
+    kept.copying = kept.storing = ""
     assert add(kept, 5) == [0, 1, 5]
 
 

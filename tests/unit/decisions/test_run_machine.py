@@ -1677,6 +1677,46 @@ def test_the_end_of_a_run_waits_for_an_upload_without_limit() -> None:
     assert play.state is RunState.FINISHED
 
 
+@pytest.mark.parametrize("work", ["committing", "uploading"])
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_run_whose_last_checkpoint_is_not_stored_has_not_finished(work: str, *, is_repeated: bool) -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.outstanding = Outstanding(**{work: True})
+    play.gone()
+    play.happens(StopRequested("SIGINT"))
+    if is_repeated:
+        play.happens(StopRequested("SIGINT"))
+    elif work == "uploading":
+        play.now += GRACE_S
+        play.happens(Tick())
+    else:
+        waiting(play)
+    assert play.state is (RunState.STOPPED if is_repeated or work == "uploading" else RunState.FINISHED)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_rank_whose_last_checkpoint_is_lost_has_failed(restarts: int) -> None:
+    play = Play(failure_config=FailureConfig(max_failures=restarts)).run()
+    play.all_succeed()
+    play.outstanding = Outstanding(uploading=True, lost=(1, "checkpoint_000004 was only in memory"))
+    play.gone()
+    assert play.state is RunState.SETTLING  # perhaps an older one is being stored
+    play.outstanding = Outstanding(lost=(1, "checkpoint_000004 was only in memory"))
+    actions = play.happens(Tick())
+    if restarts:
+        assert said(actions) == "rank 1 on one was lost: checkpoint_000004 was only in memory"
+        assert play.state is RunState.RESERVING
+        play.outstanding = Outstanding()
+        play.begin_attempt()
+        play.all_succeed()
+        play.gone()
+        assert play.state is RunState.FINISHED
+    else:
+        assert play.state is RunState.FAILED
+        assert [failure.rank for failure in play.machine.failures] == [1]
+
+
 @pytest.mark.parametrize("is_repeated", [False, True])
 def test_a_run_that_should_stop_waits_for_an_upload_for_the_grace_or_until_the_next_signal(is_repeated: bool) -> None:
     play = Play().run()
