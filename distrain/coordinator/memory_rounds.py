@@ -166,6 +166,7 @@ class MemoryRounds:
                 ordinal=report.ordinal or 0,
                 folder=report.folder,
                 files=list(files),
+                facts=report.facts or {},
             ),
         )
 

@@ -29,7 +29,14 @@ from distrain.api.context import (
 from distrain.api.store_options import StoreOptions
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import POSITIONS, Checkpoint
-from distrain.storage.file_transfer import Files, LocalFiles, hash_files, store_files
+from distrain.storage.file_transfer import (
+    Files,
+    LocalFiles,
+    hash_files,
+    states_of,
+    store_files,
+    wait_for_new_time,
+)
 from distrain.storage.files import copy_folders, list_files
 from distrain.system.log import say, warn_once
 from distrain.system.remote_path import RemotePath
@@ -215,9 +222,14 @@ class Session:
                 self._report_to_memory(checkpoint, send)
                 return
             folder, files = self._folder_and_files(checkpoint, options, stack)
+            facts = states_of(folder, files)
             waits = options.mode is SYNC or not self._channel.has_uploader
             is_in_place = options.mode is NO_UPLOAD
-            ordinal = send(folder=str(folder), files=files, in_place=is_in_place, waits=waits, validation=validation)
+            if not waits:
+                wait_for_new_time(facts)
+            ordinal = send(
+                folder=str(folder), files=files, facts=facts, in_place=is_in_place, waits=waits, validation=validation
+            )
             if waits or options.mode is ASYNC:
                 self._uploading[ordinal] = checkpoint  # which may delete its files with itself
             if waits:
@@ -350,23 +362,28 @@ class Session:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            part, failed = Part(Path(), [], None), str(error)
+            part, failed = Part(Path(), []), str(error)
         is_written = part.copy_from_gpu is None and failed is None
         ordinal = self._in_memory = send(
-            folder=str(part.folder), files=part.files, in_memory=True, is_written=is_written, waits=False
+            folder=str(part.folder),
+            files=part.files,
+            facts=part.facts,
+            in_memory=True,
+            is_written=is_written,
+            waits=False,
         )
         if failed is not None:
-            self._send_written(ordinal, failed)
+            self._send_written(ordinal, part, failed)
         elif part.copy_from_gpu is not None:
-            self._memory.finish(part, partial(self._send_written, ordinal))
+            self._memory.finish(part, partial(self._send_written, ordinal, part))
 
     def _end_in_memory(self, *, is_dropped: bool) -> None:
         self._in_memory = None
         if is_dropped and self._memory is not None:
             self._memory.drop()
 
-    def _send_written(self, ordinal: int, failed: str | None) -> None:
-        self.send(wire.PartWritten, ordinal=ordinal, failed=failed)
+    def _send_written(self, ordinal: int, part: Part, failed: str | None) -> None:
+        self.send(wire.PartWritten, ordinal=ordinal, failed=failed, facts=part.facts)
 
     def _raise_storing_error(self) -> None:
         if self._storing_errors:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +21,13 @@ from distrain import Checkpoint, CheckpointUploadMode, wire
 from distrain.api import current
 from distrain.api.context import TrainContext
 from distrain.errors import CheckpointError
+from distrain.storage.file_transfer import hash_files
 from distrain.system import scratch
 from distrain.wire.channel import Channel
 from distrain.worker import memory_part
 from distrain.worker.memory_part import MemoryParts, Part
 from distrain.worker.session import Session
+from tests.conftest import CHANGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -184,8 +188,45 @@ def test_a_file_that_becomes_shorter_meanwhile_is_an_error(
     """Otherwise the end of the file would have the bytes of the part before."""
     (tmp_path / "a").write_bytes(b"x" * 100)
     monkeypatch.setattr(memory_part, "_check_room", lambda needed: os.truncate(tmp_path / "a", 50))
-    with pytest.raises(OSError, match="became shorter"):
+    with pytest.raises(OSError, match="a was written, replaced or deleted before it was stored"):
         MemoryParts(home).write("0-1", Checkpoint(tmp_path))
+
+
+def test_a_file_that_is_written_meanwhile_is_an_error(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes may be of two steps."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a").write_bytes(b"x" * 100)
+    for change in CHANGES.values():
+        monkeypatch.setattr(memory_part, "_check_room", lambda needed, change=change: change(tmp_path / "deep" / "a"))
+        with pytest.raises(OSError, match=r"deep/a was written, replaced or deleted.*a directory of its own"):
+            MemoryParts(home).write("0-1", Checkpoint(tmp_path))
+        (tmp_path / "deep" / "a").write_bytes(b"x" * 100)
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 5000])
+@pytest.mark.parametrize("name", ["a", "deep/er/a"])
+def test_what_is_told_is_what_was_written_whatever_the_part_before_had(
+    home: Path, tmp_path: Path, name: str, size: int
+) -> None:
+    parts, source = MemoryParts(home), tmp_path / "source"
+    for ordinal, body in enumerate([b"o" * 100, random.Random(size).randbytes(size), b"o" * 100], start=1):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(body)
+        part = parts.write(f"0-{ordinal}", Checkpoint(source))
+        assert (part.folder / name).read_bytes() == body
+        assert part.facts == {name: [len(body), zlib.crc32(body)]}
+        free(part.folder, ordinal)
+
+
+def test_tensors_and_large_files_have_the_checksum_of_their_bytes(home: Path) -> None:
+    parts = MemoryParts(home)
+    for ordinal, size in enumerate((1, 10_000_000, 1000), start=1):  # 40 MB are hashed in several parts
+        part = parts.write(f"0-{ordinal}", Checkpoint.from_dict({"x": torch.randn(size), "y": torch.ones(3)}))
+        found = hash_files(part.folder, part.files)
+        assert part.facts == {name: facts for name, *facts in found}
+        free(part.folder, ordinal)
 
 
 def test_too_little_memory_is_noticed_before_it_is_taken(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +346,7 @@ def test_a_report_names_the_part_and_does_not_wait(worker: Worker, home: Path) -
     assert (said.in_memory, said.is_written, said.waits, said.name) == (True, True, False, "mine")
     assert said.folder == str(home / "2-1")
     assert sorted(said.files) == ["dict_checkpoint.bin", "dict_checkpoint.pkl"]
+    assert said.facts == {name: list(facts) for name, *facts in hash_files(Path(said.folder), said.files)}
     data = Checkpoint(said.folder).to_dict()
     assert data["x"].tolist() == [1, 1, 1]
     assert data["_current_checkpoint_id"] == 0
@@ -338,7 +380,14 @@ def test_a_gpu_copy_is_told_when_it_is_done(worker: Worker, home: Path, monkeypa
     may_copy = threading.Event()
 
     def write(self: MemoryParts, name: str, checkpoint: Checkpoint) -> Part:
-        return Part(home / name, ["a"], may_copy.wait)
+        part = Part(home / name, ["a"])
+
+        def copy() -> None:
+            assert may_copy.wait(10)
+            part.facts["a"] = [3, 7]
+
+        part.copy_from_gpu = copy
+        return part
 
     monkeypatch.setattr(MemoryParts, "write", write)
     report()
@@ -350,6 +399,7 @@ def test_a_gpu_copy_is_told_when_it_is_done(worker: Worker, home: Path, monkeypa
     written = frame.message()
     assert isinstance(written, wire.PartWritten)
     assert (written.rank, written.attempt, written.ordinal, written.failed) == (1, 2, 1, None)
+    assert written.facts == {"a": [3, 7]}
 
 
 def test_without_room_nothing_is_raised_and_later_checkpoints_are_stored(
