@@ -34,13 +34,15 @@ class KeptRounds:
     """The rounds that are kept, by name, in the order of their commits.
 
     safe: the newest one of which every host's parts are on another host, too. busy: those that are being copied or
-    stored. start: the one that ranks may still read as the start of the attempt.
+    stored. start: the one that ranks may still read as the start of the attempt. best: those that num_to_keep keeps by
+    their score, and that are not on storage.
     """
 
     rounds: dict[str, MemoryRound] = field(default_factory=dict)
     safe: str = ""
     busy: set[str] = field(default_factory=set)
     start: str = ""
+    best: Collection[str] = ()
 
     @property
     def newest(self) -> MemoryRound | None:
@@ -52,7 +54,7 @@ class KeptRounds:
         self.rounds = {name: kept for name, kept in self.rounds.items() if name in known} | {new.name: new}
         names = list(self.rounds)
         spare = self.safe if self.safe in self.rounds else names[-2] if len(names) > 1 else ""
-        self._keep({new.name, spare, self.start, *self.busy})
+        self._keep({new.name, spare, self.start, *self.busy, *self.best})
 
     def drop(self, names: Iterable[str]) -> None:
         """Drop rounds that are not to be used."""

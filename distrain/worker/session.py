@@ -96,7 +96,7 @@ class Session:
         context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})  # JSON has made it a list
         session = cls(channel, context, context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None)
         session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
-        session._memory_every = spec.memory_every
+        session._prefers_memory = spec.memory_every is not None
         if channel.has_uploader and (home := memory_directory()) is not None:
             session._memory = MemoryParts(home / f"rank_{context.world_rank}")
         return session
@@ -145,9 +145,8 @@ class Session:
         self._copy_orders: dict[int, wire.CopyFiles] = {}
         self._memory: MemoryParts | None = None
         """Writes checkpoints into the memory of this host; None if no agent keeps them."""
-        self._memory_every: int | None = None
-        self._offered = 0
-        """The checkpoints of which every ``_memory_every``-th is written to memory."""
+        self._prefers_memory = False
+        """True if checkpoints that SYNC could store go to memory."""
         self._in_memory: int | None = None
         """The ordinal of a checkpoint in memory that is neither committed nor dropped yet."""
         self._memory_is_short = False
@@ -194,7 +193,7 @@ class Session:
         """Do what :func:`distrain.report` does."""
         began = time.monotonic()
         with self._alone("report()"), contextlib.ExitStack() as stack:
-            checkpoint, options = self._choose_memory(checkpoint, options)
+            options = self._choose_memory(options) if checkpoint else options
             stack.enter_context(self._counted(has_checkpoint=checkpoint is not None))
             self.at_report()
             body = encode_metrics(metrics)
@@ -336,21 +335,14 @@ class Session:
         folder = Path(stack.enter_context(checkpoint.as_directory()))
         return folder, list_files(folder)
 
-    def _choose_memory(
-        self, checkpoint: Checkpoint | None, options: StoreOptions
-    ) -> tuple[Checkpoint | None, StoreOptions]:
-        """Return what to store, and how, by what the user wants, and where memory can keep it."""
-        if checkpoint is None:
-            return None, options
-        if self._memory_every and options == replace(_DEFAULTS, name=options.name, delete=options.delete):
-            self._offered += 1
-            if self._offered % self._memory_every:
-                return None, options
+    def _choose_memory(self, options: StoreOptions) -> StoreOptions:
+        """Return how to store a checkpoint, by what the user wants, and where memory can keep it."""
+        if self._prefers_memory and options == replace(_DEFAULTS, name=options.name, delete=options.delete):
             options = replace(options, mode=MEMORY)
         if options.mode is MEMORY and self._memory is None:
             warn_once("nothing keeps checkpoints in memory here, so they are stored with CheckpointUploadMode.SYNC")
             options = replace(options, mode=SYNC)
-        return checkpoint, options
+        return options
 
     def _report_to_memory(self, checkpoint: Checkpoint, send: Callable[..., int]) -> None:
         """Write a checkpoint into the memory of this host, and report it with ``send``, which returns its ordinal."""

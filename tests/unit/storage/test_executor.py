@@ -74,9 +74,15 @@ def test_files_of_another_step_are_refused(
         (source / name).write_bytes(b"x" * 100)
     files, others = (["a", "deep/b"], []) if owned else (["a"], ["deep/b"])
     order = wire.Upload(
-        attempt=0, rank=1, ordinal=2, source=str(source),
-        directory="checkpoint" if is_remote else str(tmp_path / "new"), files=files, others=others, facts=states_of(source, ["a", "deep/b"]),
-    )  # fmt: skip
+        attempt=0,
+        rank=1,
+        ordinal=2,
+        source=str(source),
+        directory="checkpoint" if is_remote else str(tmp_path / "new"),
+        files=files,
+        others=others,
+        facts=states_of(source, ["a", "deep/b"]),
+    )
     for failed in (False, True):
         answer = StorageExecutor(run).do(order)
         assert isinstance(answer, wire.FilesCopied)

@@ -304,7 +304,7 @@ def test_a_child_that_was_forked_changes_no_bytes(home: Path) -> None:
 class Worker:
     """A session with memory, and the other end of its channel."""
 
-    def __init__(self, root: Path, home: Path, memory_every: int | None) -> None:
+    def __init__(self, root: Path, home: Path, *, prefers_memory: bool) -> None:
         (read_down, write_down), (read_up, write_up) = os.pipe(), os.pipe()
         context = TrainContext(
             world_rank=1, world_size=4, local_rank=1, local_world_size=2, node_rank=0, run_name="run",
@@ -313,7 +313,7 @@ class Worker:
         self.channel = Channel(read_down, write_up)
         self.coordinator = Channel(read_up, write_down)
         self.session = Session(self.channel, context, None)
-        self.session._memory, self.session._memory_every = MemoryParts(home), memory_every
+        self.session._memory, self.session._prefers_memory = MemoryParts(home), prefers_memory
 
     def tell(self, kind: type[Any], **fields: Any) -> None:
         self.coordinator.send(kind(attempt=2, rank=1, **fields))
@@ -329,7 +329,7 @@ class Worker:
 def worker(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Worker]:
-    made = Worker(tmp_path, home, getattr(request, "param", None))
+    made = Worker(tmp_path, home, prefers_memory=getattr(request, "param", False))
     monkeypatch.setattr(current, "session", made.session)
     yield made
     made.channel.close()
@@ -455,26 +455,30 @@ def test_without_an_agent_it_is_stored_and_said_once(worker: Worker, capsys: pyt
     assert capsys.readouterr().err.count("CheckpointUploadMode.SYNC") == 1
 
 
-@pytest.mark.parametrize("worker", [3], indirect=True)
-def test_every_third_checkpoint_goes_to_memory(worker: Worker) -> None:
-    for _ in range(7):
-        worker.session._in_memory = None
-        distrain.report({}, checkpoint=tensors(1))
+@pytest.mark.parametrize("worker", [True], indirect=True)
+def test_every_checkpoint_goes_to_memory_whichever_turns_out_to_be_the_last_or_the_best(
+    worker: Worker, tmp_path: Path
+) -> None:
+    for ordinal in range(1, 8):
+        source = tmp_path / f"source-{ordinal}"
+        source.mkdir()
+        (source / "a").write_text(str(ordinal))
+        distrain.report({}, checkpoint=Checkpoint(source), delete_local_checkpoint_after_upload=True)
+        worker.commit(ordinal)
     said = worker.said()
-    assert [message.ordinal for message in said] == [None, None, 1, None, None, 2, None]
-    assert [message.in_memory for message in said] == [False, False, True, False, False, True, False]
+    assert [(each.ordinal, each.in_memory) for each in said] == [(ordinal, True) for ordinal in range(1, 8)]
+    worker.session.finish_uploads()
+    assert not list(tmp_path.glob("source-*"))
 
 
-@pytest.mark.parametrize("worker", [2], indirect=True)
+@pytest.mark.parametrize("worker", [True], indirect=True)
 def test_a_mode_of_its_own_wins_and_a_call_that_fails_counts(worker: Worker) -> None:
-    distrain.report({}, checkpoint=tensors(1))
     report(mode=CheckpointUploadMode.ASYNC)
     with pytest.raises(TypeError):
-        distrain.report({"bad": object()}, checkpoint=tensors(1))  # the second, which goes to memory
-    distrain.report({}, checkpoint=tensors(1))
+        distrain.report({"bad": object()}, checkpoint=tensors(1))
     distrain.report({}, checkpoint=tensors(1))
     assert [(said.ordinal, said.in_memory, bool(said.failed)) for said in worker.said()] == [
-        (None, False, False), (1, False, False), (2, False, True), (None, False, False), (3, True, False),
+        (1, False, False), (2, False, True), (3, True, False),
     ]  # fmt: skip
 
 
