@@ -101,7 +101,7 @@ def states_of(folder: Path, names: Iterable[str]) -> dict[str, list[int]]:
     return {name: _state((folder / name).stat()) for name in names}
 
 
-def wait_for_new_time(states: Mapping[str, Sequence[int]]) -> None:
+def wait_for_tick(states: Mapping[str, Sequence[int]]) -> None:
     """Wait until the files cannot be written with the time that they have, which many kernels advance every 4 ms."""
     while any(state[2] == time.clock_gettime_ns(_TIME_OF_FILES) for state in states.values()):
         time.sleep(_TICK_S)

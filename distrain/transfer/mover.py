@@ -49,7 +49,7 @@ from distrain.wire.child_link import channel_to_parent
 from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from distrain.storage.file_transfer import Files
 
@@ -212,12 +212,7 @@ class Stream:
         return self.reader.header()
 
     def get(
-        self,
-        folder: str,
-        directory: str,
-        names: Sequence[str],
-        others: Sequence[str] = (),
-        facts: Mapping[str, Sequence[int]] | None = None,
+        self, folder: str, directory: str, names: Sequence[str], others: Sequence[str] = (), facts: Any = None
     ) -> tuple[Files, Files]:
         """Copy files of the host to a directory. Return their hashes, and those of the others on the host.
 

@@ -29,14 +29,7 @@ from distrain.api.context import (
 from distrain.api.store_options import StoreOptions
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import POSITIONS, Checkpoint
-from distrain.storage.file_transfer import (
-    Files,
-    LocalFiles,
-    hash_files,
-    states_of,
-    store_files,
-    wait_for_new_time,
-)
+from distrain.storage.file_transfer import Files, LocalFiles, hash_files, states_of, store_files, wait_for_tick
 from distrain.storage.files import copy_folders, list_files
 from distrain.system.log import say, warn_once
 from distrain.system.remote_path import RemotePath
@@ -220,15 +213,13 @@ class Session:
             if options.mode is MEMORY:
                 self._report_to_memory(checkpoint, send)
                 return
+            waits, is_in_place = options.mode is SYNC or not self._channel.has_uploader, options.mode is NO_UPLOAD
             folder, files = self._folder_and_files(checkpoint, options, stack)
             facts = states_of(folder, files)
-            waits = options.mode is SYNC or not self._channel.has_uploader
-            is_in_place = options.mode is NO_UPLOAD
             if not waits:
-                wait_for_new_time(facts)
-            ordinal = send(
-                folder=str(folder), files=files, facts=facts, in_place=is_in_place, waits=waits, validation=validation
-            )
+                wait_for_tick(facts)
+            send = partial(send, folder=str(folder), files=files, facts=facts, validation=validation)
+            ordinal = send(in_place=is_in_place, waits=waits)
             if waits or options.mode is ASYNC:
                 self._uploading[ordinal] = checkpoint  # which may delete its files with itself
             if waits:
@@ -356,14 +347,8 @@ class Session:
                 raise
             part, failed = Part(Path(), []), str(error)
         is_written = part.copy_from_gpu is None and failed is None
-        ordinal = self._in_memory = send(
-            folder=str(part.folder),
-            files=part.files,
-            facts=part.facts,
-            in_memory=True,
-            is_written=is_written,
-            waits=False,
-        )
+        send = partial(send, folder=str(part.folder), files=part.files, facts=part.facts)
+        ordinal = self._in_memory = send(in_memory=True, is_written=is_written, waits=False)
         if failed is not None:
             self._send_written(ordinal, part, failed)
         elif part.copy_from_gpu is not None:

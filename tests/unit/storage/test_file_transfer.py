@@ -22,7 +22,7 @@ from distrain.storage.file_transfer import (
     hash_files,
     states_of,
     store_files,
-    wait_for_new_time,
+    wait_for_tick,
 )
 from tests.conftest import CHANGES, wait_until
 
@@ -139,7 +139,7 @@ def test_a_file_is_not_taken_for_unchanged_as_it_was_written_twice_at_the_same_t
     os.utime(path, ns=(now, now))
     times = [now, now, now + 4_000_000]
     monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: times.pop(0))
-    wait_for_new_time(states_of(tmp_path, ["source"]))
+    wait_for_tick(states_of(tmp_path, ["source"]))
     assert not times
 
 
