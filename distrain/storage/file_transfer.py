@@ -109,7 +109,7 @@ def wait_for_tick(states: Mapping[str, Sequence[int]]) -> None:
 
 @contextlib.contextmanager
 def unchanged(folder: Path, states: Mapping[str, Sequence[int]]) -> Iterator[None]:
-    """Raise OSError for a file that has another state after the context: what was read may belong to another step."""
+    """Raise OSError for a file that has another state afterwards: what was read may belong to another step."""
     try:
         yield
     except OSError:
@@ -120,10 +120,10 @@ def unchanged(folder: Path, states: Mapping[str, Sequence[int]]) -> Iterator[Non
 
 def _check_states(folder: Path, states: Mapping[str, Sequence[int]]) -> None:
     for name, state in states.items():
-        if not (folder / name).exists() or _state((folder / name).stat()) != list(state):
+        if _state((folder / name).stat()) != list(state):
             raise OSError(
-                f"{folder / name} was written, replaced or deleted before it was stored. Write each checkpoint into a "
-                "directory of its own, and let nobody else write there; or use CheckpointUploadMode.SYNC"
+                f"{folder / name} was written or replaced before it was stored. Write each checkpoint into a directory "
+                "of its own, and let nobody else write there; or use CheckpointUploadMode.SYNC"
             )
 
 

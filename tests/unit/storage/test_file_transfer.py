@@ -24,7 +24,7 @@ from distrain.storage.file_transfer import (
     store_files,
     wait_for_tick,
 )
-from tests.conftest import CHANGES, wait_until
+from tests.conftest import CHANGES, REFUSED, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +108,7 @@ def test_a_file_that_becomes_shorter_while_it_is_copied_is_named(
 
     (tmp_path / "source").write_bytes(b"1")
     monkeypatch.setattr(os, "copy_file_range", truncate)
-    with pytest.raises(OSError, match=rf"{tmp_path}/source was written, replaced or deleted"):
+    with pytest.raises(OSError, match=rf"{tmp_path}/source was written or replaced"):
         copied(tmp_path, tmp_path / "target")
 
 
@@ -127,7 +127,7 @@ def test_a_file_that_changes_while_it_is_copied_or_hashed_is_named(
     monkeypatch.setattr(zlib, "crc32", changing)
     for function in (hashed, lambda folder: copied(folder, tmp_path / "target"), synced):
         path.write_bytes(b"x" * 100)
-        with pytest.raises(OSError, match=r"source was written, replaced or deleted.*a directory of its own"):
+        with pytest.raises(OSError, match=REFUSED):
             function(tmp_path)
 
 
