@@ -166,3 +166,26 @@ def user_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str
         )
 
     return run
+
+
+def rewrite(path: Path) -> None:
+    path.write_bytes(path.read_bytes())
+
+
+def replace_file(path: Path) -> None:
+    path.with_name("new").write_bytes(path.read_bytes())
+    path.with_name("new").replace(path)
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "rewrite": rewrite, "replace": replace_file, "append": append, "delete": Path.unlink,
+    "shorten": lambda path: os.truncate(path, 10), "empty": lambda path: path.write_bytes(b""),
+}  # fmt: skip
+"""What may happen to a file before it is stored."""
+REFUSED = r"was written or replaced .*a directory of its own|No such file"
+"""What is said of it then."""

@@ -39,7 +39,7 @@ from distrain.system.log import warn
 from distrain.system.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from distrain.system.loop import Loop
 
@@ -109,12 +109,19 @@ class MemoryKeeper:
         self._hashing.append(folder)
         answer = partial(wire.FilesCopied, attempt=asked.attempt, rank=asked.rank, ordinal=asked.ordinal, skipped=[])
 
+        def hashed() -> wire.FilesCopied:
+            files = hash_files(folder, asked.files)
+            for file, *found in files:
+                if found != (written := asked.facts.get(file, found)):
+                    raise OSError(f"{folder}: {_difference(file, self._host or 'of this rank', found, written)}")
+            return answer(files=files)
+
         def end(message: wire.FilesCopied) -> None:
             self._hashing.remove(folder)
             self._send(message)
 
         self._hasher.do(
-            lambda: answer(files=hash_files(folder, asked.files)),
+            hashed,
             end,
             lambda error: end(answer(files=[], failed=str(error))),
         )
@@ -328,7 +335,7 @@ def _order(part: Path) -> tuple[int, int]:
     return (int(numbers[0]), int(numbers[1])) if numbers[0].isdecimal() else (1 << 62, 0)
 
 
-def _difference(file: str, host: str, found: tuple[int, int], expected: tuple[int, int]) -> str:
+def _difference(file: str, host: str, found: Sequence[int], expected: Sequence[int]) -> str:
     (size, crc), (right_size, right_crc) = found, expected
     if size != right_size:
         return f"{file} on host {host} has {size} bytes instead of {right_size}"

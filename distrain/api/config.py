@@ -339,9 +339,9 @@ class CheckpointConfig:
         checkpoint waits for the n-th report of all of these, and of no other rank. None: of all ranks, and
         ``missing_rank_s`` for those that have never reported.
     missing_rank_s: seconds for which a checkpoint waits for a rank that has never called ``report()``.
-    memory_every: keep every n-th reported checkpoint in the memory of the hosts, as ``CheckpointUploadMode.MEMORY``
-        does, and ignore the others. Only those count that ``report()`` gets without a ``checkpoint_upload_mode`` other
-        than SYNC, a ``checkpoint_upload_fn`` and a ``validation``. None leaves the choice to ``report()``.
+    memory_every: keep checkpoints in the memory of the hosts, as ``CheckpointUploadMode.MEMORY`` does, and copy every
+        n-th to another host. This is for those that ``report()`` gets without another ``checkpoint_upload_mode`` than
+        SYNC, a ``checkpoint_upload_fn`` and a ``validation``. None leaves the choice to ``report()``.
     storage_every_s: seconds between two checkpoints in memory that are also written to storage.
 
     >>> CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min").num_to_keep

@@ -16,6 +16,7 @@ from distrain.coordinator.store.run_store import Publication
 from distrain.decisions.memory import KeptRounds, copy_hosts
 from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.storage.files import advice_on
+from distrain.storage.retention import Retention, StoredRetention, best_first
 from distrain.system.log import warn
 from distrain.system.text import is_full_disk
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 _MANY_FAILURES = 3
 """Copies, or tries to store at the end, that fail in a row before the user is told: a lost helper costs one."""
+
+
+_ANY_SCORE = StoredRetention()
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class MemoryRounds:
     send: sends a message to a host. upload: has files that are on a host stored. plan: of the latest attempt.
     racks: by host. storage_of: the run directory as a host sees it; empty if it does not. is_training: tells if the
     hosts have all that they need for uploads. on_change: called when a round is stored, or is found to be damaged.
+    retention: which checkpoints are to be kept. copy_every: copy every n-th round to other hosts.
     """
 
     def __init__(
@@ -79,6 +84,8 @@ class MemoryRounds:
         storage_of: Callable[[str], str],
         is_training: Callable[[], bool],
         on_change: Callable[[], None],
+        retention: Retention = _ANY_SCORE,
+        copy_every: int = 1,
     ) -> None:
         self.is_off = False
         """True once a host was short of memory."""
@@ -91,6 +98,11 @@ class MemoryRounds:
         self._storage_of = storage_of
         self._is_training = is_training
         self._on_change = on_change
+        self._retention = retention
+        self._copy_every, self._copy_at = copy_every, 0
+        """The first index of a round that is copied next."""
+        self._is_refused = False
+        """True if the storage has not taken the last round."""
         self._attempt = -1
         self._hosts: list[str] = []
         self._kept = KeptRounds()
@@ -184,6 +196,7 @@ class MemoryRounds:
                 ordinal=report.index,
                 folder=report.folder,
                 files=list(files),
+                facts=report.facts or {},
             ),
         )
 
@@ -207,6 +220,7 @@ class MemoryRounds:
         kept = MemoryRound(name, manifest, dict(self._store.metadata), dict(new.positions), parts)
         if not keeps_start:
             self._kept.start = ""
+        self._kept.best = [saved.path.name for saved in self._best()]
         self._kept.add(kept, known)
         self._tell_hosts(kept)
         self._store_at = self._store_at or time.monotonic() + self._storage_every_s
@@ -246,18 +260,35 @@ class MemoryRounds:
     def free_all(self) -> None:
         """Drop all rounds: memory is short, and a newer checkpoint is on storage."""
         if self._storing is None:
-            self._store.committed = [saved for saved in self._store.committed if not saved.is_in_memory]
+            best, known = self._best(), self._store.committed
+            self._store.committed = [saved for saved in known if not saved.is_in_memory or saved in best]
             self.drop_others()
+            self.store_or_copy()
+
+    def _best(self) -> list[CommittedCheckpoint]:
+        """Return the rounds that are not on storage, but have to be: ``num_to_keep`` keeps them by their score."""
+        saved, rule = self._store.committed, self._retention
+        best = best_first([each.metrics for each in saved], rule)[: rule.num_to_keep or 1]
+        return [saved[n] for n in best if saved[n].is_in_memory and rule.checkpoint_score_attribute is not None]
 
     # -- copies on other hosts ------------------------------------------------------------------------------------
 
     def store_or_copy(self) -> None:
-        """Store the newest round if that is due, and copy it if it has no copy: one at a time, so that few are kept."""
+        """Store the newest round if that is due, and copy it if it has no copy: one at a time, so that few are kept.
+
+        A round that ``num_to_keep`` keeps is stored once there is a newer one: only the newest is safe in memory.
+        """
         newest = self._kept.newest
         is_due = self._store_at is not None and time.monotonic() >= self._store_at and self._is_training()
         if self._is_ending or is_due:
             self.store_newest()
-        if not (self._copying_hosts or newest is None or newest.name in self._copy_folders):
+        elif self._is_training() and not self._is_refused:
+            for saved in [saved for saved in self._best() if saved is not self._store.latest][:1]:
+                self._store_round(saved)
+        if newest is None or newest.index < self._copy_at:
+            return
+        if not self._copying_hosts and newest.name not in self._copy_folders:
+            self._copy_at = newest.index + self._copy_every
             self._copy_folders[newest.name] = {}
             self._copying_hosts = {part.copy for part in newest.parts.values() if part.copy in self._hosts}
             self._kept.copying = newest.name if self._copying_hosts else ""
@@ -305,7 +336,7 @@ class MemoryRounds:
 
         ``then`` is called with the newest one that could be gathered, or is on storage; None if there is none.
         """
-        self._attempt, self._hosts = attempt, list(hosts)
+        self._attempt, self._hosts, self._copy_at = attempt, list(hosts), 0
         self._is_ending, self._lost = False, None
         self._refuse_reads()
         if self._copying_hosts:  # nobody hears the answers
@@ -393,18 +424,21 @@ class MemoryRounds:
         return None if self._storing or not self._is_training() else self._store_at
 
     def store_newest(self) -> None:
-        """Store the newest round, unless it is stored already, or one is being stored."""
+        """Store the newest round. If it is stored already, store one that ``num_to_keep`` keeps."""
+        self._store_at = None
+        for saved in [saved for saved in (self._store.latest, *self._best()) if saved and saved.is_in_memory][:1]:
+            self._store_round(saved)
+
+    def _store_round(self, saved: CommittedCheckpoint) -> None:
+        """Store a round, unless one is being stored."""
         if self._storing is not None:
             return
-        self._store_at, latest = None, self._store.latest
-        if latest is None or not latest.is_in_memory:
-            return
-        newest = self._kept.rounds[latest.path.name]
+        kept = self._kept.rounds[saved.path.name]
         self._tries += 1
-        storing = self._storing = _Storing(newest, time.monotonic(), -self._tries)
-        self._kept.storing = newest.name
+        storing = self._storing = _Storing(kept, time.monotonic(), -self._tries)
+        self._kept.storing = kept.name
         self._store.prepare(
-            newest.manifest["attempt"], storing.ordinal, name=newest.name, then=partial(self._store_all, storing)
+            kept.manifest["attempt"], storing.ordinal, name=kept.name, then=partial(self._store_all, storing)
         )
 
     def store_last(self) -> None:
@@ -495,6 +529,7 @@ class MemoryRounds:
         assert self._storing is not None
         text = f"cannot write {self._storing.kept.name} to {self._store.location}: {why}"
         self._failed_tries += 1
+        self._is_refused = True
         self._end_storing()
         self._store_at = time.monotonic() + self._storage_every_s
         if is_full_disk(text) or (self._is_ending and self._failed_tries >= _MANY_FAILURES):
@@ -515,7 +550,7 @@ class MemoryRounds:
 
         def done(path: Path | RemotePath) -> None:
             self._end_storing()
-            self._failed_tries = 0
+            self._failed_tries, self._is_refused = 0, False
             self._store.note_stored(kept.manifest, manifest, path)
             took_s = round(time.monotonic() - storing.began, 3)
             self._store.append_event("stored", name=path.name, index=kept.index, seconds=took_s)

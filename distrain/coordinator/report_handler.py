@@ -383,7 +383,8 @@ class ReportHandler:
         """Continue with a part that was still being written to memory when it was reported."""
         report = self._report(message.rank, message.ordinal)
         if message.failed is None and report is not None:
-            self._unsettled[message.ordinal].reports[message.rank] = replace(report, is_written=True)
+            reports = self._unsettled[message.ordinal].reports
+            reports[message.rank] = replace(report, is_written=True, facts=message.facts)
             if (order := self._unwritten.pop((message.rank, message.ordinal), None)) is not None:
                 self._store_files(order)
         elif message.failed is not None:
@@ -463,6 +464,7 @@ class ReportHandler:
                 files=files,
                 others=[path for path in report.files if path not in ordered],
                 directory=directory,
+                facts=report.facts or {},
             )
         )
 

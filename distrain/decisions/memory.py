@@ -34,7 +34,8 @@ class KeptRounds:
     """The rounds that are kept, by name, in the order of their commits.
 
     safe: the newest one of which every host's parts are on another host, too. copying, storing: those that are being
-    copied or stored. start: the one that ranks may still read as the start of the attempt.
+    copied or stored. start: the one that ranks may still read as the start of the attempt. best: those that num_to_keep
+    keeps by their score, and that are not on storage.
     """
 
     rounds: dict[str, MemoryRound] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class KeptRounds:
     copying: str = ""
     storing: str = ""
     start: str = ""
+    best: Collection[str] = ()
 
     @property
     def newest(self) -> MemoryRound | None:
@@ -53,7 +55,7 @@ class KeptRounds:
         self.rounds = {name: kept for name, kept in self.rounds.items() if name in known} | {new.name: new}
         names = list(self.rounds)
         spare = self.safe if self.safe in self.rounds else names[-2] if len(names) > 1 else ""
-        self._keep({new.name, spare, self.start, self.copying, self.storing})
+        self._keep({new.name, spare, self.start, self.copying, self.storing, *self.best})
 
     def drop(self, names: Iterable[str]) -> None:
         """Drop rounds that are not to be used."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distrain.errors import CheckpointError
 from distrain.storage.separated import Separated, load
-from distrain.system.pickling import pickled
+from distrain.system.pickling import Pickler
 from distrain.system.remote_path import RemotePath, locate, own_temporary_directory
 from distrain.system.scratch import scratch_directory, temporary_directory
 
@@ -240,7 +240,10 @@ class Checkpoint:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
-        """Make a checkpoint from a dict of picklable values, as in Ray AIR. It becomes one file when reported."""
+        """Make a checkpoint from a dict of picklable values, as in Ray AIR. It becomes one file when reported.
+
+        Tensors of all dtypes come back, on the CPU. Those that share memory still do, and its bytes are stored once.
+        """
         if not isinstance(data, Mapping):
             raise TypeError(f"Checkpoint.from_dict takes a dict, got {data!r} ({type(data).__name__})")
         checkpoint = cls(DICT_FILE)
@@ -312,7 +315,8 @@ class Checkpoint:
             for name, content in self.separated().items():
                 (folder / name).write_bytes(content) if isinstance(content, bytes) else content.write(folder / name)
             return
-        (folder / DICT_FILE).write_bytes(pickled(self._data))
+        with (folder / DICT_FILE).open("wb") as file:
+            Pickler(file).dump(self._data)
         if self._metadata:
             (folder / METADATA_FILE).write_text(json.dumps(self._metadata))
 

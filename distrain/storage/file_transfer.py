@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 import zlib
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ from distrain.storage.flushing import begin_flush, flush, naming
 from distrain.system.background import in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from mmap import mmap
     from pathlib import Path
 
 
@@ -25,6 +27,9 @@ Files = list[tuple[str, int, int]]
 _READ_BYTES = 1 << 20
 _PART_BYTES = 16 << 20
 """Size of the parts of a large file that are copied and hashed at the same time."""
+_TIME_OF_FILES = 5
+"""The number of CLOCK_REALTIME_COARSE, from which the kernel takes the times of files."""
+_TICK_S = 0.001
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """Errors of copy_file_range where it cannot be used: between file systems, on old kernels, in sandboxes."""
 
@@ -76,16 +81,59 @@ def hash_files(
 
 def _by_parts(folder: Path, names: Sequence[str], do: Callable[[str, int, int], int], *, threads: int = 4) -> Files:
     """Do something with each part of these files, in threads. ``do`` returns the crc32 of the part."""
-    sizes = {name: (folder / name).stat().st_size for name in names}
+    states = states_of(folder, names)
+    sizes = {name: size for name, (_, size, _) in states.items()}
     parts = [
         (name, start, min(_PART_BYTES, size - start))
         for name, size in sizes.items()
         for start in range(0, max(size, 1), _PART_BYTES)
     ]
     crcs = dict.fromkeys(names, 0)
-    for (name, _, count), crc in zip(parts, in_threads(lambda part: do(*part), parts, threads=threads), strict=True):
+    with unchanged(folder, states):
+        done = in_threads(lambda part: do(*part), parts, threads=threads)
+    for (name, _, count), crc in zip(parts, done, strict=True):
         crcs[name] = combined_crc32(crcs[name], crc, count)
     return [(name, size, crcs[name]) for name, size in sizes.items()]
+
+
+def states_of(folder: Path, names: Iterable[str]) -> dict[str, list[int]]:
+    """Return by name what changes when a file is written or replaced. Raise OSError."""
+    return {name: _state((folder / name).stat()) for name in names}
+
+
+def wait_for_tick(states: Mapping[str, Sequence[int]]) -> None:
+    """Wait until the files cannot be written with the time that they have, which many kernels advance every 4 ms."""
+    while any(state[2] == time.clock_gettime_ns(_TIME_OF_FILES) for state in states.values()):
+        time.sleep(_TICK_S)
+
+
+@contextlib.contextmanager
+def unchanged(folder: Path, states: Mapping[str, Sequence[int]]) -> Iterator[None]:
+    """Raise OSError for a file that has another state afterwards: what was read may belong to another step."""
+    try:
+        yield
+    except OSError:
+        _check_states(folder, states)
+        raise
+    _check_states(folder, states)
+
+
+def _check_states(folder: Path, states: Mapping[str, Sequence[int]]) -> None:
+    for name, state in states.items():
+        if _state((folder / name).stat()) != list(state):
+            raise OSError(
+                f"{folder / name} was written or replaced before it was stored. Write each checkpoint into a directory "
+                "of its own, and let nobody else write there; or use CheckpointUploadMode.SYNC"
+            )
+
+
+def crc32_of(memory: mmap) -> int:
+    """Return the crc32 of a mapped file, whose parts are read in threads."""
+    view, crc = memoryview(memory), 0
+    parts = [view[start : start + _PART_BYTES] for start in range(0, len(view), _PART_BYTES)]
+    for part, each in zip(parts, in_threads(zlib.crc32, parts), strict=True):
+        crc = combined_crc32(crc, each, len(part))
+    return crc
 
 
 def _copy_part(source: Path, writer: int, start: int, count: int) -> None:
@@ -175,7 +223,7 @@ class LocalFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
-        self._files: dict[str, tuple[int, int, int]] = {}
+        self._files: dict[str, list[int]] = {}
         self._folders: dict[str, bool] = {}
         """By path: True if the directory was empty. A directory comes after those in it."""
         if self.folder.is_symlink():
@@ -220,6 +268,5 @@ class LocalFiles:
                     emptied.add(os.path.dirname(path))
 
 
-def _state(status: os.stat_result) -> tuple[int, int, int]:
-    """Return what changes when a file is written or replaced."""
-    return status.st_ino, status.st_size, status.st_mtime_ns
+def _state(status: os.stat_result) -> list[int]:
+    return [status.st_ino, status.st_size, status.st_mtime_ns]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 _PREFIXES = ("_orig_mod.", "module.", "_orig_mod.")
 """Prefixes of a state_dict's keys: torch.compile, DistributedDataParallel, and a compiled model inside that."""
+_wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+"""Those that were found so far."""
 
 
 class TorchCheckpoint(Checkpoint):
@@ -95,7 +99,8 @@ class TorchCheckpoint(Checkpoint):
                 f"{self.path} has the weights of a model, and not the model itself: call get_model(MyModel()), which "
                 "loads the weights into your model"
             )
-        unwrapped(model).load_state_dict(_without_prefix(saved))
+        inner = unwrapped(model)
+        inner.load_state_dict(_without_prefix(saved, inner.state_dict().keys()))
         return model
 
     @classmethod
@@ -161,18 +166,30 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model if inner is None else unwrapped(inner)
 
 
-def _without_prefix(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_prefix(state_dict: Mapping[str, Any], names: Collection[str] = ()) -> Mapping[str, Any]:
     """Return a copy without the prefixes that wrappers give to all keys, if every value is a tensor.
 
-    Other dicts are returned as they are.
+    Other dicts are returned as they are. ``module.`` may also be the name of a submodule. It is removed if a wrapped
+    model of this process has these keys, or to find those in ``names``: the keys of the model to load.
     """
     if not state_dict or not all(isinstance(value, torch.Tensor) for value in state_dict.values()):
         return state_dict
     for prefix in _PREFIXES:
-        if all(isinstance(key, str) and key.startswith(prefix) for key in state_dict):
+        if not all(isinstance(key, str) and key.startswith(prefix) for key in state_dict):
+            continue
+        if names and not state_dict.keys().isdisjoint(names):
+            break
+        if names or prefix != "module." or _is_wrapped(state_dict):
             clone: Any = copy.copy(state_dict) if isinstance(state_dict, MutableMapping) else dict(state_dict)
             if hasattr(state_dict, "_metadata"):
                 clone._metadata = copy.copy(state_dict._metadata)
             consume_prefix_in_state_dict_if_present(clone, prefix)
             state_dict = clone
     return state_dict
+
+
+def _is_wrapped(state_dict: Mapping[str, Any]) -> bool:
+    """Return whether a DistributedDataParallel has these keys. All that the process has are found once."""
+    if not any(state_dict.keys() <= wrapper.state_dict().keys() for wrapper in _wrappers):
+        _wrappers.update(each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
+    return any(state_dict.keys() <= wrapper.state_dict().keys() for wrapper in _wrappers)

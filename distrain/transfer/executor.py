@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.storage.checkpoint import DELETED, MANIFEST_FILE, METADATA_FILE, PENDING_FILE
-from distrain.storage.file_transfer import Files, hash_files, store_files
+from distrain.storage.file_transfer import Files, hash_files, store_files, unchanged
 from distrain.storage.files import copy_folders, list_files
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import add_metadata
@@ -77,14 +77,15 @@ class StorageExecutor:
 
     def _store_files(self, order: wire.Upload) -> wire.Message:
         source = Path(order.source)
-        if not order.source:
-            files = self._hash_in_place(order)
-        elif self._run is None:
-            copy_folders(source, Path(order.directory))
-            files = store_files(source, Path(order.directory), order.files)
-        else:
-            files = self._put(order)
-        skipped = hash_files(source, order.others) if order.source else []
+        with unchanged(source, order.facts):
+            if not order.source:
+                files = self._hash_in_place(order)
+            elif self._run is None:
+                copy_folders(source, Path(order.directory))
+                files = store_files(source, Path(order.directory), order.files)
+            else:
+                files = self._put(order)
+            skipped = hash_files(source, order.others) if order.source else []
         return wire.FilesCopied(
             attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
         )

@@ -124,7 +124,7 @@ class Mover:
     def _fetch(self, stream: Stream, order: wire.Upload) -> wire.Message:
         if not order.source:
             raise RefusedError("files that ranks have written into the run directory cannot come from another machine")
-        files, skipped = stream.get(order.source, order.directory, order.files, order.others)
+        files, skipped = stream.get(order.source, order.directory, order.files, order.others, order.facts)
         return wire.FilesCopied(
             attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
         )
@@ -211,18 +211,20 @@ class Stream:
         send_header(self.write_fd, request)
         return self.reader.header()
 
-    def get(self, folder: str, directory: str, names: Sequence[str], others: Sequence[str] = ()) -> tuple[Files, Files]:
+    def get(
+        self, folder: str, directory: str, names: Sequence[str], others: Sequence[str] = (), facts: Any = None
+    ) -> tuple[Files, Files]:
         """Copy files of the host to a directory. Return their hashes, and those of the others on the host.
 
         Raise OSError, RefusedError or StreamEndedError.
         """
-        listing = self.ask({"do": "get", "folder": folder, "files": names, "others": others})
+        listing = self.ask({"do": "get", "folder": folder, "files": names, "others": others, "facts": facts or {}})
         arrivals = Arrivals(self.reader)
         make_folders(directory, [*listing["folders"], *map(os.path.dirname, names)])
         sizes = dict(zip(names, listing["sizes"], strict=True))
         paths = {name: os.path.join(directory, name) for name in sizes}
         digests = [arrivals.store(paths[name], size) for name, size in sizes.items()]
-        end = self.reader.header()
+        end = self.reader.header()  # raises RefusedError if a file has changed
         if arrivals.problem is not None:
             raise arrivals.problem
         for name, digest, crc in zip(sizes, digests, end["crcs"], strict=True):

@@ -31,7 +31,7 @@ from distrain.transfer.stream import (
 from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 def main(arguments: list[str]) -> None:
@@ -97,7 +97,7 @@ def _receive(arrivals: Arrivals, staging: str, files: dict[str, ShippedFile]) ->
         raise RefusedError(f"{damaged[0]} has changed while it was copied, or was damaged on the way")
 
 
-def _get(fd: int, do: str, folder: str, files: list[str], others: list[str]) -> None:
+def _get(fd: int, do: str, folder: str, files: list[str], others: list[str], facts: Mapping[str, list[int]]) -> None:
     """Send files. Raise OSError, RefusedError or StreamEndedError; end the program if the contents cannot be sent."""
     paths = [os.path.join(folder, checked_name(name)) for name in files]
     sizes = [os.stat(path).st_size for path in paths]
@@ -109,9 +109,9 @@ def _get(fd: int, do: str, folder: str, files: list[str], others: list[str]) -> 
     send_header(fd, {"sizes": sizes, "folders": folders})
     try:
         crcs = send_contents(fd, list(zip(paths, sizes, strict=True)))
-        send_header(fd, {"crcs": crcs, "others": _hashes(folder, others)})
     except OSError as error:  # the mover waits for the rest of the contents
         sys.exit(str(error))
+    send_header(fd, {"crcs": crcs, "others": _hashes(folder, others, facts)})
 
 
 def _list(folder: str) -> Iterator[ShippedFile]:
@@ -132,9 +132,11 @@ def _delete(folder: str, files: list[str]) -> None:
             os.rmdir(path)
 
 
-def _hashes(folder: str, names: list[str]) -> list[tuple[str, int, int]]:
-    if not names:
+def _hashes(folder: str, names: list[str], facts: Mapping[str, list[int]]) -> list[tuple[str, int, int]]:
+    """Return the hashes of these files. Raise OSError if one that has facts has changed."""
+    if not names and not facts:
         return []
-    from distrain.storage.file_transfer import hash_files  # not on top, as each stream waits for the imports there
+    from distrain.storage.file_transfer import hash_files, unchanged  # not on top, as each stream waits for the imports
 
-    return hash_files(Path(folder), names)
+    with unchanged(Path(folder), facts):
+        return hash_files(Path(folder), names)

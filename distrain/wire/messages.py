@@ -503,7 +503,7 @@ class Upload(Message):
 
     source: empty if the ranks have written the files into ``directory`` themselves; then all its files are hashed.
     others: files that a lower rank reports. directory: a path, or a name in a remote run directory. ordinal: below 0
-    for files in memory, whatever the attempt.
+    for files in memory, whatever the attempt. facts: as in :class:`Reported`; files that have changed are refused.
 
     Coordinator -> uploader; answered by :class:`FilesCopied`.
     """
@@ -515,6 +515,7 @@ class Upload(Message):
     files: list[str]
     others: list[str]
     directory: str
+    facts: dict[str, list[int]] = field(default_factory=dict)
 
 
 @message
@@ -581,7 +582,7 @@ class OrderDone(Message):
 class HashFiles(ToMemory):
     """Compute size and crc32 of files that a rank has written into the memory of its host.
 
-    folder: their directory; ``files`` are relative to it.
+    folder: their directory; ``files`` are relative to it. facts: size and crc32 that they have had in the rank.
 
     Coordinator -> agent; answered by :class:`FilesCopied`.
     """
@@ -591,6 +592,7 @@ class HashFiles(ToMemory):
     ordinal: int
     folder: str
     files: list[str]
+    facts: dict[str, list[int]] = field(default_factory=dict)
 
 
 @message
@@ -1032,7 +1034,8 @@ class Reported(FromWorker):
     :class:`PartWritten` follows. waits: report() waits until the files are stored. name: the name to give to the
     checkpoint's directory. validation: None, or ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments in
     base64, and seconds or None. positions: the rank's positions in its data, by the name of a loader; None if there are
-    none.
+    none. facts: by file, what is compared before it is committed: size and crc32 of one in memory; inode, size and time
+    in ns of any other one.
 
     failed: the exception that report() has raised, so that nothing is reported. The call counts all the same.
 
@@ -1044,6 +1047,7 @@ class Reported(FromWorker):
     has_checkpoint: bool
     time: float = 0.0
     files: list[str] = field(default_factory=list)
+    facts: dict[str, list[int]] | None = None
     body: bytes = b""
     folder: str = ""
     in_place: bool = False
@@ -1060,13 +1064,14 @@ class Reported(FromWorker):
 
 @message
 class PartWritten(FromWorker):
-    """All bytes of a part are in memory; or (``failed``) why they are not.
+    """All bytes of a part are in memory; or (``failed``) why they are not. facts: as in :class:`Reported`.
 
     Worker -> coordinator.
     """
 
     ordinal: int
     failed: str | None = None
+    facts: dict[str, list[int]] = field(default_factory=dict)
 
 
 @message

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.hosts.cgroup import memory_use
 from distrain.hosts.inspection import memory_free_bytes
+from distrain.storage.file_transfer import crc32_of, states_of, unchanged
 from distrain.storage.files import list_files
 from distrain.storage.separated import Separated, map_file
 from distrain.system.background import start_hidden_thread
@@ -76,11 +78,15 @@ class _Buffer:
 
 @dataclass
 class Part:
-    """A part as it is reported. copy_from_gpu: copies what is still on GPUs; None if all bytes are written."""
+    """A part as it is reported.
+
+    copy_from_gpu: copies what is still on GPUs; None if all bytes are written. facts: size and crc32 of each file.
+    """
 
     folder: Path
     files: list[str]
-    copy_from_gpu: Callable[[], None] | None
+    copy_from_gpu: Callable[[], None] | None = None
+    facts: dict[str, list[int]] = field(default_factory=dict)
 
 
 class MemoryParts:
@@ -116,7 +122,9 @@ class MemoryParts:
             if not checkpoint.path:
                 return self._write(folder, checkpoint.separated())
             with checkpoint.as_directory() as source:
-                return self._write(folder, {file: Path(source, file) for file in list_files(Path(source))})
+                states = states_of(Path(source), list_files(Path(source)))
+                with unchanged(Path(source), states):
+                    return self._write(folder, {file: Path(source, file) for file in states})
         except BaseException:
             folder.rename(folder.with_name(f"free-{name}"))
             raise
@@ -144,27 +152,29 @@ class MemoryParts:
             else:
                 needed -= path.stat().st_size
         _check_room(needed)
-        later = None
+        part = Part(folder, files)
         for file in files:
             content, size, path = contents[file], sizes[file], folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, Separated):
-                later = self._fill(path, content)
-            elif isinstance(content, bytes):
-                path.write_bytes(content)
+                self._fill(part, file, content)
             elif not size:
-                path.touch()
+                path.write_bytes(b"")  # it may have bytes of an older part
+                part.facts[file] = [0, 0]
             else:
-                with content.open("rb") as source:
-                    if source.readinto(map_file(path, size)) < size:
+                memory = map_file(path, size)
+                with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source:
+                    if source.readinto(memory) < size:
                         raise OSError(errno.EIO, "the file became shorter while it was read", str(content))
-        return Part(folder, files, later)
+                part.facts[file] = [size, crc32_of(memory)]
+        return part
 
-    def _fill(self, path: Path, tensors: Separated) -> Callable[[], None] | None:
-        buffer = self._buffer_of(path, tensors.size)
+    def _fill(self, part: Part, file: str, tensors: Separated) -> None:
+        buffer = self._buffer_of(part.folder / file, tensors.size)
         copy = tensors.fill(buffer.memory)
         if copy is None:
-            return None
+            part.facts[file] = [tensors.size, crc32_of(buffer.memory)]
+            return
         cuda: Any = sys.modules["torch"].cuda
         device = cuda.current_device()
 
@@ -172,8 +182,9 @@ class MemoryParts:
             cuda.set_device(device)  # else this thread would use the first GPU, and memory of it
             buffer.pin()
             copy()
+            part.facts[file] = [tensors.size, crc32_of(buffer.memory)]
 
-        return finish
+        part.copy_from_gpu = finish
 
     def _buffer_of(self, path: Path, size: int) -> _Buffer:
         """Return the mapped file, and close those that are deleted, or that have another size or a reader now."""

@@ -29,7 +29,7 @@ from distrain.api.context import (
 from distrain.api.store_options import StoreOptions
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import POSITIONS, Checkpoint
-from distrain.storage.file_transfer import Files, LocalFiles, hash_files, store_files
+from distrain.storage.file_transfer import Files, LocalFiles, hash_files, states_of, store_files, wait_for_tick
 from distrain.storage.files import copy_folders, list_files
 from distrain.system.log import say, warn_once
 from distrain.system.remote_path import RemotePath
@@ -89,7 +89,7 @@ class Session:
         context = TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})  # JSON has made it a list
         session = cls(channel, context, context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None)
         session._nan_metric, session._skip_to = spec.nan_metric, spec.skip_to
-        session._memory_every = spec.memory_every
+        session._prefers_memory = spec.memory_every is not None
         if channel.has_uploader and (home := memory_directory()) is not None:
             session._memory = MemoryParts(home / f"rank_{context.world_rank}")
         return session
@@ -138,9 +138,8 @@ class Session:
         self._copy_orders: dict[int, wire.CopyFiles] = {}
         self._memory: MemoryParts | None = None
         """Writes checkpoints into the memory of this host; None if no agent keeps them."""
-        self._memory_every: int | None = None
-        self._offered = 0
-        """The checkpoints of which every ``_memory_every``-th is written to memory."""
+        self._prefers_memory = False
+        """True if checkpoints that SYNC could store go to memory."""
         self._in_memory: int | None = None
         """The number of the report with a checkpoint in memory that the next one waits for."""
         self._memory_is_short = False
@@ -187,7 +186,7 @@ class Session:
         """Do what :func:`distrain.report` does."""
         began = time.monotonic()
         with self._alone("report()"), contextlib.ExitStack() as stack:
-            checkpoint, options = self._choose_memory(checkpoint, options)
+            options = self._choose_memory(options) if checkpoint else options
             stack.enter_context(self._counted(has_checkpoint=checkpoint is not None))
             self.at_report()
             body = encode_metrics(metrics)
@@ -214,10 +213,13 @@ class Session:
             if options.mode is MEMORY:
                 self._report_to_memory(checkpoint, send)
                 return
+            waits, is_in_place = options.mode is SYNC or not self._channel.has_uploader, options.mode is NO_UPLOAD
             folder, files = self._folder_and_files(checkpoint, options, stack)
-            waits = options.mode is SYNC or not self._channel.has_uploader
-            is_in_place = options.mode is NO_UPLOAD
-            ordinal = send(folder=str(folder), files=files, in_place=is_in_place, waits=waits, validation=validation)
+            facts = states_of(folder, files)
+            if not waits:
+                wait_for_tick(facts)
+            send = partial(send, folder=str(folder), files=files, facts=facts, validation=validation)
+            ordinal = send(in_place=is_in_place, waits=waits)
             if waits or options.mode is ASYNC:
                 self._uploading[ordinal] = checkpoint  # which may delete its files with itself
             if waits:
@@ -321,21 +323,14 @@ class Session:
         folder = Path(stack.enter_context(checkpoint.as_directory()))
         return folder, list_files(folder)
 
-    def _choose_memory(
-        self, checkpoint: Checkpoint | None, options: StoreOptions
-    ) -> tuple[Checkpoint | None, StoreOptions]:
-        """Return what to store, and how, by what the user wants, and where memory can keep it."""
-        if checkpoint is None:
-            return None, options
-        if self._memory_every and options == replace(_DEFAULTS, name=options.name, delete=options.delete):
-            self._offered += 1
-            if self._offered % self._memory_every:
-                return None, options
+    def _choose_memory(self, options: StoreOptions) -> StoreOptions:
+        """Return how to store a checkpoint, by what the user wants, and where memory can keep it."""
+        if self._prefers_memory and options == replace(_DEFAULTS, name=options.name, delete=options.delete):
             options = replace(options, mode=MEMORY)
         if options.mode is MEMORY and self._memory is None:
             warn_once("nothing keeps checkpoints in memory here, so they are stored with CheckpointUploadMode.SYNC")
             options = replace(options, mode=SYNC)
-        return checkpoint, options
+        return options
 
     def _report_to_memory(self, checkpoint: Checkpoint, send: Callable[..., int]) -> None:
         """Write a checkpoint into the memory of this host, and report it with ``send``, which returns its number."""
@@ -347,15 +342,14 @@ class Session:
         except Exception as error:
             if not is_short(error):
                 raise
-            part, failed = Part(Path(), [], None), error
+            part, failed = Part(Path(), []), error
         is_written = part.copy_from_gpu is None and failed is None
-        ordinal = self._in_memory = send(
-            folder=str(part.folder), files=part.files, in_memory=True, is_written=is_written, waits=False
-        )
+        send = partial(send, folder=str(part.folder), files=part.files, facts=part.facts)
+        ordinal = self._in_memory = send(in_memory=True, is_written=is_written, waits=False)
         if failed is not None:
-            self._send_written(ordinal, failed)
+            self._send_written(ordinal, part, failed)
         elif part.copy_from_gpu is not None:
-            self._memory.finish(part, partial(self._send_written, ordinal))
+            self._memory.finish(part, partial(self._send_written, ordinal, part))
 
     def _end_in_memory(self, ordinal: int, *, is_dropped: bool) -> None:
         if self._in_memory is not None and self._in_memory <= ordinal:
@@ -363,11 +357,11 @@ class Session:
         if is_dropped and self._memory is not None:
             self._memory.drop(f"{self.context.attempt}-{ordinal}")
 
-    def _send_written(self, ordinal: int, failed: Exception | None) -> None:
+    def _send_written(self, ordinal: int, part: Part, failed: Exception | None) -> None:
         """Tell that a part is written, that there is no room for it, or that this checkpoint cannot be stored."""
         if failed is None or is_short(failed):
             why = failed and (getattr(failed, "strerror", None) or str(failed) or repr(failed))
-            self.send(wire.PartWritten, ordinal=ordinal, failed=why)
+            self.send(wire.PartWritten, ordinal=ordinal, failed=why, facts=part.facts)
         else:
             self._send_copied(ordinal, [], [], failed=f"{type(failed).__name__}: {failed}")
 

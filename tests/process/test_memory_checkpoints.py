@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import distrain
-from distrain import Checkpoint, CheckpointUploadMode, FailureConfig
+from distrain import Checkpoint, CheckpointConfig, CheckpointUploadMode, FailureConfig, WorkerGroupError
 from distrain.worker.memory_part import MemoryParts
-from tests.process.conftest import Fit
+from tests.process.conftest import Fit, files_of
 from tests.tables import SEED
 
 MEMORY = CheckpointUploadMode.MEMORY
@@ -50,3 +52,43 @@ def test_an_error_of_a_gpu_copy_is_told_as_what_it_is(storage: Path, capsys: pyt
     assert "restart 1 of 1, from checkpoint_000001" in error
     assert "from now on, they go to storage" not in error
     assert result.metrics == {"step": 4}
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_loop_that_stays_as_it_is_keeps_the_last_and_the_best(
+    fit: Fit, tmp_path: Path, every: int, fails: bool
+) -> None:
+    scores = [0.1, 0.2, 0.9, 0.5, 0.8, 0.4, 0.3]
+
+    def train(config: dict[str, Any]) -> list[str]:
+        rank, seen = distrain.get_context().get_world_rank(), []
+        for step, acc in enumerate(scores):
+            folder = Path(tempfile.mkdtemp(dir=config["tmp"]))
+            (folder / f"part-{rank}").write_text(f"{step}")
+            distrain.report({"acc": acc}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
+            checkpoint = distrain.get_checkpoint()
+            assert checkpoint is not None
+            with checkpoint.as_directory() as read:
+                seen += [Path(read, name).read_text() for name in ("part-0", "part-1")]
+        if config["fails"]:
+            raise ValueError("after the last step")
+        return seen
+
+    kept = CheckpointConfig(memory_every=every, num_to_keep=2, checkpoint_score_attribute="acc")
+    local = tmp_path / "local"
+    local.mkdir()
+    config = {"tmp": str(local), "fails": fails}
+    if fails:
+        with pytest.raises(WorkerGroupError, match="after the last step") as raised:
+            fit(train, config, checkpoint_config=kept)
+        result = raised.value.result
+    else:
+        result = fit(train, config, checkpoint_config=kept)
+        assert result.return_value == [f"{step}" for step in range(len(scores)) for _ in range(2)]
+        assert not list(local.iterdir())
+    assert files_of(result.checkpoint) == {"part-0": "6", "part-1": "6"}
+    assert sorted(metrics["acc"] for _, metrics in result.best_checkpoints) == [0.8, 0.9]
+    for checkpoint, metrics in result.best_checkpoints:
+        step = str(scores.index(metrics["acc"]))
+        assert files_of(checkpoint) == {"part-0": step, "part-1": step}

@@ -221,6 +221,24 @@ def test_an_upload_that_fails_is_raised_by_a_later_call(any_fit: Fit) -> None:
     assert files_of(raised.value.result.checkpoint) == {"model.txt": "first"}
 
 
+def test_bytes_of_another_step_are_refused(fit: Fit) -> None:
+    def train() -> None:
+        uploader = report_and_stop_the_uploader()
+        folder = folder_with("one")
+        distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=ASYNC)
+        Path(folder, "model.txt").write_text("two")
+        uploader.resume()
+        while True:
+            distrain.report({})
+            time.sleep(0.001)
+
+    with pytest.raises(
+        WorkerGroupError, match=r"model\.txt was written or replaced .* a directory of its own"
+    ) as raised:
+        fit(train, workers=1)
+    assert files_of(raised.value.result.checkpoint) == {"model.txt": "first"}
+
+
 def test_a_restart_waits_for_the_checkpoint_that_is_being_stored(
     fit: Fit, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

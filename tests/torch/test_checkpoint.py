@@ -209,8 +209,43 @@ def test_other_values_are_left_as_they_are(value: Any) -> None:
     assert portable({"value": value})["value"] is value
 
 
-def test_mappings_of_every_kind_lose_the_prefix() -> None:
-    weights = {"module.weight": torch.ones(1)}
+def test_mappings_of_every_kind_lose_the_prefix(ddp: DistributedDataParallel) -> None:
+    weights = {"module.layer.weight": torch.ones(1)}  # a part of the wrapper's, and a copy
     for mapping in (weights, OrderedDict(weights), MappingProxyType(weights)):
-        assert list(portable({"value": mapping})["value"]) == ["weight"]
-    assert list(weights) == ["module.weight"]
+        assert list(portable({"value": mapping})["value"]) == ["layer.weight"]
+    assert list(weights) == ["module.layer.weight"]
+
+
+class Outer(nn.Module):
+    """A model whose only child has the name that DDP gives to its own."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.module = inner
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("wrap", [lambda model: model, torch.compile])
+def test_a_submodule_called_module_keeps_its_name(ddp: DistributedDataParallel, depth: int, wrap: Any) -> None:
+    model: nn.Module = nn.Linear(3, 2)
+    for _ in range(depth):
+        model = Outer(model)
+    names = list(model.state_dict())
+    for wrapped in (wrap(model), DistributedDataParallel(wrap(model))):
+        saved = wrapped.state_dict()
+        made = portable({"model": saved})["model"]
+        assert list(made) == names
+        model.load_state_dict(made)
+        TorchCheckpoint.from_state_dict(saved).get_model(model)
+        TorchCheckpoint.from_dict({"model": saved}).get_model(wrap(model))  # as it was saved elsewhere
+
+
+def test_weights_find_the_model_whatever_had_wrapped_them(ddp: DistributedDataParallel) -> None:
+    for target in (ddp, ddp.module, torch.compile(ddp)):
+        for prefix in ("", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."):
+            saved = {f"{prefix}{name}": torch.full_like(value, 3) for name, value in Net().state_dict().items()}
+            ddp.module.layer.weight.data.zero_()
+            TorchCheckpoint.from_dict({"model": saved}).get_model(target)
+            assert bool((ddp.module.layer.weight == 3).all())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        TorchCheckpoint.from_dict({"model": {"module.other": torch.ones(1)}}).get_model(Net())

@@ -370,9 +370,9 @@ def _pickled_end(result: Result | None, error: BaseException | None) -> bytes:
 
 def _pickled(value: object) -> bytes:
     """Return the pickle of the value, empty if there can be none."""
-    for dumps in (pickle.dumps, pickled):  # classes of __main__ are the same on all ranks, for the first one
+    for by_value in (False, True):  # by name, classes of __main__ are the same on all ranks
         with contextlib.suppress(Exception):
-            return dumps(value)
+            return pickled(value, by_value=by_value)
     return b""
 
 

@@ -150,6 +150,10 @@ def hash_files(host: Host, ordinal: int, folder: Path, files: Any) -> wire.HashF
     return wire.HashFiles(attempt=0, rank=host.rank, ordinal=ordinal, folder=str(folder), files=list(files))
 
 
+def facts_of(contents: dict[str, bytes]) -> dict[str, list[int]]:
+    return {name: [len(body), zlib.crc32(body)] for name, body in contents.items()}
+
+
 def gather(host: Host, made: MemoryRound) -> wire.RoundGathered:
     return host.ask(wire.GatherRound(attempt=1, host=host.name, body=made.encoded()), wire.RoundGathered)
 
@@ -174,6 +178,41 @@ def make_cluster() -> Iterator[Any]:
             host.keeper.end()
             shutil.rmtree(host.root, ignore_errors=True)
         cluster.loop.close()
+
+
+# -- what a rank has written ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a", "deep/b", "deep/empty"])
+@pytest.mark.parametrize("change", ["flip", "shorten", "append", "replace", "older", "delete"])
+def test_what_is_damaged_before_it_is_hashed_is_not_sealed(make_cluster: Any, name: str, change: str) -> None:
+    (host,) = make_cluster(1)
+    old = {"a": b"old" * 400, "deep/b": b"o" * 999, "deep/empty": b"not empty"}
+    contents = {"a": b"new" * 400, "deep/b": b"n" * 1000, "deep/empty": b""}
+    folder = host.write(1, contents)
+    order = replace(hash_files(host, 1, folder, contents), facts=facts_of(contents))
+    assert host.ask(order, wire.FilesCopied).failed is None
+    path = folder / name
+    body = bytearray(path.read_bytes() or b"\0")
+    match change:
+        case "flip":
+            body[len(body) // 2] ^= 1
+            path.write_bytes(body)
+        case "shorten":
+            path.write_bytes(body[:-1] if len(body) > 1 else b"x")
+        case "append":
+            path.write_bytes(bytes(body) + b"x")
+        case "replace":
+            (folder / "other").write_bytes(bytes(len(body)))
+            (folder / "other").replace(path)
+        case "older":
+            path.write_bytes(old[name])
+        case "delete":
+            path.unlink()
+    answer = host.ask(order, wire.FilesCopied)
+    assert answer.failed is not None
+    assert name in answer.failed
+    assert answer.files == []
 
 
 # -- keeping ---------------------------------------------------------------------------------------------------------

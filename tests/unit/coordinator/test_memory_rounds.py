@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import threading
 import time
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain import wire
+from distrain import CheckpointConfig, wire
 from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.storage.commit import Commit, CommittedFile, MemoryRound
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.lone_store import store_alone
+from distrain.storage.retention import best_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +38,7 @@ def plan_of(*hosts: str) -> WorldPlan:
 class Run:
     """A run with one rank on each host."""
 
-    def __init__(self, folder: Path, *hosts: str, every_s: float = 1000.0) -> None:
+    def __init__(self, folder: Path, *hosts: str, every_s: float = 1000.0, **options: Any) -> None:
         self.folder, self.hosts = folder, hosts
         self.sent: list[tuple[str, Any]] = []
         self.orders: list[tuple[str, wire.Upload]] = []
@@ -53,14 +55,19 @@ class Run:
             racks={},
             storage_of=lambda host: str(self.store.location),
             is_training=lambda: True,
-            on_change=lambda: None,
+            on_change=self.note_change,
+            **options,
         )
         self.memory.begin(0, hosts, self.chosen.append)
+
+    def note_change(self) -> None:
+        """Do nothing."""
 
     def commit(
         self,
         number: int,
         name: str | None = None,
+        metrics: dict[str, Any] | None = None,
         *,
         keeps_start: bool = False,
         silent: tuple[int, ...] = (),
@@ -76,7 +83,7 @@ class Run:
         saved: list[CommittedCheckpoint] = []
         self.store.commit(
             0,
-            Commit(number, tuple(files), tuple(reports), {}, world_size=len(self.hosts), silent=silent),
+            Commit(number, tuple(files), tuple(reports), metrics or {}, world_size=len(self.hosts), silent=silent),
             name=name,
             step=step,
             validation={},
@@ -321,6 +328,96 @@ def test_the_newest_round_is_stored_at_the_end_also_after_an_older_one(tmp_path:
     run.store.close()
 
 
+SCORES = [
+    [0.1, 0.9, 0.5, 0.4, 0.3, 0.2],
+    [0.9, 0.1],
+    [0.5, 0.5, 0.5],
+    [1.0, 2.0, 3.0, 4.0, 5.0],
+    [5.0, 4.0, 3.0, 2.0, 1.0],
+    [3.0, 1.0, math.nan, 2.0, 3.0, 0.0, math.inf, 7.0, -1.0],
+    [math.nan, math.nan],
+]
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("number", [None, 1, 2, 3])
+@pytest.mark.parametrize("order", ["max", "min"])
+@pytest.mark.parametrize("stores", ["at once", "late", "at the end"])
+def test_the_best_are_on_storage_as_if_all_had_been_stored(
+    tmp_path: Path, scores: list[float], number: int | None, order: Any, stores: str
+) -> None:
+    config = CheckpointConfig(num_to_keep=number, checkpoint_score_attribute="acc", checkpoint_score_order=order)
+    run = Run(tmp_path, "a", retention=config)
+    for step, acc in enumerate(scores, start=1):
+        run.commit(step, metrics={"acc": acc})
+        assert len(run.kept) <= 3 + (number or 1)
+        if stores == "at once" or (stores == "late" and step % 2):
+            run.upload_all()
+    run.memory.store_last()
+    run.upload_all()
+    assert not run.memory.is_storing
+    run.memory.close()
+    metrics = [{"acc": acc} for acc in scores]
+    wanted = {*best_first(metrics, config)[: number or 1], len(scores) - 1}
+    assert wanted <= {saved.index for saved in run.store.committed}
+    run.store.close()
+
+
+def test_only_what_leaves_memory_is_stored_before_the_end(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", retention=CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="acc"))
+    for step in range(1, 101):
+        run.commit(step, metrics={"acc": step})
+        run.upload_all()
+    assert not [saved for saved in run.store.committed if not saved.is_in_memory]
+    run.store.close()
+
+
+def test_the_best_survives_when_memory_is_short(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", retention=CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="acc"))
+    best = run.commit(1, metrics={"acc": 2})
+    run.memory.short_of_memory(0, "it is full")
+    run.memory.free_all()
+    assert run.kept == [best]
+    run.memory.store_last()
+    run.upload_all()
+    assert [saved.path.name for saved in run.store.committed if not saved.is_in_memory] == [best]
+    run.store.close()
+
+
+def test_a_best_one_that_the_storage_refuses_is_not_tried_at_every_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, "a", retention=CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="acc"))
+    best = run.commit(1, metrics={"acc": 2})
+    run.commit(2, metrics={"acc": 1})
+    fail_to_store(run, "[Errno 5] Input/output error: '/storage/checkpoint/file_0'")
+    for step in range(3, 9):
+        run.commit(step, metrics={"acc": 1})
+        assert best in run.kept
+    assert not run.orders
+    assert capsys.readouterr().err.count("it stays in memory") == 1
+    run.memory.store_last()
+    run.upload_all()
+    assert {best, "checkpoint_000007"} == {saved.path.name for saved in run.store.committed if not saved.is_in_memory}
+    run.store.close()
+
+
+def test_every_third_round_is_copied_to_the_other_host(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", copy_every=3)
+    names = [run.commit(1)]
+    run.copied(names[0])
+    for number in range(2, 8):
+        names.append(run.commit(number))
+        if number % 3 == 1:
+            run.copied(names[-1])
+    assert [message.name for host, message in run.only(wire.CopyRound) if host == "a"] == [names[0], names[3], names[6]]
+    run.memory.begin(1, run.hosts, run.chosen.append)
+    run.gathered()
+    assert run.only(wire.CopyRound)[-1][1].name == names[6]
+    assert run.commit(8) == run.only(wire.CopyRound)[-1][1].name  # a new host may have none
+    run.store.close()
+
+
 def fail_to_store(run: Run, why: str) -> None:
     _, order = run.orders.pop(0)
     answer = wire.FilesCopied(attempt=0, rank=order.rank, ordinal=order.ordinal, files=[], skipped=[], failed=why)
@@ -468,7 +565,7 @@ def test_what_is_noted_of_a_round_while_it_is_stored_is_in_its_manifest(
     publications[0]()
     manifest = json.loads((run.store.paths.root / name / ".manifest.json").read_text())
     assert manifest["skip_to"] == run.store.committed[0].skip_to == {"loader": 1, "other": 2}
-    assert (manifest["metrics"], manifest["validation"]) == ({"loss": 0.5}, {"status": "VALIDATED"})
+    assert (manifest["metrics"], manifest["validation"]) == ({"loss": 0.5}, {"status": "VALIDATED", "metrics": ["loss"]})
     run.store.close()
 
 

@@ -6,17 +6,28 @@ import errno
 import os
 import signal
 import threading
+import time
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distrain.storage import file_transfer
-from distrain.storage.file_transfer import LocalFiles, combined_crc32, hash_files, store_files
-from tests.conftest import wait_until
+from distrain.storage.file_transfer import (
+    LocalFiles,
+    combined_crc32,
+    hash_files,
+    states_of,
+    store_files,
+    wait_for_tick,
+)
+from tests.conftest import CHANGES, REFUSED, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture
@@ -97,8 +108,39 @@ def test_a_file_that_becomes_shorter_while_it_is_copied_is_named(
 
     (tmp_path / "source").write_bytes(b"1")
     monkeypatch.setattr(os, "copy_file_range", truncate)
-    with pytest.raises(OSError, match=rf"became shorter while it was read: '{tmp_path}/source'"):
+    with pytest.raises(OSError, match=rf"{tmp_path}/source was written or replaced"):
         copied(tmp_path, tmp_path / "target")
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_file_that_changes_while_it_is_copied_or_hashed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    path, crc32 = tmp_path / "source", zlib.crc32
+
+    def changing(data: bytes, crc: int = 0) -> int:
+        if path.read_bytes() == b"x" * 100:
+            path.with_name("old").write_bytes(b"")
+            change(path)
+        return crc32(data, crc)
+
+    monkeypatch.setattr(zlib, "crc32", changing)
+    for function in (hashed, lambda folder: copied(folder, tmp_path / "target"), synced):
+        path.write_bytes(b"x" * 100)
+        with pytest.raises(OSError, match=REFUSED):
+            function(tmp_path)
+
+
+def test_a_file_is_not_taken_for_unchanged_as_it_was_written_twice_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, now = tmp_path / "source", 1_000_000_000
+    path.write_bytes(b"one")
+    os.utime(path, ns=(now, now))
+    times = [now, now, now + 4_000_000]
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: times.pop(0))
+    wait_for_tick(states_of(tmp_path, ["source"]))
+    assert not times
 
 
 def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

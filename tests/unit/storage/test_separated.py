@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -22,13 +23,17 @@ from distrain.storage.separated import Separated, load, map_file
 from distrain.system.pickling import pickled
 
 DTYPES = [
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.int8, torch.uint8,
-    torch.bool, torch.float8_e4m3fn,
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64, torch.complex32,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8,
+    torch.bool, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
+    *(dtype for name in ("float8_e8m0fnu", "float4_e2m1fn_x2") if (dtype := getattr(torch, name, None))),
 ]  # fmt: skip
 
 
-def stored(value: Any, folder: Path) -> Any:
-    """The value after it was written to two files and read again."""
+def stored(value: Any, folder: Path, *, alone: bool = False) -> Any:
+    """The value after it was written to two files, or one (``alone``), and read again."""
+    if alone:
+        return pickle.loads(pickled(value))
     separated = Separated(value)
     path = folder / "bytes.bin"
     path.unlink(missing_ok=True)
@@ -52,14 +57,19 @@ def same(one: Any, other: Any) -> bool:
     return torch.equal(*pair)
 
 
+in_one_file_or_two = pytest.mark.parametrize("alone", [False, True])
+
+
 @given(
     dtype=st.sampled_from(DTYPES),
     shape=st.lists(st.integers(0, 5), max_size=4),
     transposed=st.booleans(),
     step=st.integers(1, 3),
     seed=st.integers(0, 1000),
+    alone=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_every_plain_tensor_comes_back(
     tmp_path_factory: pytest.TempPathFactory,
     dtype: torch.dtype,
@@ -67,6 +77,7 @@ def test_every_plain_tensor_comes_back(
     transposed: bool,
     step: int,
     seed: int,
+    alone: bool,
 ) -> None:
     count = torch.Size(shape).numel() * dtype.itemsize
     body = torch.randint(0, 2 if dtype is torch.bool else 256, (count,), dtype=torch.uint8,
@@ -76,18 +87,19 @@ def test_every_plain_tensor_comes_back(
         tensor = tensor[::step]
     if transposed:
         tensor = tensor.permute(tuple(reversed(range(tensor.dim()))))
-    [again] = stored([tensor], tmp_path_factory.getbasetemp())
+    [again] = stored([tensor], tmp_path_factory.getbasetemp(), alone=alone)
     assert same(again, tensor)
     assert again.stride() == tensor.stride()
 
 
-def test_tensors_in_all_places_come_back(tmp_path: Path) -> None:
+@in_one_file_or_two
+def test_tensors_in_all_places_come_back(tmp_path: Path, alone: bool) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(5, 3)).sum().backward()
     optimizer.step()
     value = {"model": model, "optimizer": optimizer.state_dict(), "nested": [({"x": torch.arange(3)},)], "text": "é"}
-    again = stored(value, tmp_path)
+    again = stored(value, tmp_path, alone=alone)
     for one, other in zip(model.state_dict().values(), again["model"].state_dict().values(), strict=True):
         assert same(one, other)
     assert all(parameter.requires_grad for parameter in again["model"].parameters())
@@ -98,7 +110,8 @@ def test_tensors_in_all_places_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:torch.quantize", "ignore:TypedStorage")
-def test_other_kinds_of_tensors_come_back(tmp_path: Path) -> None:
+@in_one_file_or_two
+def test_other_kinds_of_tensors_come_back(tmp_path: Path, alone: bool) -> None:
     dense = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
     value = {
         "coo": dense.to_sparse(),
@@ -110,7 +123,7 @@ def test_other_kinds_of_tensors_come_back(tmp_path: Path) -> None:
         "empty": torch.empty(0, 3),
         "parameter": torch.nn.Parameter(torch.ones(2), requires_grad=False),
     }
-    again = stored(value, tmp_path)
+    again = stored(value, tmp_path, alone=alone)
     assert torch.equal(again["coo"].to_dense(), dense)
     assert torch.equal(again["csr"].to_dense(), dense)
     assert torch.equal(again["quantized"].dequantize(), value["quantized"].dequantize())
@@ -122,12 +135,16 @@ def test_other_kinds_of_tensors_come_back(tmp_path: Path) -> None:
     assert not again["parameter"].requires_grad
 
 
-def test_views_still_share_their_memory_and_the_bytes_are_there_once(tmp_path: Path) -> None:
+@in_one_file_or_two
+def test_views_still_share_their_memory_and_the_bytes_are_there_once(tmp_path: Path, alone: bool) -> None:
     base = torch.arange(1000.0)
     value = {"base": base, "view": base[10:20], "tied": [base, base], "typed": base.view(torch.int32)}
-    separated = Separated(value)
-    assert separated.size == 4000
-    again = stored(value, tmp_path)
+    value |= {"new": base.view(torch.uint32), "quarter": base.view(torch.float8_e4m3fn)}
+    assert Separated(value).size == 4000
+    assert len(pickled(value)) < 7000
+    again = stored(value, tmp_path, alone=alone)
+    again["base"].resize_(1000)
+    assert again["new"].data_ptr() == again["quarter"].data_ptr() == again["base"].data_ptr()
     again["base"][10] = -1
     assert again["view"][0] == -1
     assert again["tied"][0] is again["tied"][1] is again["base"]
@@ -170,6 +187,26 @@ def test_the_skeleton_is_small_and_offsets_are_aligned() -> None:
     separated = Separated({"a": torch.ones(1001, dtype=torch.uint8), "b": torch.ones(1 << 20), "c": np.ones(1 << 20)})
     assert len(separated.skeleton) < 2000
     assert all(offset % 64 == 0 for offset, _ in separated._pieces)
+
+
+def test_pickles_need_only_torch_and_those_of_earlier_versions_can_be_read(tmp_path: Path) -> None:
+    value = {"x": torch.ones(3), "same": torch.ones(3)}
+    program = """
+import pickle, sys
+assert pickle.load(sys.stdin.buffer)["x"].sum() == 3
+assert "distrain" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], input=pickled(value), check=True)
+    (tmp_path / "dict_checkpoint.pkl").write_bytes(cloudpickle.dumps(value))  # as it was once done
+    assert Checkpoint(tmp_path).to_dict()["x"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.gpu
+def test_pickled_tensors_of_a_gpu_come_back_on_the_cpu() -> None:
+    value = [torch.arange(1000, device="cuda"), torch.ones(3, device="cuda").to(torch.float8_e4m3fn)]
+    for before, again in zip(value, pickle.loads(pickled(value)), strict=True):
+        assert again.device.type == "cpu"
+        assert same(again, before.cpu())
 
 
 def test_plain_pickles_can_be_read_too() -> None:

@@ -6,6 +6,8 @@ import pickle
 import types
 from typing import TYPE_CHECKING
 
+import torch
+
 from distrain.system.pickling import pickled
 
 if TYPE_CHECKING:
@@ -40,3 +42,12 @@ def test_functions_keep_the_names_of_their_files() -> None:
     codes = [*codes_within(train.__code__), *codes_within(method.__code__)]
     assert len(codes) >= 4
     assert {code.co_filename for code in codes} == {"/home/me/train.py"}
+
+
+def test_by_name_go_functions_and_classes_and_tensors_of_all_dtypes() -> None:
+    value = [codes_within, torch.ones(3).to(torch.float8_e5m2)]
+    body = pickled(value, by_value=False)
+    function, tensor = pickle.loads(body)
+    assert function is codes_within
+    assert b"co_consts" not in body
+    assert tensor.dtype is torch.float8_e5m2

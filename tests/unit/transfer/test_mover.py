@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from distrain import wire
+from distrain.storage.file_transfer import states_of
 from distrain.system import process
 from distrain.transfer import mover as mover_module
 from distrain.transfer.mover import Mover, Stream
@@ -26,7 +28,7 @@ from distrain.transfer.stream import Reader, RefusedError, StreamEndedError, che
 from distrain.transfer.stream_server import serve
 from distrain.wire.child_link import ChildLink
 from distrain.wire.shipped_file import ShippedFile
-from tests.conftest import wait_until
+from tests.conftest import CHANGES, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,6 +105,21 @@ def test_files_come_with_their_sizes_and_crcs(mover: Mover, streams: list[Stream
     assert (target / "folder" / "in folder").is_dir()
     assert fetch(mover, source, target, ["empty"]).files == facts({"empty": b""})
     assert len(streams) == 1
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_files_of_another_step_are_refused(mover: Mover, tmp_path: Path, change: Callable[[Path], object]) -> None:
+    path = written(tmp_path / "source" / "deep" / "a", b"x" * 100)
+    order = upload(tmp_path / "source", tmp_path / "target", ["deep/a"])
+    order = replace(order, facts=states_of(tmp_path / "source", ["deep/a"]))
+    for failed in (False, True):
+        answer = mover.do(order)
+        assert isinstance(answer, wire.FilesCopied)
+        assert bool(answer.failed) == failed
+        if not failed:
+            change(path)
+    assert "deep/a" in str(answer.failed)
+    assert not answer.files
 
 
 def test_a_missing_file_fails_its_order_only(mover: Mover, tmp_path: Path) -> None:

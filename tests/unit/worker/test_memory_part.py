@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +22,13 @@ from distrain import Checkpoint, CheckpointUploadMode, wire
 from distrain.api import current
 from distrain.api.context import TrainContext
 from distrain.errors import CheckpointError
+from distrain.storage.file_transfer import hash_files
 from distrain.system import scratch
 from distrain.wire.channel import Channel
 from distrain.worker import memory_part
 from distrain.worker.memory_part import MemoryParts, Part, is_short
 from distrain.worker.session import Session
+from tests.conftest import CHANGES, REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -184,8 +188,45 @@ def test_a_file_that_becomes_shorter_meanwhile_is_an_error(
     """Otherwise the end of the file would have the bytes of the part before."""
     (tmp_path / "a").write_bytes(b"x" * 100)
     monkeypatch.setattr(memory_part, "_check_room", lambda needed: os.truncate(tmp_path / "a", 50))
-    with pytest.raises(OSError, match="became shorter"):
+    with pytest.raises(OSError, match="a was written or replaced before it was stored"):
         MemoryParts(home).write("0-1", Checkpoint(tmp_path))
+
+
+def test_a_file_that_is_written_meanwhile_is_an_error(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes may be of two steps."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a").write_bytes(b"x" * 100)
+    for change in CHANGES.values():
+        monkeypatch.setattr(memory_part, "_check_room", lambda needed, change=change: change(tmp_path / "deep" / "a"))
+        with pytest.raises(OSError, match=REFUSED):
+            MemoryParts(home).write("0-1", Checkpoint(tmp_path))
+        (tmp_path / "deep" / "a").write_bytes(b"x" * 100)
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 5000])
+@pytest.mark.parametrize("name", ["a", "deep/er/a"])
+def test_what_is_told_is_what_was_written_whatever_the_part_before_had(
+    home: Path, tmp_path: Path, name: str, size: int
+) -> None:
+    parts, source = MemoryParts(home), tmp_path / "source"
+    for ordinal, body in enumerate([b"o" * 100, random.Random(size).randbytes(size), b"o" * 100], start=1):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(body)
+        part = parts.write(f"0-{ordinal}", Checkpoint(source))
+        assert (part.folder / name).read_bytes() == body
+        assert part.facts == {name: [len(body), zlib.crc32(body)]}
+        free(part.folder, ordinal)
+
+
+def test_tensors_and_large_files_have_the_checksum_of_their_bytes(home: Path) -> None:
+    parts = MemoryParts(home)
+    for ordinal, size in enumerate((1, 10_000_000, 1000), start=1):  # 40 MB are hashed in several parts
+        part = parts.write(f"0-{ordinal}", Checkpoint.from_dict({"x": torch.randn(size), "y": torch.ones(3)}))
+        found = hash_files(part.folder, part.files)
+        assert part.facts == {name: facts for name, *facts in found}
+        free(part.folder, ordinal)
 
 
 def test_too_little_memory_is_noticed_before_it_is_taken(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +304,7 @@ def test_a_child_that_was_forked_changes_no_bytes(home: Path) -> None:
 class Worker:
     """A session with memory, and the other end of its channel."""
 
-    def __init__(self, root: Path, home: Path, memory_every: int | None) -> None:
+    def __init__(self, root: Path, home: Path, *, prefers_memory: bool) -> None:
         (read_down, write_down), (read_up, write_up) = os.pipe(), os.pipe()
         context = TrainContext(
             world_rank=1, world_size=4, local_rank=1, local_world_size=2, node_rank=0, run_name="run",
@@ -272,7 +313,7 @@ class Worker:
         self.channel = Channel(read_down, write_up)
         self.coordinator = Channel(read_up, write_down)
         self.session = Session(self.channel, context, None)
-        self.session._memory, self.session._memory_every = MemoryParts(home), memory_every
+        self.session._memory, self.session._prefers_memory = MemoryParts(home), prefers_memory
 
     def tell(self, kind: type[Any], **fields: Any) -> None:
         self.coordinator.send(kind(attempt=2, rank=1, **fields))
@@ -288,7 +329,7 @@ class Worker:
 def worker(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Worker]:
-    made = Worker(tmp_path, home, getattr(request, "param", None))
+    made = Worker(tmp_path, home, prefers_memory=getattr(request, "param", False))
     monkeypatch.setattr(current, "session", made.session)
     yield made
     made.channel.close()
@@ -305,6 +346,7 @@ def test_a_report_names_the_part_and_does_not_wait(worker: Worker, home: Path) -
     assert (said.in_memory, said.is_written, said.waits, said.name) == (True, True, False, "mine")
     assert said.folder == str(home / "2-1")
     assert sorted(said.files) == ["dict_checkpoint.bin", "dict_checkpoint.pkl"]
+    assert said.facts == {name: list(facts) for name, *facts in hash_files(Path(said.folder), said.files)}
     data = Checkpoint(said.folder).to_dict()
     assert data["x"].tolist() == [1, 1, 1]
     assert data["_current_checkpoint_id"] == 0
@@ -338,7 +380,14 @@ def test_a_gpu_copy_is_told_when_it_is_done(worker: Worker, home: Path, monkeypa
     may_copy = threading.Event()
 
     def write(self: MemoryParts, name: str, checkpoint: Checkpoint) -> Part:
-        return Part(home / name, ["a"], may_copy.wait)
+        part = Part(home / name, ["a"])
+
+        def copy() -> None:
+            assert may_copy.wait(10)
+            part.facts["a"] = [3, 7]
+
+        part.copy_from_gpu = copy
+        return part
 
     monkeypatch.setattr(MemoryParts, "write", write)
     report()
@@ -350,6 +399,7 @@ def test_a_gpu_copy_is_told_when_it_is_done(worker: Worker, home: Path, monkeypa
     written = frame.message()
     assert isinstance(written, wire.PartWritten)
     assert (written.rank, written.attempt, written.ordinal, written.failed) == (1, 2, 1, None)
+    assert written.facts == {"a": [3, 7]}
 
 
 @pytest.mark.parametrize(
@@ -439,26 +489,30 @@ def test_without_an_agent_it_is_stored_and_said_once(worker: Worker, capsys: pyt
     assert capsys.readouterr().err.count("CheckpointUploadMode.SYNC") == 1
 
 
-@pytest.mark.parametrize("worker", [3], indirect=True)
-def test_every_third_checkpoint_goes_to_memory(worker: Worker) -> None:
-    for _ in range(7):
-        worker.session._in_memory = None
-        distrain.report({}, checkpoint=tensors(1))
+@pytest.mark.parametrize("worker", [True], indirect=True)
+def test_every_checkpoint_goes_to_memory_whichever_turns_out_to_be_the_last_or_the_best(
+    worker: Worker, tmp_path: Path
+) -> None:
+    for ordinal in range(1, 8):
+        source = tmp_path / f"source-{ordinal}"
+        source.mkdir()
+        (source / "a").write_text(str(ordinal))
+        distrain.report({}, checkpoint=Checkpoint(source), delete_local_checkpoint_after_upload=True)
+        worker.commit(ordinal)
     said = worker.said()
-    assert [message.has_checkpoint for message in said] == [False, False, True, False, False, True, False]
-    assert [message.in_memory for message in said] == [False, False, True, False, False, True, False]
+    assert [(each.index, each.in_memory) for each in said] == [(ordinal, True) for ordinal in range(1, 8)]
+    worker.session.finish_uploads()
+    assert not list(tmp_path.glob("source-*"))
 
 
-@pytest.mark.parametrize("worker", [2], indirect=True)
+@pytest.mark.parametrize("worker", [True], indirect=True)
 def test_a_mode_of_its_own_wins_and_a_call_that_fails_counts(worker: Worker) -> None:
-    distrain.report({}, checkpoint=tensors(1))
     report(mode=CheckpointUploadMode.ASYNC)
     with pytest.raises(TypeError):
-        distrain.report({"bad": object()}, checkpoint=tensors(1))  # the second, which goes to memory
-    distrain.report({}, checkpoint=tensors(1))
+        distrain.report({"bad": object()}, checkpoint=tensors(1))
     distrain.report({}, checkpoint=tensors(1))
     assert [(said.index, said.in_memory, bool(said.failed)) for said in worker.said()] == [
-        (1, False, False), (2, False, False), (3, False, True), (4, False, False), (5, True, False),
+        (1, False, False), (2, False, True), (3, True, False),
     ]  # fmt: skip
 
 
