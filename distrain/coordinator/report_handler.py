@@ -61,22 +61,17 @@ class _Unsettled:
     since: float
     """When the first report came, on the clock of the handler."""
     reports: dict[int, wire.Reported] = field(default_factory=dict)
-    named_by: wire.Reported | None = None
-    """The report of the lowest rank that has chosen a name for the checkpoint's directory."""
+    name: str | None = None
+    """The name of the checkpoint's directory, if ranks have chosen one: all of them the same."""
 
     def add(self, report: wire.Reported) -> None:
         self.reports[report.rank] = report
-        if report.name and (self.named_by is None or report.rank < self.named_by.rank):
-            self.named_by = report
+        self.name = self.name or report.name
 
     @property
     def is_synced(self) -> bool:
         """True unless all ranks have reported their files with ASYNC, which can take long."""
         return any(report.waits or report.in_place or report.in_memory for report in self.reports.values())
-
-    @property
-    def directory_name(self) -> str | None:
-        return None if self.named_by is None else self.named_by.name
 
 
 class ReportHandler:
@@ -444,7 +439,7 @@ class ReportHandler:
         if report.in_place:
             order(report.folder)
         else:
-            self._store.prepare(self._attempt, ordinal, name=unsettled.directory_name, then=order)
+            self._store.prepare(self._attempt, ordinal, name=unsettled.name, then=order)
 
     def _order_copy(self, attempt: int, action: RequestFiles, directory: str) -> None:
         """Tell the worker or the uploader of its host to copy the files into ``directory``."""
@@ -495,7 +490,7 @@ class ReportHandler:
         self._store.commit(
             self._attempt,
             commit,
-            name=unsettled.directory_name,
+            name=unsettled.name,
             folder=folder,
             step=self._first_step + reports[0].index,
             progress=reports[0].progress,
