@@ -11,10 +11,9 @@ from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     from distrain.data.dataset import Dataset
-    from distrain.data.positions import DataLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +34,11 @@ class RunDatasets:
         files = any(dataset.reads_files for dataset in self.by_name.values())
         return ("distrain.data.iterator", *(("pyarrow.dataset", "pyarrow.fs") if files else ()))
 
-    def shard(
-        self,
-        name: str,
-        rank: int,
-        ranks: int,
-        start: Mapping[int, dict[str, Any]],
-        is_stopping: Callable[[], bool],
-        others: Callable[[], Iterable[DataLoop]],
-    ) -> DataIterator:
-        """Return a worker's part of a dataset. See :class:`~distrain.data.loops.Loops`."""
+    def shard(self, name: str, rank: int, ranks: int, **of_loops: Any) -> DataIterator:
+        """Return a worker's part of a dataset. ``of_loops``: see :class:`~distrain.data.loops.Loops`."""
+        worker = Worker(rank, ranks) if name in self.split else Worker(0, 1)
         return DataIterator(
-            self.by_name[name],
-            name=name,
-            worker=Worker(rank, ranks) if name in self.split else Worker(0, 1),
-            rank=rank,
-            start=start,
-            on_change=self.on_change,
-            is_stopping=is_stopping,
-            others=others,
+            self.by_name[name], name=name, worker=worker, rank=rank, on_change=self.on_change, **of_loops
         )
 
 

@@ -514,10 +514,13 @@ class Session:
             names = f"has {', '.join(map(repr, known))}" if known else "was not given"
             raise KeyError(f"there is no dataset {name!r}: the trainer's datasets= {names}")
         if name not in self._shards:
-            context = self.context
-            start = self.positions_at_start(name)
             self._shards[name] = self.datasets.shard(
-                name, context.world_rank, context.world_size, start, lambda: self.stopped, self._data_loops
+                name,
+                self.context.world_rank,
+                self.context.world_size,
+                start=self.positions_at_start(name),
+                is_stopping=lambda: self.stopped,
+                others=self._data_loops,
             )
             self.positions[name] = self._shards[name].position
         return self._shards[name]
