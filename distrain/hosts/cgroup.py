@@ -17,9 +17,9 @@ def cpu_quota() -> float | None:
     """Return how many CPUs the quotas of the groups allow; None without a quota."""
     quotas = []
     for folder in _own_groups("cpu"):
-        quota = _read(folder / "cpu.max").split() or [
-            _read(folder / "cpu.cfs_quota_us"),
-            _read(folder / "cpu.cfs_period_us"),
+        quota = text_in(folder / "cpu.max").split() or [
+            text_in(folder / "cpu.cfs_quota_us"),
+            text_in(folder / "cpu.cfs_period_us"),
         ]
         if len(quota) == 2 and all(part.isdigit() for part in quota) and int(quota[1]):
             quotas.append(int(quota[0]) / int(quota[1]))
@@ -66,7 +66,7 @@ class OomWatch:
 def _own_groups(controller: str) -> list[Path]:
     """Return the folders of the group of this process and of all groups above it."""
     folders = []
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
+    for line in text_in(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         base = _ROOT if not controllers else _ROOT / controller
         if not controllers or controller in controllers.split(","):
@@ -80,15 +80,15 @@ _UNLIMITED = 1 << 60
 
 
 def _limit_of(folder: Path) -> int | None:
-    limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+    limit = text_in(folder / "memory.max") or text_in(folder / "memory.limit_in_bytes")
     return int(limit) if limit.isdigit() and int(limit) < _UNLIMITED else None
 
 
 def _use_of(folder: Path) -> int:
     """Return the bytes that a group with a limit uses, without copies of files."""
-    if (used := _read(folder / "memory.current")).isdigit():
+    if (used := text_in(folder / "memory.current")).isdigit():
         prefix = ""
-    elif (used := _read(folder / "memory.usage_in_bytes")).isdigit():
+    elif (used := text_in(folder / "memory.usage_in_bytes")).isdigit():
         prefix = "total_"  # of the groups below, too, as version 2 has it
     else:
         return 0
@@ -102,11 +102,12 @@ def _kills_of(folder: Path) -> int:
 
 def count_in(path: Path, name: str = "oom_kill") -> int:
     """Return N of the line ``name N``, or ``name N kB``, of a file of the kernel; 0 without such a line or file."""
-    lines = (line.split() for line in _read(path).splitlines())
+    lines = (line.split() for line in text_in(path).splitlines())
     return next((int(parts[1]) for parts in lines if len(parts) > 1 and parts[0] == name), 0)
 
 
-def _read(path: Path) -> str:
+def text_in(path: Path) -> str:
+    """Return what a file of the kernel says; nothing if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

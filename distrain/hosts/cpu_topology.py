@@ -5,10 +5,11 @@ Linux describes them below /sys, see Documentation/ABI/stable/sysfs-devices-syst
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from distrain.hosts.cgroup import text_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -35,7 +36,7 @@ def read_cpus(allowed: Collection[int] | None = None, root: Path = SYS) -> list[
         Cpu(
             number=number,
             node=nodes.get(number, 0),
-            socket=int(_read(root / f"devices/system/cpu/cpu{number}/topology/physical_package_id") or 0),
+            socket=int(text_in(root / f"devices/system/cpu/cpu{number}/topology/physical_package_id") or 0),
         )
         for number in sorted(os.sched_getaffinity(0) if allowed is None else allowed)
     ]
@@ -43,7 +44,7 @@ def read_cpus(allowed: Collection[int] | None = None, root: Path = SYS) -> list[
 
 def numa_node_of(pci: str, root: Path = SYS) -> int | None:
     """Return the NUMA node of a PCI device, such as ``0000:3b:00.0``; None if it is not known."""
-    node = int(_read(root / f"bus/pci/devices/{pci}/numa_node") or -1)
+    node = int(text_in(root / f"bus/pci/devices/{pci}/numa_node") or -1)
     return node if node >= 0 else None
 
 
@@ -58,11 +59,5 @@ def parse_list(text: str) -> set[int]:
 
 def _node_by_cpu(root: Path) -> dict[int, int]:
     folders = (root / "devices/system/node").glob("node[0-9]*")
-    lists = {int(folder.name.removeprefix("node")): _read(folder / "cpulist") for folder in folders}
+    lists = {int(folder.name.removeprefix("node")): text_in(folder / "cpulist") for folder in folders}
     return {number: node for node, text in lists.items() for number in parse_list(text)}
-
-
-def _read(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text().strip()
-    return ""

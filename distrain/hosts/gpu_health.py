@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distrain.hosts.cgroup import text_in
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
@@ -98,8 +100,5 @@ def _slowdowns(nvml: Any, reasons: int) -> list[str]:
 
 
 def _describe(process: Any) -> str:
-    try:
-        name = Path(f"/proc/{process.pid}/comm").read_text().strip()
-    except OSError:  # of another container, or just ended
-        name = "a process"
-    return f"{name} (pid {process.pid})"
+    name = text_in(Path(f"/proc/{process.pid}/comm"))  # none if it is of another container, or has just ended
+    return f"{name or 'a process'} (pid {process.pid})"

@@ -36,10 +36,10 @@ class FakeKernel:
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     fake = FakeKernel(tmp_path)
-    read = cgroup._read
+    read = cgroup.text_in
     monkeypatch.setattr(cgroup, "_ROOT", fake.root)
     monkeypatch.setattr(cgroup, "_VMSTAT", fake.vmstat)
-    monkeypatch.setattr(cgroup, "_read", lambda path: read(fake.own if path == Path("/proc/self/cgroup") else path))
+    monkeypatch.setattr(cgroup, "text_in", lambda path: read(fake.own if path == Path("/proc/self/cgroup") else path))
     return fake
 
 
