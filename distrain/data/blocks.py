@@ -60,6 +60,12 @@ def rows_at(block: Block, places: np.ndarray[Any, Any]) -> Block:
         return rows_at(to_columns(block), places)
 
 
+def kept_rows(block: Block, function: Callable[[Any], bool]) -> Block:
+    """Return the rows for which a function of the user's returns True."""
+    kept = [place for place, row in enumerate(to_rows(block)) if function(row)]
+    return block if len(kept) == row_count(block) else rows_at(block, np.array(kept, dtype=np.int64))
+
+
 def joined(blocks: Sequence[Block]) -> Block:
     """Return the rows of several blocks as one. Raises DataError if their columns differ."""
     if not blocks:

@@ -11,22 +11,12 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from distrain.data.blocks import joined, rows_between, to_rows
+from distrain.data.blocks import joined, to_rows
 from distrain.data.files import FileSource
 from distrain.data.order import RowOrder
-from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, TableSource, in_order, schema_of
+from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, TableSource, in_order
 from distrain.data.streams import OpenStream, Stream
-from distrain.data.transforms import (
-    Constructed,
-    MappedSource,
-    RemadeSource,
-    filtered,
-    for_batches,
-    for_lists,
-    for_rows,
-    part,
-    span_of_split,
-)
+from distrain.data.transforms import Constructed, OpenDataset, for_batches, for_lists, for_rows, span_of_split
 from distrain.errors import DataError
 from distrain.system.arguments import check_int, check_type
 
@@ -41,65 +31,7 @@ if TYPE_CHECKING:
 
 _SHUFFLE_BYTES = 64 << 20
 """Memory of the rows of files that ``random_shuffle()`` mixes, about."""
-_ROWS_TO_TRY = 128
-"""Rows that tell if a function of the user's changes their number."""
 _LEAST_SHUFFLED, _MOST_SHUFFLED = 1 << 10, 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class OpenDataset:
-    """A dataset on the worker.
-
-    functions: are applied to each batch, in turn; they keep the number of rows.
-    """
-
-    source: TableSource | Stream
-    functions: tuple[Callable[[Block], Block], ...] = ()
-    order: RowOrder = field(default_factory=RowOrder)
-
-    def no_rows(self) -> Block:
-        """Return a block without rows, with the columns if they are known."""
-        return [] if self.functions else self.source.schema().no_rows()
-
-    def finished(self, block: Block) -> Block:
-        """Return rows of the source after the functions."""
-        for function in self.functions:
-            block = function(block)
-        return block
-
-    def mapped(self, function: Batched) -> OpenDataset:
-        """Apply a function to each batch, or beforehand to all rows if it changes their number."""
-        source = self._finished_source()
-        keeps_rows = function.keeps_rows
-        if keeps_rows is None:
-            keeps_rows = isinstance(source, Stream) or function.keeps(source.first(_ROWS_TO_TRY))
-        function = replace(function, keeps_rows=keeps_rows)
-        if keeps_rows:
-            return replace(self, functions=(*self.functions, function))
-        if isinstance(source, Stream):
-            raise _no_row_count("change the number of its rows before you pass it to distrain")
-        return OpenDataset(RemadeSource(source, function), (), self.order)
-
-    def filtered(self, function: Callable[[Any], bool]) -> OpenDataset:
-        """Keep the rows for which a function returns True."""
-        source = self._finished_source()
-        kept = source.filtered(function) if isinstance(source, Stream) else filtered(source, function)
-        return OpenDataset(kept, (), self.order)
-
-    def part(self, span_of: Callable[[int], Span], seed: int | None, most: int | None) -> OpenDataset:
-        """Keep the rows of a span. See :meth:`Dataset._part`."""
-        if not isinstance(self.source, Stream):
-            return replace(self, source=part(self.source, span_of(self.source.rows), seed))
-        if most is None:
-            raise _no_row_count("use two streams")
-        return replace(self, source=self.source.limited(most))
-
-    def _finished_source(self) -> TableSource | Stream:
-        """Return the source with its rows after the functions."""
-        source = self.source
-        for function in self.functions:
-            source = source.mapped(function) if isinstance(source, Stream) else MappedSource(source, function)
-        return source
 
 
 @dataclass(frozen=True)
@@ -267,14 +199,14 @@ class Dataset:
             print(rows.take(3))
         """
         check_int("limit", limit, minimum=1)
-        blocks = self._blocks(limit, self.open().order)
+        blocks = self._blocks(limit)
         return list(islice((row for block in blocks for row in to_rows(block)), limit))
 
     def read(self) -> Block:
         """Return all rows, in the order of epoch 0, as one block. It reads them into the memory of this process."""
         opened = self.open()
         rows = ROWS_AT_ONCE if isinstance(opened.source, Stream) else opened.source.rows
-        blocks = [*self._blocks(rows, opened.order)]
+        blocks = [*self._blocks(rows)]
         return joined(blocks) if blocks else opened.no_rows()
 
     def materialize(self) -> Self:
@@ -305,15 +237,7 @@ class Dataset:
 
             names = rows.schema().names
         """
-        opened = self.open()
-        if not opened.functions:
-            return opened.source.schema()
-        return schema_of(self.sample())
-
-    def sample(self) -> Block:
-        """Return a block of one row; of none if there are no rows."""
-        found = next(self._blocks(1, RowOrder()), None)
-        return self.open().no_rows() if found is None else rows_between(found, 0, 1)
+        return self.open().schema()
 
     def open(self) -> OpenDataset:
         """Open the source in this process, once."""
@@ -328,13 +252,13 @@ class Dataset:
             opened = operation(opened)
         return replace(opened, order=_order(opened.source, *self._shuffle)) if self._shuffle else opened
 
-    def _blocks(self, rows: int, order: RowOrder) -> Iterator[Block]:
+    def _blocks(self, rows: int) -> Iterator[Block]:
         """Yield the first rows, and perhaps some more; of a stream, in its own order."""
         opened = self.open()
         if isinstance(opened.source, Stream):
             found = OpenStream(opened.source, 0).blocks(lambda: rows)
         else:
-            found = in_order(opened.source, order, 0, (0, min(rows, opened.source.rows)), rows)
+            found = in_order(opened.source, opened.order, 0, (0, min(rows, opened.source.rows)), rows)
         return map(opened.finished, found)
 
 
@@ -348,7 +272,3 @@ def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOr
         rows = int(_SHUFFLE_BYTES / max(1.0, source.row_bytes))
         window = 0 if source.is_random else max(_LEAST_SHUFFLED, min(_MOST_SHUFFLED, rows))
     return RowOrder(shuffled=True, window=window, seed=seed)
-
-
-def _no_row_count(advice: str) -> DataError:
-    return DataError(f"a stream does not know the number of its rows: {advice}")

@@ -174,7 +174,7 @@ class DataIterator:
         if additional_columns is not None:
             wanted.append((additional_columns, additional_type_spec))
         with self._loops.naming_errors():
-            first = to_columns(self._dataset.sample())
+            first = to_columns(self._dataset.open().sample())
         return tensorflow.dataset_of(batches, wanted, first)
 
     def iter_rows(self, *, uneven: str = "drop") -> Iterable[Any]:

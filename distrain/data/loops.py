@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from distrain.data.blocks import Block
-    from distrain.data.dataset import Dataset, OpenDataset
+    from distrain.data.dataset import Dataset
     from distrain.data.order import RowOrder
     from distrain.data.passes import PassOptions, StreamPass, TablePass, Worker
+    from distrain.data.transforms import OpenDataset
 
 _NOTICE_AFTER_S = 20.0
 """Seconds of a pass after which a worker may say that it mostly waits for data."""

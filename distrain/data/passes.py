@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from distrain.data.blocks import Block
-    from distrain.data.dataset import OpenDataset
     from distrain.data.order import RowOrder
     from distrain.data.sources import TableSource
+    from distrain.data.transforms import OpenDataset
 
 UNEVEN = ("drop", "pad")
 

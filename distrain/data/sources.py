@@ -85,9 +85,9 @@ class TableSource(ABC):
         return int(self.block_rows.sum())
 
     @property
-    @abstractmethod
     def row_bytes(self) -> float:
-        """The size of a row in memory, about."""
+        """The size of a row in memory, about; 0 if it does not matter, as all rows can be shuffled."""
+        return 0
 
     @abstractmethod
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
@@ -122,10 +122,6 @@ class RandomSource(TableSource):
     @property
     def block_rows(self) -> Indices:
         return np.array([self.rows])
-
-    @property
-    def row_bytes(self) -> float:
-        return 0
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
         for start in range(skip, skip + count, ROWS_AT_ONCE):

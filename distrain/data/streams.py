@@ -9,12 +9,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from distrain.data.blocks import row_count, rows_at
+from distrain.data.blocks import row_count
 from distrain.data.positions import decode_state, encode_state
 from distrain.data.sources import ROWS_AT_ONCE, schema_of
-from distrain.data.transforms import keeps
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -67,21 +64,21 @@ class Stream:
     trusts_states: bool = True
     readers: _Readers = field(default_factory=lambda: _Readers())
 
-    def mapped(self, function: Callable[[Block], Block]) -> Stream:
-        """Return the stream after a function for its blocks."""
-        return replace(self, functions=(*self.functions, function))
-
-    def filtered(self, function: Callable[[Any], bool]) -> Stream:
-        """Return the rows for which the function returns True."""
-        return self.mapped(lambda rows: rows_at(rows, np.flatnonzero(keeps(function, rows))))
+    def mapped(self, *functions: Callable[[Block], Block]) -> Stream:
+        """Return the stream after functions for its blocks."""
+        return replace(self, functions=(*self.functions, *functions))
 
     def limited(self, rows: int) -> Stream:
         """Return the first rows, before any filter()."""
         return replace(self, most=rows if self.most is None else min(rows, self.most))
 
+    def first(self, rows: int) -> Block:
+        """Return some of the first rows, at least one if there are any."""
+        return next(OpenStream(self, 0).blocks(lambda: rows), [])
+
     def schema(self) -> Schema:
         """Return the columns of the first row."""
-        return schema_of(next(OpenStream(self, 0).blocks(lambda: 1), []))
+        return schema_of(self.first(1))
 
 
 class _Readers:

@@ -1,4 +1,4 @@
-"""Sources made of other sources: some of their rows, or their rows after a function of the user's. Runs in: worker.
+"""Datasets on the worker, and what is made of their rows: some of them, or others. Runs in: worker.
 
 The functions of the user's are :class:`Batched`.
 """
@@ -6,7 +6,7 @@ The functions of the user's are :class:`Batched`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,17 @@ from distrain.data.blocks import (
     formatter,
     in_pieces,
     joined,
+    kept_rows,
     row_count,
     rows_after,
     rows_at,
+    rows_between,
     to_rows,
     writable,
 )
-from distrain.data.order import Permutation
+from distrain.data.order import Permutation, RowOrder
 from distrain.data.sources import ROWS_AT_ONCE, RandomSource, TableSource, schema_of
+from distrain.data.streams import Stream
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -37,69 +40,46 @@ if TYPE_CHECKING:
     Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 _NUMBERS_AT_ONCE = 1 << 16
-
-
-class MappedSource(TableSource):
-    """The rows of another source, after a function that keeps their number."""
-
-    def __init__(self, inner: TableSource, function: Callable[[Block], Block]) -> None:
-        self._inner = inner
-        self._function = function
-        self.is_random = inner.is_random
-        self.at_once = inner.at_once
-
-    @property
-    def block_rows(self) -> Indices:
-        return self._inner.block_rows
-
-    @property
-    def row_bytes(self) -> float:
-        return self._inner.row_bytes
-
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        return map(self._function, self._inner.read(blocks, skip, count))
-
-    def take(self, rows: Indices) -> Block:
-        return self._function(self._inner.take(rows))
-
-    def facts(self) -> dict[str, Any]:
-        return self._inner.facts()
+_ROWS_TO_TRY = 128
+"""Rows that tell if a function of the user's changes their number."""
 
 
 class IndexedSource(RandomSource):
-    """Rows of a source that finds any row at once. ``places`` turns a row's number into that of the source."""
+    """Rows of a source that finds any row at once.
 
-    def __init__(self, inner: TableSource, rows: int, places: Callable[[Indices], Indices], fact: str) -> None:
+    dataset: the source with functions for the rows. places: turns a row's number into that of the source.
+    """
+
+    def __init__(
+        self, inner: TableSource, dataset: OpenDataset, rows: int, places: Callable[[Indices], Indices], fact: str
+    ) -> None:
         super().__init__(rows)
         self._inner = inner
         self._places = places
         self._fact = fact
+        self._dataset = dataset
         self.at_once = inner.at_once
 
     def take(self, rows: Indices) -> Block:
-        return self._inner.take(self._places(rows))
+        return self._dataset.finished(self._inner.take(self._places(rows)))
 
     def facts(self) -> dict[str, Any]:
         return {**self._inner.facts(), self._fact: self.rows}
 
     def schema(self) -> Schema:
-        return self._inner.schema()
+        return self._dataset.schema()
 
 
 @dataclass(eq=False)
-class ChosenSource(TableSource):
-    """The rows that are chosen of each block of another source.
+class SlicedSource(TableSource):
+    """The rows of another source whose places in an order are in a span.
 
-    keeps: returns whether each of some rows, which have these numbers in the other source, is chosen.
-    fact: names the choice in :meth:`facts`. value: describes it; None: the number of rows does.
-    sizes: returns how many are chosen of each block, for the ends of all; None: a pass over all rows counts them.
+    seed: of the order; None: it is that of the source.
     """
 
     inner: TableSource
-    keeps: Callable[[Indices, Block], Mask]
-    fact: str
-    value: list[int] | None = None
-    sizes: Callable[[Indices], Indices] | None = None
+    span: Span
+    seed: int | None
 
     @cached_property
     def _ends(self) -> Indices:
@@ -108,136 +88,104 @@ class ChosenSource(TableSource):
         return ends
 
     @cached_property
+    def _order(self) -> Callable[[Indices], Indices]:
+        return _order_of_parts(self.inner.rows, self.seed)
+
+    def _is_inside(self, numbers: Indices) -> Mask:
+        places = self._order(numbers)
+        return (places >= self.span[0]) & (places < self.span[1])
+
+    @cached_property
     def block_rows(self) -> Indices:
-        if self.sizes:
-            return self.sizes(self._ends)
-        return _counts(self._ends, (numbers for numbers, _ in self._chosen(range(len(self._ends)))))
+        if self.seed is None:
+            sizes: Indices = np.clip(self._ends, *self.span) - np.clip(self._ends - self.inner.block_rows, *self.span)
+            return sizes
+        counts = np.zeros(len(self._ends), dtype=np.int64)
+        for first in range(0, self.inner.rows, _NUMBERS_AT_ONCE):
+            numbers = np.arange(first, min(self.inner.rows, first + _NUMBERS_AT_ONCE))
+            np.add.at(counts, np.searchsorted(self._ends, numbers[self._is_inside(numbers)], side="right"), 1)
+        return counts
 
     @property
     def row_bytes(self) -> float:
         return self.inner.row_bytes
 
-    def _chosen(self, blocks: Sequence[int]) -> Iterator[tuple[Indices, Block]]:
-        """Yield the rows of these blocks that are kept, with their numbers."""
+    def _inside(self, blocks: Sequence[int]) -> Iterator[Block]:
+        """Yield the rows of these blocks that are in the span."""
         sizes = self.inner.block_rows[blocks]
         ends = np.cumsum(sizes)
         shifts = self._ends[blocks] - ends
         first = 0
         for rows in self.inner.read(blocks, 0, int(sizes.sum())):
             places = np.arange(first, first + row_count(rows))
-            numbers = places + shifts[np.searchsorted(ends, places, side="right")]
-            kept = np.flatnonzero(self.keeps(numbers, rows))
-            yield numbers[kept], rows if len(kept) == len(places) else rows_at(rows, kept)
+            kept = np.flatnonzero(self._is_inside(places + shifts[np.searchsorted(ends, places, side="right")]))
+            yield rows if len(kept) == len(places) else rows_at(rows, kept)
             first += len(places)
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        filled = [block for block in blocks if self.block_rows[block]]
-        return rows_after((rows for _, rows in self._chosen(filled)), skip, count)
+        return rows_after(self._inside([block for block in blocks if self.block_rows[block]]), skip, count)
 
     def schema(self) -> Schema:
         return self.inner.schema()
 
     def facts(self) -> dict[str, Any]:
-        return {**self.inner.facts(), self.fact: self.rows if self.value is None else self.value}
+        choice = {"slice": [*self.span]} if self.seed is None else {"split": [*self.span, self.seed]}
+        return {**self.inner.facts(), **choice}
 
 
 @dataclass(eq=False)
 class RemadeSource(TableSource):
-    """The rows that a function makes of those of another source. It counts them in a pass over all rows."""
+    """The rows that a function makes of those of another source. It counts them in a pass over all rows.
+
+    columns: returns the columns if the function may leave all rows out; None: the first row has them.
+    """
 
     inner: TableSource
     function: Callable[[Block], Block]
+    columns: Callable[[], Schema] | None = None
 
     @cached_property
-    def _places(self) -> list[tuple[list[int], int, int]]:
-        """The arguments of :meth:`read` for each block. A source that finds any row is cut because it is one block."""
+    def _sizes(self) -> Indices:
+        """The rows of each block before the function. A source that finds any row is cut because it is one block."""
         if not self.inner.is_random:
-            return [([block], 0, int(rows)) for block, rows in enumerate(self.inner.block_rows)]
-        rows = self.inner.rows
-        return [([0], start, min(ROWS_AT_ONCE, rows - start)) for start in range(0, rows, ROWS_AT_ONCE)]
+            return self.inner.block_rows
+        starts = np.arange(0, self.inner.rows, ROWS_AT_ONCE)
+        return np.minimum(ROWS_AT_ONCE, self.inner.rows - starts)
 
-    def _made(self, blocks: Iterable[int]) -> Iterator[Block]:
-        found = (self.function(rows) for block in blocks for rows in self.inner.read(*self._places[block]))
-        return (rows for rows in found if row_count(rows))
+    def _parts(self, blocks: Sequence[int]) -> Iterator[Block]:
+        """Yield the rows of these blocks before the function. No part has rows of two blocks."""
+        sizes = self._sizes[blocks].tolist()
+        if not self.inner.is_random:
+            return self.inner.read(blocks, 0, sum(sizes))
+        starts = (block * ROWS_AT_ONCE for block in blocks)
+        return (rows for place in zip(starts, sizes, strict=True) for rows in self.inner.read([0], *place))
 
     @cached_property
     def block_rows(self) -> Indices:
-        counts = [sum(map(row_count, self._made([block]))) for block in range(len(self._places))]
-        return np.array(counts, dtype=np.int64)
+        ends = np.cumsum(self._sizes)
+        counts = np.zeros(len(ends), dtype=np.int64)
+        first = 0
+        for rows in self._parts(range(len(ends))):
+            counts[np.searchsorted(ends, first, side="right")] += row_count(self.function(rows))
+            first += row_count(rows)
+        return counts
 
     @property
     def row_bytes(self) -> float:
         return self.inner.row_bytes
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        return rows_after(self._made(block for block in blocks if self.block_rows[block]), skip, count)
+        filled = [block for block in blocks if self.block_rows[block]]
+        return rows_after(map(self.function, self._parts(filled)), skip, count)
 
     def schema(self) -> Schema:
-        return schema_of(next(self._made(range(len(self._places))), []))
+        if self.columns:
+            return self.columns()
+        found = map(self.function, self._parts(range(len(self._sizes))))
+        return schema_of(next(filter(row_count, found), []))
 
     def facts(self) -> dict[str, Any]:
-        return {**self.inner.facts(), "remade": self.rows}
-
-
-def keeps(function: Callable[[Any], bool], rows: Block) -> Mask:
-    """Return whether a function of the user's keeps each row."""
-    return np.fromiter((bool(function(row)) for row in to_rows(rows)), dtype=np.bool_, count=row_count(rows))
-
-
-# -- the operations of a dataset -------------------------------------------------------------------------------------
-
-
-def filtered(source: TableSource, function: Callable[[Any], bool]) -> TableSource:
-    """Return the rows for which the function returns True."""
-    if not source.is_random:
-        return ChosenSource(source, lambda numbers, rows: keeps(function, rows), "filtered")
-    masks = [keeps(function, rows) for rows in source.read([0], 0, source.rows)]
-    kept = np.flatnonzero(np.concatenate(masks)) if masks else np.arange(0)
-    return IndexedSource(source, len(kept), lambda rows: kept[rows], "filtered")
-
-
-def part(source: TableSource, span: Span, seed: int | None) -> TableSource:
-    """Return some rows. ``seed``: of the random order in which they are counted; None: they are in their own order.
-
-    Parts with other places in the same order have other rows.
-    """
-    size, (start, stop) = source.rows, span
-    order = (lambda numbers: numbers) if seed is None else Permutation(size, seed, "split")
-    if source.is_random:
-        fact = f"from {start}" if seed is None else f"split {seed} from {start}"
-        return IndexedSource(source, stop - start, lambda rows: order(rows + start), fact)
-
-    def is_inside(numbers: Indices, rows: Block = None) -> Mask:
-        places = order(numbers)
-        return (places >= start) & (places < stop)
-
-    def sizes(ends: Indices) -> Indices:
-        if seed is None:
-            inside: Indices = np.clip(ends, start, stop)
-            return np.append(inside[:1] - start, inside[1:] - inside[:-1])
-        some = (np.arange(first, min(size, first + _NUMBERS_AT_ONCE)) for first in range(0, size, _NUMBERS_AT_ONCE))
-        return _counts(ends, (numbers[is_inside(numbers)] for numbers in some))
-
-    fact, value = ("slice", [start, stop]) if seed is None else ("split", [start, stop, seed])
-    return ChosenSource(source, is_inside, fact, value, sizes)
-
-
-def _counts(ends: Indices, numbers: Iterable[Indices]) -> Indices:
-    """Return how many of these numbers of rows are in each of the blocks that have these ends."""
-    counts = np.zeros(len(ends), dtype=np.int64)
-    for some in numbers:
-        np.add.at(counts, np.searchsorted(ends, some, side="right"), 1)
-    return counts
-
-
-def span_of_split(rows: int, *, size: float, test: bool) -> Span:
-    """Return one of the two spans of ``train_test_split()``. Raises DataError if one of them would be empty."""
-    count = round(rows * size) if isinstance(size, float) else size
-    if not 0 < count < rows:
-        raise DataError(
-            f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be set aside for tests"
-        )
-    return (rows - count, rows) if test else (0, rows - count)
+        return {**self.inner.facts(), "filtered" if self.columns else "remade": self.rows}
 
 
 # -- functions of the user's -----------------------------------------------------------------------------------------
@@ -331,3 +279,107 @@ def for_lists(function: Callable[[Any], Iterable[Any]]) -> Batched:
         "flat_map()",
         keeps_rows=False,
     )
+
+
+# -- what users do with a dataset ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDataset:
+    """A dataset on the worker.
+
+    functions: are applied to each batch, in turn; they keep the number of rows.
+    """
+
+    source: TableSource | Stream
+    functions: tuple[Callable[[Block], Block], ...] = ()
+    order: RowOrder = field(default_factory=RowOrder)
+
+    def finished(self, block: Block) -> Block:
+        """Return rows of the source after the functions."""
+        for function in self.functions:
+            block = function(block)
+        return block
+
+    def no_rows(self) -> Block:
+        """Return a block without rows, with the columns if they are known."""
+        return [] if self.functions else self.source.schema().no_rows()
+
+    def first(self, rows: int) -> Block:
+        """Return some of the first rows after the functions, at least one if there are any."""
+        found = self.source.first(rows)
+        return self.finished(found) if row_count(found) else found
+
+    def sample(self) -> Block:
+        """Return a block of one row; of none if there are no rows."""
+        found = self.first(1)
+        return rows_between(found, 0, 1) if row_count(found) else self.no_rows()
+
+    def schema(self) -> Schema:
+        """Return the columns after the functions."""
+        return schema_of(self.sample()) if self.functions else self.source.schema()
+
+    def mapped(self, function: Batched) -> OpenDataset:
+        """Apply a function to each batch, or beforehand to all rows if it changes their number."""
+        keeps_rows = function.keeps_rows
+        if keeps_rows is None:
+            keeps_rows = isinstance(self.source, Stream) or function.keeps(self.first(_ROWS_TO_TRY))
+        changed = self._with(replace(function, keeps_rows=keeps_rows))
+        if keeps_rows:
+            return changed
+        if isinstance(self.source, Stream):
+            raise _no_row_count("change the number of its rows before you pass it to distrain")
+        return OpenDataset(RemadeSource(self.source, changed.finished), (), self.order)
+
+    def filtered(self, function: Callable[[Any], bool]) -> OpenDataset:
+        """Keep the rows for which a function returns True."""
+        source, kept = self.source, self._with(partial(kept_rows, function=function))
+        if isinstance(source, Stream):
+            return OpenDataset(source.mapped(*kept.functions), (), self.order)
+        if not source.is_random:
+            return OpenDataset(RemadeSource(source, kept.finished, self.schema), (), self.order)
+        rows = (row for block in source.read([0], 0, source.rows) for row in to_rows(self.finished(block)))
+        places = np.fromiter((place for place, row in enumerate(rows) if function(row)), dtype=np.int64)
+        found = IndexedSource(source, self, len(places), lambda numbers: places[numbers], "filtered")
+        return OpenDataset(found, (), self.order)
+
+    def part(self, span_of: Callable[[int], Span], seed: int | None, most: int | None) -> OpenDataset:
+        """Keep the rows of a span that depends on their number.
+
+        seed: of the random order in which they are counted; None: they are in their own order. Parts with other places
+            in the same order have other rows.
+        most: the number of rows to keep of a stream, which does not know its number; None: no stream has such a part.
+        """
+        if isinstance(self.source, Stream):
+            if most is None:
+                raise _no_row_count("use two streams")
+            return replace(self, source=self.source.limited(most))
+        span = start, stop = span_of(self.source.rows)
+        if not self.source.is_random:
+            return replace(self, source=SlicedSource(self.source, span, seed))
+        order, source = _order_of_parts(self.source.rows, seed), self.source
+        fact = f"from {start}" if seed is None else f"split {seed} from {start}"
+        found = IndexedSource(source, OpenDataset(source), stop - start, lambda numbers: order(numbers + start), fact)
+        return replace(self, source=found)
+
+    def _with(self, function: Callable[[Block], Block]) -> OpenDataset:
+        return replace(self, functions=(*self.functions, function))
+
+
+def _order_of_parts(rows: int, seed: int | None) -> Callable[[Indices], Indices]:
+    """Return the order in which the rows of parts are counted."""
+    return (lambda numbers: numbers) if seed is None else Permutation(rows, seed, "split")
+
+
+def _no_row_count(advice: str) -> DataError:
+    return DataError(f"a stream does not know the number of its rows: {advice}")
+
+
+def span_of_split(rows: int, *, size: float, test: bool) -> Span:
+    """Return one of the two spans of ``train_test_split()``. Raises DataError if one of them would be empty."""
+    count = round(rows * size) if isinstance(size, float) else size
+    if not 0 < count < rows:
+        raise DataError(
+            f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be set aside for tests"
+        )
+    return (rows - count, rows) if test else (0, rows - count)

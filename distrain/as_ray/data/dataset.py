@@ -214,7 +214,7 @@ class Dataset(PlainDataset):
         found = super().schema()
         if all(isinstance(kind, require("pyarrow").DataType) for kind in found.types):
             return found
-        columns = to_columns(self.sample())
+        columns = to_columns(self.open().sample())
         return Schema(list(columns), [arrow_type(column) for column in columns.values()])
 
     def columns(self, fetch_if_missing: bool = True) -> list[str]:
