@@ -305,10 +305,15 @@ class OpenDataset:
         """Return a block without rows, with the columns if they are known."""
         return [] if self.functions else self.source.schema().no_rows()
 
+    def first(self, rows: int) -> Block:
+        """Return some of the first rows after the functions, at least one if there are any."""
+        found = self.source.first(rows)
+        return self.finished(found) if row_count(found) else found
+
     def sample(self) -> Block:
         """Return a block of one row; of none if there are no rows."""
-        found = self.source.first(1)
-        return rows_between(self.finished(found), 0, 1) if row_count(found) else self.no_rows()
+        found = self.first(1)
+        return rows_between(found, 0, 1) if row_count(found) else self.no_rows()
 
     def schema(self) -> Schema:
         """Return the columns after the functions."""
@@ -318,8 +323,7 @@ class OpenDataset:
         """Apply a function to each batch, or beforehand to all rows if it changes their number."""
         keeps_rows = function.keeps_rows
         if keeps_rows is None:
-            is_stream = isinstance(self.source, Stream)
-            keeps_rows = is_stream or function.keeps(self.finished(self.source.first(_ROWS_TO_TRY)))
+            keeps_rows = isinstance(self.source, Stream) or function.keeps(self.first(_ROWS_TO_TRY))
         changed = self._with(replace(function, keeps_rows=keeps_rows))
         if keeps_rows:
             return changed

@@ -178,6 +178,19 @@ def test_functions_that_change_the_number_of_rows(tmp_path: Path) -> None:
         as_dataset(lambda: iter([1]), "x").flat_map(lambda row: [row, row]).take(1)
 
 
+def test_functions_get_no_batches_without_rows(tmp_path: Path) -> None:
+    """Many fail there. Whether one changes the number of rows is not known then, and does not matter."""
+
+    def more(batch: dict[str, Any]) -> dict[str, Any]:
+        assert len(batch["id"])
+        return {"id": batch["id"] + 1}
+
+    pq.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "a.parquet")
+    for rows in (data.read_parquet(tmp_path), data.range(3).filter(lambda row: False), as_dataset([], "x")):
+        changed = rows.map_batches(more).map_batches(more, keeps_rows=None).filter(lambda row: True)
+        assert (changed.take(), changed.count()) == ([], 0)
+
+
 def test_rows_that_are_read_into_memory_stay_in_the_order_of_the_first_epoch() -> None:
     shuffled = data.range(50).map(lambda row: {"x": row["id"]}).random_shuffle(seed=4)
     once = shuffled.materialize()
