@@ -218,7 +218,7 @@ class MemoryRounds:
         """Note that the host of a rank has no room for a part: further checkpoints of the run go to storage."""
         if not self.is_off:
             self.is_off = True
-            warn(f"{self._host_of(rank)} is short of memory for checkpoints: {why}; from now on, they go to storage")
+            warn(f"{self._host_of(rank)} cannot keep checkpoints in memory: {why}; from now on, they go to storage")
 
     def drop_others(self) -> None:
         """Drop the rounds from which the run does not continue any more."""

@@ -381,7 +381,7 @@ class ReportHandler:
             self._memory.short_of_memory(message.rank, message.failed)
             for rank in range(self._world_size):
                 self._send(wire.StoreInstead(attempt=message.attempt, rank=rank))
-            self._on_stored(message.rank, message.ordinal, "the memory of its host is short", now)
+            self._on_stored(message.rank, message.ordinal, "its host cannot keep it in memory", now)
 
     # -- actions --------------------------------------------------------------------------------------------------
 

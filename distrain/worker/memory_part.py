@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from distrain.storage.checkpoint import Checkpoint
 
-NO_ROOM = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT}
+_NO_ROOM = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT}
 _RESERVE = 256 << 20
 """Bytes of the host's memory that a part leaves free."""
 
@@ -104,7 +104,7 @@ class MemoryParts:
                 self._last.rename(self._last.with_name(f"free-{self._last.name}"))
 
     def write(self, name: str, checkpoint: Checkpoint) -> Part:
-        """Write the files of a checkpoint. Raise OSError with a number of :data:`NO_ROOM` if there is too little room.
+        """Write the files of a checkpoint. Raise an error that :func:`is_short` knows if there is too little room.
 
         name: of the new directory.
         """
@@ -188,7 +188,7 @@ class MemoryParts:
         self._buffers.append(_Buffer(path, size))
         return self._buffers[-1]
 
-    def finish(self, part: Part, then: Callable[[str | None], None]) -> None:
+    def finish(self, part: Part, then: Callable[[Exception | None], None]) -> None:
         """Copy what is still on GPUs, in a thread, and call ``then`` with the error, or None."""
         copy = part.copy_from_gpu
         assert copy is not None
@@ -199,12 +199,18 @@ class MemoryParts:
             try:
                 copy()
             except Exception as error:
-                failed = repr(error)
+                failed = error
             finally:
                 self._is_written.set()
             then(failed)
 
         start_hidden_thread(run)
+
+
+def is_short(error: Exception) -> bool:
+    """Return whether memory is too small, or cannot be used at all, so that checkpoints must go to storage."""
+    is_full = isinstance(error, MemoryError) or getattr(error, "errno", None) in _NO_ROOM
+    return is_full or "out of memory" in str(error)  # of a GPU: several classes have no other sign
 
 
 def _size(content: Any) -> int:

@@ -35,7 +35,7 @@ from distrain.system.log import say, warn_once
 from distrain.system.remote_path import RemotePath
 from distrain.system.scratch import memory_directory
 from distrain.worker.addresses import ReservedAddresses
-from distrain.worker.memory_part import NO_ROOM, MemoryParts, Part
+from distrain.worker.memory_part import MemoryParts, Part, is_short
 from distrain.worker.metrics import encode_metrics
 from distrain.worker.report_checks import (
     check_checkpoint,
@@ -344,13 +344,13 @@ class Session:
         """Write a checkpoint into the memory of this host, and report it with ``send``, which returns its ordinal."""
         assert self._memory is not None
         self._await(lambda: self._in_memory is None)
-        failed = None
+        failed: Exception | None = None
         try:
             part = self._memory.write(f"{self.context.attempt}-{self._checkpoints + 1}", checkpoint)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
+        except Exception as error:
+            if not is_short(error):
                 raise
-            part, failed = Part(Path(), [], None), str(error)
+            part, failed = Part(Path(), [], None), error
         is_written = part.copy_from_gpu is None and failed is None
         ordinal = self._in_memory = send(
             folder=str(part.folder), files=part.files, in_memory=True, is_written=is_written, waits=False
@@ -365,8 +365,12 @@ class Session:
         if is_dropped and self._memory is not None:
             self._memory.drop()
 
-    def _send_written(self, ordinal: int, failed: str | None) -> None:
-        self.send(wire.PartWritten, ordinal=ordinal, failed=failed)
+    def _send_written(self, ordinal: int, failed: Exception | None) -> None:
+        """Tell that a part is written, that there is no room for it, or that this checkpoint cannot be stored."""
+        if failed is None or is_short(failed):
+            self.send(wire.PartWritten, ordinal=ordinal, failed=failed and str([repr(failed), *failed.args][-1]))
+        else:
+            self._send_copied(ordinal, [], [], failed=f"{type(failed).__name__}: {failed}")
 
     def _raise_storing_error(self) -> None:
         if self._storing_errors:
@@ -443,11 +447,7 @@ class Session:
         loops = self._data_loops()
         newest = max((loop.newest for loop in loops.values()), default=0)
         ended = {name for name, loop in loops.items() if loop.interrupt(newest)}
-        positions = {
-            name: {key: value for key, value in position.items() if key != "since"}
-            for name, position in self._positions_now().items()
-            if name in ended or not ended
-        }
+        positions = {name: at for name, at in self._positions_now().items() if name in ended or not ended}
         own = [name for name, position in positions.items() if "rank" in position and position["ranks"] > 1]
         if own:
             say(f"no rows of {', '.join(own)} are left out: only the loader of each rank knows where that rank is")

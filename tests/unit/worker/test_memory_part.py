@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from distrain.errors import CheckpointError
 from distrain.system import scratch
 from distrain.wire.channel import Channel
 from distrain.worker import memory_part
-from distrain.worker.memory_part import MemoryParts, Part
+from distrain.worker.memory_part import MemoryParts, Part, is_short
 from distrain.worker.session import Session
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def test_memory_that_cannot_be_used_counts_as_full(home: Path) -> None:
     home.touch()
     with pytest.raises(OSError, match="cannot be made") as caught:
         MemoryParts(home).write("0-1", tensors(1))
-    assert caught.value.errno in memory_part.NO_ROOM
+    assert is_short(caught.value)
 
 
 def test_a_part_that_cannot_be_written_is_free_again(home: Path, tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_too_little_memory_is_noticed_before_it_is_taken(home: Path, monkeypatch
     free(part.folder, 1)
     with pytest.raises(OSError, match="bytes of memory are needed") as caught:
         parts.write("0-3", tensors(3, 2000))
-    assert caught.value.errno in memory_part.NO_ROOM
+    assert is_short(caught.value)
     monkeypatch.setattr(memory_part, "memory_free_bytes", lambda: 1 << 40)
     monkeypatch.setattr(memory_part, "memory_use", lambda: (1000, 2000))
     with pytest.raises(OSError, match="bytes of memory are needed"):
@@ -208,14 +209,14 @@ import sys
 from pathlib import Path
 import torch
 from distrain import Checkpoint
-from distrain.worker.memory_part import NO_ROOM, MemoryParts
+from distrain.worker.memory_part import MemoryParts, is_short
 parts = MemoryParts(Path(sys.argv[1], "rank_0"))
 parts.write("0-1", Checkpoint.from_dict({"x": torch.ones(1 << 20)}))  # 4 MiB of 8
 for value in ({"x": torch.ones(2 << 20)}, {"text": "x" * (8 << 20)}):
     try:
         parts.write("0-2", Checkpoint.from_dict(value))
     except OSError as error:
-        assert error.errno in NO_ROOM, error
+        assert is_short(error), error
         print("no room")
 """
 
@@ -244,7 +245,7 @@ def test_the_copies_of_a_thread_end_before_the_next_part(home: Path) -> None:
     assert time.monotonic() - began >= 0.1
     while not told:
         time.sleep(0.01)
-    assert told == ["RuntimeError('the GPU is lost')"]
+    assert repr(told) == "[RuntimeError('the GPU is lost')]"
 
 
 def test_a_child_that_was_forked_changes_no_bytes(home: Path) -> None:
@@ -350,6 +351,40 @@ def test_a_gpu_copy_is_told_when_it_is_done(worker: Worker, home: Path, monkeypa
     written = frame.message()
     assert isinstance(written, wire.PartWritten)
     assert (written.rank, written.attempt, written.ordinal, written.failed) == (1, 2, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), ""),
+        (ValueError("memory"), ""),
+        (OSError(errno.EIO, "Input/output error"), ""),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory"),
+        (MemoryError(), "MemoryError()"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "CUDA out of memory. Tried to allocate 2 GiB"),
+    ],
+    ids=repr,
+)
+def test_only_a_lack_of_memory_is_told_as_one(
+    worker: Worker, home: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, short: str
+) -> None:
+    def copy() -> None:
+        raise error
+
+    monkeypatch.setattr(MemoryParts, "write", lambda self, name, checkpoint: Part(home / name, ["a"], copy))
+    report()
+    worker.session.finish_copy_from_gpu()
+    said = worker.said()
+    while len(said) < 2:
+        said += [frame.message() for frame in worker.coordinator.wait(10)]
+    if short:
+        assert isinstance(said[1], wire.PartWritten)
+        assert said[1].failed == short
+        return
+    assert isinstance(said[1], wire.FilesCopied)
+    worker.tell(wire.FilesStored, ordinal=1, failed=said[1].failed)
+    with pytest.raises(CheckpointError, match=f"could not be stored: {type(error).__name__}: .*{error.args[-1]}"):
+        report()
 
 
 def test_without_room_nothing_is_raised_and_later_checkpoints_are_stored(
