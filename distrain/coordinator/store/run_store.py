@@ -39,8 +39,7 @@ _RESERVED_BYTES = 64 << 10
 """Disk space that a run keeps for its end."""
 _LINE_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _T = TypeVar("_T")
-_MOST_BAD_IN_A_ROW = 3
-"""Rollbacks in a row from a checkpoint that may be due to bad rows. After more, the checkpoint itself is suspect."""
+_MOST_BAD_IN_A_ROW = 3  # rollbacks that may be due to bad rows; after more, the checkpoint itself is suspect
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +174,7 @@ class RunStore(ABC):
         """Called with the reason when something could not be written."""
         self.committed: list[CommittedCheckpoint] = []
         """The checkpoints that are kept, in the order of their commits."""
-        self._rollbacks = 0
-        """How many in a row have come from the newest one."""
+        self._rollbacks = 0  # in a row, from the newest one
         self.is_stalled = False
         """True if work on files was abandoned: touching a file may block as long."""
         self._background = Background(None, "storage")
