@@ -37,8 +37,7 @@ class DataLoop:
     _is_ended: bool = False
     _is_left: bool = False
     _is_reported: bool = False
-    _is_interrupted: bool | None = None
-    """True if a Rollback has ended it, False if it had been left before, None if there was none."""
+    _is_interrupted: bool | None = None  # None if there was no Rollback
 
     def take(self) -> None:
         """Count a batch that train_func gets."""

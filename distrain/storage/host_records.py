@@ -5,6 +5,10 @@
     $XDG_STATE_HOME/distrain/hosts.json, else ~/.local/state/distrain/hosts.json
         troubles    what was wrong in the last days: time, host, what (one of TROUBLES), text, run
         checks      by host: kind and results of its latest deep checks
+
+A trouble makes a host a bad one: it was lost, its GPU has failed, or it was slow, as measured in a deep check or in a
+run. The end of a rank is none of them: a crash, a hang or a lack of memory is usually due to what it runs. Entries
+that a newer version has written are ignored, and kept.
 """
 
 from __future__ import annotations
@@ -21,17 +25,14 @@ from distrain.storage.lock_probe import lock_alone
 from distrain.system.log import warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
 KEPT_S = 7 * 86400.0
 """Seconds for which a trouble is remembered."""
 TROUBLES = ("lost", "GPU", "slow")
-"""Kinds of troubles that make a host a bad one. slow: as measured in a deep check or in a run.
-
-The end of a rank is none of them: a crash, a hang or a lack of memory is usually due to what it runs.
-"""
-_LOCK_S = 10.0
-"""Seconds to wait for another process that changes the file."""
+_NUMBER = (int, float)
+_TROUBLE = {"host": str, "time": _NUMBER, "what": str, "text": str, "run": str}
+_LOCK_S = 10.0  # to wait for another process that changes the file
 _MOST_TROUBLES, _MOST_CHECKS = 1000, 20
 
 
@@ -71,7 +72,7 @@ def read_records() -> HostRecords:
         warn_once(f"{path} is damaged, and ignored: {error}; delete it")
         return HostRecords()
     troubles, checks = others.pop("troubles", []), others.pop("checks", {})
-    known = [one for one in troubles if _is_trouble(one)] if isinstance(troubles, list) else []
+    known = [one for one in troubles if _fits(one, _TROUBLE)] if isinstance(troubles, list) else []
     checked = {host: of for host, of in checks.items() if _are_checks(of)} if isinstance(checks, dict) else {}
     if others or checked != checks or known != troubles or any(one["what"] not in TROUBLES for one in known):
         warn_once(f"{path} has entries that this version of distrain does not know; it ignores them")
@@ -79,23 +80,16 @@ def read_records() -> HostRecords:
     return HostRecords([one for one in known if now - KEPT_S < one["time"] < now + KEPT_S], checked, others)
 
 
-def _is_trouble(one: Any) -> bool:
-    texts = ("host", "what", "text", "run")
-    return (
-        isinstance(one, dict)
-        and all(isinstance(one.get(name), str) for name in texts)
-        and isinstance(one.get("time"), (int, float))
-    )
-
-
 def _are_checks(of: Any) -> bool:
+    kinds = {"kind": str, "results": dict}
     return isinstance(of, list) and all(
-        isinstance(one, dict)
-        and isinstance(one.get("kind"), str)
-        and isinstance(one.get("results"), dict)
-        and all(isinstance(rate, (int, float)) for rate in one["results"].values())
-        for one in of
+        _fits(one, kinds) and _fits(one["results"], dict.fromkeys(one["results"], _NUMBER)) for one in of
     )
+
+
+def _fits(value: Any, kinds: Mapping[str, Any]) -> bool:
+    """Return whether a value from the file is an object whose fields are of these kinds."""
+    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in kinds.items())
 
 
 def change_records(change: Callable[[HostRecords], None]) -> None:

@@ -360,7 +360,7 @@ class Session:
     def _send_written(self, ordinal: int, part: Part, failed: Exception | None) -> None:
         """Tell that a part is written, that there is no room for it, or that this checkpoint cannot be stored."""
         if failed is None or is_short(failed):
-            why = failed and (getattr(failed, "strerror", None) or str(failed) or repr(failed))
+            why = failed and str([repr(failed), *failed.args][-1])
             self.send(wire.PartWritten, ordinal=ordinal, failed=why, facts=part.facts)
         else:
             self._send_copied(ordinal, [], [], failed=f"{type(failed).__name__}: {failed}")
@@ -440,11 +440,7 @@ class Session:
         loops = self._data_loops()
         newest = max((loop.newest for loop in loops.values()), default=0)
         ended = {name for name, loop in loops.items() if loop.interrupt(newest)}
-        positions = {
-            name: {key: value for key, value in position.items() if key != "since"}
-            for name, position in self._positions_now().items()
-            if name in ended or not ended
-        }
+        positions = {name: at for name, at in self._positions_now().items() if name in ended or not ended}
         own = [name for name, position in positions.items() if "rank" in position and position["ranks"] > 1]
         if own:
             say(f"no rows of {', '.join(own)} are left out: only the loader of each rank knows where that rank is")

@@ -41,8 +41,7 @@ _OF_PLACE = ("name", "files")
 """Fields of a manifest that depend on where the checkpoint is."""
 _LINE_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _T = TypeVar("_T")
-_MOST_BAD_IN_A_ROW = 3
-"""Rollbacks in a row from a checkpoint that may be due to bad rows. After more, the checkpoint itself is suspect."""
+_MOST_BAD_IN_A_ROW = 3  # rollbacks that may be due to bad rows; after more, the checkpoint itself is suspect
 
 
 @dataclass(frozen=True, slots=True)

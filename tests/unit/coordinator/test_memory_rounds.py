@@ -565,7 +565,8 @@ def test_what_is_noted_of_a_round_while_it_is_stored_is_in_its_manifest(
     publications[0]()
     manifest = json.loads((run.store.paths.root / name / ".manifest.json").read_text())
     assert manifest["skip_to"] == run.store.committed[0].skip_to == {"loader": 1, "other": 2}
-    assert (manifest["metrics"], manifest["validation"]) == ({"loss": 0.5}, {"status": "VALIDATED", "metrics": ["loss"]})
+    assert manifest["metrics"] == {"loss": 0.5}
+    assert manifest["validation"] == {"status": "VALIDATED", "metrics": ["loss"]}
     run.store.close()
 
 
