@@ -63,7 +63,7 @@ def report(
         call. At most two checkpoints of a rank are uploaded at the same time, and the run ends when all are stored. If
         one cannot be stored, a later call raises the error. With MEMORY, the files may be changed after the call, and
         it first waits until this rank's checkpoint before is committed or dropped. If the memory of a host is short,
-        later ones are stored as with ASYNC; ranks that distrain did not start store them as with SYNC.
+        they are stored as with ASYNC; ranks that distrain did not start store them as with SYNC.
     delete_local_checkpoint_after_upload: default: True with ASYNC, else False. After the commit, the worker deletes
         the local files at its next report with a checkpoint, or when train_func returns. Then it waits for the commit,
         for up to 5 seconds more when all ranks have finished. It never deletes files of the directory that is just

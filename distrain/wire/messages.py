@@ -1066,6 +1066,8 @@ class Reported(FromWorker):
 class PartWritten(FromWorker):
     """All bytes of a part are in memory; or (``failed``) why they are not. facts: as in :class:`Reported`.
 
+    ordinal: 0 if there was no room, and the checkpoint is stored instead.
+
     Worker -> coordinator.
     """
 

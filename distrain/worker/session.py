@@ -207,11 +207,15 @@ class Session:
                 self._send_report(body, steps)
                 return
             stack.callback(self._note_blocked, began)
-            checkpoint, options, local_files = self._prepare(checkpoint, options)
+            given = checkpoint, options
+            checkpoint, options, local_files = self._prepare(*given)
+            part = self._write_to_memory(checkpoint) if options.mode is MEMORY else None
+            if options.mode is MEMORY and part is None:  # the next best way
+                checkpoint, options, local_files = self._prepare(*given)
             self._delete_committed()
             send = partial(self._send_report, body, steps, local_files, name=options.name, positions=positions or None)
-            if options.mode is MEMORY:
-                self._report_to_memory(checkpoint, send)
+            if part is not None:
+                self._report_part(part, send)
                 return
             waits, is_in_place = options.mode is SYNC or not self._channel.has_uploader, options.mode is NO_UPLOAD
             folder, files = self._folder_and_files(checkpoint, options, stack)
@@ -284,7 +288,8 @@ class Session:
         copies_first = False
         if options.mode is MEMORY and self._memory_is_short:  # files that the user may change after the call
             copies_first = not options.deletes
-            options = replace(options, mode=ASYNC, delete=options.deletes)
+            mode = SYNC if self._prefers_memory else ASYNC
+            options = replace(options, mode=mode, delete=options.deletes)
         if is_local:
             folder = Path(checkpoint.path)
             self._local_files = {n: files for n, files in self._local_files.items() if not files.overlaps(folder)}
@@ -332,23 +337,26 @@ class Session:
             options = replace(options, mode=SYNC)
         return options
 
-    def _report_to_memory(self, checkpoint: Checkpoint, send: Callable[..., int]) -> None:
-        """Write a checkpoint into the memory of this host, and report it with ``send``, which returns its number."""
+    def _write_to_memory(self, checkpoint: Checkpoint) -> Part | None:
+        """Write a checkpoint into the memory of this host. Tell the coordinator, and return None, if it is full."""
         assert self._memory is not None
         self._await(lambda: self._in_memory is None)
-        failed: Exception | None = None
         try:
-            part = self._memory.write(f"{self.context.attempt}-{self._reports + 1}", checkpoint)
+            return self._memory.write(f"{self.context.attempt}-{self._reports + 1}", checkpoint)
         except Exception as error:
             if not is_short(error):
                 raise
-            part, failed = Part(Path(), []), error
-        is_written = part.copy_from_gpu is None and failed is None
+            self._memory_is_short = True
+            self._send_written(0, Part(Path(), []), error)
+            return None
+
+    def _report_part(self, part: Part, send: Callable[..., int]) -> None:
+        """Report what is in memory with ``send``, which returns its number."""
+        assert self._memory is not None
+        is_written = part.copy_from_gpu is None
         send = partial(send, folder=str(part.folder), files=part.files, facts=part.facts)
         ordinal = self._in_memory = send(in_memory=True, is_written=is_written, waits=False)
-        if failed is not None:
-            self._send_written(ordinal, part, failed)
-        elif part.copy_from_gpu is not None:
+        if not is_written:
             self._memory.finish(part, partial(self._send_written, ordinal, part))
 
     def _end_in_memory(self, ordinal: int, *, is_dropped: bool) -> None:

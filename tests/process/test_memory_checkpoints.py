@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import pytest
 
 import distrain
 from distrain import Checkpoint, CheckpointConfig, CheckpointUploadMode, FailureConfig, WorkerGroupError
+from distrain.worker import memory_part
 from distrain.worker.memory_part import MemoryParts
 from tests.process.conftest import Fit, files_of
 from tests.tables import SEED
@@ -92,3 +94,50 @@ def test_a_loop_that_stays_as_it_is_keeps_the_last_and_the_best(
     for checkpoint, metrics in result.best_checkpoints:
         step = str(scores.index(metrics["acc"]))
         assert files_of(checkpoint) == {"part-0": step, "part-1": step}
+
+
+@pytest.mark.parametrize("first_short", [0, 2])
+def test_no_checkpoint_is_lost_when_the_memory_of_a_host_is_short(fit: Fit, tmp_path: Path, first_short: int) -> None:
+    def train(config: dict[str, Any]) -> list[str]:
+        rank, seen = distrain.get_context().get_world_rank(), []
+        for step in range(3):
+            if rank == 1 and step == config["first_short"]:
+                memory_part._check_room = full
+            folder = Path(tempfile.mkdtemp(dir=config["tmp"]))
+            (folder / f"part-{rank}").write_text(f"{step}")
+            distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
+            checkpoint = distrain.get_checkpoint()
+            assert checkpoint is not None
+            with checkpoint.as_directory() as read:
+                seen += [Path(read, name).read_text() for name in ("part-0", "part-1")]
+        return seen
+
+    config = {"tmp": str(tmp_path / "local"), "first_short": first_short}
+    (tmp_path / "local").mkdir()
+    result = fit(train, config, checkpoint_config=CheckpointConfig(memory_every=1))
+    assert result.return_value == ["0", "0", "1", "1", "2", "2"]
+    assert files_of(result.checkpoint) == {"part-0": "2", "part-1": "2"}
+    assert not list((tmp_path / "local").iterdir())
+
+
+def full(needed: int) -> None:
+    raise OSError(errno.ENOSPC, "the memory is full")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_way_of_its_own_on_one_rank_loses_no_checkpoint(fit: Fit, rank: int) -> None:
+    """It is stored on that rank, while the other one writes to memory."""
+
+    def train(config: dict[str, Any]) -> None:
+        for step in range(3):
+            way = (
+                CheckpointUploadMode.ASYNC
+                if distrain.get_context().get_world_rank() == config["rank"]
+                else CheckpointUploadMode.SYNC
+            )
+            checkpoint = Checkpoint.from_dict({"step": step})
+            distrain.report({}, checkpoint, checkpoint_upload_mode=way)
+
+    result = fit(train, {"rank": rank}, checkpoint_config=CheckpointConfig(memory_every=1))
+    assert result.checkpoint is not None
+    assert result.checkpoint.to_dict()["step"] == 2

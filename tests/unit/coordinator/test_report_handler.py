@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from distrain import wire
 from distrain.api.config import CheckpointConfig
@@ -16,10 +19,8 @@ from distrain.coordinator.observers import Observers
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.decisions.run_status import RunStatus
+from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.storage.records import CommittedCheckpoint
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class NoValidations:
@@ -38,7 +39,7 @@ def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_r
         CheckpointConfig(num_to_keep=1, missing_rank_s=missing_rank_s),
         observers,
         send=sent.append,
-        upload=lambda order: None,
+        upload=sent.append,
         on_commit=lambda path: None,
         validations=NoValidations(),  # type: ignore[arg-type]
         memory=MemoryRounds(
@@ -46,7 +47,9 @@ def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_r
             math.inf,
             send=lambda host, message: sent.append(message),
             upload=lambda host, order: None,
-            plan=lambda: None,
+            plan=lambda: WorldPlan(
+                ranks=tuple(RankPlan(rank=r, host="a", local_rank=r, local_world_size=2, node_rank=0) for r in range(2))
+            ),
             racks={},
             storage_of=lambda host: "",
             is_training=lambda: True,
@@ -83,6 +86,42 @@ def store_files(handler: ReportHandler, order: wire.CopyFiles, failed: str | Non
     files = [(file, 1, 0) for file in order.files]
     rank, ordinal = order.rank, order.ordinal
     handler.handle(wire.FilesCopied(attempt=0, rank=rank, ordinal=ordinal, files=files, skipped=[], failed=failed))
+
+
+@pytest.mark.parametrize("end", ["", "damaged", "refused"])
+@pytest.mark.parametrize("hashed_first", [True, False])
+def test_a_checkpoint_that_one_rank_writes_to_memory_and_another_to_storage_is_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str, hashed_first: bool
+) -> None:
+    store, sent = LocalStore(tmp_path / "run"), []
+    handler = handler_of(store, sent, 2)
+    report(handler, 0, 1, "shard-0")
+    facts = {"shard-1": [1, 7]}
+    in_memory = {"files": ["shard-1"], "folder": "/memory", "in_memory": True, "waits": False, "facts": facts}
+    handler.handle(wire.Reported(attempt=0, rank=1, index=1, ordinal=1, body=b"{}", **in_memory))
+    [order], [hashing] = only(wire.CopyFiles, sent), only(wire.HashFiles, sent)
+    assert hashing.facts == facts
+    answer = wire.FilesCopied(attempt=0, rank=1, ordinal=1, files=[("shard-1", 1, 7)], skipped=[])
+    if hashed_first:
+        handler.handle(answer)
+    store_files(handler, order)
+    if not hashed_first:
+        handler.handle(answer)
+    [upload] = only(wire.Upload, sent)
+    assert (upload.source, upload.files, upload.others, upload.facts) == ("/memory", ["shard-1"], [], {})
+    assert not store.committed
+    assert handler.awaits_uploads()
+    assert not handler.awaits_uploads(lost=[1])
+    Path(upload.directory, "shard-1").write_bytes(b"x")
+    if end == "refused":
+        handler.handle(replace(answer, files=[], failed="Input/output error"))
+    else:
+        handler.handle(replace(answer, files=[("shard-1", 1, 7 + (end == "damaged"))]))
+    store.close()
+    assert [saved.is_in_memory for saved in store.committed] == ([] if end else [False])
+    assert [bool(done.path) for done in only(wire.CommitDone, sent)] == [not end] * 2
+    if end:
+        assert "checkpoint_000000 is dropped: files of rank 1 cannot be stored: " in capsys.readouterr().err
 
 
 def only(kind: type[Any], sent: list[Any]) -> list[Any]:

@@ -436,17 +436,20 @@ def test_only_a_lack_of_memory_is_told_as_one(
         report()
 
 
-def test_without_room_nothing_is_raised_and_later_checkpoints_are_stored(
+def test_without_room_nothing_is_raised_and_this_checkpoint_and_later_ones_are_stored(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_part, "memory_free_bytes", lambda: 1)
     report()
-    said, written = worker.said()
-    assert (said.in_memory, said.is_written, said.files) == (True, False, [])
-    assert written.ordinal == 1
-    assert "bytes of memory are needed, and 1 are free" in written.failed
+    short, said = worker.said()
+    assert isinstance(short, wire.PartWritten)
+    assert short.ordinal == 0
+    assert "bytes of memory are needed, and 1 are free" in short.failed
+    assert (said.index, said.in_memory, said.waits, said.files) == (1, False, False, ["dict_checkpoint.pkl"])
+    assert Checkpoint(said.folder).to_dict()["x"].sum() == 1000
     worker.tell(wire.StoreInstead)
-    worker.commit(1, path="")
+    worker.tell(wire.FilesStored, ordinal=1)
+    worker.commit(1)
     source = tmp_path / "mine"
     source.mkdir()
     (source / "a").write_text("old")
@@ -464,6 +467,18 @@ def test_without_room_nothing_is_raised_and_later_checkpoints_are_stored(
     worker.commit(3)
     worker.session.finish_uploads()
     assert not source.exists()
+
+
+@pytest.mark.parametrize("worker", [True], indirect=True)
+def test_without_room_a_loop_that_stays_as_it_is_gets_what_sync_promises(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_part, "memory_free_bytes", lambda: 1)
+    monkeypatch.setattr(Session, "_store", lambda *_: None)
+    for ordinal in (1, 2):
+        distrain.report({}, checkpoint=tensors(1))
+        said = worker.said()[-1]
+        assert (said.index, said.in_memory, said.waits) == (ordinal, False, True)
 
 
 def test_the_directory_of_the_user_stays_unless_it_is_not_wanted(worker: Worker, tmp_path: Path) -> None:
