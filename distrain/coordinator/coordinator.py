@@ -697,6 +697,8 @@ class Coordinator:
             if self._host_files.is_delivering:
                 warn("files that ranks have written may still be on other hosts; if the run continues there, they come")
                 break
+        if self.machine.plan is not None:
+            self._host_files.warn_of_lost(self.machine.plan.hosts)
 
     def _close_hosts(self) -> None:
         self._host_files.close()
@@ -705,6 +707,8 @@ class Coordinator:
 
     def _await_storage(self) -> None:
         """Wait until everything is written; Ctrl-C ends the waiting."""
+        if self.machine.state is RunState.FINISHED:
+            self._store.secure_records()
         self._await_writing(lambda: self._store.is_idle)
         if not self._store.is_idle:
             self._store.abandon_pending_work()

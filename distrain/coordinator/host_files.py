@@ -122,6 +122,8 @@ class HostFiles:
         self._waiting: set[str] = set()
         """Hosts that are asked when the project was read."""
         self._announced: set[str] = set()
+        self._lost: dict[str, str] = {}
+        """By lost host that did not see the storage: where its ranks have written files."""
 
     # -- setting up hosts -----------------------------------------------------------------------------------------
 
@@ -212,6 +214,7 @@ class HostFiles:
             state.is_set_up, state.tries = True, 0
             state.storage_problem, state.checkpoints = answer.storage_problem, answer.checkpoints
             state.trial_dir = answer.trial_dir
+            self._lost.pop(host, None)
             if answer.storage_problem is not None:
                 self._mover(host).start()  # it connects while the workers start
             waiting, state.then = state.then, []
@@ -286,6 +289,11 @@ class HostFiles:
         order = wire.BringBack(folder=folder, run=run, host=host.replace("/", "_"), limit_bytes=limit)
         self.deliver(host, order, partial(_warn_of_left_files, host, folder))
 
+    def warn_of_lost(self, hosts: Iterable[str]) -> None:
+        """Say which of these hosts are lost, so that their files cannot come back."""
+        for host in self._lost.keys() & set(hosts):
+            _warn_of_left_files(host, self._lost[host], "the host is lost")
+
     @property
     def is_delivering(self) -> bool:
         """True while files are on their way to or from a host that is not lost."""
@@ -316,6 +324,8 @@ class HostFiles:
         """Forget a host that was lost, and end its transfers."""
         for timer in ("set up", "bring"):
             self._loop.cancel(f"{timer} {host}")
+        if self.is_apart(host):
+            self._lost[host] = self._hosts[host].trial_dir
         state = self._hosts.pop(host, None)
         if state is not None and state.mover is not None:
             state.mover.close()

@@ -57,11 +57,6 @@ class _Storing:
     damaged: set[tuple[int, str]] = field(default_factory=set)
     """Ranks, and the hosts on which their parts are damaged."""
 
-    @property
-    def is_settling(self) -> bool:
-        """True once its files are stored, or cannot be: the rest takes only moments."""
-        return bool(self.directory) and not self.unstored
-
 
 class MemoryRounds:
     """The rounds of one run.
@@ -148,8 +143,8 @@ class MemoryRounds:
 
     @property
     def is_settling(self) -> bool:
-        """True while it is being decided if a round is on storage: nothing may start before, or go back."""
-        return self._storing is not None and self._storing.is_settling
+        """True once the files of a round are stored, or cannot be: nothing may start before the rest is done."""
+        return self._storing is not None and bool(self._storing.directory) and not self._storing.unstored
 
     def has(self, path: str | None) -> bool:
         """Return whether the checkpoint ``path`` is one in memory."""
@@ -511,8 +506,7 @@ class MemoryRounds:
 
     def _cannot_store(self, storing: _Storing, rank: int) -> None:
         """Store the round before instead."""
-        name, why = storing.kept.name, f"no host has intact files of rank {rank}"
-        index = storing.kept.index
+        name, index, why = storing.kept.name, storing.kept.index, f"no host has intact files of rank {rank}"
         storing.unstored.clear()
 
         def given_up() -> None:

@@ -92,6 +92,8 @@ class RunStatus:
     lost_s: float = 0.0
     """Time that failures have cost: from the checkpoint before each until the workers were at work again, and what
     their first report took longer than usual, such as for loading the checkpoint."""
+    _newest: int = -1
+    """The index of the checkpoint: an older one may be committed later."""
     _before: int = 0
     """The reports of a rank before those of this attempt."""
     _lost_since: float | None = None
@@ -136,8 +138,8 @@ class RunStatus:
                 self.hang = fact
             case HangEnded():
                 self.hang = None
-            case Committed():
-                self.checkpoint, self.checkpoint_at = fact.name, fact.now
+            case Committed() if fact.index > self._newest:
+                self.checkpoint, self.checkpoint_at, self._newest = fact.name, fact.now, fact.index
 
     def begin_attempt(self, hosts: Sequence[str], now: float) -> None:
         """Begin an attempt. ``hosts``: the host of each rank."""

@@ -112,15 +112,13 @@ def take_over(run: Path, unwanted: Collection[int] = (), patience_s: float = _PA
     """
     deadline = time.monotonic() + patience_s
     found: list[Path] = []
-    passed: list[Path] = []
-    while hidden := next((path for path in run.glob(f"{_PREFIX}*") if path not in passed), None):
+    while hidden := next(run.glob(f"{_PREFIX}*"), None):  # agents may begin with another one meanwhile
         with _lock_of(hidden) as lock:
             try:
                 lock_alone(lock, 0.0)
             except BlockingIOError:
                 if not patience_s:
-                    passed.append(hidden)
-                    continue
+                    break
                 name = hidden.name.removeprefix(_PREFIX)
                 warn(f"waiting up to {patience_s:g} s for the hosts that still store {name} from their memory")
                 with contextlib.suppress(BlockingIOError):

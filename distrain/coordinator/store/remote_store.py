@@ -198,6 +198,13 @@ class RemoteStore(RunStore):
     def write_manifest_later(self, manifest: Mapping[str, Any]) -> None:
         self._do("run.json", lambda: self.directory.write_manifest(manifest), lambda _: self._mirror_records())
 
+    def secure_records(self) -> None:
+        def done(failed: str | None) -> None:
+            if failed is not None:
+                self._cannot_write("metrics and logs", failed)
+
+        self.flush(lambda _: self._order(wire.MirrorRecords(), done))
+
     def _mirror_records(self) -> None:
         """Have the uploader copy the small files now."""
 

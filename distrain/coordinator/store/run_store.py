@@ -321,6 +321,10 @@ class RunStore(ABC):
         """Add a line about what has happened, which the next :meth:`flush` writes. ``event``: its kind."""
         self._events.append(_LINE_JSON.encode({"time": time.time(), "event": event, **fields}) + "\n")
 
+    def secure_records(self) -> None:
+        """Have the small files stored that are only on this machine. The run fails if they cannot be."""
+        self.flush()
+
     def flush(self, then: Callable[[object], None] | None = None) -> None:
         """Write the added reports and events, then call ``then``."""
         if self._metrics or self._events or then is not None:

@@ -52,7 +52,8 @@ def checkpoints_of(run: Path | RemotePath) -> list[CommittedCheckpoint]:
 
 def newest_in_memory(run: Run, events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the event of the newest checkpoint of a running run if its files are in the memory of the hosts only."""
-    made = [event for event in events if event["event"] == "checkpoint"]
+    found = [event for event in events if event["event"] == "checkpoint" and isinstance(event.get("index"), int)]
+    made = sorted(found, key=lambda event: int(event["index"]))
     stored = {event.get("name") for event in events if event["event"] == "stored"}
     is_lost = run.state != RUNNING or not made or made[-1].get("tier") != "memory" or made[-1].get("name") in stored
     return None if is_lost else made[-1]

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from distrain import (
-    StorageError,
-)
+from distrain import Checkpoint, StorageError, get_all_reported_checkpoints, report
 from distrain.errors import ControllerError, WorkerGroupError
 from tests.conftest import wait_until
 from tests.process import test_validation
 from tests.process.object_storage.bucket import Bucket, Door
-from tests.process.object_storage.training import Waiter, train
+from tests.process.object_storage.training import Waiter, train, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,3 +157,27 @@ def test_an_uploader_that_is_killed_is_replaced(one_fit: Fit, bucket: Bucket, tm
         assert one_fit(train, {"wait_at": 1, "until": str(go)}, name="run").return_value == 0
     assert bucket.committed("run") == [f"checkpoint_00000{n}" for n in range(3)]
     assert json.loads(bucket.read("run", "run.json"))["status"] == "finished"
+
+
+@sampled
+def test_a_run_whose_last_reports_cannot_be_stored_has_not_finished(
+    one_fit: Fit, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTRAIN_STORAGE_PATIENCE_S", "1")
+    closed = tmp_path / "closed"
+
+    def report_alone(config: dict[str, str]) -> int:
+        report({"step": 0}, checkpoint=Checkpoint.from_dict({}))
+        get_all_reported_checkpoints()  # waits until it is committed
+        report({"step": 1})
+        wait_for(Path(config["until"]))
+        return 1
+
+    def shut() -> None:
+        bucket.door.shut()
+        closed.touch()
+
+    with Waiter(closed, shut), pytest.raises(ControllerError, match="cannot write metrics and logs in"):
+        one_fit(report_alone, {"until": str(closed)}, name="run")
+    bucket.door.open()
+    assert one_fit(report_alone, {"until": str(closed)}, name="run").return_value == 1

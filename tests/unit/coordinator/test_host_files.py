@@ -562,3 +562,19 @@ def test_a_storage_path_need_not_be_utf_8(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / os.fsdecode(b"caf\xe9") / "run")
     assert Shipping(question=QUESTION).for_run(store, "id").question.place.startswith("run-")
     store.close()
+
+
+def test_files_that_a_lost_host_has_kept_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    lab = Lab(Shipping(question=QUESTION))
+    lab.set_up("a", "b", "c")
+    for host in "abc":
+        lab.answer(host, storage_problem="is not there", trial_dir=f"/cache/{host}/files")
+    lab.files.bring_back("b")
+    for host in "bc":
+        lab.files.lost(host)
+    lab.set_up("c")
+    lab.answer("c", storage_problem="is not there", trial_dir="/cache/c/files")  # it is back
+    capsys.readouterr()
+    lab.files.warn_of_lost(["a", "b", "c"])
+    [line] = capsys.readouterr().err.splitlines()
+    assert "files that ranks have written stay on b, in /cache/b/files: the host is lost" in line
