@@ -164,7 +164,7 @@ class Drill:
             if not inside or len(inside) < len(matches):
                 raise JobError(f"--fresh {pattern}: must match files in {here}")
             found.update(inside)
-        self._template = replace(self._template, fresh=tuple(path for path in found if not _is_within(path, found)))
+        self._template = replace(self._template, fresh=tuple(found))
         trial = Trial(Order(roots=self._template.roots), self.folder / "isolation", self._limit_s)
         trial.start(ProbeOrder())
         if trial.wait():
@@ -390,10 +390,6 @@ class Drill:
         elif not attempt.of("step"):
             found.append("no optimizer of torch was seen, so only metrics and checkpoints are compared")
         return found
-
-
-def _is_within(path: str, others: Collection[str]) -> bool:
-    return any(path.startswith(f"{other}/") for other in others)
 
 
 def _between(saves: Sequence[int], until: int, goal: float) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.current import session_of
-from distrain.drilling.isolation import confine, is_inside
+from distrain.drilling.isolation import confine, inside_file
 from distrain.hosts.host import MIRROR
 from distrain.system.process import command_line, kill_tree, own_package, process_table
 from distrain.system.scratch import scratch_directory
@@ -55,7 +55,7 @@ class Probe:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Protect the files that this host sees, before anything else of the work is unpickled, which may run code."""
         vars(self).update(state)
-        if is_inside(Path(self._folder)):
+        if inside_file(Path(self._folder)).exists():
             return
         mirror, temporary = os.environ.get(MIRROR, ""), scratch_directory() or ""
         has_copy = is_below(os.getcwd(), mirror or self._folder)
