@@ -27,7 +27,7 @@ from distrain.transfer.host_side.cache_files import delete
 from distrain.transfer.project.directories import is_below
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _SHARED = ("/dev", "/proc", "/run")
 """Directories of the system in which trials write as any program does."""
@@ -35,6 +35,8 @@ _TEMPORARY = ("/var/tmp", "/tmp")  # noqa: S108 - the system's
 """Those for temporary files: the one with the drill's own directory is shared, the other one gets an overlay."""
 _CACHES = ("~/.cache", "~/.nv", "~/.triton", "/tmp/nvidia-mps")  # noqa: S108 - that is its name
 """Those that stay the user's, so that nothing is downloaded or compiled again; and the sockets of CUDA's server."""
+_CHECKED_BY_SSH = ("/etc/ssh/ssh_config.d", "/etc/crypto-policies/back-ends")
+"""Files that ssh only reads if they are the user's, or root's, whom a namespace of a user does not know."""
 _MOST_COPIED = 2_000_000_000
 """Bytes that are copied for a trial, where no overlay is allowed and the file system cannot share blocks."""
 _MOST_FILES = 200_000
@@ -112,10 +114,12 @@ def enter(folder: Path, roots: Sequence[str]) -> None:
     folder: the trial's directory, which keeps the changes. The process has too many rights until it executes a program.
     """
     here, user, group = os.path.realpath("."), os.geteuid(), os.getegid()
+    checked: tuple[str, ...] = ()
     try:
         _call("unshare", _NEW_MOUNTS)
     except OSError:
         _call("unshare", _NEW_MOUNTS | _NEW_USERS)
+        checked = _CHECKED_BY_SSH
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             Path("/proc/self", name).write_text(text)
     _call("mount", "none", "/", None, ctypes.c_ulong(_SLAVES), None)
@@ -133,11 +137,20 @@ def enter(folder: Path, roots: Sequence[str]) -> None:
             if path in roots:
                 raise
     _attach(caches)
+    for place in filter(os.path.isdir, checked):
+        _replace(place, {path.name: path.read_bytes() for path in Path(place).iterdir() if path.is_file()})
     marker = inside_file(folder)
     marker.parent.mkdir(exist_ok=True)
-    _call("mount", "tmpfs", str(marker.parent), "tmpfs", ctypes.c_ulong(0), None)
-    marker.touch()
+    _replace(str(marker.parent), {marker.name: b""})
     os.chdir(here)
+
+
+def _replace(place: str, files: Mapping[str, bytes]) -> None:
+    """Have a directory hold only these files, in memory, for processes of this namespace."""
+    _call("mount", "tmpfs", place, "tmpfs", ctypes.c_ulong(0), "mode=755")
+    for name, data in files.items():
+        Path(place, name).write_bytes(data)
+        Path(place, name).chmod(0o644)
 
 
 def _clone(path: str) -> int:
