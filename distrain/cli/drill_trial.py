@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import sys
 from dataclasses import replace
 from functools import partial
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, NoReturn
 from distrain.cli.run import config_file
 from distrain.cli.run.command import run_command
 from distrain.coordinator import fit
-from distrain.drilling.isolation import confine, enter, inside_file, is_inside
+from distrain.drilling.isolation import confine, enter, inside_file
 from distrain.drilling.probe import Probe
 from distrain.storage import names
 from distrain.system.process import die_with_parent
+from distrain.transfer.host_side.cache_files import delete
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,9 +84,9 @@ def _isolate(order: Order) -> None:
     folder = Path(order.folder)
     if order.copies:
         confine([order.folder], order.roots)
-    elif not is_inside(folder):
+    elif not inside_file(folder).exists():
         is_new = not (folder / "changes").exists()
         enter(folder, order.roots)
         for path in order.fresh if is_new else ():
-            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+            delete(path)
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606

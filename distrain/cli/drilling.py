@@ -42,6 +42,7 @@ drill may stand anywhere; `--` before the script's arguments keeps those of the 
 examples:
   distrain drill --workers 2 train.py --epochs 3
   distrain drill --workers 2 train.py --output {drill}/out     {drill}: a directory of the run
+  distrain drill --workers 2 --fresh 'snapshot*.pt' train.py   without those of an earlier training
   distrain drill --hosts alpha:4,beta:4 --only kill,host --page drill.html train.py:train_func
   distrain drill --as-ray ray_train.py
 

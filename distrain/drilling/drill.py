@@ -121,8 +121,7 @@ class Drill:
         if until < LEAST or (unit == "step" and len(blind) == len(steps)):
             raise JobError(
                 f"there is too little to compare in {seconds:.0f} s: {until} calls of report(), or steps of an "
-                f"optimizer of torch{''.join(f' ({why})' for why in blind[:1])}. "
-                + (self._continued(attempt) or "Report more often, or raise --minutes")
+                f"optimizer of torch{''.join(f' ({why})' for why in blind[:1])}. " + self._advice(first)
             )
         self._limit_s = 3 * seconds + 60
         second = self._undisturbed("undisturbed-2", lambda now: now.attempts[0].done(unit) >= until)
@@ -133,8 +132,7 @@ class Drill:
         self._add(Verdict("undisturbed, twice", "exact" if is_exact else "noise", why))
         saves = [count for count in attempt.saves(unit) if count < until]
         if not saves and not first.has_finished:
-            cure = self._continued(attempt) or "Save more often, or raise --minutes"
-            raise JobError(f"there is no checkpoint in {until} {unit}s. {cure}")
+            raise JobError(f"there is no checkpoint in {until} {unit}s. {self._advice(first)}")
         if saves:
             self._disturb(saves, first.hosts, only)
         else:
@@ -164,7 +162,7 @@ class Drill:
             if not inside or len(inside) < len(matches):
                 raise JobError(f"--fresh {pattern}: must match files in {here}")
             found.update(inside)
-        self._template = replace(self._template, fresh=tuple(path for path in found if not _is_within(path, found)))
+        self._template = replace(self._template, fresh=tuple(found))
         trial = Trial(Order(roots=self._template.roots), self.folder / "isolation", self._limit_s)
         trial.start(ProbeOrder())
         if trial.wait():
@@ -172,23 +170,15 @@ class Drill:
             if not landlock_version():
                 warn("this kernel cannot keep a script from changing files by absolute paths")
 
-    def _continued(self, attempt: Attempt, *, only_written: bool = False) -> str:
-        """Say which snapshot of an earlier training the script may have continued, or return ``""``.
-
-        only_written: without those that it has not written, too.
-        """
-        opened = dict.fromkeys(str(note["path"]) for note in attempt.of("open"))
-        found = [path for path in opened if path in self._written]
-        if not found and not only_written:
-            found = [path for path in opened if path.endswith(_SNAPSHOTS)]
-        parents = Counter(map(os.path.dirname, found))
-        named = {parent if (parent := os.path.dirname(path)) and parents[parent] > 2 else path: 0 for path in found}
-        if not named:
-            return ""
-        options = " ".join(f"--fresh {shlex.quote(path)}" for path in named)
-        return (
-            f"The script has read {', '.join(named)}, which was there before the drill, and may have continued an "
-            f"earlier training. The drill begins without: {options}"
+    def _advice(self, first: Journal) -> str:
+        """Say how more could be compared."""
+        if not first.has_finished:
+            return "Report or save more often, or raise --minutes"
+        opened = dict.fromkeys(str(note["path"]) for note in first.attempts[0].of("open"))
+        usual = [path for path in opened if path.endswith(_SNAPSHOTS)]
+        return continued(self._written & opened.keys() or usual or opened) or (
+            "The script ends by itself: train for longer or, if it has continued an earlier training, have it begin "
+            "without that: --fresh PATTERN"
         )
 
     def _add(self, verdict: Verdict) -> None:
@@ -383,8 +373,8 @@ class Drill:
         found = []
         if self._straight.measured:
             found.append("not compared, as they differ between equal models: " + ", ".join(self._straight.measured))
-        if continued := self._continued(attempt, only_written=True):
-            found.append(continued)
+        if text := continued(self._written & {note["path"] for note in attempt.of("open")}):
+            found.append(text)
         if blind:
             found.append(f"the state of the training could not be read: {blind[0]}")
         elif not attempt.of("step"):
@@ -392,8 +382,15 @@ class Drill:
         return found
 
 
-def _is_within(path: str, others: Collection[str]) -> bool:
-    return any(path.startswith(f"{other}/") for other in others)
+def continued(paths: Collection[str]) -> str:
+    """Say that the script may have continued an earlier training, whose files it has read; ``""`` without any."""
+    parents = Counter(map(os.path.dirname, paths))
+    named = {parent if (parent := os.path.dirname(path)) and parents[parent] > 2 else path for path in sorted(paths)}
+    options = [f"--fresh {shlex.quote(path)}" for path in sorted(named) if not path.startswith("..")]
+    cure = f"The drill begins without: {' '.join(options[:5])}" if options else "Move that away for the drill"
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    text = f"The script has read {', '.join(sorted(named)[:3])}{more}, from before the drill"
+    return f"{text}, and may have continued an earlier training. {cure}" if named else ""
 
 
 def _between(saves: Sequence[int], until: int, goal: float) -> int:

@@ -15,18 +15,19 @@ import os
 import re
 import shutil
 import stat
-import struct
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.errors import JobError
-from distrain.system.text import size
+from distrain.system.text import count, size
+from distrain.transfer.host_side.cache_files import delete
 from distrain.transfer.project.directories import is_below
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _SHARED = ("/dev", "/proc", "/run")
 """Directories of the system in which trials write as any program does."""
@@ -34,8 +35,11 @@ _TEMPORARY = ("/var/tmp", "/tmp")  # noqa: S108 - the system's
 """Those for temporary files: the one with the drill's own directory is shared, the other one gets an overlay."""
 _CACHES = ("~/.cache", "~/.nv", "~/.triton", "/tmp/nvidia-mps")  # noqa: S108 - that is its name
 """Those that stay the user's, so that nothing is downloaded or compiled again; and the sockets of CUDA's server."""
+_CHECKED_BY_SSH = ("/etc/ssh/ssh_config.d", "/etc/crypto-policies/back-ends")
+"""Files that ssh only reads if they are the user's, or root's, whom a namespace of a user does not know."""
 _MOST_COPIED = 2_000_000_000
 """Bytes that are copied for a trial, where no overlay is allowed and the file system cannot share blocks."""
+_MOST_FILES = 200_000
 _AT_FDCWD, _RECURSIVE, _CLONE, _EMPTY_PATH = -100, 0x8000, 1, 4
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -57,6 +61,10 @@ def _call(function: str | int, *arguments: object) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{function}: {os.strerror(number)}")
     return int(made)
+
+
+def _number(value: int, length: int = 8) -> bytes:
+    return value.to_bytes(length, sys.byteorder)
 
 
 def scratch(roots: Collection[str]) -> Path:
@@ -95,11 +103,6 @@ def _caches(roots: Collection[str]) -> list[str]:
 # -- a mount namespace -----------------------------------------------------------------------------------------------
 
 
-def is_inside(folder: Path) -> bool:
-    """Return whether this process is in the namespace of a trial, which has this directory."""
-    return inside_file(folder).exists()
-
-
 def inside_file(folder: Path) -> Path:
     """Return a file that only processes in the namespace of a trial see."""
     return folder / "inside/here"
@@ -111,10 +114,12 @@ def enter(folder: Path, roots: Sequence[str]) -> None:
     folder: the trial's directory, which keeps the changes. The process has too many rights until it executes a program.
     """
     here, user, group = os.path.realpath("."), os.geteuid(), os.getegid()
+    checked: tuple[str, ...] = ()
     try:
         _call("unshare", _NEW_MOUNTS)
     except OSError:
         _call("unshare", _NEW_MOUNTS | _NEW_USERS)
+        checked = _CHECKED_BY_SSH
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             Path("/proc/self", name).write_text(text)
     _call("mount", "none", "/", None, ctypes.c_ulong(_SLAVES), None)
@@ -122,23 +127,30 @@ def enter(folder: Path, roots: Sequence[str]) -> None:
     temporary = [path for path in shared if path in _TEMPORARY and not is_below(str(folder), path)]
     caches = {path: _clone(path) for path in _caches(roots)}
     clones = {path: _clone(path) for path in (*shared, str(folder.parent))}
-    _call(_MOUNT_SETATTR, _AT_FDCWD, "/", _RECURSIVE, struct.pack("4Q", 1, 0, 0, 0), 32)  # read-only
+    _call(_MOUNT_SETATTR, _AT_FDCWD, "/", _RECURSIVE, _number(1) + bytes(24), 32)  # read-only
     _attach(clones)
-    own = [(path, _FileSystems(path)) for path in (*temporary, *_own(roots))]  # before any overlay hides another one
-    for path, found in own:
-        if path in roots:
-            continue
-        with contextlib.suppress(OSError):  # the home stays read-only then
-            found.overlay(folder, path.replace("/", "+"))
+    own = {path: _file_systems(path) for path in (*temporary, *_own(roots))}  # before any overlay hides another one
+    for index, (path, found) in enumerate(own.items()):
+        try:
+            _overlay(found, folder, str(roots.index(path)) if path in roots else f"other {index}")
+        except OSError:  # the home stays read-only, then
+            if path in roots:
+                raise
     _attach(caches)
-    for path, found in own:
-        if path in roots:
-            found.overlay(folder, str(roots.index(path)))
+    for place in filter(os.path.isdir, checked):
+        _replace(place, {path.name: path.read_bytes() for path in Path(place).iterdir() if path.is_file()})
     marker = inside_file(folder)
     marker.parent.mkdir(exist_ok=True)
-    _call("mount", "tmpfs", str(marker.parent), "tmpfs", ctypes.c_ulong(0), None)
-    marker.touch()
+    _replace(str(marker.parent), {marker.name: b""})
     os.chdir(here)
+
+
+def _replace(place: str, files: Mapping[str, bytes]) -> None:
+    """Have a directory hold only these files, in memory, for processes of this namespace."""
+    _call("mount", "tmpfs", place, "tmpfs", ctypes.c_ulong(0), "mode=755")
+    for name, data in files.items():
+        Path(place, name).write_bytes(data)
+        Path(place, name).chmod(0o644)
 
 
 def _clone(path: str) -> int:
@@ -152,39 +164,32 @@ def _attach(clones: dict[str, int]) -> None:
         os.close(fd)
 
 
-class _FileSystems:
-    """A directory, and the file systems that are mounted in it."""
-
-    def __init__(self, root: str) -> None:
-        inner = sorted(point for point in _mount_points() if is_below(point, root) and point != root)
-        self._found = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC), _clone(path)) for path in (root, *inner)]
-
-    def overlay(self, folder: Path, name: str) -> None:
-        """Mount an overlay on each. Those in the directory that cannot have one are read-only. Raise OSError."""
-        options = "redirect_dir=on" if _is_root_of_all() else "userxattr"
-        for index, (path, lower, clone) in enumerate(self._found):
-            upper, work = (folder / use / name / str(index) for use in ("changes", "kernel"))
-            layers = f"lowerdir=/proc/self/fd/{lower},upperdir={upper},workdir={work},index=off,{options}"
-            try:
-                if not upper.exists():
-                    upper.mkdir(parents=True)
-                    shutil.copystat(path, upper)
-                work.mkdir(parents=True, exist_ok=True)
-                _call("mount", "overlay", path, "overlay", ctypes.c_ulong(0), layers)
-            except OSError:
-                if not index:
-                    raise
-                _attach({path: clone})
+def _file_systems(root: str) -> list[tuple[str, int, int]]:
+    """Return a directory, and where file systems are mounted in it, with descriptors: as it is, and of a clone."""
+    lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    code = re.compile(rb"\\([0-7]{3})")
+    points = {os.fsdecode(code.sub(lambda found: bytes([int(found[1], 8)]), line.split()[4])) for line in lines}
+    inner = sorted(point for point in points if is_below(point, root) and point != root)
+    return [(path, os.open(path, os.O_PATH | os.O_CLOEXEC), _clone(path)) for path in (root, *inner)]
 
 
-def _mount_points() -> set[str]:
-    fields = [line.split()[4] for line in Path("/proc/self/mountinfo").read_bytes().splitlines()]
-    return {os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), field)) for field in fields}
-
-
-def _is_root_of_all() -> bool:
-    """Return whether this process is root outside of all user namespaces."""
-    return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"] and os.geteuid() == 0
+def _overlay(file_systems: list[tuple[str, int, int]], folder: Path, name: str) -> None:
+    """Mount an overlay on each. All but the first may stay read-only. Raise OSError."""
+    is_root = os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[1:] == ["0", "4294967295"]
+    options = "redirect_dir=on" if is_root else "userxattr"  # root in a user namespace has no right to do the former
+    for index, (path, lower, clone) in enumerate(file_systems):
+        upper, work = (folder / use / name / str(index) for use in ("changes", "kernel"))
+        layers = f"lowerdir=/proc/self/fd/{lower},upperdir={upper},workdir={work},index=off,{options}"
+        try:
+            if not upper.exists():
+                upper.mkdir(parents=True)
+                shutil.copystat(path, upper)
+            work.mkdir(parents=True, exist_ok=True)
+            _call("mount", "overlay", path, "overlay", ctypes.c_ulong(0), layers)
+        except OSError:
+            if not index:
+                raise
+            _attach({path: clone})
 
 
 # -- a copy ----------------------------------------------------------------------------------------------------------
@@ -215,12 +220,14 @@ def mirror(source: str, target: Path, why: str, fresh: Collection[str] = ()) -> 
                 elif is_copied and stat.S_ISREG(mode) and not _share_blocks(path, made / name):
                     copies.append((path, made / name))
                     sizes[os.path.join(source, inside.split(os.sep)[0])] += os.path.getsize(path)
-    if sizes.total() > _MOST_COPIED:
-        largest = ", ".join(f"{path} ({size(count)})" for path, count in sizes.most_common(3))
+        if len(copies) > _MOST_FILES:
+            break
+    if sizes.total() > min(_MOST_COPIED, shutil.disk_usage(target).free) or len(copies) > _MOST_FILES:
+        largest = ", ".join(f"{path} ({size(one)})" for path, one in sizes.most_common(3))
         raise JobError(
-            f"each run would have to copy {size(sizes.total())} of {source}, which is too much: {largest}. As root, or "
-            f"where user namespaces are allowed, nothing is copied; here: {why}. Else move large files out of the "
-            "directory, and give the script their absolute path, or leave out what training does not need with --fresh"
+            f"{source} is too large to copy for each run: {count(len(copies), 'file')}, {size(sizes.total())}. The "
+            f"largest are {largest}. Root needs no copy, nor do users who may make namespaces (here: {why}). Else move "
+            "large files elsewhere, and pass their absolute paths; or leave files out with --fresh PATTERN"
         )
     for path, copy in copies:
         with contextlib.suppress(PermissionError):  # nor can the script read it
@@ -263,13 +270,13 @@ def confine(allowed: Iterable[str], roots: Sequence[str]) -> bool:
     if not (version := landlock_version()):
         return False
     rights = _WRITES | (_REFER if version > 1 else 0) | (_TRUNCATE if version > 2 else 0)
-    rules = _call(_CREATE_RULESET, struct.pack("Q", rights), 8, 0)
+    rules = _call(_CREATE_RULESET, _number(rights), 8, 0)
     shared = [
         path for path in (*_SHARED, *_TEMPORARY) if not any(is_below(root, os.path.realpath(path)) for root in roots)
     ]
     for path in filter(os.path.isdir, (*allowed, *shared, *_caches(roots))):
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        _call(_ADD_RULE, rules, 1, struct.pack("=Qi", rights, fd), 0)
+        _call(_ADD_RULE, rules, 1, _number(rights) + _number(fd, 4), 0)
         os.close(fd)
     _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _call(_RESTRICT_SELF, rules, 0)
@@ -281,4 +288,4 @@ def remove(folder: Path) -> None:
     """Delete the directory of a drill, in which the kernel has made some that nobody may read."""
     for path in folder.glob("*/kernel/*/*/work"):
         path.chmod(0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+    delete(folder)

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import random
-import stat
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.current import session_of
-from distrain.drilling.isolation import confine, is_inside
+from distrain.drilling.isolation import confine, inside_file
 from distrain.hosts.host import MIRROR
 from distrain.system.process import command_line, kill_tree, own_package, process_table
 from distrain.system.scratch import scratch_directory
@@ -55,7 +54,7 @@ class Probe:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Protect the files that this host sees, before anything else of the work is unpickled, which may run code."""
         vars(self).update(state)
-        if is_inside(Path(self._folder)):
+        if inside_file(Path(self._folder)).exists():
             return
         mirror, temporary = os.environ.get(MIRROR, ""), scratch_directory() or ""
         has_copy = is_below(os.getcwd(), mirror or self._folder)
@@ -95,20 +94,17 @@ class Probe:
 
         session.report, session.should_stop = noted_report, noted_should_stop
 
-    def _note_reading(self, event: str, arguments: tuple[object, ...]) -> None:
+    def _note_reading(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Note a file from before the drill that the script reads, which may be a snapshot of an earlier training."""
-        if event != "open" or not isinstance(arguments[0], (str, os.PathLike)) or len(self._opened) == _MOST_OPENED:
+        if event != "open" or len(self._opened) == _MOST_OPENED:
             return
-        if isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE != os.O_RDONLY:
-            return
-        path = os.path.relpath(arguments[0])
-        if path in self._opened or path.endswith((".py", ".pyc")) or os.path.abspath(path).startswith(_LIBRARIES):
-            return
-        self._opened.add(path)
-        with contextlib.suppress(OSError, ValueError):
-            status = os.stat(path)
-            if stat.S_ISREG(status.st_mode) and status.st_mtime < self._began:
-                self.note("open", path=path)
+        with contextlib.suppress(OSError, TypeError, ValueError):  # such as a descriptor instead of a path
+            path, is_reading = os.path.relpath(arguments[0]), arguments[2] & os.O_ACCMODE == os.O_RDONLY
+            is_code = path.endswith((".py", ".pyc")) or os.path.abspath(path).startswith(_LIBRARIES)
+            if is_reading and not is_code and path not in self._opened:
+                self._opened.add(path)
+                if os.path.isfile(path) and os.path.getmtime(path) < self._began:
+                    self.note("open", path=path)
 
     def note(self, what: str, **facts: Any) -> None:
         """Write a line into the log of this rank, unless this is another process that it has forked."""

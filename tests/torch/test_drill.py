@@ -80,8 +80,11 @@ def test_bad_command_lines_are_explained(tmp_path: Path) -> None:
         assert words in seen.output
     script.write_text("raise ValueError('my own mistake')")
     assert "fails without any disturbance: ValueError: my own mistake" in drill(Case((str(script),)), tmp_path).output
+    script.write_text("import distrain\ndistrain.report({'a': 1})\nraise ValueError('after a report')")
+    assert "fails without any disturbance: ValueError: after a report" in drill(Case((str(script),)), tmp_path).output
     script.write_text("print('nothing to see')")
-    assert "too little to compare" in drill(Case((str(script),)), tmp_path).output
+    assert "too little to compare" in (output := drill(Case((str(script),)), tmp_path).output)
+    assert "ends by itself" in output
     assert "--fresh none*: must match files" in drill(Case(("--fresh", "none*", str(script))), tmp_path).output
     assert "--fresh /etc/passwd: must match files" in drill(Case(("--fresh", "/etc/passwd", "x.py")), tmp_path).output
 
