@@ -70,7 +70,10 @@ def _not_safe(path: str | Path) -> PermissionError:
 
 def _look(path: str, at: int | None = None) -> tuple[int, os.stat_result, os.stat_result | None]:
     """Return a descriptor of what is at a path, its status, and that of the link that leads there, if it is one."""
-    fd = os.open(path, _LOOK | (0 if path.startswith(_OPEN) else os.O_NOFOLLOW), dir_fd=at)
+    try:
+        fd = os.open(path, _LOOK | (0 if path.startswith(_OPEN) else os.O_NOFOLLOW), dir_fd=at)
+    except ValueError as error:  # zeros, or what no name can have
+        raise FileNotFoundError(errno.ENOENT, str(error), path) from None
     status = os.fstat(fd)
     if not stat.S_ISLNK(status.st_mode):
         return fd, status, None

@@ -255,7 +255,7 @@ def read_manifest(root: Path | RemotePath) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = parse_json(text)
         _check_manifest(manifest)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise StorageError(
             f"{path} is damaged, or another program's ({error}). If it is damaged, move it "
             "away: a run of this name then continues at its last checkpoint. If it is another program's, give the run "

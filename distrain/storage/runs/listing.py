@@ -144,6 +144,11 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and abs(value) < 1e15
 
 
+def is_amount(value: object) -> bool:
+    """Return whether a value is a number that can be computed with, and not 0."""
+    return bool(_number(value))
+
+
 def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) and abs(value) < 1e15 else 0.0
 
