@@ -119,11 +119,11 @@ class WatchedRun:
         self._stamp, self.run = stamp, local_run(before.path)
         if self.run.manifest.get("run_id") != before.manifest.get("run_id"):
             self._begin()
-        self._reports.known = [(one["attempt"], one.get("first_step"), True) for one in self.run.attempts]
         if not all([self._metrics.look(), self._events.look()]):
             self._begin()
             self._metrics.look()
             self._events.look()
+        self._reports.set_known([(one["attempt"], one.get("first_step"), True) for one in self.run.attempts])
         return self._looked_at_memory() or self.run != before
 
     def _looked_at_memory(self) -> bool:

@@ -73,7 +73,7 @@ class Reports:
     """
 
     def __init__(self, known: Sequence[tuple[int, int | None, bool]], most_bins: int = MOST_BINS) -> None:
-        self.known = known
+        self.set_known(known)
         self.attempts: dict[int, AttemptReports] = {}
         self.ranks: dict[int, RankReports] = {}
         self.waits: dict[int, list[float]] = {}
@@ -82,13 +82,9 @@ class Reports:
         self.last: dict[str, Any] | None = None
         self._most_bins = most_bins
 
-    @property
-    def known(self) -> Sequence[tuple[int, int | None, bool]]:
-        return self._known
-
-    @known.setter
-    def known(self, known: Sequence[tuple[int, int | None, bool]]) -> None:
-        self._known = known
+    def set_known(self, known: Sequence[tuple[int, int | None, bool]]) -> None:
+        """Replace what is known of the attempts, when one begins."""
+        self.known = known
         self._firsts = {number: first for number, first, _ in known[::-1]}
         ordered = sorted((-number, first) for number, first, trained in known if trained and first is not None)
         self._trained = [number for number, _ in ordered]

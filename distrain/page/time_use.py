@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import sub
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -98,18 +98,14 @@ def _add_attempt(
 
 def _covered_before(spans: Sequence[tuple[float, float]]) -> Callable[[float], float]:
     """Return a function that says how much of the time before a moment some of the spans cover. Spans may overlap."""
-    begins: list[float] = []
-    ends: list[float] = []
-    for begin, end in sorted(span for span in spans if span[0] < span[1]):
-        if ends and begin <= ends[-1]:
-            ends[-1] = max(ends[-1], end)
-        else:
-            begins.append(begin)
-            ends.append(end)
-    totals: list[float] = list(accumulate(map(sub, ends, begins), initial=0.0))
+    ordered = sorted(spans)
+    ends = list(accumulate((end for _, end in ordered), max, initial=-math.inf))  # of all spans before
+    new = [(max(begin, before), end) for (begin, end), before in zip(ordered, ends, strict=False)]
+    new = [span for span in new if span[0] < span[1]]
+    totals: list[float] = list(accumulate((end - begin for begin, end in new), initial=0.0))
 
     def covered_before(moment: float) -> float:
-        number = bisect_right(begins, moment)
-        return totals[number] - (max(0.0, ends[number - 1] - moment) if number else 0.0)
+        number = bisect_right(new, (moment, math.inf))
+        return totals[number] - (max(0.0, new[number - 1][1] - moment) if number else 0.0)
 
     return covered_before

@@ -224,7 +224,7 @@ def last_record(path: str | Path | RemotePath, most: int = MOST_OF_LINES) -> dic
             damaged += record is None
             if (record and record["rank"] == 0) or damaged > _MOST_DAMAGED:
                 return record
-        if file.seek(0, os.SEEK_END) > most:
+        if file.seek(0, os.SEEK_END) > most >= MOST_BYTES:
             warnings.warn(f"rank 0 has no report in the last {size(most)} of {path}", stacklevel=4)
         return None
 

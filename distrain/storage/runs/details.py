@@ -19,7 +19,7 @@ from distrain.storage.lines import parse_json, read_events, read_file, read_metr
 from distrain.storage.ownership import MOST_NAMES, first_names, list_names
 from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.records import CommittedCheckpoint, committed_at
-from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run, is_amount
+from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run, number_in
 from distrain.system.remote_path import RemotePath
 from distrain.system.text import LIBRARY_FILE, count, duration, printable
 
@@ -194,7 +194,7 @@ def _where(last: Mapping[str, Any] | None) -> str:
     if last is None:
         return ", without a report"
     progress = last.get("progress")
-    if isinstance(progress, list) and len(progress) == 2 and all(map(is_amount, progress)):
+    if isinstance(progress, list) and len(progress) == 2 and all(map(number_in, progress)):
         return f" at step {progress[0]:,} of {progress[1]:,} ({progress[0] / progress[1]:.0%})"
     return f" at report {last['step']:,}"
 

@@ -53,12 +53,12 @@ class Run(NamedTuple):
     @property
     def began(self) -> float:
         """The time at which the last ``fit()`` of the run began."""
-        return _number(self.manifest.get("continued")) or _number(self.manifest.get("started")) or self.changed
+        return number_in(self.manifest.get("continued")) or number_in(self.manifest.get("started")) or self.changed
 
     @property
     def ended(self) -> float:
         """The time at which the run has ended, or of the last sign of life."""
-        return _number(self.manifest.get("updated")) or self.changed
+        return number_in(self.manifest.get("updated")) or self.changed
 
     @property
     def is_run(self) -> bool:
@@ -79,7 +79,7 @@ class Run(NamedTuple):
     @property
     def attempts_now(self) -> list[dict[str, Any]]:
         """The attempts of the last ``fit()``, the oldest first."""
-        return [attempt for attempt in self.attempts if _number(attempt.get("started")) >= self.began]
+        return [attempt for attempt in self.attempts if number_in(attempt.get("started")) >= self.began]
 
     @property
     def hosts(self) -> dict[str, list[int]]:
@@ -119,7 +119,7 @@ class Run(NamedTuple):
     def step_of(self, record: dict[str, Any], first_steps: dict[Any, Any] | None = None) -> int:
         """Return the step of a report over the whole run. ``first_steps``: if they are known."""
         firsts = self.first_steps if first_steps is None else first_steps
-        return int(_number(firsts.get(record["attempt"]))) + int(_number(record["index"]))
+        return int(number_in(firsts.get(record["attempt"]))) + int(number_in(record["index"]))
 
     def bytes(self) -> int:
         """Return the size of all files of the run on disk, in bytes. It looks at each of them."""
@@ -134,9 +134,9 @@ def _attempts_in(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     listed = manifest["attempts"]
     found = (one for one in listed if isinstance(one, dict)) if isinstance(listed, list) else ()
     return [
-        {key: value for key, value in one.items() if key not in ("training", "ended") or _number(value)}
+        {key: value for key, value in one.items() if key not in ("training", "ended") or number_in(value)}
         for one in found
-        if _is_whole(one.get("attempt")) and _is_whole(one.get("first_step") or 0) and _number(one.get("started"))
+        if _is_whole(one.get("attempt")) and _is_whole(one.get("first_step") or 0) and number_in(one.get("started"))
     ]
 
 
@@ -144,12 +144,8 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and abs(value) < 1e15
 
 
-def is_amount(value: object) -> bool:
-    """Return whether a value is a number that can be computed with, and not 0."""
-    return bool(_number(value))
-
-
-def _number(value: object) -> float:
+def number_in(value: object) -> float:
+    """Return a number of a file of a run as one to compute with; 0 for anything else."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < 1e15 else 0.0
 
 
