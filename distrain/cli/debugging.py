@@ -7,7 +7,6 @@ import json
 import os
 import select
 import socket
-import struct
 import sys
 import tempfile
 from pathlib import Path
@@ -220,10 +219,10 @@ def _user_of_peer(connection: socket.socket) -> int | None:
     """Return the uid of the process at the other end of a connection within this machine, None if it has left."""
     try:
         ends = [
-            f"{struct.unpack('=I', socket.inet_aton(host))[0]:08X}:{port:04X}"
+            f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
             for host, port in (connection.getpeername(), connection.getsockname())
         ]
-        tables = [Path("/proc/net", name).read_text() for name in ("tcp", "tcp6")]  # Java connects with IPv6 sockets
+        tables = [table.read_text() for table in Path("/proc/net").glob("tcp*")]  # Java connects with IPv6 sockets
     except OSError:
         return None
     for fields in map(str.split, "".join(tables).splitlines()):
