@@ -13,8 +13,6 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distrain.errors import StorageError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -157,6 +155,8 @@ def check_owners(run: Path) -> None:
     The user, root and the owner of the directory above are not strangers. Raise OSError if the owners cannot be found
     out. ``run`` need not exist.
     """
+    from distrain.errors import StorageError  # `distrain ls` does not need it
+
     above = run.parent.stat()
     try:
         status = run.lstat()
