@@ -45,9 +45,10 @@ def open_to_read(
             os.close(os.open(f"{_OPEN}{at}", os.O_RDONLY | os.O_NONBLOCK))
         if not is_safe:
             raise _not_safe(path)
+        if stat.S_ISDIR(mode) and not is_folder:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(mode):
-            missing = IsADirectoryError if stat.S_ISDIR(mode) else FileNotFoundError
-            raise missing(errno.ENOENT, f"not a {'directory' if is_folder else 'regular file'}", str(path))
+            raise FileNotFoundError(errno.ENOENT, f"not a {'directory' if is_folder else 'regular file'}", str(path))
         return os.open(f"{_OPEN}{at}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(at)

@@ -185,7 +185,7 @@ def damage_of(
     Raise OSError if the checkpoint cannot be read, or is not read to its end.
     """
     try:
-        manifest = (checkpoint / MANIFEST_FILE).read_bytes()
+        manifest = read_file(checkpoint / MANIFEST_FILE)
     except FileNotFoundError:
         if isinstance(checkpoint, RemotePath) and PENDING_FILE in checkpoint.files():
             return "it was never finished, or is being deleted"
@@ -227,7 +227,7 @@ def _difference(
 ) -> str | None:
     """Compare the sizes of all files, and the hashes that ``hash_some`` returns, with the manifest."""
     try:
-        fields = json.loads(manifest)
+        fields = parse_json(manifest)
         fields["metrics"].items(), int(fields.get("index", -1))
         if reason := _why_disowned(fields):
             return reason
