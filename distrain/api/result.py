@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import warnings
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import ControllerError, StorageError, TrainingFailedError
 from distrain.storage.checkpoint import Checkpoint
+from distrain.storage.lines import parse_json, read_file
 from distrain.storage.paths import RunPaths, read_manifest
 from distrain.storage.records import CommittedCheckpoint, last_record, read_metrics
 from distrain.storage.retention import Retention, StoredRetention, best_first, flatten, score
@@ -134,6 +134,7 @@ class Result:
 
 
 _NAMES = RunPaths(Path())
+_MOST_PICKLED = 1 << 30
 _METRICS, _RETURN_VALUE = _NAMES.metrics.name, _NAMES.return_value.name
 _MANIFEST, _ERROR_TEXT, _ERROR_PICKLE = _NAMES.manifest.name, _NAMES.error_text.name, _NAMES.error_pickle.name
 
@@ -164,7 +165,7 @@ def _stored_error(run: Path | RemotePath) -> TrainingFailedError | None:
     error = _unpickle(run, _ERROR_PICKLE)
     if error is None and (text := _read(run, _ERROR_TEXT)) is not None:  # its class cannot be imported
         try:
-            return TrainingFailedError(str(json.loads(text)["message"]))
+            return TrainingFailedError(str(parse_json(text)["message"]))
         except (ValueError, KeyError, TypeError) as damage:
             return TrainingFailedError(f"the run failed, but {run / _ERROR_TEXT}, which says why, is damaged: {damage}")
     return error if isinstance(error, TrainingFailedError) else None
@@ -190,8 +191,8 @@ def _killed_error(run: Path | RemotePath) -> ControllerError | None:
 
 
 def _unpickle(run: Path | RemotePath, name: str) -> Any:
-    body = _read(run, name)
     try:
+        body = _read(run, name)
         return None if body is None else pickle.loads(body)  # noqa: S301 - documented
     except Exception as error:
         warnings.warn(f"{run / name} cannot be unpickled in this process: {error!r}", stacklevel=3)
@@ -200,7 +201,7 @@ def _unpickle(run: Path | RemotePath, name: str) -> Any:
 
 def _read(run: Path | RemotePath, name: str) -> bytes | None:
     try:
-        return (run / name).read_bytes()
+        return read_file(run / name, most=_MOST_PICKLED)
     except FileNotFoundError:
         return None
 

@@ -10,15 +10,15 @@ import os
 import platform
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from distrain.hosts.memory import MemoryHistory
-from distrain.page.reports import Reports
+from distrain.page.reports import DAMAGE, Reports
 from distrain.storage import names
-from distrain.storage.lines import event_in, record_in
+from distrain.storage.lines import MOST_OF_LINES, event_in, may_be_of, read_with, record_in
 from distrain.storage.runs.listing import FINISHED, FOREIGN, KILLED, RUNNING, STARTING, Run, local_run
 from distrain.system.process import below, process_table
-from distrain.system.text import flatten
+from distrain.system.text import flatten, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _LOOK_S, _MEMORY_S = 0.8, 5.0
 """Seconds between two looks at all runs, and at the memory of one. They may be asked for more often."""
-_CHUNK = 64 << 10
+_CHUNK, _LONGEST_LINE = 64 << 10, 1 << 20
+"""Bytes that are read at once, and of the longest line, as nobody waits long for one."""
 _BINS = 256
 """Of a curve in memory. There may be thousands of curves."""
 SPARKLINE = 40
@@ -37,31 +38,51 @@ _MOST_METRICS, _LONGEST, _MOST_HOSTS = 30, 300, 8
 
 
 class Tail:
-    """A file of lines that grows. ``unread``: bytes that were there at the last look, and are not read yet."""
+    """A file of lines that grows. ``unread``: bytes that were there at the last look, and are not read yet.
+
+    left_out: a sentence about the beginning of a very long file and lines that are too long, which are not read.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._name = os.path.basename(path)
         self.position, self.unread = 0, 0
+        self.left_out = ""
+        self._is_in_line = False
+        """True if the position is within a line that is left out."""
 
-    def look(self) -> None:
-        """Look how much there is to read."""
-        stamp = _stamp(self._path)
-        self.unread = max(0, stamp[1] - self.position) if stamp else 0
+    def look(self) -> bool:
+        """Look how much there is to read. Return False if the file has lost lines that were read."""
+        found = (_stamp(self._path) or (0, 0))[1]
+        if not self.position and found > MOST_OF_LINES:
+            self.position, self._is_in_line = found - MOST_OF_LINES, True
+            self.left_out = f"only the last {size(MOST_OF_LINES)} of {self._name} are shown"
+        self.unread = max(0, found - self.position)
+        return found >= self.position
 
     def lines(self) -> list[bytes]:
-        """Return some of the next whole lines; none if there is only one that is still being written."""
+        """Return some of the next whole lines; none if there is only one that is still being written, or too long."""
         try:
-            with open(self._path, "rb", buffering=0) as file:
-                file.seek(self.position)
-                data = file.read(_CHUNK)
-                while len(data) < self.unread and b"\n" not in data:  # a long line
-                    data += file.read(_CHUNK)
+            data = read_with(self._path, self._read)
         except OSError:  # it has been deleted
             data = b""
-        end = data.rfind(b"\n") + 1
+        end, was_in_line = data.rfind(b"\n") + 1, self._is_in_line
+        if not end and len(data) >= _LONGEST_LINE:
+            end, self._is_in_line = len(data), True
+            self.left_out = self.left_out or f"lines of {self._name} beyond {size(_LONGEST_LINE)} are not shown"
+        elif end:
+            self._is_in_line = False
         self.position += end
         self.unread = max(0, self.unread - end) if end else 0
-        return data[:end].splitlines()
+        return [] if self._is_in_line else data[:end].splitlines()[was_in_line:]
+
+    def _read(self, file: IO[bytes]) -> bytes:
+        file.seek(self.position)
+        data = file.read(_CHUNK)
+        if b"\n" in data or len(data) < _CHUNK:
+            return data
+        rest = file.read(_LONGEST_LINE - _CHUNK)
+        return data + rest[: rest.find(b"\n") + 1 or None]
 
 
 class WatchedRun:
@@ -79,7 +100,7 @@ class WatchedRun:
         self._metrics, self._events = (Tail(f"{self.run.path}/{name}") for name in (names.METRICS, names.EVENTS))
         self._reports = Reports((), _BINS)
         self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
-        self._last = self.run.last_report() or {}  # long files take a while
+        self._last = self.run.last_report(_LONGEST_LINE) or {}  # long files take a while
         self._troubles: dict[object, str] = {}
         """The troubles of this moment: a hang, or those of the memory or a GPU of a rank."""
         self._last_hang = 0.0, ""
@@ -98,9 +119,11 @@ class WatchedRun:
         self._stamp, self.run = stamp, local_run(before.path)
         if self.run.manifest.get("run_id") != before.manifest.get("run_id"):
             self._begin()
-        self._reports.known = [(one["attempt"], one.get("first_step"), True) for one in self.run.attempts]
-        self._metrics.look()
-        self._events.look()
+        if not all([self._metrics.look(), self._events.look()]):
+            self._begin()
+            self._metrics.look()
+            self._events.look()
+        self._reports.set_known([(one["attempt"], one.get("first_step"), True) for one in self.run.attempts])
         return self._looked_at_memory() or self.run != before
 
     def _looked_at_memory(self) -> bool:
@@ -119,7 +142,7 @@ class WatchedRun:
             for line in self._events.lines():
                 self._add_event(event_in(line))
         else:
-            likely = (line for line in self._metrics.lines() if b'"rank":0' in line.replace(b" ", b""))
+            likely = (line for line in self._metrics.lines() if may_be_of(0, line))
             for record in (record_in(line, names.METRICS) for line in likely):
                 if record is not None and record["rank"] == 0:
                     self._add_report(record)
@@ -146,7 +169,7 @@ class WatchedRun:
             self._samples.append((float(record["time"]), float(done)))
             if self._last.get("time", 0.0) <= record["time"]:
                 self._last = record
-        except (KeyError, TypeError, ValueError, AttributeError):  # damaged
+        except DAMAGE:
             return
 
     def row(self, metric: str | None, most: int = SPARKLINE) -> dict[str, Any]:
@@ -207,14 +230,15 @@ class WatchedRun:
 
     def _note(self) -> str:
         """Return what is wrong, or why the run has ended, and what was wrong then."""
+        left_out = list(filter(None, (self._metrics.left_out, self._events.left_out)))
         if self.run.state in (RUNNING, STARTING):
-            return "; ".join(self._troubles.values())
+            return "; ".join([*self._troubles.values(), *left_out])
         if self.run.state == FINISHED:
-            return ""
-        ends = [str(one["failure"]) for one in self.run.attempts_now if one.get("failure")]
+            return "; ".join(left_out)
+        ends = [str(one["failure"])[:_LONGEST] for one in self.run.attempts_now if one.get("failure")]
         over, hang = self._last_hang
         hung = [hang] if over > self._last.get("time", 0.0) else []  # it ended with the run
-        return self.run.problem or "; ".join([*ends[-1:], *hung])
+        return self.run.problem or "; ".join([*ends[-1:], *hung, *left_out])
 
 
 class Board:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import secrets
 import warnings
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -27,6 +30,7 @@ from distrain.errors import DistrainError
 from distrain.page.data import page_data
 from distrain.page.writer import document
 from distrain.storage import names
+from distrain.storage.ownership import open_to_read
 from distrain.storage.runs.details import evidence_of
 from distrain.storage.runs.listing import RUNNING, STARTING, Run, WrongArgument
 from distrain.storage.runs.logs import Follower
@@ -51,6 +55,8 @@ _HEADERS = {
 }
 _READ_S, _PAUSE_S = 0.02, 0.02
 """Long files are read for so long at a time, with a pause after it, so that no request waits much longer."""
+_PART = 256 << 10
+"""Bytes of a file that are sent at once."""
 _POINTS = 600
 """Points of a curve in the plot."""
 _LAST_LINES, _MOST_LINES, _LOG_S = 300, 2000, 0.5
@@ -127,7 +133,8 @@ class Pages:
         folder, file = self._run(request).location, request.path_params["file"]
         if file not in await run_in_threadpool(evidence_of, folder):
             raise HTTPException(404)
-        return responses.FileResponse(f"{folder}/{names.EVIDENCE}/{file}", media_type="text/plain")
+        opened = os.fdopen(open_to_read(f"{folder}/{names.EVIDENCE}/{file}", str(folder)), "rb")
+        return responses.StreamingResponse(iter(partial(opened.read, _PART), b""), media_type="text/plain")
 
     async def _log(self, request: Request) -> Response:
         """Answer the last lines of all ranks, each as JSON, then new ones until the run ends."""
@@ -137,8 +144,8 @@ class Pages:
             is_over = False
             while not is_over:
                 is_over = self._run(request).state not in (RUNNING, STARTING)
-                found = await run_in_threadpool(list, follower.new_lines(is_over=is_over))
-                yield "".join(f"{json.dumps(line)}\n" for line in found[-_MOST_LINES:])
+                found = await run_in_threadpool(deque, follower.new_lines(is_over=is_over), _MOST_LINES)
+                yield "".join(f"{json.dumps(line)}\n" for line in found)
                 await asyncio.sleep(_LOG_S)
 
         return responses.StreamingResponse(lines(), media_type="text/plain")

@@ -9,6 +9,7 @@ import select
 import socket
 import sys
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain import wire
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from distrain.storage.runs.listing import Run
 
 _READ_BYTES = 64 << 10
+_ESTABLISHED = "01"
+"""The state of a connection in /proc/net/tcp. In others, that of a process that has left belongs to root."""
+_CONNECT_S = 10.0
+"""Seconds in which a run that has answered connects."""
 _NOTICE_S = 1.0
 """Seconds to wait for the rank before a line says where it is."""
 
@@ -59,6 +64,7 @@ def connect(run: Run, rank: int, word: str = DEBUG) -> Channel:
         path = os.path.join(folder, "debug.sock")
         listener.bind(path)
         listener.listen(1)
+        listener.settimeout(_CONNECT_S)
         request(run, word, f"{rank} {path}")
         fd = listener.accept()[0].detach()
     return Channel(fd, fd)
@@ -176,8 +182,8 @@ def _show_configuration(rank: int, directory: str, port: int) -> None:
 
 
 def _relay(listener: socket.socket, channel: Channel, rank: int) -> str:
-    """Relay the bytes of the first editor that connects. Return why it ended."""
-    editor = None
+    """Relay the bytes of the first editor of this user that connects. Return why it ended."""
+    editor, refused = None, set()
     while not channel.at_end:
         ready, _, _ = select.select([channel.read_fd, (editor or listener).fileno()], [], [])
         if channel.read_fd in ready:
@@ -189,7 +195,14 @@ def _relay(listener: socket.socket, channel: Channel, rank: int) -> str:
                         editor.sendall(message.body)
         elif editor is None:
             editor, _ = listener.accept()
-            listener.close()  # nobody else can attach
+            if (uid := _user_of_peer(editor)) in (os.geteuid(), 0):
+                listener.close()  # nobody else can attach
+                continue
+            editor.close()
+            editor = None
+            if uid not in refused:
+                echo(f"refused a connection of another user (uid {'unknown' if uid is None else uid})")
+            refused.add(uid)
         else:
             data = b""
             with contextlib.suppress(ConnectionError):
@@ -200,3 +213,19 @@ def _relay(listener: socket.socket, channel: Channel, rank: int) -> str:
                     pass  # until the rank has closed its debugger, and another editor can attach
                 return f"the editor has detached; rank {rank} continues"
     return "the run has ended"
+
+
+def _user_of_peer(connection: socket.socket) -> int | None:
+    """Return the uid of the process at the other end of a connection within this machine, None if it has left."""
+    try:
+        ends = [
+            f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+            for host, port in (connection.getpeername(), connection.getsockname())
+        ]
+        tables = [table.read_text() for table in Path("/proc/net").glob("tcp*")]  # Java connects with IPv6 sockets
+    except OSError:
+        return None
+    for fields in map(str.split, "".join(tables).splitlines()):
+        if fields[3] == _ESTABLISHED and all(map(str.endswith, fields[1:3], ends)):
+            return int(fields[7])
+    return None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
 from distrain.cli.requesting import request
 from distrain.cli.text import echo, paint, write_json
+from distrain.storage.lines import read_file
 from distrain.storage.runs.listing import FINISHED, RUNNING, STARTING, STOPPED, NoSuchRun, Run
 from distrain.storage.runs.logs import Follower, attempts_with_logs, current, log_files, log_folder, read_lines
 from distrain.system.text import duration
@@ -58,7 +60,7 @@ def run_logs(options: argparse.Namespace) -> int:
     files = log_files(run, attempt, options.ranks)
     width = max((len(str(rank)) for rank in files), default=1)
     for rank, file in files.items():
-        for line in read_lines(file, options.n):
+        for line in read_lines(file, options.n, run):
             sys.stdout.write(f"{_prefix(rank, width)}{line}\n")
     return 0
 
@@ -140,8 +142,8 @@ def run_profile(options: argparse.Namespace) -> int:
     echo(f"profiling for {options.seconds} s; the run continues, also after Ctrl-C")
     deadline = time.monotonic() + options.seconds + _PATIENCE_S
     while time.monotonic() < deadline and current(run).state in (RUNNING, STARTING):
-        if file.exists():
-            echo(file.read_text())
+        with suppress(FileNotFoundError):
+            echo(read_file(file, file.parents[3]).decode(errors="replace"))
             return 0
         time.sleep(_POLL_S)
     why = "it does not train, or native code in it keeps Python from running"

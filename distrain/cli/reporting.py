@@ -18,9 +18,9 @@ from distrain.cli.showing import run_in_words
 from distrain.cli.text import echo
 from distrain.errors import DistrainError
 from distrain.storage import names
-from distrain.storage.lines import last_lines
+from distrain.storage.lines import last_lines, read_file, read_with
 from distrain.storage.runs.details import evidence_of
-from distrain.storage.runs.logs import attempts_with_logs, log_files
+from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
 from distrain.system import __version__
 from distrain.system.secrets import HIDDEN, hidden, secret_variables
 from distrain.system.text import size
@@ -85,13 +85,13 @@ def _packed(run: Run) -> tuple[dict[str, bytes], list[str]]:
         except Exception as error:  # whatever is damaged: the rest helps, too
             left_out.append(f"left out: {name}: {error}")
             continue
+        if len(text) > room:
+            left_out.append(f"left out: {name}: too large ({size(len(text))}); it is in {run.path}")
+            continue
         for secret in known:
             text = text.replace(secret, HIDDEN)
-        body = hidden(text).encode(errors="replace")
-        if len(body) > room:
-            left_out.append(f"left out: {name}: too large ({size(len(body))}); it is in {run.path}")
-        else:
-            packed[name], room = body, room - len(body)
+        packed[name] = hidden(text).encode(errors="replace")
+        room -= len(packed[name])
     return packed, left_out
 
 
@@ -99,18 +99,26 @@ def _parts(run: Run) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield the name of each file of the archive, and a function that reads it."""
     yield "show.txt", lambda: run_in_words(run, 120)
     yield "versions.txt", _versions
-    files = {name: run.location / name for name in _FILES}
-    files |= {f"{names.EVIDENCE}/{name}": run.location / names.EVIDENCE / name for name in evidence_of(run.location)}
+    evidence = [f"{names.EVIDENCE}/{name}" for name in evidence_of(run.location)]
+    for name in (*_FILES, *evidence):
+        yield name, partial(_text_of, run, name)
     for attempt in attempts_with_logs(run)[-_LOG_ATTEMPTS:]:
-        files |= {f"{names.LOGS}/attempt_{attempt}/{log.name}": log for log in log_files(run, attempt).values()}
-    for name, path in files.items():
-        yield name, partial(_end_of, path, _LOG_LINES if name.startswith(names.LOGS) else _LINES)
+        for log in log_files(run, attempt).values():
+            yield f"{names.LOGS}/attempt_{attempt}/{log.name}", partial(_end_of_log, run, log)
 
 
-def _end_of(path: Path | RemotePath, lines: int) -> str:
-    if path.name.endswith((".pickle", ".gz")):
+def _text_of(run: Run, name: str) -> str:
+    if name.endswith((".pickle", ".gz")):
         raise DistrainError("secrets in it cannot be masked; look into it before you send it, too")
-    return last_lines(path, lines).decode(errors="replace")
+    if name.endswith(".jsonl"):
+        data = b"".join(read_with(run.location / name, partial(last_lines, most=_LINES)))
+    else:
+        data = read_file(run.location / name, run.path, most=_MOST_BYTES)
+    return data.decode(errors="replace")
+
+
+def _end_of_log(run: Run, log: Path | RemotePath) -> str:
+    return "\n".join(read_lines(log, _LOG_LINES, run))
 
 
 def _versions() -> str:

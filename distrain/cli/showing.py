@@ -28,6 +28,7 @@ _EVENTS = {"slow": "slow rank", "memory_damage": "damaged part", "memory_checkpo
 """Events whose names in events.jsonl are not words to count, in the words of users."""
 _NO_NEWS = ("checkpoint", "stored", "trouble_over")
 _INDENT = 13
+_LONGEST = 20_000
 _MOST_ATTEMPTS, _MOST_CHANGES, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_ERROR_LINES = 8, 8, 12, 5, 25
 
 
@@ -53,7 +54,8 @@ class Details:
         }
         self.events = Counter(kind for kind, _ in found)  # the two events of a hang have the same ``since``
         self.attempts = run.attempts
-        self.changes = run.manifest.get("changes", [])
+        listed = facts.get("changes")
+        self.changes = [one for one in listed if _is_change(one)] if isinstance(listed, list) else []
         self.extremes = {
             name: {"least": low[1], "least_step": low[0], "largest": high[1], "largest_step": high[0]}
             for name, curve in reports.curves.items()
@@ -62,6 +64,10 @@ class Details:
         self.checkpoints = checkpoints_of(run.location)
         self.in_memory = newest_in_memory(run, events)
         self.error = str(error_of(run.location).get("message") or "") if run.state == FAILED else None
+
+
+def _is_change(one: Any) -> bool:
+    return isinstance(one, dict) and "attempt" in one and isinstance(one.get("lines"), list)
 
 
 def _dict(item: object) -> dict[str, Any] | None:
@@ -95,7 +101,8 @@ def run_in_words(run: Run, columns: int) -> str:
     shown = Details(run)
     lines = [textwrap.fill(f"{run.name}: {shown.verdict}", columns, break_on_hyphens=False)]
     for label, text in _facts(shown):
-        lines += _labelled(label, textwrap.wrap(printable(text), max(columns - _INDENT, 30), break_on_hyphens=False))
+        text = printable(cut(text, _LONGEST))
+        lines += _labelled(label, textwrap.wrap(text, max(columns - _INDENT, 30), break_on_hyphens=False))
     lines += _labelled("attempts", _attempts(shown, columns - _INDENT))
     lines += _labelled("changes", _changes(shown, columns - _INDENT))
     lines += _labelled("metrics", _metrics(shown, columns - _INDENT))
@@ -122,8 +129,9 @@ def _facts(shown: Details) -> Iterable[tuple[str, str]]:
     if shown.settings is not None:
         yield "settings", metrics_line(shown.settings)
     if shown.hydra is not None:
-        overrides = shlex.join(map(str, shown.hydra.get("overrides", [])))
-        yield "hydra", f"{overrides} in {shown.hydra.get('output_dir')}".strip()
+        overrides = shown.hydra.get("overrides")
+        listed = shlex.join(map(str, overrides)) if isinstance(overrides, list) else ""
+        yield "hydra", f"{listed} in {shown.hydra.get('output_dir')}".strip()
     yield "hosts", "; ".join(f"{host}: {name_ranks(ranks)}" for host, ranks in run.hosts.items())
     if shown.logs is not None:
         yield "logs", shown.logs
@@ -140,7 +148,7 @@ def _attempts(shown: Details, columns: int) -> list[str]:
     for attempt in shown.attempts[::-1]:
         ended = attempt.get("ended") or shown.run.ended or time.time()
         start = f", from {attempt['checkpoint']}" if attempt.get("checkpoint") else ""
-        why = f": {printable(str(attempt['failure']))}" if attempt.get("failure") else ""
+        why = f": {printable(str(attempt['failure'])[:_LONGEST])}" if attempt.get("failure") else ""
         lasted = duration(ended - attempt["started"])
         rows.append(cut(f"{attempt['attempt']}  {_clock(attempt['started'])}, {lasted}{start}{why}", columns))
     return _first(rows, _MOST_ATTEMPTS, "attempt")
@@ -148,7 +156,7 @@ def _attempts(shown: Details, columns: int) -> list[str]:
 
 def _changes(shown: Details, columns: int) -> list[str]:
     found = [(one["attempt"], line) for one in shown.changes[::-1] for line in one["lines"]]
-    return _first([cut(printable(f"{attempt}  {line}"), columns) for attempt, line in found], _MOST_CHANGES, "change")
+    return _first([printable(cut(f"{attempt}  {line}", columns)) for attempt, line in found], _MOST_CHANGES, "change")
 
 
 def _metrics(shown: Details, columns: int) -> list[str]:

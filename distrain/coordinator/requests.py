@@ -15,12 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain.errors import StorageError
+from distrain.storage.lines import read_file
 from distrain.storage.runs.listing import NoSuchRun
 from distrain.system.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from distrain.coordinator.store.run_store import RunStore
     from distrain.decisions.run_status import RunStatus
@@ -57,6 +57,10 @@ class Requests:
             path.unlink(missing_ok=True)
             os.mkfifo(path, 0o600)
             self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            made = os.fstat(self._pipe)
+            if not stat.S_ISFIFO(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o077:
+                self.close()  # another user has replaced it meanwhile
+                return
             self._loop.on_readable(self._pipe, self._read)
 
     def close(self) -> None:
@@ -111,16 +115,18 @@ def ask(paths: RunPaths, word: str, argument: str = "") -> str:
         os.write(pipe, f"{word} {token} {argument}\n".encode())
     finally:
         os.close(pipe)
-    answer: Path = paths.answer(token)
+    answer, text = paths.answer(token), None
     deadline = time.monotonic() + REQUEST_TIMEOUT_S
-    while not answer.exists():
+    while text is None:
+        with contextlib.suppress(FileNotFoundError):
+            text = read_file(answer, paths.root).decode(errors="replace")
+            break
         if time.monotonic() > deadline:
             raise StorageError(
                 f"the run in {paths.root} did not answer within {REQUEST_TIMEOUT_S:g} s; if it began with an older "
                 f"distrain, that may not know `distrain {word}`"
             )
         time.sleep(0.02)
-    text = answer.read_text()
     answer.unlink()
     if text.startswith(_REFUSED):
         raise NoSuchRun(text.removeprefix(_REFUSED))

@@ -7,7 +7,6 @@ part only. A note says so.
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 import warnings
@@ -57,11 +56,15 @@ _COLOURS = re.compile(r"\x1b\[[0-?]*m")
 Table = dict[str, Any]
 
 
-def page_data(folder: Path | RemotePath) -> dict[str, Any]:
-    """Return what the page shows. Raise StorageError if there is neither a manifest nor a report."""
-    run = run_at(folder)
+def page_data(folder: Path | RemotePath, known_as: Path | RemotePath | None = None) -> dict[str, Any]:
+    """Return what the page shows. Raise StorageError if there is neither a manifest nor a report.
+
+    known_as: where the run is, if ``folder`` is another name of it.
+    """
+    root = known_as or folder
+    run = run_at(folder)._replace(name=root.name)
     if not run.manifest and run.state != DAMAGED and not (folder / names.METRICS).exists():
-        raise StorageError(f"{folder} is not a run directory: {run.problem or f'it has no {names.MANIFEST}'}")
+        raise StorageError(f"{root} is not a run directory: {run.problem or f'it has no {names.MANIFEST}'}")
     notes = [run.problem] if run.problem else []
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -72,6 +75,7 @@ def page_data(folder: Path | RemotePath) -> dict[str, Any]:
         evidence = _read_all(lambda: evidence_of(folder), notes)
         reports = read_reports(folder / names.METRICS, run.attempts, notes)
         sentence = verdict(run, reports.last)
+    notes += [str(warning.message) for warning in warned]
     times = _times(run, reports)
     seen = [event for event in events if event["event"] in ("hang_began", "hang")]
     spans = [(_number(e.get("since")), _number(e["time"])) for e in seen if e["event"] == "hang"]
@@ -79,11 +83,11 @@ def page_data(folder: Path | RemotePath) -> dict[str, Any]:
         spans.append((_number(seen[-1].get("since")), time.time() if run.state == RUNNING else run.ended))
     hangs = [(since, until) for since, until in spans if since is not None and until is not None]
     data = {
-        "name": str(run.manifest.get("name") or folder.name),
-        "location": str(folder),
+        "name": str(run.manifest.get("name") or root.name),
+        "location": str(root),
         "state": run.state,
         "verdict": f"{sentence[:1].upper()}{sentence[1:]}.",
-        "notes": [*notes, *(str(warning.message) for warning in warned)][:20],
+        "notes": [text.replace(str(folder), str(root)) for text in notes[:20]],
         "failures": [_failure(one) for one in failures_in(error)[:_MOST_LOGS]],
         "message": str(error.get("message") or ""),
         "where": _where(error),
@@ -124,11 +128,11 @@ def _plain(value: Any) -> Any:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and abs(value) < 1e15 else None
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e15 else None
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: Iterable[int] = ()) -> Table | None:
@@ -169,7 +173,7 @@ def _logs(run: Run, error: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     found = []
     for rank in chosen:
         with suppress(OSError):
-            found.append((f"rank {rank}, attempt {attempts[-1]}", list(read_lines(files[rank], _MOST_LINES))))
+            found.append((f"rank {rank}, attempt {attempts[-1]}", list(read_lines(files[rank], _MOST_LINES, run))))
     return found
 
 
@@ -212,8 +216,7 @@ def _ranks(run: Run, reports: Reports) -> Table | None:
     latest = max((one.last for one in reports.ranks.values()), default=0)
     rows = []
     for rank, one in ordered:
-        waits = [there.waits.get(rank, [0.0, 0.0]) for there in reports.attempts.values()]
-        spent = [duration(total) if (total := sum(each[kind] for each in waits)) else "-" for kind in (0, 1)]
+        spent = [duration(total) if total else "-" for total in reports.waits.get(rank, (0.0, 0.0))]
         times = duration(latest - one.last), duration(one.interval)
         rows.append((rank, hosts.get(str(rank), ""), f"{one.step:,}", *times, *spent))
     return _table(_RANKS, rows, (2, 3, 4, 5, 6))
@@ -224,19 +227,21 @@ def _ranks(run: Run, reports: Reports) -> Table | None:
 
 def _times(run: Run, reports: Reports) -> list[AttemptTimes]:
     """Return the times of the attempts. An end that nobody has recorded is the last report before it, or the start."""
-    found = []
-    for n, attempt in enumerate(run.attempts):
+    found: list[AttemptTimes] = []
+    has_trained_later = False
+    for attempt in run.attempts[::-1]:
         there = reports.attempts.get(attempt["attempt"])
         training, ended = _number(attempt.get("training")), _number(attempt.get("ended"))
-        is_last = n == len(run.attempts) - 1
+        is_last = not found
         if ended is None and is_last and run.state == RUNNING:
             ended = time.time()
         elif ended is None:
             ended = max(attempt["started"], training or 0, there.last_time if there else 0)
             ended = max(ended, run.ended) if is_last and run.state != KILLED else ended
         kept_until = None
-        if any(later.get("training") for later in run.attempts[n + 1 :]):
+        if has_trained_later:
             kept_until = (there and there.kept_until) or training
+        has_trained_later = has_trained_later or bool(attempt.get("training"))
         data, checkpoint = max(there.waits.values() if there else (), key=sum, default=[0.0, 0.0])
         found.append(
             AttemptTimes(
@@ -248,7 +253,7 @@ def _times(run: Run, reports: Reports) -> list[AttemptTimes]:
                 checkpoint=checkpoint,
             )
         )
-    return found
+    return found[::-1]
 
 
 def _time_use(run: Run, times: Sequence[AttemptTimes], hangs: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
@@ -270,14 +275,14 @@ def _time_use(run: Run, times: Sequence[AttemptTimes], hangs: Sequence[tuple[flo
 
 
 def _attempts(run: Run, times: Sequence[AttemptTimes]) -> Table | None:
-    rows = []
-    for attempt, timed in zip(run.attempts, times, strict=True):
+    rows, attempts = [], run.attempts
+    for attempt, timed in zip(attempts, times, strict=True):
         hosts = attempt.get("hosts") if isinstance(attempt.get("hosts"), dict) else {}
         named = [f"{host} ({rank_list(ranks)})" for host, ranks in list((hosts or {}).items())[:8] if _are_ranks(ranks)]
         more = [f"{len(hosts) - 8:,} more"] if hosts and len(hosts) > 8 else []
         step = _whole(attempt.get("first_step"))
         begin = f"{attempt.get('checkpoint') or 'the beginning'}" + (f" (report {step:,})" if step else "")
-        is_running = run.state == RUNNING and attempt is run.attempts[-1]
+        is_running = run.state == RUNNING and attempt is attempts[-1]
         rows.append(
             (
                 attempt["attempt"],
@@ -372,7 +377,7 @@ def _settings(run: Run) -> list[tuple[str, Table | None]]:
     groups = {"run": {n: value for n, value in fields.items() if n not in groups and value is not None}, **groups}
     return [
         (name, _table(("name", "value"), [(key, _text(value)) for key, value in group.items()]))
-        for name, group in groups.items()
+        for name, group in list(groups.items())[:_MOST_ROWS]
         if group
     ]
 

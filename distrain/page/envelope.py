@@ -64,10 +64,12 @@ class Envelope:
         """Remove the points of later steps, which a restart repeats."""
         if self.last is None or self.last[0] <= step:
             return
-        kept = [[point for point in both if point[0] <= step] for both in self._bins]
-        self._bins = [(both[0], both[-1]) for both in kept if both]
+        kept: list[Point] = []
+        while self._bins and not kept:  # all before this bin are earlier
+            kept = [point for point in self._bins.pop() if point[0] <= step]
+        self._bins += [(kept[0], kept[-1])] if kept else []
         self.marks = [mark for mark in self.marks if mark[0] <= step]
-        self.last, self._filled = max((high for both in self._bins for high in both), default=None), 0
+        self.last, self._filled = max(kept, default=None), 0
 
     def points(self, most: int) -> list[Point]:
         """Return at most about ``most`` points, in the order of their steps."""

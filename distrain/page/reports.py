@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from distrain.page.envelope import MOST_BINS, Envelope
-from distrain.storage.lines import read_metrics
+from distrain.storage.lines import MOST_OF_LINES, read_metrics
 from distrain.system.text import flatten
 
 if TYPE_CHECKING:
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from distrain.system.remote_path import RemotePath
 
 MOST_METRICS = 100
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+MOST_ATTEMPTS = MOST_RANKS = 100_000
+"""Lines of others count as damaged."""
 
 
 @dataclass(slots=True)
@@ -24,20 +30,20 @@ class AttemptReports:
     """The reports of one attempt.
 
     first_step: the step of a report is this plus its index. lost_after: reports with later steps were repeated by a
-    later attempt; None if none were. kept_until: time of rank 0's last report that was not repeated; None if there is
+    later attempt. kept_until: time of rank 0's last report that was not repeated; None if there is
     none. waits: for each rank, the seconds that its reports which were not repeated have waited, for data and for
     checkpoints.
     """
 
     first_step: int
-    lost_after: int | None = None
+    lost_after: float = math.inf
     kept_until: float | None = None
     last_time: float = 0.0
     waits: dict[int, list[float]] = field(default_factory=dict)
 
     def keeps(self, step: int) -> bool:
         """Return whether no later attempt has repeated a step."""
-        return self.lost_after is None or step <= self.lost_after
+        return step <= self.lost_after
 
 
 @dataclass(slots=True)
@@ -62,35 +68,48 @@ class Reports:
     known: for each attempt, its number, its first step (None: unknown), and if its ranks have trained. May be replaced
     when an attempt begins. most_bins: of each curve.
 
-    Attributes: ``attempts`` and ``ranks`` by number, ``curves`` of rank 0's metrics, ``more_metrics``: their names
-    beyond :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
+    Attributes: ``attempts`` and ``ranks`` by number, ``waits`` of each rank over all attempts, ``curves`` of rank 0's
+    metrics, ``more_metrics``: their names beyond :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
     """
 
     def __init__(self, known: Sequence[tuple[int, int | None, bool]], most_bins: int = MOST_BINS) -> None:
-        self.known = known
+        self.set_known(known)
         self.attempts: dict[int, AttemptReports] = {}
         self.ranks: dict[int, RankReports] = {}
+        self.waits: dict[int, list[float]] = {}
         self.curves: dict[str, Envelope] = {}
         self.more_metrics: set[str] = set()
         self.last: dict[str, Any] | None = None
         self._most_bins = most_bins
 
+    def set_known(self, known: Sequence[tuple[int, int | None, bool]]) -> None:
+        """Replace what is known of the attempts, when one begins."""
+        self.known = known
+        self._firsts = {number: first for number, first, _ in known[::-1]}
+        ordered = sorted((-number, first) for number, first, trained in known if trained and first is not None)
+        self._trained = [number for number, _ in ordered]
+        """The numbers of the attempts, negative and in order, and the lowest first step of so many of them."""
+        self._lowest = list(accumulate((first for _, first in ordered), min, initial=math.inf))
+
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add a line. Raise KeyError, TypeError, ValueError or AttributeError if it is damaged."""
+        """Add a line. Raise an error of :data:`DAMAGE` if it is damaged."""
         attempt, rank, index, moment = record["attempt"], record["rank"], record["index"], record["time"]
         metrics = flatten(record["metrics"]) if rank == 0 else {}
         waits = record.get("waits") or {}
-        waited = [float(waits.get(kind, 0.0)) for kind in ("data", "checkpoint")]
+        waited = [min(float(waits.get(kind, 0.0)), 1e15) for kind in ("data", "checkpoint")]
         there = self.attempts.get(attempt) or self._begin(attempt)
         there.last_time = max(there.last_time, moment)
         step = there.first_step + index
         seen = self.ranks.get(rank)
+        if seen is None and len(self.ranks) >= MOST_RANKS:
+            raise ValueError("too many ranks")
         if seen is None or seen.attempt != attempt:
             seen = self.ranks[rank] = RankReports(attempt, moment)
         seen.last, seen.count, seen.step = moment, seen.count + 1, step
         if there.keeps(step) and waits:
-            before = there.waits.get(rank, (0.0, 0.0))
-            there.waits[rank] = [before[0] + waited[0], before[1] + waited[1]]
+            for waits_of in (there.waits.setdefault(rank, [0.0, 0.0]), self.waits.setdefault(rank, [0.0, 0.0])):
+                waits_of[0] += waited[0]
+                waits_of[1] += waited[1]
         if rank == 0:
             self.last = {**record, "step": step}
             if there.keeps(step):
@@ -99,10 +118,12 @@ class Reports:
 
     def _begin(self, attempt: int) -> AttemptReports:
         """Begin an attempt. Without a known first step, its steps follow those of the attempts before."""
-        known = [first for number, first, _ in self.known if number == attempt]
-        later = [first for number, first, trained in self.known if number > attempt and trained and first is not None]
-        first_step = known[0] if known and known[0] is not None else (self.last or {}).get("step", 0)
-        begun = self.attempts[attempt] = AttemptReports(first_step, min(later, default=None))
+        if len(self.attempts) >= MOST_ATTEMPTS:
+            raise ValueError("too many attempts")
+        first = self._firsts.get(attempt)
+        first_step = (self.last or {}).get("step", 0) if first is None else first
+        lost_after = self._lowest[bisect_left(self._trained, -attempt)]
+        begun = self.attempts[attempt] = AttemptReports(first_step, lost_after)
         for curve in self.curves.values():  # of a run that was read before it restarted
             curve.forget_after(first_step)
         return begun
@@ -132,13 +153,15 @@ def read_reports(
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            for record in read_metrics(path, rank=rank):
+            for record in read_metrics(path, rank=rank, most=MOST_OF_LINES):
                 try:
                     reports.add(record)
-                except (KeyError, TypeError, ValueError, AttributeError):
+                except DAMAGE:
                     damaged += 1
         except OSError as error:
             notes.append(f"the reports cannot be read: {error}")
-    if damaged := damaged + len(warned):
+    texts = [str(warning.message) for warning in warned]
+    notes += [text for text in texts if not text.startswith("skipped")]
+    if damaged := damaged + sum(text.startswith("skipped") for text in texts):
         notes.append(f"{damaged:,} damaged lines of {path.name} were skipped")
     return reports

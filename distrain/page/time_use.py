@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +66,26 @@ def where_time_went(
 
     hangs: times in which no rank made progress, ``(from, until)``. A hang counts as such even if its work was repeated.
     """
-    seconds = dict.fromkeys(_PARTS, 0.0)
+    seconds, hung_before = dict.fromkeys(_PARTS, 0.0), _covered_before(hangs)
     now = started
     for number, attempt in enumerate(attempts):
         begin = min(max(now, attempt.started), ended)
         end = min(max(begin, attempt.ended), ended)
         seconds["between" if number else "starting"] += begin - now
-        _add_attempt(seconds, attempt, begin, end, hangs)
+        _add_attempt(seconds, attempt, begin, end, hung_before)
         now = end
     seconds["starting"] += max(0.0, ended - now)
     return [Part(kind, label, seconds[kind], meaning) for kind, (label, meaning) in _PARTS.items()]
 
 
 def _add_attempt(
-    seconds: dict[str, float], attempt: AttemptTimes, begin: float, end: float, hangs: Sequence[tuple[float, float]]
+    seconds: dict[str, float], attempt: AttemptTimes, begin: float, end: float, hung_before: Callable[[float], float]
 ) -> None:
     training = end if attempt.training is None else min(max(begin, attempt.training), end)
     kept_until = end if attempt.kept_until is None else min(max(training, attempt.kept_until), end)
-    hung_kept = _overlap(hangs, training, kept_until)
-    hung_lost = _overlap(hangs, kept_until, end)
-    kept = kept_until - training - hung_kept
+    hung_kept = hung_before(kept_until) - hung_before(training)
+    hung_lost = hung_before(end) - hung_before(kept_until)
+    kept = max(0.0, kept_until - training - hung_kept)
     waits = attempt.data + attempt.checkpoint
     share = min(1.0, kept / waits) if waits > 0 else 0.0
     seconds["starting"] += training - begin
@@ -94,7 +96,16 @@ def _add_attempt(
     seconds["training"] += max(0.0, kept - waits * share)
 
 
-def _overlap(spans: Sequence[tuple[float, float]], begin: float, end: float) -> float:
-    """Return how much of a time some of the spans cover. Spans may overlap."""
-    cuts = sorted({begin, end, *(cut for span in spans for cut in span if begin < cut < end)})
-    return sum(b - a for a, b in pairwise(cuts) if any(since <= a and b <= until for since, until in spans))
+def _covered_before(spans: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+    """Return a function that says how much of the time before a moment some of the spans cover. Spans may overlap."""
+    ordered = sorted(spans)
+    ends = list(accumulate((end for _, end in ordered), max, initial=-math.inf))  # of all spans before
+    new = [(max(begin, before), end) for (begin, end), before in zip(ordered, ends, strict=False)]
+    new = [span for span in new if span[0] < span[1]]
+    totals: list[float] = list(accumulate((end - begin for begin, end in new), initial=0.0))
+
+    def covered_before(moment: float) -> float:
+        number = bisect_right(new, (moment, math.inf))
+        return totals[number] - (max(0.0, new[number - 1][1] - moment) if number else 0.0)
+
+    return covered_before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from contextlib import nullcontext
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +16,7 @@ from distrain.errors import StorageError
 from distrain.page.data import page_data
 from distrain.storage import names
 from distrain.storage.files import write_atomically
+from distrain.storage.ownership import pinned
 from distrain.storage.paths import RunPaths
 from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath, locate
@@ -44,11 +46,13 @@ def write_page(run: str | os.PathLike[str] | RemotePath, output: str | os.PathLi
         root = run if isinstance(run, RemotePath) else locate(run)
         if output is None and isinstance(root, RemotePath):
             raise StorageError(f"{root} is on remote storage: name the file for its page (output=, -o)")
-        path = RunPaths(Path(str(root))).page if output is None else Path(output).expanduser()
-        write_atomically(path, document(page_data(root)).encode("utf-8", "replace"), sync=False)
+        page = RunPaths(Path(str(root))).page if output is None else Path(output).expanduser()
+        with pinned(root) if isinstance(root, Path) else nullcontext(root) as folder:  # a swap has no effect
+            text = document(page_data(folder, root)).encode("utf-8", "replace")
+            write_atomically(Path(str(folder), page.name) if output is None else page, text, sync=False)
     except OSError as error:
         raise StorageError(f"cannot write the page of {run}: {error}") from error
-    return path
+    return page
 
 
 def write_page_at_end(root: Path, seconds: float) -> None:

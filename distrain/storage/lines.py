@@ -1,7 +1,12 @@
-"""The lines of metrics.jsonl and events.jsonl, and their numbers that JSON lacks. Runs in: anywhere."""
+"""The files of a run as all readers read them: JSON, lines, and numbers that JSON lacks. Runs in: anywhere.
+
+A run may be damaged, or a stranger's. So nothing here waits for a pipe, follows a stranger's link, or takes more time
+and memory than its constants allow. Files on remote storage are read as they are.
+"""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -11,15 +16,23 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from distrain.storage.ownership import open_to_read
+from distrain.system.text import size
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from distrain.system.remote_path import RemotePath
 
 _T = TypeVar("_T")
-_TAIL_BYTES = 4 << 10
-_RANK_0 = b'"rank":0'
-"""It is in each line of rank 0. Lines of other ranks need not be decoded, and there may be thousands."""
+MOST_BYTES, MOST_OF_LINES, LONGEST_LINE = 64 << 20, 256 << 20, 8 << 20
+"""Bytes of a file that is read as a whole, of the end of a metrics.jsonl that is shown, and of a line."""
+_MOST_DAMAGED, _DEEPEST = 1000, 100
+"""Damaged lines after which the rest of a file is left out, and levels of objects and lists in one another."""
+_TAIL, _LONG_LINE = 1 << 20, 1000
+"""Bytes in which the last lines of a file are searched: at least, and for each line."""
+_FIRST_STEP, _STEP = 4 << 10, 1 << 20
+"""Bytes that are read at once when a file is read from its end."""
 
 
 # -- JSON has no NaN -------------------------------------------------------------------------------------------------
@@ -57,16 +70,90 @@ def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
     return value
 
 
-def read_metrics(path: Path | RemotePath, *, rank: int | None = 0) -> Iterator[dict[str, Any]]:
+# -- any file --------------------------------------------------------------------------------------------------------
+
+
+def parse_json(data: bytes) -> Any:
+    """Return the value that JSON stands for. Raise ValueError if it is damaged, too long or nested too deeply."""
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it is longer than {size(MOST_BYTES)}")
+    try:
+        value = json.loads(data.decode())  # json.loads() would take bytes with zeros for UTF-32
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level, depth = [value] if data.count(b"[") + data.count(b"{") > _DEEPEST else [], 0
+    while level:
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+        level, depth = [one for one in level if isinstance(one, (dict, list))], depth + 1
+        if depth > _DEEPEST:
+            raise ValueError("it is nested too deeply")
+    return value
+
+
+def read_file(path: str | Path | RemotePath, run: str | Path | None = None, *, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file of a run, whose directory is ``run``, by default that of the file.
+
+    Raise FileNotFoundError if there is no regular file, OSError, also for a local file of more than ``most`` bytes.
+    """
+    if not isinstance(path, (str, Path)):
+        return path.read_bytes()
+
+    def read(file: IO[bytes]) -> bytes:
+        found = os.fstat(file.fileno()).st_size
+        if found > most:
+            raise OSError(errno.EFBIG, f"it has {size(found)}, more than {size(most)}", str(path))
+        return file.read(found)  # what is added meanwhile belongs to the next look
+
+    return read_with(path, read, run)
+
+
+def read_with(
+    path: str | Path | RemotePath,
+    action: Callable[[IO[bytes]], _T],
+    run: str | Path | None = None,
+    below: str | Path | None = None,
+) -> _T:
+    """Return the result of ``action``, which is called with the file. The rest is as for :func:`open_to_read`."""
+    if not isinstance(path, (str, Path)):
+        return path.read_with(action)
+    with open(open_to_read(path, run, below=below), "rb") as file:
+        return action(file)
+
+
+def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines from the position on, without a torn last one. Of one that is too long, there is a part."""
+    is_rest = False
+    while part := file.readline(LONGEST_LINE):
+        is_whole = part.endswith(b"\n")
+        if not is_rest and (is_whole or len(part) == LONGEST_LINE):
+            yield part
+        is_rest = not is_whole
+
+
+def last_lines(file: IO[bytes], most: int) -> list[bytes]:
+    """Return the last whole lines, and what follows them; of a long line its end. Leave the position at the end."""
+    start = max(0, file.seek(0, os.SEEK_END) - max(_TAIL, _LONG_LINE * most))
+    file.seek(start)
+    lines = file.readlines()
+    lines = lines[1 if start and len(lines) > 1 else 0 :]
+    is_torn = bool(lines) and not lines[-1].endswith(b"\n")
+    return lines[max(0, len(lines) - most - is_torn) :]
+
+
+# -- files of lines --------------------------------------------------------------------------------------------------
+
+
+def read_metrics(path: Path | RemotePath, *, rank: int | None = 0, most: int = 0) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics.jsonl, of one rank or (None) of all, with non-finite numbers restored.
 
     A torn last line, which a power cut may leave, is skipped. Other damaged lines are skipped with a warning. A missing
-    file has no lines. Raise OSError.
+    file has no lines. most: bytes of a larger file that are read, at its end. Raise OSError.
     """
-    for number, line in enumerate(_whole_lines(path), start=1):
-        record = record_in(line, f"line {number} of {path}")
-        if record is not None and (rank is None or record["rank"] == rank):
-            yield record
+
+    def parse(line: bytes, number: int) -> dict[str, Any] | None:
+        return record_in(line, f"line {number} of {path}") if rank is None or may_be_of(rank, line) else {}
+
+    yield from (one for one in _records(path, parse, most) if rank is None or one["rank"] == rank)
 
 
 def read_events(path: Path | RemotePath) -> Iterator[dict[str, Any]]:
@@ -74,95 +161,108 @@ def read_events(path: Path | RemotePath) -> Iterator[dict[str, Any]]:
 
     A damaged line is skipped. A missing file has no lines. Raise OSError.
     """
-    yield from (event for line in _whole_lines(path) if (event := event_in(line)) is not None)
+    yield from _records(path, lambda line, _: event_in(line), MOST_BYTES)
+
+
+def _records(
+    path: Path | RemotePath, parse: Callable[[bytes, int], dict[str, Any] | None], most: int
+) -> Iterator[dict[str, Any]]:
+    """Yield what ``parse`` makes of lines and their numbers, unless it is empty, until too many are damaged (None)."""
+    try:
+        file = os.fdopen(open_to_read(path), "rb") if isinstance(path, Path) else io.BytesIO(path.read_bytes())
+    except FileNotFoundError:
+        return
+    with file:
+        start, damaged = max(0, file.seek(0, os.SEEK_END) - most) if most else 0, 0
+        file.seek(start)
+        if start:
+            warnings.warn(f"the first {size(start)} of {path} were left out", stacklevel=3)
+        for number, line in enumerate(islice(whole_lines(file), start > 0, None), start=1):
+            record = parse(line, number)
+            damaged += record is None
+            if damaged > _MOST_DAMAGED:
+                warnings.warn(f"{path} was left out from line {number:,} on: too many are damaged", stacklevel=3)
+                return
+            if record:
+                yield record
 
 
 def event_in(line: bytes) -> dict[str, Any] | None:
     """Return the event in a line of an events.jsonl, None if the line is damaged."""
     try:
-        event = json.loads(line.decode())
-    except (ValueError, RecursionError):
+        event = _parsed(line)
+    except ValueError:
         return None
     if not isinstance(event, dict) or not {"time", "event", "attempt"} <= event.keys():
         return None
     since = 0 if event["event"] == "slow" else event.get("since", 0)  # a slow rank has been so since a step, as text
-    return event if _is_count(event["time"]) and _is_count(since) else None
+    is_usable = isinstance(event.get("name", ""), str) and _is_count(event["time"]) and _is_count(since)
+    return event if is_usable else None
 
 
 def _is_count(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e15
 
 
-def _whole_lines(path: Path | RemotePath) -> Iterator[bytes]:
-    """Yield the lines of a file, without a torn last one. A missing file has none."""
-    try:
-        lines = io.BytesIO(read_file(path))
-    except FileNotFoundError:
-        return
-    yield from (line for line in lines if line.endswith(b"\n"))
+def last_record(path: str | Path | RemotePath, most: int = MOST_OF_LINES) -> dict[str, Any] | None:
+    """Return rank 0's last line in a metrics.jsonl, or None, also if that is further from the end than ``most`` bytes.
 
-
-def last_record(path: str | Path | RemotePath) -> dict[str, Any] | None:
-    """Return rank 0's last line in a metrics.jsonl, or None. Raise OSError.
-
-    The file is read from its end.
+    The file is read from its end. Raise OSError.
     """
 
     def find(file: IO[bytes]) -> dict[str, Any] | None:
-        lines = lines_backwards(file)
+        lines, damaged = _lines_backwards(file, most), 0
         next(lines, None)  # the part after the last newline is empty or torn
-        likely = (line for line in lines if _RANK_0 in line.replace(b" ", b"") or not line.endswith(b"}"))
-        records = (record_in(line, f"one of the last lines of {path}") for line in likely)
-        return next((record for record in records if record is not None and record["rank"] == 0), None)
+        for line in lines:
+            record = record_in(line, f"one of the last lines of {path}") if may_be_of(0, line) else {}
+            damaged += record is None
+            if (record and record["rank"] == 0) or damaged > _MOST_DAMAGED:
+                return record
+        if file.seek(0, os.SEEK_END) > most >= MOST_BYTES:
+            warnings.warn(f"rank 0 has no report in the last {size(most)} of {path}", stacklevel=4)
+        return None
 
     try:
-        return _read_with(path, find)
+        return read_with(path, find)
     except FileNotFoundError:
         return None
 
 
-def last_lines(path: Path | RemotePath, most: int) -> bytes:
-    """Return the last lines of a file. Raise OSError."""
-    return _read_with(path, lambda file: b"\n".join([*islice(lines_backwards(file), most + 1)][::-1]))
-
-
-def read_file(path: str | Path | RemotePath) -> bytes:
-    """Return the content of a file of a run. Raise FileNotFoundError if there is no regular one, OSError."""
-    return _read_with(path, lambda file: file.read()) if isinstance(path, (str, Path)) else path.read_bytes()
-
-
-def _read_with(path: str | Path | RemotePath, action: Callable[[IO[bytes]], _T]) -> _T:
-    if not isinstance(path, (str, Path)):
-        return path.read_with(action)
-    if not os.path.isfile(path) and not os.path.isdir(path) and os.path.exists(path):  # nobody may write to a pipe
-        raise FileNotFoundError(f"{path} is not a regular file")
-    with open(path, "rb", buffering=0) as file:
-        return action(file)
+def may_be_of(rank: int, line: bytes) -> bool:
+    """Return whether a line of a metrics.jsonl is of a rank or damaged. It need not be decoded to know that."""
+    return b'"rank":%d' % rank in line.replace(b" ", b"") or not line.rstrip().endswith(b"}")
 
 
 def record_in(line: bytes, where: str) -> dict[str, Any] | None:
     """Return the record in a line of a metrics.jsonl. Warn and return None if the line is damaged."""
     try:
-        record: dict[str, Any] = json.loads(line.decode())  # json.loads() would take bytes with zeros for UTF-32
+        record: dict[str, Any] = _parsed(line)
         record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
         if not isinstance(record["metrics"], dict):
             raise TypeError("the metrics must be an object")
         if not all(map(_is_count, (record["rank"], record["attempt"], record["index"], record["time"]))):
             raise ValueError("rank, attempt, index and time must be numbers")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
         warnings.warn(f"skipped {where}: it cannot be parsed ({why})", stacklevel=3)
         return None
     return record
 
 
-def lines_backwards(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the parts of the file between newlines, the last one first."""
-    end, size, rest = file.seek(0, os.SEEK_END), _TAIL_BYTES, b""
-    while end:
-        start = max(0, end - size)
+def _parsed(line: bytes) -> Any:
+    if len(line) >= LONGEST_LINE:
+        raise ValueError(f"it is longer than {size(LONGEST_LINE)}")
+    return parse_json(line)
+
+
+def _lines_backwards(file: IO[bytes], most: int) -> Iterator[bytes]:
+    """Yield the parts of the end of the file between newlines, the last one first."""
+    end, step, rest = file.seek(0, os.SEEK_END), _FIRST_STEP, b""
+    first = max(0, end - most)
+    while end > first:
+        start = max(first, end - step)
         file.seek(start)
-        rest, *lines = (file.read(end - start) + rest).split(b"\n")
+        rest, *lines = (file.read(end - start) + rest[:LONGEST_LINE]).split(b"\n")
         yield from reversed(lines)
-        end, size = start, 2 * size
+        end, step = start, min(2 * step, _STEP)
     yield rest

@@ -35,7 +35,7 @@ def is_locked(run: str | os.PathLike[str]) -> bool:
     ``distrain ls`` asks this for every run, so this module imports little.
     """
     try:
-        fd = os.open(os.path.join(run, LOCK), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(os.path.join(run, LOCK), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         return not isinstance(error, FileNotFoundError)
     try:

@@ -32,7 +32,6 @@ damaged one has a .damaged.json instead. ``.lock/`` has the heartbeat of the coo
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -43,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import StorageError
 from distrain.storage import names
 from distrain.storage.checkpoint import MANIFEST_FILE
+from distrain.storage.lines import parse_json, read_file
 from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath, locate
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class RunPaths:
 def _manifest_in(path: Path) -> dict[str, Any] | None:
     """Return the manifest of a checkpoint, {} if it is damaged, None if there is none."""
     try:
-        manifest = json.loads((path / MANIFEST_FILE).read_text())
+        manifest = parse_json(read_file(path / MANIFEST_FILE, path.parent))
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
@@ -245,7 +245,7 @@ def read_manifest(root: Path | RemotePath) -> dict[str, Any]:
     """Return the run manifest, ``{}`` if there is none. Raise StorageError if it is unreadable or damaged."""
     path = root / names.MANIFEST
     try:
-        text = path.read_bytes()
+        text = read_file(path)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -253,9 +253,9 @@ def read_manifest(root: Path | RemotePath) -> dict[str, Any]:
             raise StorageError(f"cannot use the storage: {error}") from error
         raise StorageError(f"cannot read {path}: {error}") from error
     try:
-        manifest: dict[str, Any] = json.loads(text)
+        manifest: dict[str, Any] = parse_json(text)
         _check_manifest(manifest)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise StorageError(
             f"{path} is damaged, or another program's ({error}). If it is damaged, move it "
             "away: a run of this name then continues at its last checkpoint. If it is another program's, give the run "

@@ -11,9 +11,9 @@ from distrain.errors import StorageError
 from distrain.storage.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, POSITIONS, Checkpoint
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.lines import last_record as last_record
+from distrain.storage.lines import parse_json, read_file, with_nonfinite
 from distrain.storage.lines import read_events as read_events
 from distrain.storage.lines import read_metrics as read_metrics
-from distrain.storage.lines import with_nonfinite
 from distrain.storage.lines import without_nonfinite as without_nonfinite
 from distrain.system.remote_path import RemotePath
 
@@ -86,7 +86,7 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
     """Return the checkpoint at ``path`` by its manifest, which is read if it is not given. Raise StorageError."""
     try:
         if manifest is None:
-            manifest = json.loads((path / MANIFEST_FILE).read_bytes())
+            manifest = parse_json(read_file(path / MANIFEST_FILE))
             assert manifest is not None
         metrics = with_nonfinite(dict(manifest["metrics"].items()), manifest.get("nonfinite", {}))
         index, validation = int(manifest.get("index", -1)), manifest.get("validation")
@@ -96,7 +96,8 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
         time, skip_to, progress = float(manifest.get("time", 0)), manifest.get("skip_to"), manifest.get("progress")
         if validation is not None:
             str(validation["status"]), [metrics[name] for name in validation.get("metrics", ())]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _, _, _ = map(float, (size, *(progress or (0, 0))))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise StorageError(
             f"{path} is damaged, its manifest cannot be read ({error}); move it away, then start again"
         ) from error
@@ -125,7 +126,7 @@ def recorded_files(checkpoint: Path) -> dict[str, tuple[int, int]]:
     The metadata are left out, as users may change them. Raise OSError.
     """
     try:
-        files = json.loads((checkpoint / MANIFEST_FILE).read_bytes())["files"]
+        files = parse_json(read_file(checkpoint / MANIFEST_FILE))["files"]
         return {name: (fact["size"], int(fact["crc32"], 16)) for name, fact in files.items() if name != METADATA_FILE}
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -190,7 +191,7 @@ def damage_of(
     Raise OSError if the checkpoint cannot be read, or is not read to its end.
     """
     try:
-        manifest = (checkpoint / MANIFEST_FILE).read_bytes()
+        manifest = read_file(checkpoint / MANIFEST_FILE)
     except FileNotFoundError:
         if isinstance(checkpoint, RemotePath) and PENDING_FILE in checkpoint.files():
             return "it was never finished, or is being deleted"
@@ -232,7 +233,7 @@ def _difference(
 ) -> str | None:
     """Compare the sizes of all files, and the hashes that ``hash_some`` returns, with the manifest."""
     try:
-        fields = json.loads(manifest)
+        fields = parse_json(manifest)
         fields["metrics"].items(), int(fields.get("index", -1))
         if reason := _why_disowned(fields):
             return reason

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.api.tracker import Report, TrackedRun, Tracker, name_of
 from distrain.storage import names
 from distrain.storage.files import write_atomically
+from distrain.storage.lines import parse_json, read_file
 from distrain.storage.ownership import check_owners
 from distrain.storage.retention import flatten
 from distrain.storage.runs.details import reports_of
@@ -52,7 +53,7 @@ class TrackerLog:
         check_owners(self._files)
         run, state = run_at(self._files), {}
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            stored = json.loads(self._state_file.read_bytes())
+            stored = parse_json(read_file(self._state_file, self._files))
             state, self._highest, self._last_step = dict(stored["state"]), stored["highest"], stored["last_step"]
         if "id" not in state:  # the same even if this process dies before it has saved it
             text = f"{self._location} {run.manifest.get('started')}"

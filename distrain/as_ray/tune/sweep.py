@@ -16,6 +16,7 @@ from distrain.api.result import Result
 from distrain.errors import StorageError, TrainingFailedError
 from distrain.storage import names
 from distrain.storage.files import write_atomically
+from distrain.storage.lines import read_file
 from distrain.storage.paths import new_name, read_manifest
 from distrain.storage.records import read_metrics
 from distrain.storage.runs.listing import FAILED, FINISHED
@@ -111,7 +112,7 @@ def _shown(value: Any) -> str:
 
 def _stored(location: Path | RemotePath) -> dict[str, Any] | None:
     try:
-        stored: dict[str, Any] = pickle.loads((location / _FILE).read_bytes())  # noqa: S301 - as error.pkl
+        stored: dict[str, Any] = pickle.loads(read_file(location / _FILE, most=1 << 30))  # noqa: S301 - as error.pkl
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:

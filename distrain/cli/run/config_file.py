@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from distrain.storage.lines import MOST_BYTES, read_with
 from distrain.storage.runs.listing import WrongArgument
 from distrain.system.text import did_you_mean
 
@@ -14,6 +15,9 @@ directory = ""
 """The directory to look in first, if not the working directory; set in processes that try out a user's script."""
 _FILES = {"distrain.toml": "", "pyproject.toml": "tool.distrain."}
 """The names of config files, the preferred one first, and what stands in front of their keys."""
+
+_HARMLESS = {"storage-path"}
+"""The options that count in another user's file. Most others name hosts, commands, variables, or files to copy."""
 
 
 class Layer(NamedTuple):
@@ -62,7 +66,7 @@ def storage_path(target: str | None) -> str | None:
 def _folders() -> list[Path]:
     """Return the working directory, and those above it up to the repository or home directory of the same owner.
 
-    A file further above may be another user's, as in /tmp: its ``transport`` would run here.
+    A file further above may be another user's, as in /tmp.
     """
     here, home = Path(directory or os.getcwd()), Path(os.path.realpath(os.path.expanduser("~")))
     folders, owner = [here, *here.parents], here.stat().st_uid
@@ -81,16 +85,17 @@ def _layer_in(folder: Path) -> Layer | None:
     for name, prefix in _FILES.items():
         path = os.path.relpath(folder / name)
         try:
-            table: Any = tomllib.loads(Path(path).read_text())
+            text, owner = read_with(path, lambda file: (file.read(MOST_BYTES), os.fstat(file.fileno()).st_uid))
+            table: Any = tomllib.loads(text.decode())
         except FileNotFoundError:
             continue
-        except ValueError as error:
+        except (ValueError, PermissionError, RecursionError) as error:
             raise WrongArgument(f"{path}: {error}; --no-config ignores the file") from None
         for key in prefix.split(".")[:-1]:
             table = table.get(key) if isinstance(table, dict) else None
         if isinstance(table, dict):
-            owner = os.stat(path).st_uid
-            if owner not in (0, os.getuid(), os.stat(directory or ".").st_uid):
-                raise WrongArgument(f"{path} belongs to another user (uid {owner}); --no-config ignores it")
+            if owner not in (0, os.geteuid()) and (refused := sorted(table.keys() - _HARMLESS)):
+                why = f"belongs to another user (uid {owner}), and {refused[0]} could run commands as you"
+                raise WrongArgument(f"{path} {why}: make the file your own, or --no-config ignores it")
             return Layer(f"{path}: {prefix}", folder, table)
     return None

@@ -5,20 +5,21 @@ A damaged file costs its own part only. A warning says so.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import time
 import warnings
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
 from distrain.storage import names
 from distrain.storage.checkpoint import MANIFEST_FILE
-from distrain.storage.lines import read_events, read_file, read_metrics
+from distrain.storage.lines import parse_json, read_events, read_file, read_metrics
+from distrain.storage.ownership import MOST_NAMES, first_names, list_names
 from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.records import CommittedCheckpoint, committed_at
-from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run
+from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run, number_in
 from distrain.system.remote_path import RemotePath
 from distrain.system.text import LIBRARY_FILE, count, duration, printable
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _MOST_READS = 10
 """How often to list the checkpoints of a run that deletes some meanwhile."""
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in ', re.MULTILINE)
-_LONGEST_REASON = 240
+_LONGEST_REASON, _LONGEST_HANG = 240, 2000
 _PROGRAMS = {
     "/distrain/launch.py": ("python", "-m", "distrain.launch"),
     "/distrain/__main__.py": ("distrain",),
@@ -62,12 +63,14 @@ def newest_in_memory(run: Run, events: Sequence[Mapping[str, Any]]) -> Mapping[s
 def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint], bool]:
     """Return the checkpoints, and whether some were deleted while they were read."""
     found, some_deleted = [], False
-    for name in run.names() if isinstance(run, RemotePath) else (path.name for path in run.iterdir()):
+    local = None if isinstance(run, RemotePath) else run
+    listed = run.names() if isinstance(run, RemotePath) else first_names([path.name for path in run.iterdir()], run)
+    for name in listed:
         if name.startswith((".", DAMAGED)):
             continue
         folder = run / name
         try:
-            manifest = json.loads(read_file(folder / MANIFEST_FILE))
+            manifest = parse_json(read_file(folder / MANIFEST_FILE, local))
             if not is_copy(name, manifest):
                 found.append(committed_at(folder, manifest))
         except (FileNotFoundError, NotADirectoryError):
@@ -78,7 +81,7 @@ def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint],
                 warnings.warn(f"skipped a checkpoint: {folder} is damaged: it has no {MANIFEST_FILE}", stacklevel=4)
         except StorageError as error:
             warnings.warn(f"skipped a checkpoint: {error}", stacklevel=4)
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             if isinstance(error, OSError) and isinstance(run, RemotePath):
                 raise
             text = f"skipped a checkpoint: {folder} is damaged, its manifest cannot be read ({error})"
@@ -91,8 +94,9 @@ def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint],
 
 def reports_of(run: Run, rank: int | None = 0) -> Iterator[dict[str, Any]]:
     """Yield the reports of one rank or (None) of all, each with its ``step`` over the whole run. Raise OSError."""
+    firsts = run.first_steps
     for record in read_metrics(run.location / names.METRICS, rank=rank):
-        yield {**record, "step": run.step_of(record)}
+        yield {**record, "step": run.step_of(record, firsts)}
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
@@ -116,10 +120,10 @@ def command_of(run: Run) -> str:
 def error_of(run: Path | RemotePath) -> dict[str, Any]:
     """Return the contents of error.json: why fit() has raised an error. ``{}`` if there is none."""
     try:
-        error = json.loads(read_file(run / names.ERROR_TEXT))
+        error = parse_json(read_file(run / names.ERROR_TEXT))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as damage:
+    except (OSError, ValueError) as damage:
         warnings.warn(f"{names.ERROR_TEXT} cannot be read: {damage}", stacklevel=2)
         return {}
     return error if isinstance(error, dict) else {}
@@ -127,11 +131,12 @@ def error_of(run: Path | RemotePath) -> dict[str, Any]:
 
 def evidence_of(run: Path | RemotePath) -> list[str]:
     """Return the names of the files in the evidence folder, such as ``attempt_0/stacks/rank_1.txt``. Raise OSError."""
-    folder = run / names.EVIDENCE
+    folder, found = run / names.EVIDENCE, [""]
+    for _ in range(0 if isinstance(folder, RemotePath) else 3):  # attempts, kinds and files
+        inner = (f"{above}/{name}".lstrip("/") for above in found for name in list_names(f"{folder}/{above}", str(run)))
+        found = list(islice(inner, MOST_NAMES))
     if isinstance(folder, RemotePath):
         found = list(folder.files())
-    else:
-        found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     ends = tuple(names.EVIDENCE_SUFFIXES.values())
     return sorted(name for name in found if name.startswith("attempt_") and name.endswith(ends))
 
@@ -182,14 +187,15 @@ def _hang_of(run: Run, last: Mapping[str, Any] | None) -> str | None:
     since, now = found[-1]["since"], time.time() if run.state == RUNNING else run.ended
     if last is not None and last.get("time", 0.0) > since:
         return None
-    return f"{'it has hung' if run.state == RUNNING else 'it hung'} for {duration(now - since)}: {found[-1]['text']}"
+    how = "it has hung" if run.state == RUNNING else "it hung"
+    return f"{how} for {duration(now - since)}: {str(found[-1]['text'])[:_LONGEST_HANG]}"
 
 
 def _where(last: Mapping[str, Any] | None) -> str:
     if last is None:
         return ", without a report"
     progress = last.get("progress")
-    if isinstance(progress, list) and len(progress) == 2 and all(isinstance(n, (int, float)) and n for n in progress):
+    if isinstance(progress, list) and len(progress) == 2 and all(map(number_in, progress)):
         return f" at step {progress[0]:,} of {progress[1]:,} ({progress[0] / progress[1]:.0%})"
     return f" at report {last['step']:,}"
 

@@ -6,14 +6,14 @@ report; and what is slow to import, as for remote storage, is imported when it i
 
 from __future__ import annotations
 
-import json
 import os
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain.storage import names
-from distrain.storage.lines import last_record, read_file
+from distrain.storage.lines import MOST_BYTES, last_record, parse_json, read_file
 from distrain.storage.lock_probe import is_locked
 from distrain.system.text import did_you_mean
 
@@ -53,12 +53,12 @@ class Run(NamedTuple):
     @property
     def began(self) -> float:
         """The time at which the last ``fit()`` of the run began."""
-        return _number(self.manifest.get("continued")) or _number(self.manifest.get("started")) or self.changed
+        return number_in(self.manifest.get("continued")) or number_in(self.manifest.get("started")) or self.changed
 
     @property
     def ended(self) -> float:
         """The time at which the run has ended, or of the last sign of life."""
-        return _number(self.manifest.get("updated")) or self.changed
+        return number_in(self.manifest.get("updated")) or self.changed
 
     @property
     def is_run(self) -> bool:
@@ -73,20 +73,13 @@ class Run(NamedTuple):
     @property
     def attempts(self) -> list[dict[str, Any]]:
         """The attempts, the oldest first, without those that are damaged: they have no number, date or first step."""
-        listed = self.manifest.get("attempts")
-        found = [attempt for attempt in listed if isinstance(attempt, dict)] if isinstance(listed, list) else []
-        return [
-            attempt
-            for attempt in found
-            if isinstance(attempt.get("attempt"), int)
-            and isinstance(attempt.get("first_step") or 0, int)
-            and _number(attempt.get("started"))
-        ]
+        attempts: list[dict[str, Any]] = self.manifest.get("attempts", [])
+        return attempts
 
     @property
     def attempts_now(self) -> list[dict[str, Any]]:
         """The attempts of the last ``fit()``, the oldest first."""
-        return [attempt for attempt in self.attempts if _number(attempt.get("started")) >= self.began]
+        return [attempt for attempt in self.attempts if number_in(attempt.get("started")) >= self.began]
 
     @property
     def hosts(self) -> dict[str, list[int]]:
@@ -94,7 +87,7 @@ class Run(NamedTuple):
         attempts = self.attempts
         hosts = attempts[-1].get("hosts") if attempts else None
         listed = hosts.items() if isinstance(hosts, dict) else ()
-        return {host: ranks for host, ranks in listed if isinstance(ranks, list)}
+        return {host: ranks for host, ranks in listed if isinstance(ranks, list) and all(map(_is_whole, ranks))}
 
     @property
     def ranks(self) -> int:
@@ -110,19 +103,23 @@ class Run(NamedTuple):
 
         return locate(self.path)
 
-    def last_report(self) -> dict[str, Any] | None:
-        """Return rank 0's last line of metrics.jsonl, None if it has not reported. Warn of damaged lines."""
-        try:
-            if "://" not in self.path:  # a Path object takes as long as the reading
-                return last_record(f"{self.path}/{names.METRICS}")
-            return last_record(self.location / names.METRICS)
+    def last_report(self, most: int = MOST_BYTES) -> dict[str, Any] | None:
+        """Return rank 0's last line among the last bytes of metrics.jsonl, or None. Warn of damaged lines."""
+        try:  # a Path object takes as long as the reading
+            path = f"{self.path}/{names.METRICS}" if "://" not in self.path else self.location / names.METRICS
+            return last_record(path, most)
         except OSError:
             return None
 
-    def step_of(self, record: dict[str, Any]) -> int:
-        """Return the step of a report over the whole run."""
-        firsts = {attempt.get("attempt"): attempt.get("first_step") for attempt in self.attempts}
-        return int(_number(firsts.get(record.get("attempt")))) + int(_number(record.get("index")))
+    @property
+    def first_steps(self) -> dict[Any, Any]:
+        """The first steps of the attempts by number."""
+        return {attempt["attempt"]: attempt.get("first_step") for attempt in self.attempts}
+
+    def step_of(self, record: dict[str, Any], first_steps: dict[Any, Any] | None = None) -> int:
+        """Return the step of a report over the whole run. ``first_steps``: if they are known."""
+        firsts = self.first_steps if first_steps is None else first_steps
+        return int(number_in(firsts.get(record["attempt"]))) + int(number_in(record["index"]))
 
     def bytes(self) -> int:
         """Return the size of all files of the run on disk, in bytes. It looks at each of them."""
@@ -132,21 +129,35 @@ class Run(NamedTuple):
         return sum(size for size, _ in folder.files().values())
 
 
-def _number(value: object) -> float:
+def _attempts_in(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the attempts that have what all readers need, without other times that are damaged."""
+    listed = manifest["attempts"]
+    found = (one for one in listed if isinstance(one, dict)) if isinstance(listed, list) else ()
+    return [
+        {key: value for key, value in one.items() if key not in ("training", "ended") or number_in(value)}
+        for one in found
+        if _is_whole(one.get("attempt")) and _is_whole(one.get("first_step") or 0) and number_in(one.get("started"))
+    ]
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and abs(value) < 1e15
+
+
+def number_in(value: object) -> float:
+    """Return a number of a file of a run as one to compute with; 0 for anything else."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < 1e15 else 0.0
 
 
 def _size_of(folder: str | Path) -> int:
-    total = 0
-    try:
-        with os.scandir(folder) as entries:
+    total, folders = 0, [str(folder)]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:  # it may be deleted meanwhile
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    total += _size_of(entry.path)
+                    folders.append(entry.path)
                 elif entry.is_file(follow_symlinks=False):
                     total += entry.stat(follow_symlinks=False).st_size
-    except OSError:  # it was deleted meanwhile
-        pass
     return total
 
 
@@ -216,18 +227,19 @@ def _read(name: str, path: str, read: Callable[[], bytes], is_in_use: Callable[[
     """Return a run by its run.json, which is read again if the run has ended meanwhile."""
     for _ in range(2):
         try:
-            manifest = json.loads(read())
+            manifest = parse_json(read())
         except FileNotFoundError:
             return _without_manifest(name, path, is_in_use)
         except OSError as error:
             return Run(name, path, DAMAGED, f"{names.MANIFEST} cannot be read: {error.strerror or error}")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return Run(name, path, DAMAGED, f"{names.MANIFEST} is damaged: {error}")
         if not isinstance(manifest, dict) or not {"status", "run_id", "attempts"} <= manifest.keys():
             return Run(name, path, FOREIGN, f"{names.MANIFEST} is another program's")
         status = names.status_in(manifest)
         if status not in names.STATUSES:
             return Run(name, path, DAMAGED, f"{names.MANIFEST} has the status {status!r:.40}")
+        manifest["attempts"] = _attempts_in(manifest)
         if status != RUNNING or is_in_use():
             return Run(name, path, status, manifest=manifest)
     return Run(name, path, KILLED, manifest=manifest)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.storage import names
+from distrain.storage.lines import last_lines, read_with
+from distrain.storage.ownership import list_names, open_to_read
 from distrain.storage.runs.listing import RUNNING, STARTING, Run, WrongArgument, run_at
 from distrain.system.text import without_controls
 
@@ -24,8 +26,8 @@ _ATTEMPT = re.compile(r"attempt_(\d+)")
 _RANK = re.compile(r"rank_(\d+)\.log")
 _POLL_S = 0.2
 """Seconds between two looks at the logs that are followed, and at the state of their run."""
-_TAIL, _LONG_LINE = 1 << 20, 1000
-"""Bytes in which the last lines of a log are searched: at least, and for each line."""
+_PIECE = 256 << 10
+"""Bytes that are read at once. A longer line is shown as several."""
 
 
 def log_folder(run: Run) -> Path | RemotePath:
@@ -37,23 +39,20 @@ def log_folder(run: Run) -> Path | RemotePath:
 
 def attempts_with_logs(run: Run) -> list[int]:
     """Return the numbers of the attempts that have logs."""
-    return _numbers(log_folder(run), _ATTEMPT)
+    return _numbers(run, log_folder(run), _ATTEMPT)
 
 
 def log_files(run: Run, attempt: int, ranks: Collection[int] | None = None) -> dict[int, Path | RemotePath]:
     """Return the logs of an attempt by rank: some ranks' or (None) all. Raise WrongArgument if one is missing."""
     folder = log_folder(run) / f"attempt_{attempt}"
-    found = _numbers(folder, _RANK)
+    found = _numbers(run, folder, _RANK)
     if missing := sorted(set(ranks or ()) - set(found)):
         raise WrongArgument(f"{folder} has no log of rank {missing[0]}; it has those of {_ranges(found) or 'none'}")
     return {rank: folder / f"rank_{rank}.log" for rank in found if ranks is None or rank in ranks}
 
 
-def _numbers(folder: Path | RemotePath, pattern: re.Pattern[str]) -> list[int]:
-    if isinstance(folder, Path):
-        listed = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    else:
-        listed = folder.names()
+def _numbers(run: Run, folder: Path | RemotePath, pattern: re.Pattern[str]) -> list[int]:
+    listed = list_names(folder, *_guards(run)) if isinstance(folder, Path) else folder.names()
     return sorted(int(match[1]) for name in listed if (match := pattern.fullmatch(name)))
 
 
@@ -61,11 +60,24 @@ def _ranges(ranks: list[int]) -> str:
     return f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else "".join(f"rank {rank}" for rank in ranks)
 
 
-def read_lines(file: Path | RemotePath, last: int | None = None) -> Iterator[str]:
-    """Yield the lines of a log, or the last of them. Raise OSError. A local log may be larger than the memory."""
-    with contextlib.closing(file.open("rb") if isinstance(file, Path) else io.BytesIO(file.read_bytes())) as log:
-        lines = log if last is None else deque(_last_lines(log, last), maxlen=last)
-        yield from map(_shown, lines)
+def read_lines(file: Path | RemotePath, last: int | None = None, run: Run | None = None) -> Iterator[str]:
+    """Yield the lines of a log of a run, or the last ones. Raise OSError. It may be larger than the memory."""
+    if last is not None:
+        lines = read_with(file, partial(last_lines, most=last), *_guards(run))
+        yield from map(_shown, deque(lines, maxlen=last))
+        return
+    with _open(file, run) if isinstance(file, Path) else io.BytesIO(file.read_bytes()) as log:
+        yield from map(_shown, iter(partial(log.readline, _PIECE), b""))
+
+
+def _open(file: Path, run: Run | None) -> IO[bytes]:
+    path, folder = _guards(run)
+    return open(open_to_read(file, path, below=folder), "rb")
+
+
+def _guards(run: Run | None) -> tuple[str | None, str | None]:
+    """Return the run directory and that of the logs; links in them are followed only if they are the owner's."""
+    return (None, None) if run is None else (run.path, str(log_folder(run)))
 
 
 def _shown(line: bytes) -> str:
@@ -110,38 +122,34 @@ class Follower:
     def _of_attempt(self, attempt: int, *, to_end: bool) -> Iterator[tuple[int, int, str]]:
         """Yield what is new in an attempt; ``to_end``: also last lines without a line end, as nothing follows them."""
         folder = log_folder(self._run) / f"attempt_{attempt}"
-        for rank in _numbers(folder, _RANK):
+        for rank in _numbers(self._run, folder, _RANK):
             if self._ranks is not None and rank not in self._ranks:
                 continue
-            data = self._rests.pop(rank, b"") + self._of_rank(folder / f"rank_{rank}.log", rank)
-            *lines, rest = data.split(b"\n")
+            rest = self._rests.pop(rank, b"")
+            for data in self._of_rank(folder / f"rank_{rank}.log", rank):
+                *lines, rest = (rest + data).split(b"\n")
+                yield from ((attempt, rank, _shown(line)) for line in lines)
+                if len(rest) > _PIECE:
+                    yield attempt, rank, _shown(rest)
+                    rest = b""
             if rest and to_end:
-                lines.append(rest)
+                yield attempt, rank, _shown(rest)
             elif rest:
                 self._rests[rank] = rest
-            yield from ((attempt, rank, _shown(line)) for line in lines)
         self._last = None  # later lines are all wanted
 
-    def _of_rank(self, file: Any, rank: int) -> bytes:
-        data = b""
-        if os.stat(file).st_size != self._read.get(rank):  # few of many logs grow between two looks
-            with open(file, "rb") as log:
-                if rank not in self._read and self._last is not None:
-                    data = b"".join(_last_lines(log, self._last))
-                else:
-                    log.seek(self._read.get(rank, 0))
-                    data = log.read()
-                self._read[rank] = log.tell()
-        return data
-
-
-def _last_lines(log: IO[bytes], count: int) -> list[bytes]:
-    """Return the last whole lines of a file, and what follows them. Leave the position at the end."""
-    start = max(0, log.seek(0, os.SEEK_END) - max(_TAIL, _LONG_LINE * count))
-    log.seek(start)
-    lines = log.readlines()[1 if start else 0 :]
-    is_torn = bool(lines) and not lines[-1].endswith(b"\n")
-    return lines[max(0, len(lines) - count - is_torn) :]
+    def _of_rank(self, file: Any, rank: int) -> Iterator[bytes]:
+        """Yield what is new in a log, all of it if that is shorter now."""
+        size, start = os.lstat(file).st_size, self._read.get(rank)
+        if size == start:  # few of many logs grow between two looks
+            return
+        with _open(file, self._run) as log:
+            if start is None and self._last is not None:
+                yield b"".join(last_lines(log, self._last))
+            else:
+                log.seek(start if start and start < size else 0)
+                yield from iter(partial(log.read, _PIECE), b"")
+            self._read[rank] = log.tell()
 
 
 def current(run: Run) -> Run:

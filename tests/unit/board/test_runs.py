@@ -183,6 +183,49 @@ def test_damage_and_odd_values_cost_nothing_else(tmp_path: Path, line: str) -> N
     json.dumps(row, allow_nan=False)
 
 
+def test_a_file_that_lost_lines_is_read_anew_and_nobody_waits_for_them(live: Run) -> None:
+    board = Board(live.root.parent)
+    file = live.root / "metrics.jsonl"
+    for index in range(1, 2001):
+        report(live, index, index)
+    board.look()
+    file.write_text("")  # between the look and the reading
+    assert row_of(board)["curves"] == {}
+    report(live, 1, 7.0)
+    report(live, 2, 5.0)
+    assert row_of(board)["curves"]["loss"]["y"] == [7.0, 5.0]
+    file.write_text(file.read_text().splitlines(keepends=True)[0])
+    assert row_of(board)["curves"]["loss"]["y"] == [7.0]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_line_that_is_too_long_is_left_out_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(runs, "_CHUNK", 100)
+    monkeypatch.setattr(runs, "_LONGEST_LINE", 1000)
+    run = make(tmp_path)
+    report(run, 1, 1.0, waits={"data": 0, "text": "x" * 500})
+    with (run.root / "metrics.jsonl").open("a") as file:
+        file.write('{"rank":0,"metrics":{"loss":9},"x":"' + "z" * 5000 + '"}\n' * ends)
+    if ends:
+        report(run, 3, 3.0)
+    board = Board(tmp_path)
+    row = row_of(board)
+    assert row["curves"]["loss"]["y"] == ([1.0, 3.0] if ends else [1.0])
+    assert (row["note"], row["unread"]) == ("lines of metrics.jsonl beyond 1.0 kB are not shown", 0)
+
+
+def test_of_a_very_long_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "MOST_OF_LINES", 1000)
+    run = make(tmp_path)
+    for index in range(1, 101):
+        report(run, index, index)
+    row = row_of(Board(tmp_path))
+    assert 80 < row["curves"]["loss"]["x"][0] < 100 == row["step"]
+    assert row["note"] == "only the last 1.0 kB of metrics.jsonl are shown"
+
+
 @pytest.mark.filterwarnings("ignore:skipped")
 def test_an_export_has_all_curves_and_the_pages_of_the_runs(tmp_path: Path) -> None:
     storage = tmp_path / "runs"

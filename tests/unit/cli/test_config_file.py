@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,11 @@ from distrain.cli.run.command import run_command
 from distrain.cli.run.config_file import layers
 from distrain.cli.run.options import make_parser
 from distrain.cli.run.settings import parse_with_file, run_config
+from distrain.storage.runs.listing import WrongArgument
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
     from pathlib import Path
 
 FILE = """
@@ -193,3 +196,54 @@ def test_a_script_that_calls_fit_takes_what_it_can_from_the_file(project: Path) 
         for name in ("storage-path", "ship", "hang-report", "hang-timeout", "use-gpu")
     ]
     assert done.stderr == f"distrain: {', '.join(places)}: no effect, because the script calls fit() itself\n"
+
+
+# -- files of others -------------------------------------------------------------------------------------------------
+
+STRANGER = 54321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@as_root
+@pytest.mark.parametrize("name", ["distrain.toml", "pyproject.toml"])
+@pytest.mark.parametrize(
+    "option", ["transport = 'sh -c id'", "hosts = ['a']", "env = {LD_PRELOAD = 'x'}", "on.x.hosts = 'a'"]
+)
+def test_a_strangers_file_names_no_commands(project: Path, name: str, option: str) -> None:
+    file = project / "src" / name
+    table = "[tool.distrain]\n" if name == "pyproject.toml" else ""
+    file.write_text(f"{table}storage-path = 'theirs'\n{option}\n")
+    assert layers(None)[0].options["storage-path"] == "theirs"
+    for path in (file.parent, file):
+        os.chown(path, STRANGER, STRANGER)
+    with pytest.raises(
+        WrongArgument, match=r"belongs to another user \(uid 54321\), and (transport|hosts|env|on) could"
+    ):
+        layers(None)
+    file.write_text(f"{table}storage-path = 'theirs'\n")
+    assert layers(None)[0].options == {"storage-path": "theirs"}, "reading a stranger's runs is safe"
+
+
+@as_root
+@pytest.mark.parametrize("make", [os.link, os.symlink])
+def test_a_stranger_puts_no_other_file_of_the_user_in_its_place(
+    project: Path, make: Callable[[Path, Path], object]
+) -> None:
+    """Its paths would be relative to the stranger's directory."""
+    own = project / "own.toml"
+    own.write_text("hostfile = 'hosts.txt'\n")
+    make(own, project / "src" / "distrain.toml")
+    os.lchown(project / "src", STRANGER, STRANGER)
+    if make is os.symlink:
+        os.lchown(project / "src" / "distrain.toml", STRANGER, STRANGER)
+    with pytest.raises(WrongArgument, match="another user has put or linked it there"):
+        layers(None)
+
+
+def test_own_links_to_a_config_file_are_followed_and_nobody_waits_for_a_pipe(project: Path) -> None:
+    (project / "shared.toml").write_text("storage-path = 'x'\n")
+    (project / "src" / "distrain.toml").symlink_to("../shared.toml")
+    assert layers(None)[0].options == {"storage-path": "x"}
+    (project / "src" / "distrain.toml").unlink()
+    os.mkfifo(project / "src" / "distrain.toml")
+    assert layers(None)[0].label.startswith("../pyproject.toml")

@@ -1,0 +1,241 @@
+"""What a stranger has prepared in a run directory leads no reader to a file that only the user may read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.page import data, write_page, writer
+from distrain.storage.lines import last_metrics, read_file
+from distrain.storage.ownership import list_names, open_to_read
+from distrain.storage.runs.details import checkpoints_of
+from distrain.storage.runs.listing import run_at
+from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
+from tests.unit.storage.hostile import make_whole_run, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+STRANGER, COLLEAGUE, THIRD = 54321, 54322, 54323
+SECRET = "VICTIMS-SECRET"
+FILES = (
+    "run.json",
+    "metrics.jsonl",
+    "events.jsonl",
+    "error.json",
+    "logs/attempt_1/rank_0.log",
+    "checkpoint_000000/.manifest.json",
+    "evidence/attempt_1/stacks/rank_0.txt",
+)
+WHO_COPY = ("show", "logs", "report", "page", "page in the run", "board")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+def with_secret(name: str, text: str) -> str:
+    """Return the text of a file of a run, with the secret in a place that is shown."""
+    if name == "run.json":
+        return json.dumps({**json.loads(text), "train_loop_config": {"secret": 1, "note": SECRET}})
+    for shown in ('"loss": 0.25', '"loss": 1.0', "rank 0 is stuck", "boom", "a line", "a stack"):
+        text = text.replace(shown, f'"note": "{SECRET}"' if '"' in shown else SECRET)
+    assert SECRET in text
+    return text
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run in a storage path like /tmp, which belongs to root as long as nobody gives it away."""
+    made = make_whole_run(tmp_path / "runs")
+    made.parent.chmod(0o1777)
+    (tmp_path / "private").mkdir(mode=0o700)
+    return made
+
+
+def give(top: Path, uid: int = STRANGER) -> None:
+    for path in [top, *top.rglob("*")]:
+        os.lchown(path, uid, uid)
+
+
+def shown(run: Path) -> list[str]:
+    """Return the files in which a reader of the run has shown the secret."""
+    target = run.parent.parent / "out"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    (run / "page.html").unlink(missing_ok=True)
+    read_all(run, target, WHO_COPY)
+    files = [path for path in [*target.rglob("*"), run / "page.html"] if path.is_file()]
+    texts = ((path.name, path.read_bytes()) for path in files)
+    return [name for name, text in texts if SECRET.encode() in (gzip.decompress(text) if name.endswith("gz") else text)]
+
+
+@pytest.fixture(params=FILES)
+def trap(request: pytest.FixtureRequest, run: Path) -> tuple[str, Path]:
+    """A file of the run, and the private file with the same content and the secret."""
+    private = run.parent.parent / "private" / request.param
+    private.parent.mkdir(parents=True, exist_ok=True)
+    private.write_text(with_secret(request.param, (run / request.param).read_text()))
+    (run / request.param).unlink()
+    return request.param, private
+
+
+def link(place: Path, private: Path) -> None:
+    place.symlink_to(private)
+
+
+def relative_link(place: Path, private: Path) -> None:
+    place.symlink_to(os.path.relpath(private, place.parent))
+
+
+def link_to_a_link(place: Path, private: Path) -> None:
+    place.with_name("step").symlink_to(private)
+    place.symlink_to("step")
+
+
+def link_of_the_directory(place: Path, private: Path) -> None:
+    if place.name.endswith((".json", ".jsonl")) and not place.name.startswith("."):
+        place.symlink_to(private)  # its directory is the run
+        return
+    shutil.rmtree(place.parent)
+    place.parent.symlink_to(private.parent)
+
+
+def link_of_the_directory_above(place: Path, private: Path) -> None:
+    if place.parent.name not in ("attempt_1", "stacks"):
+        place.symlink_to(private)
+        return
+    shutil.rmtree(place.parents[1])
+    place.parents[1].symlink_to(private.parents[1])
+
+
+TRAPS = [link, relative_link, link_to_a_link, link_of_the_directory, link_of_the_directory_above, os.link]
+
+
+@pytest.mark.parametrize("make", [link, link_of_the_directory])
+def test_the_links_of_the_user_are_followed(trap: tuple[str, Path], run: Path, make: Callable[..., object]) -> None:
+    """So the secret would be seen in the tests below, too."""
+    name, private = trap
+    make(run / name, private)
+    assert shown(run)
+
+
+@as_root
+@pytest.mark.parametrize("make", TRAPS)
+def test_a_stranger_gets_no_private_file_shown(trap: tuple[str, Path], run: Path, make: Callable[..., object]) -> None:
+    name, private = trap
+    make(private, run / name) if make is os.link else make(run / name, private)
+    before = private.stat()
+    give(run)
+    os.chown(private, before.st_uid, before.st_gid)  # of a hard link
+    assert shown(run) == []
+
+
+@as_root
+def test_a_stranger_names_no_private_directory_of_logs(run: Path) -> None:
+    private = run.parent.parent / "private"
+    (private / "run" / "attempt_1").mkdir(parents=True)
+    (private / "run" / "attempt_1" / "rank_0.log").write_text(SECRET)
+    manifest = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**manifest, "run_config": {"log_dir": str(private)}}))
+    assert shown(run)
+    give(run)
+    assert shown(run) == []
+    give(private / "run")
+    assert shown(run)
+
+
+@as_root
+def test_a_run_that_is_a_strangers_link_is_not_read(run: Path) -> None:
+    private = run.parent.parent / "private" / "run"
+    run.rename(private)
+    (private / "metrics.jsonl").write_text(with_secret("metrics.jsonl", (private / "metrics.jsonl").read_text()))
+    run.symlink_to(private)
+    assert shown(run)
+    os.lchown(run, STRANGER, STRANGER)
+    assert shown(run) == []
+    give(private)
+    assert shown(run), "a stranger's link to their own run shows nothing else"
+
+
+@as_root
+def test_what_a_stranger_puts_into_a_run_of_the_user_is_not_read(run: Path) -> None:
+    run.chmod(0o777)
+    os.chown(run / "metrics.jsonl", STRANGER, STRANGER)
+    (run / "logs/attempt_1/rank_0.log").unlink()
+    (run / "logs/attempt_1/rank_0.log").symlink_to(run / "error.json")
+    os.lchown(run / "logs/attempt_1/rank_0.log", STRANGER, STRANGER)
+    log = log_files(run_at(run), 1)[0]
+    with pytest.raises(PermissionError, match="another user has put or linked it there"):
+        last_metrics(run / "metrics.jsonl")
+    with pytest.raises(PermissionError, match="another user has put or linked it there"):
+        list(read_lines(log, 1, run_at(run)))
+
+
+@as_root
+def test_colleagues_read_what_the_group_has_written(run: Path) -> None:
+    for path in [run, *run.rglob("*")]:
+        os.chown(path, THIRD if path.is_file() else COLLEAGUE, COLLEAGUE)
+        path.chmod(0o2775 if path.is_dir() else 0o664)
+    assert last_metrics(run / "metrics.jsonl") is not None
+    assert [saved.path.name for saved in checkpoints_of(run)] == ["checkpoint_000000"]
+    assert attempts_with_logs(run_at(run)) == [1]
+
+
+@as_root
+def test_what_a_stranger_links_within_their_own_files_is_read(run: Path) -> None:
+    shutil.move(run / "logs", run.parent / "elsewhere")
+    (run / "logs").symlink_to("../elsewhere")
+    give(run.parent / "elsewhere")
+    give(run)
+    assert attempts_with_logs(run_at(run)) == [1]
+    assert list(read_lines(log_files(run_at(run), 1)[0], None, run_at(run))) == ["a line"]
+
+
+@as_root
+def test_a_page_is_written_into_the_directory_that_was_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a stranger replaces the run directory meanwhile."""
+    mine, other = run.parent.parent / "private" / "mine", run.parent.parent / "other"
+    run.rename(mine)
+    run.symlink_to(mine)
+    other.mkdir()
+
+    def swapped(*arguments: Path) -> dict[str, object]:
+        run.unlink()
+        run.symlink_to(other)
+        return data.page_data(*arguments)
+
+    monkeypatch.setattr(writer, "page_data", swapped)
+    assert write_page(run) == run / "page.html"
+    assert (mine / "page.html").exists()
+    assert os.listdir(other) == []
+    found = data.page_data(mine)
+    assert (found["name"], found["location"]) == ("run", str(mine))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_only_regular_files_are_read(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "file")
+    with pytest.raises((FileNotFoundError, IsADirectoryError)):
+        read_file(tmp_path / "file")
+
+
+def test_descriptors_are_closed(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    before = os.listdir("/proc/self/fd")
+    for name in ("loop", "file", "pipe", "missing", "file/inner"):
+        try:
+            os.close(open_to_read(tmp_path / name, tmp_path))
+        except OSError:
+            continue
+    assert list_names(tmp_path, tmp_path)
+    assert list_names(tmp_path / "none", tmp_path) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(os.listdir("/proc/self/fd")) == len(before)
