@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.decisions.blame import RunSummary, culprit_first
+from distrain.decisions.blame import RunSummary, culprit_first, finished_early
 from distrain.decisions.events import (
     Action,
     AttemptEnded,
@@ -931,6 +931,8 @@ class RunStateMachine:
             return f"stopped by {self.stop_reason}"
         if self.hung is not None and not self.failures:
             return self._describe_failure()
+        if self.failures and self.outcomes and all(failure.consequence for failure in self.failures):
+            return self.problem or finished_early(sorted(self.outcomes))
         slow = self._replaced.get(self.attempt)
         if rollback := self._rollbacks.get(self.attempt):
             return self.problem or str(rollback)
@@ -950,7 +952,8 @@ class RunStateMachine:
     def _describe_failure(self) -> str:
         if not self.failures:
             assert self.hung is not None
-            return "\n    ".join([f"no rank has made progress for {self.hung.after_s:g} s", *self.hung.where])
+            why = self.hung.deadlock or f"no rank has made progress for {self.hung.after_s:g} s"
+            return "\n    ".join([why, *self.hung.where])
         culprit = culprit_first(self.failures)[0]
         if not culprit.lost:
             place = raised_at(culprit.traceback)

@@ -102,6 +102,12 @@ def is_waiting(frame: FrameType) -> bool:
     return _WAITING_CALL.search(linecache.getline(file, frame.f_lineno or 0)) is not None
 
 
+def is_asking(frame: FrameType) -> bool:
+    """Return whether a thread waits for an answer of distrain, and not for other ranks."""
+    in_channel = frame.f_code.co_filename == _CHANNEL_FILE
+    return in_channel and not any(one.f_code.co_name == "meet" for one in outwards(frame))
+
+
 def is_in_debugger(frame: FrameType) -> bool:
     """Return whether the debugger of the rank has stopped a thread, or is about to."""
     return any(one.f_code.co_filename in _DEBUGGER_FILES for one in outwards(frame))

@@ -126,11 +126,11 @@ class _Steps:
                 if work.before is not None:
                     work.before()
                 value = work.run()
-            if os.getpid() != pid:
-                _end_forked_child(None)
-            if not (session.collectives or session.has_prepared_model):
-                work.backend.at_end(context)
-            session.finish_uploads()
+                if os.getpid() != pid:
+                    _end_forked_child(None)
+                if not (session.collectives or session.has_prepared_model):
+                    work.backend.at_end(context)
+                session.finish_uploads()
         except BaseException as error:
             if os.getpid() != pid:
                 _end_forked_child(error)

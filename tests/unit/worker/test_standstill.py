@@ -17,6 +17,8 @@ from distrain.worker.standstill import _IN_KERNEL_S, LOOK_S, STANDING_S, Standst
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+COUNTERS = ("cpu_s", *standstill._PROGRESS, "reaped", "slices")
+
 
 def test_without_the_counters_of_the_kernel_nothing_stands_still() -> None:
     watched = Standstill(native_id=2**22 + 1)  # no thread has it, as no kernel counts it
@@ -30,7 +32,7 @@ def test_a_wait_in_the_kernel_may_last_longer(
     monkeypatch: pytest.MonkeyPatch, kernel_state: str, limit_s: float
 ) -> None:
     """A slow disk or network file system looks like a frozen one, and other disks say nothing about it."""
-    counters = dict.fromkeys(("cpu_s", *standstill._PROGRESS), 0.0)
+    counters = dict.fromkeys(COUNTERS, 0.0)
     monkeypatch.setattr(standstill, "_count", lambda _: (kernel_state, counters))
     watched, frame = Standstill(threading.get_native_id()), sys._getframe()
     states = {}
@@ -48,7 +50,7 @@ def test_a_wait_in_the_kernel_may_last_longer(
 
 
 def test_what_a_person_does_in_the_debugger_is_not_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    counters = dict.fromkeys(("cpu_s", *standstill._PROGRESS), 0.0)
+    counters = dict.fromkeys(COUNTERS, 0.0)
     monkeypatch.setattr(standstill, "_count", lambda _: ("S", dict(counters)))
     watched, frame = Standstill(threading.get_native_id()), sys._getframe()
     began = watched.since
@@ -65,13 +67,13 @@ def test_what_a_person_does_in_the_debugger_is_not_progress(monkeypatch: pytest.
 
 
 def test_processes_of_child_processes_count_after_they_have_ended() -> None:
-    before = standstill._seconds_of_children()
+    before = standstill.seconds_of_children()
     burn = f"{sys.executable} -c 'import time\nwhile time.process_time() < 0.3: pass'; echo; read line"
     with subprocess.Popen(["sh", "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
         assert shell.stdin
         assert shell.stdout
         shell.stdout.readline()
-        assert standstill._seconds_of_children() - before > 0.25
+        assert standstill.seconds_of_children() - before > 0.25
         shell.stdin.close()
 
 
@@ -81,10 +83,10 @@ def test_bytes_of_tcp_count_but_not_those_of_torchs_store(monkeypatch: pytest.Mo
         port = server.getsockname()[1]
         monkeypatch.setenv("MASTER_PORT", str(port if is_store else port + 1))
         with socket.create_connection(("127.0.0.1", port)) as sender, server.accept()[0] as receiver:
-            before = standstill._tcp_bytes()
+            before = standstill._network_use()
             sender.sendall(bytes(5000))
             assert len(receiver.recv(5000, socket.MSG_WAITALL)) == 5000
-            grown = standstill._tcp_bytes() - before
+            grown = standstill._network_use() - before
     assert grown == 0 if is_store else grown >= 5000
 
 
