@@ -43,6 +43,8 @@ _IN_KERNEL_S = 60.0
 """The limit for uninterruptible waits in the kernel: a busy disk or network file system looks like a frozen one."""
 _IDLE_SHARE = 0.05
 """A thread that waits in a loop, polling, uses less of a CPU than this; so do helpers that help with nothing."""
+_STARTING_S = 2e-4
+"""A thread that starts processes uses more of a CPU than this; one that sleeps while others start them uses less."""
 _PROGRESS = {
     "help_s": _IDLE_SHARE,
     "read": 0,
@@ -131,7 +133,7 @@ class Standstill:
         is_busy = grown["cpu_s"] > _IDLE_SHARE or kernel_state == "R"
         is_loop = is_busy and all(_spins(code, at) for code, at in seen)
         moves = (is_busy and not is_loop) or any(grown[name] > least for name, least in _PROGRESS.items())
-        moves = moves or (grown["reaped"] > 0 and grown["slices"] > 0)  # not if only another thread starts processes
+        moves = moves or (grown["reaped"] > 0 and grown["cpu_s"] > _STARTING_S)
         waits, blocks = is_waiting(frame), is_in_collective(frame) or is_in_backward_on_cpu(frame)
         if moves and (blocks or not waits):  # a wait for a GPU may use a CPU, and is a standstill all the same
             self.since, self._limit_s = now, STANDING_S
@@ -166,8 +168,7 @@ def _spins(code: CodeType, at: int) -> bool:
 def _count(task: Path) -> tuple[str, dict[str, float]]:
     """Return the state of a thread, as ps shows it, and the counters of what it gets done."""
     fields = (task / "stat").read_text().rpartition(")")[2].split()
-    cpu_ns, _, slices = map(int, (task / "schedstat").read_text().split())
-    cpu_s = cpu_ns / 1e9
+    cpu_s = int((task / "schedstat").read_text().split()[0]) / 1e9
     read, written = (int(line.split()[1]) for line in (task / "io").read_text().splitlines()[:2])
     return fields[0], {
         "cpu_s": cpu_s,
@@ -178,7 +179,6 @@ def _count(task: Path) -> tuple[str, dict[str, float]]:
         "faults": int(fields[7]) + int(fields[9]),
         "collectives": hash(flight_recorder.counts()),
         "reaped": int(fields[8]) + int(fields[10]),  # page faults of child processes that have ended
-        "slices": slices,
     }
 
 
