@@ -515,6 +515,8 @@ class Coordinator:
         self._host_files.end_attempt()
         self.report_handler.end()
         self.hang_monitor.end_hang()
+        if self.machine.hung is not None:
+            self._launch_checks.forget()
         self.outputs.flush()
         self._manifest.attempt_ended(ended.failures, ended.why)
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []

@@ -211,8 +211,8 @@ class HangMonitor:
         if stranded and self._hang is hang:
             waiting = name_ranks(sorted({rank for rank, _, _ in stranded}))
             deadlock = (
-                f"{waiting} can only wait for {name_ranks(hang.culprits)}, which finished train_func, so the attempt "
-                "ends; FailureConfig(hang_timeout_s=None) would let it wait"
+                f"{waiting} can only wait for {name_ranks(sorted(self.finished))}, which finished train_func, so the "
+                "attempt ends; FailureConfig(hang_timeout_s=None) would let it wait"
             )
             self._time_out(round(time.monotonic() - hang.since), lines, deadlock)
 

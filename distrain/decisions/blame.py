@@ -67,10 +67,12 @@ def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
     return sorted(judged, key=lambda failure: (failure.consequence, failure.order))
 
 
-def finished_early(ranks: Sequence[int]) -> str:
-    """Return the blame for failures that all only follow from the end of these ranks."""
-    them = "it" if len(ranks) == 1 else "them"
-    return f"{name_ranks(ranks)} had finished train_func while other ranks still waited for {them}"
+def finished_early(failures: Sequence[RankFailure], finished: Collection[int]) -> str | None:
+    """Return the blame if all failures only follow from the end of ranks that had finished."""
+    if not (failures and finished and all(failure.consequence for failure in failures)):
+        return None
+    them = "it" if len(finished) == 1 else "them"
+    return f"{name_ranks(sorted(finished))} had finished train_func while other ranks still waited for {them}"
 
 
 def is_refusal(failure: RankFailure) -> bool:

@@ -44,8 +44,13 @@ def failure_screen(
     cure: what to do if no failure has a cause of its own.
     """
     lines: list[str] = []
-    if all(failure.consequence for failure in failures):
-        lines += _unknown_culprit(stopped, finished, cure)
+    if early := finished_early(failures, finished):
+        lines.append(f"{early}. {cure[:1].upper()}{cure[1:]}")
+    elif stopped and all(failure.consequence for failure in failures):
+        lines.append(
+            f"no rank is known to have failed by itself; the cause may lie with {name_ranks(stopped)}, stopped before "
+            f"{'it' if len(stopped) == 1 else 'they'} could report an error"
+        )
     for number, group in enumerate(_grouped(culprit_first(failures))):
         lines += _group_lines(group, last_lines, is_first=number == 0)
     if stopped:
@@ -60,19 +65,6 @@ def _stopped_lines(stopped: Sequence[int], where: Sequence[str]) -> list[str]:
     if len(where) == 1 and where[0].startswith(together):
         return [f"{text}, in {where[0].removeprefix(together)}"]
     return [text, *(f"    {line}" for line in where)]
-
-
-def _unknown_culprit(stopped: Sequence[int], finished: Sequence[int], cure: str) -> list[str]:
-    """Describe who may be the culprit if all failures are consequences."""
-    text = ""
-    if finished:
-        text = f"{finished_early(finished)}. {cure[:1].upper()}{cure[1:]}"
-    elif stopped:
-        text = (
-            f"no rank is known to have failed by itself; the cause may lie with {name_ranks(stopped)}, stopped before "
-            f"{'it' if len(stopped) == 1 else 'they'} could report an error"
-        )
-    return [text] if text else []
 
 
 def _group_lines(group: Sequence[RankFailure], last_lines: Mapping[int, Sequence[str]], *, is_first: bool) -> list[str]:

@@ -931,12 +931,12 @@ class RunStateMachine:
             return f"stopped by {self.stop_reason}"
         if self.hung is not None and not self.failures:
             return self._describe_failure()
-        if self.failures and self.outcomes and all(failure.consequence for failure in self.failures):
-            return self.problem or finished_early(sorted(self.outcomes))
         slow = self._replaced.get(self.attempt)
         if rollback := self._rollbacks.get(self.attempt):
             return self.problem or str(rollback)
-        return self.problem or (f"{slow.host} was slow: {slow.why}" if slow else None)
+        if self.problem or not slow:
+            return self.problem or finished_early(self.failures, self.outcomes)
+        return f"{slow.host} was slow: {slow.why}"
 
     def _lost_host_error(self) -> str | None:
         """Return the text of the error for a run that lost a host and may not restart."""
@@ -954,6 +954,8 @@ class RunStateMachine:
             assert self.hung is not None
             why = self.hung.deadlock or f"no rank has made progress for {self.hung.after_s:g} s"
             return "\n    ".join([why, *self.hung.where])
+        if early := finished_early(self.failures, self.outcomes):
+            return early
         culprit = culprit_first(self.failures)[0]
         if not culprit.lost:
             place = raised_at(culprit.traceback)
