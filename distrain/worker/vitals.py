@@ -67,9 +67,9 @@ class VitalsSampler:
         self._over.set()
         with contextlib.suppress(OSError, DistrainError):
             if error is None or isinstance(error, SystemExit):  # others may wait for this rank now
-                self._session.send(wire.Dump, what="last_collectives", body=flight_recorder.dump(most=_LAST_CALLS))
+                self._send_dump("last_collectives", flight_recorder.dump(most=_LAST_CALLS))
             elif is_of_communication(error):
-                self.dump_recorder(has_failed=True)
+                self._send_dump("flight_recorder", flight_recorder.dump(has_failed=True))
 
     def _sample(self) -> None:
         """Take samples until the end of the context, or until the agent, or rank 0, is gone."""
@@ -125,7 +125,10 @@ class VitalsSampler:
             place_s=round(place_s, 3),
         )
 
-    def dump_recorder(self, *, has_failed: bool = False) -> None:
+    def dump_recorder(self) -> None:
         """Send what torch's flight recorder has."""
-        if body := flight_recorder.dump(has_failed=has_failed):
-            self._session.send(wire.Dump, what="flight_recorder", body=body)
+        self._send_dump("flight_recorder", flight_recorder.dump())
+
+    def _send_dump(self, what: str, body: bytes) -> None:
+        if body:
+            self._session.send(wire.Dump, what=what, body=body)
