@@ -31,6 +31,7 @@ from distrain.system import process, scratch
 from distrain.system.loop import Loop
 from distrain.transfer.order_link import OrderLink
 from distrain.wire.channel import Channel
+from distrain.worker.standstill import idle_seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
     from distrain.hosts.host import Gpu
 
 STACKS_TIMEOUT_S = 1.0
-"""Seconds to wait for the stacks of workers that continue to run."""
+"""Seconds to wait for the stacks of workers that continue to run, and to watch what they get done."""
+_IDLE_S = 0.05
+"""A worker that gets nothing done uses less of a CPU in that time."""
 LAST_STACKS_TIMEOUT_S = 0.05
 """Seconds to wait for the stacks of workers before they are killed."""
 STACKS_QUIET_S = 0.003
@@ -113,6 +116,8 @@ class Agent:
         self._stopping: wire.Stop | None = None
         """The latest order to end the attempt."""
         self._takes_last_stacks = False
+        self._worked: dict[int, float] = {}
+        """By rank that is watched: what it had done when its stacks were asked for."""
         self._rests = False
         self._is_renewing = False
         """True while a forkserver of an earlier run gets ready for this one."""
@@ -251,6 +256,8 @@ class Agent:
                 self._stop(message)
             case wire.TakeStacks() if message.attempt == self._attempt and not self._stopping:
                 self._ask_for_stacks()
+                watched = self._processes() if message.watches else {}
+                self._worked = {rank: idle_seconds_of(pid) for rank, pid in watched.items()}
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
             case wire.OpenStorage() | wire.Measure():
                 self._order(message)
@@ -598,7 +605,10 @@ class Agent:
             if worker.stacks:
                 self._up.queue(wire.StackDump(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
         silent = [worker.rank for worker in living if not worker.stacks]
-        self._up.queue(wire.StacksDone(attempt=self._attempt, silent=silent))
+        watched = {worker.rank: worker.pid for worker in living if worker.rank in self._worked}
+        idle = [rank for rank, pid in watched.items() if idle_seconds_of(pid) - self._worked[rank] < _IDLE_S]
+        self._worked = {}
+        self._up.queue(wire.StacksDone(attempt=self._attempt, silent=silent, idle=idle))
 
     def _read_stacks(self, worker: WorkerPipes) -> None:
         try:
@@ -611,9 +621,9 @@ class Agent:
         if not data or not all(other.stacks for other in self._living()):
             return
         is_complete = all(other.stacks.endswith(_OUTERMOST) for other in self._living())
-        if self._stopping is None:
+        if self._stopping is None and not self._worked:
             self._loop.call_in("stacks", STACKS_QUIET_S if is_complete else _STACKS_PAUSE_S, self._send_stacks)
-        elif self._takes_last_stacks and self._stopping.culprit_known and is_complete:
+        elif self._stopping and self._takes_last_stacks and self._stopping.culprit_known and is_complete:
             self._loop.call_in("kill", STACKS_QUIET_S, self._end_workers)
 
     def _end_workers(self) -> None:

@@ -65,11 +65,14 @@ class BackendConfig:
         """Return the settings for a run in which a person may stop a rank for long, so that others wait for it."""
         return self
 
+    def at_begin(self, context: TrainContext) -> None:
+        """Run in the worker just before train_func, or a script."""
+
     def at_report(self) -> None:
         """Run in the worker at the beginning of every report()."""
 
     def at_end(self, context: TrainContext) -> None:
-        """Run in the worker when train_func has returned, unless it has used prepare_model() or distrain.collective."""
+        """Run in the worker when train_func, or a script, has returned."""
 
     def teardown(self, context: TrainContext) -> object:
         """Disconnect from the peers, so that none waits for this rank.

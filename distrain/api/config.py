@@ -277,10 +277,9 @@ class FailureConfig:
     backoff_s: seconds to wait before a restart. The wait doubles each time there was no new checkpoint, up to 5
         minutes.
     hang_report_s: seconds without any report or output of any rank before distrain shows the stacks of all ranks, once;
-        None never shows them. If all ranks wait in collectives of torch.distributed that do not match, it shows them
-        after two minutes.
-    hang_timeout_s: seconds without any report or output of any rank before the attempt counts as failed; None, the
-        default, sets no limit.
+        None never shows them.
+    hang_timeout_s: seconds without any report or output of any rank before the attempt counts as failed. Unless it is
+        None, an attempt also fails once a rank can only wait for one that has finished train_func.
     host_lease_s: seconds of silence after which a remote host counts as lost, and after which its workers end
         themselves. A lost host is a failure like any other: with restarts left, the run continues.
     host_wait_s: seconds to wait for a lost host before a restart, if the others have too few slots without it. The host
@@ -304,7 +303,7 @@ class FailureConfig:
     retry_same_failure: bool = False
     backoff_s: float = 0.0
     hang_report_s: float | None = 600.0
-    hang_timeout_s: float | None = None
+    hang_timeout_s: float | None = math.inf
     host_lease_s: float = 15.0
     host_wait_s: float = 60.0
     on_slow: Literal["warn", "replace"] = "warn"

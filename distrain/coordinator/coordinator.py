@@ -48,7 +48,7 @@ from distrain.system.text import BY_COMMAND
 from distrain.worker.job.job import original
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from distrain.api.config import CheckpointConfig
     from distrain.coordinator.observers import Observers
@@ -160,7 +160,7 @@ class Coordinator:
             self.evidence,
             request.failure_config,
             ask_for_stacks=self._ask_for_stacks,
-            ask_for_records=self._ask_for_records,
+            ask_ranks=self._ask_ranks,
             on_hang=self._happened,
             tell=observers.tell,
         )
@@ -250,12 +250,9 @@ class Coordinator:
                 self._loop.call_at(name, moment, callback)
 
     def _hang_deadline(self) -> float | None:
-        """Return None while ranks may wait for files of a checkpoint, which isn't a hang, or for a person."""
-        if self.report_handler.is_list_awaited:
-            self.hang_monitor.progress()  # the rank trains when it has its answer
-        waits = (
-            self._copies.is_busy or self._memory.is_busy or self.report_handler.is_uploading or self._clock.is_paused
-        )
+        """Return None while a rank waits for files of a checkpoint, which isn't a hang, or for a person."""
+        is_storing = self._copies.is_busy or self._memory.is_busy or self.report_handler.is_busy
+        waits = (is_storing and self.hang_monitor.is_asking) or self._clock.is_paused
         return self.hang_monitor.deadline() if self._is_training and not waits else None
 
     def _flush(self) -> None:
@@ -324,8 +321,9 @@ class Coordinator:
             case wire.DebuggerSays():
                 self._debuggers.handle(message)
             case wire.Dump():
-                self.evidence.keep(message.what, message.rank, message.body)
-                if message.what == "flight_recorder":
+                if message.what != "last_collectives":
+                    self.evidence.keep(message.what, message.rank, message.body)
+                if message.what in ("flight_recorder", "last_collectives"):
                     self.hang_monitor.add_record(message.rank, message.body)
             case wire.Standstill():
                 if self._is_training:
@@ -524,6 +522,8 @@ class Coordinator:
         self._host_files.end_attempt()
         self.report_handler.end()
         self.hang_monitor.end_hang()
+        if self.machine.hung is not None:
+            self._launch_checks.forget()
         self.outputs.flush()
         self._manifest.attempt_ended(ended.failures, ended.why)
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
@@ -576,17 +576,18 @@ class Coordinator:
 
     # -- requests of other parts ----------------------------------------------------------------------------------
 
-    def _ask_for_stacks(self) -> list[str]:
+    def _ask_for_stacks(self, watches: bool) -> list[str]:
         plan = self.machine.plan
         if plan is None or not self._is_training:
             return []
+        self._ask_ranks(wire.TellStandstill, self._observers.status.at_work())
         for name in plan.hosts:
-            self._hosts.send(name, wire.TakeStacks(attempt=self._attempt))
+            self._hosts.send(name, wire.TakeStacks(attempt=self._attempt, watches=watches))
         return list(plan.hosts)
 
-    def _ask_for_records(self) -> None:
-        for rank in self._observers.status.at_work():
-            self._send_to_rank(wire.DumpRecorder(attempt=self._attempt, rank=rank))
+    def _ask_ranks(self, question: type[wire.ToWorker], ranks: Collection[int]) -> None:
+        for rank in ranks:
+            self._send_to_rank(question(attempt=self._attempt, rank=rank))
 
     def _take_profile(self, reply: Callable[[str], None], argument: str) -> None:
         """Have a rank profiled, and reply with the path of the file that appears when its profile is there."""

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from distrain import wire
 from distrain.api.observer import HangBegan, HangEnded
 from distrain.decisions.events import HangDetected
-from distrain.decisions.health.collectives import compare
+from distrain.decisions.health.collectives import Comparison, compare
 from distrain.decisions.health.standstills import Hang, Standstills
 from distrain.system.log import say, warn
-from distrain.system.stacks import places_of, summarize_stacks, suspects
-from distrain.system.text import duration
+from distrain.system.stacks import location, places_of, summarize_stacks, suspects
+from distrain.system.text import duration, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from distrain import wire
     from distrain.api.config import FailureConfig
     from distrain.api.observer import Fact
     from distrain.coordinator.evidence import Evidence
@@ -31,16 +33,20 @@ _RECORDS_S = 1.0
 """Seconds to wait for the flight recorders of all ranks before a hang is shown."""
 _MOST_SHOWN = 3
 """Hangs of one attempt that are shown. A run may stand still in each epoch, and go on."""
-_CURE = "all ranks must call the same collectives: look for one under `if rank == 0`, or loops of different lengths"
+_ANSWER_S = 0.5
+"""Seconds to wait for ranks that were asked where they are, before their stacks show it."""
+_PROOF_S = 8.0
+"""Seconds after which a rank that waits for one that has finished is looked at again; then the attempt ends."""
 _Lines: TypeAlias = "tuple[str, ...]"
 
 
 class HangMonitor:
     """Observe the progress of each attempt, and take stacks of its ranks.
 
-    ask_for_stacks: makes every host take stacks, and returns the names of the hosts. ask_for_records: makes every rank
-    send what its flight recorder has.
-    on_hang: is called when there was no progress for ``FailureConfig.hang_timeout_s``. tell: tells a fact.
+    ask_for_stacks: makes every host take stacks, and returns the names of the hosts; if its argument is true, the hosts
+    also watch which ranks get something done. ask_ranks: sends ranks a question.
+    on_hang: is called when there was no progress for ``FailureConfig.hang_timeout_s``, and when there can be none.
+    tell: tells a fact.
     """
 
     def __init__(
@@ -49,8 +55,8 @@ class HangMonitor:
         evidence: Evidence,
         config: FailureConfig,
         *,
-        ask_for_stacks: Callable[[], list[str]],
-        ask_for_records: Callable[[], None],
+        ask_for_stacks: Callable[[bool], list[str]],
+        ask_ranks: Callable[[type[wire.ToWorker], Collection[int]], None],
         on_hang: Callable[[HangDetected], None],
         tell: Callable[[Fact], None],
     ) -> None:
@@ -58,10 +64,11 @@ class HangMonitor:
         self._tell = tell
         self._evidence = evidence
         limits = ((config.hang_report_s, self._warn_of_silence), (config.hang_timeout_s, self._time_out))
-        chosen = [(limit_s, action) for limit_s, action in limits if limit_s is not None]
+        chosen = [(limit_s, action) for limit_s, action in limits if limit_s is not None and limit_s < math.inf]
         self._limits = sorted(chosen, key=itemgetter(0))
         self._ask_for_stacks = ask_for_stacks
-        self._ask_for_records = ask_for_records
+        self._ask_ranks = ask_ranks
+        self._ends_deadlocks = config.hang_timeout_s is not None
         self._on_hang = on_hang
         self.begin()
 
@@ -76,6 +83,11 @@ class HangMonitor:
         """True once the standstills of the ranks as they are now were looked at."""
         self._stacks: dict[int, str] = {}
         self._silent: set[int] = set()
+        self._idle: set[int] = set()
+        self._looks = False
+        """True from when ranks that say nothing are asked where they are, until that is known."""
+        self._have_started = False
+        """True once workers were seen, whether or not they had entered train_func."""
         self._awaited_hosts: set[str] = set()
         self._callbacks: list[Callable[[_Lines], None]] = []
         self._progress_at = time.monotonic()
@@ -88,7 +100,7 @@ class HangMonitor:
         """Record the hang that has ended, if there was one."""
         hang, self._hang = self._hang, None
         if self._hung_since is not None:
-            self._tell(HangEnded(self._hung_since, "" if hang is None else hang.text()))
+            self._tell(HangEnded(self._hung_since, "" if hang is None else hang.headline()))
             self._hung_since = None
 
     def progress(self) -> None:
@@ -102,6 +114,11 @@ class HangMonitor:
         """Return lines that show where these ranks were, as far as their stacks are known."""
         known = {rank: self._stacks[rank] for rank in ranks if rank in self._stacks}
         return tuple(summarize_stacks(known, silent=self._silent.intersection(ranks)))
+
+    @property
+    def finished(self) -> set[int]:
+        """The ranks that have finished train_func."""
+        return self._standstills.finished
 
     # -- hangs, by evidence ---------------------------------------------------------------------------------------
 
@@ -119,9 +136,17 @@ class HangMonitor:
         """The ranks that stand still because they wait for others."""
         return self._standstills.waiting
 
+    @property
+    def is_asking(self) -> bool:
+        """True while a rank waits for distrain."""
+        return self._standstills.is_asking
+
     def heard(self, message: wire.Standstill) -> None:
         """Note that a rank stands still, or moves again."""
+        was_asking = self.is_asking
         self._standstills.heard(message, time.monotonic())
+        if was_asking and not self.is_asking:
+            self.progress()  # it has its answer, and trains
         if not message.state:
             self._records.pop(message.rank, None)
         self._judged = False
@@ -133,9 +158,9 @@ class HangMonitor:
         """Take the flight recorder of a rank that stands still, or has failed."""
         self._records[rank] = json.loads(body)
 
-    def collectives(self) -> list[str]:
-        """Return sentences about the collectives that ranks lack, or that do not match."""
-        return compare(self._records, finished=self._standstills.finished)
+    def collectives(self) -> Comparison:
+        """Return what is known about collectives that ranks lack, or that do not match."""
+        return compare(self._records, finished=self.finished)
 
     def _judge(self, now: float) -> None:
         """Call it a hang if every rank stands still. Ask ranks for their stacks that say nothing."""
@@ -143,29 +168,63 @@ class HangMonitor:
         hang = self._standstills.hang(now)
         if hang is not None and self._hang is None:
             self._hang = hang
-            self._tell(HangBegan(hang.text(), self._note_hang(hang.since), hang.culprits, hang.text))
             self._take_stacks(lambda lines: None)
-            self._ask_for_records()
+            self._ask_ranks(wire.DumpRecorder, self._standstills.ranks)
             self._loop.call_in("records", _RECORDS_S, self._show_hang)
-        elif self._standstills.unheard(now):
-            self._take_stacks(self._note_mute)
+        elif not self._looks and (unheard := self._standstills.unheard(now)):
+            self._looks = True
+            self._ask_ranks(wire.TellStandstill, unheard)
+            self._loop.call_in("answers", _ANSWER_S, self._look_at_unheard)
 
-    def _note_mute(self, _: _Lines) -> None:
-        if mute := self._silent & self._standstills.unheard(time.monotonic()):
-            self._standstills.note_mute(mute)
-            self._judge(time.monotonic())
+    def _look_at_unheard(self) -> None:
+        if self._standstills.unheard(time.monotonic()):
+            self._take_stacks(self._note_silence, watches=True)
+        else:
+            self._looks = False
+
+    def _note_silence(self, _: _Lines) -> None:
+        self._looks, now = False, time.monotonic()
+        unheard = self._standstills.unheard(now)
+        self._standstills.note_busy(unheard - self._silent - self._idle, now)
+        self._standstills.note_mute(unheard & self._silent)
+        for rank in unheard & self._idle & self._stacks.keys():
+            self._standstills.note_held(rank, location(self._stacks[rank]))
+        self._judge(now)
 
     def _show_hang(self) -> None:
         """Show a new hang, once the flight recorders are there."""
-        if self._hang is not None and self._shown < _MOST_SHOWN:
+        if self._hang is None:
+            return
+        hang = self._hang = replace(self._hang, collectives=self.collectives())
+        self._tell(HangBegan(hang.headline(), self._note_hang(hang.since), hang.culprits, hang.headline))
+        if self._shown < _MOST_SHOWN:
             self._shown += 1
             where = f"stacks and flight recorders: {self._evidence.folder}"
-            warn("\n    ".join([*self._evidence_lines(), *[_CURE] * (not self._hang.stuck), where]))
+            warn("\n    ".join([*self._evidence_lines(), *[hang.collectives.cure] * (not hang.stuck), where]))
+        if hang.stranded and self._ends_deadlocks:
+            self._loop.call_in("records", _PROOF_S, partial(self._prove, hang))
+
+    def _prove(self, hang: Hang) -> None:
+        """Look again at ranks that wait for one that has finished."""
+        if self._hang is hang:
+            self._ask_ranks(wire.DumpRecorder, self._standstills.ranks)
+            self._loop.call_in("records", _RECORDS_S, partial(self._take_stacks, partial(self._end_deadlock, hang)))
+
+    def _end_deadlock(self, hang: Hang, lines: _Lines) -> None:
+        """End the attempt if nothing has changed."""
+        stranded = replace(hang, collectives=self.collectives()).stranded & hang.stranded
+        if stranded and self._hang is hang:
+            waiting = name_ranks(sorted({rank for rank, _, _ in stranded}))
+            deadlock = (
+                f"{waiting} can only wait for {name_ranks(sorted(self.finished))}, which finished train_func, so the "
+                "attempt ends; FailureConfig(hang_timeout_s=None) would let it wait"
+            )
+            self._time_out(round(time.monotonic() - hang.since), lines, deadlock)
 
     def _evidence_lines(self) -> list[str]:
         """Return what is known about the hang, beside the stacks."""
         hang = [] if self._hang is None else [self._hang.text(time.monotonic())]
-        return hang + self.collectives()
+        return [*hang, *self.collectives().sentences]
 
     # -- no progress ----------------------------------------------------------------------------------------------
 
@@ -187,7 +246,13 @@ class HangMonitor:
                 self._take_stacks(partial(self._act, action, limit_s))
 
     def _act(self, action: Callable[[float, _Lines], None], limit_s: float, lines: _Lines) -> None:
-        """Do what a limit asks for, unless a rank has made progress while stacks were taken."""
+        """Do what a limit asks for, unless a rank has made progress while stacks were taken.
+
+        Until its first worker is seen, a host imports, and nothing can hang.
+        """
+        if action == self._time_out and not self._have_started and not (self._standstills.ranks or self.finished):
+            self._have_started = bool(lines)
+            self.progress()
         if self._exceeded:
             self._note_hang(self._progress_at)
             action(limit_s, lines)
@@ -203,13 +268,13 @@ class HangMonitor:
         head = f"no rank has reported or printed anything for {after_s:g} s; {where_stacks_are}"
         warn("\n    ".join([head, *lines]))
 
-    def _time_out(self, after_s: float, lines: _Lines) -> None:
+    def _time_out(self, after_s: float, lines: _Lines, deadlock: str = "") -> None:
         blamed = suspects(self._stacks, silent=self._silent) if self._hang is None else self._hang.culprits
-        self._on_hang(HangDetected(after_s, (*self._evidence_lines(), *lines), tuple(blamed)))
+        self._on_hang(HangDetected(after_s, (*self._evidence_lines(), *lines), tuple(blamed), deadlock))
 
     # -- taking stacks --------------------------------------------------------------------------------------------
 
-    def _take_stacks(self, then: Callable[[_Lines], None]) -> None:
+    def _take_stacks(self, then: Callable[[_Lines], None], *, watches: bool = False) -> None:
         """Call ``then`` with lines for the user, once all hosts have answered or are late.
 
         A mere look whether ranks are mute keeps no files: the run may be healthy.
@@ -217,8 +282,8 @@ class HangMonitor:
         self._callbacks.append(then)
         if len(self._callbacks) > 1:
             return
-        self._stacks, self._silent = {}, set()
-        self._awaited_hosts = set(self._ask_for_stacks())
+        self._stacks, self._silent, self._idle = {}, set(), set()
+        self._awaited_hosts = set(self._ask_for_stacks(watches))
         self._loop.call_in("stacks", STACKS_TIMEOUT_S if self._awaited_hosts else 0.0, self._complete)
 
     def add_stacks(self, rank: int, body: bytes) -> None:
@@ -231,6 +296,7 @@ class HangMonitor:
     def host_done(self, host: str, done: wire.StacksDone) -> None:
         """Note that a host has sent all stacks it could take. Older stacks of silent ranks are kept."""
         self._silent |= set(done.silent) - self._stacks.keys()
+        self._idle |= set(done.idle)
         self._awaited_hosts.discard(host)
         if self._callbacks and not self._awaited_hosts:
             self._complete()
@@ -238,9 +304,9 @@ class HangMonitor:
     def _complete(self) -> None:
         self._loop.cancel("stacks")
         callbacks, self._callbacks = self._callbacks, []
-        for rank, text in self._stacks.items() if callbacks != [self._note_mute] else ():
+        for rank, text in self._stacks.items() if callbacks != [self._note_silence] else ():
             self._evidence.keep("stacks", rank, text.encode())
-        lines = tuple(summarize_stacks(self._stacks, silent=self._silent, finished=self._standstills.finished))
+        lines = tuple(summarize_stacks(self._stacks, silent=self._silent, finished=self.finished))
         for callback in callbacks:
             callback(lines)
 
@@ -250,7 +316,7 @@ class HangMonitor:
         def show(lines: _Lines) -> None:
             notes = self._evidence_lines()
             if form == "json":
-                found = places_of(self._stacks, silent=self._silent, finished=self._standstills.finished)
+                found = places_of(self._stacks, silent=self._silent, finished=self.finished)
                 places = [{"ranks": ranks, "where": where} for ranks, where in found]
                 reply(json.dumps({"places": places, "notes": notes}))
                 return

@@ -102,6 +102,10 @@ class LaunchChecks:
         self._carry_out(self._checks.begin())
         self._loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
 
+    def forget(self) -> None:
+        """Check all hosts again before the next attempt: the network may have failed since."""
+        self._checked.clear()
+
     @property
     def is_under_way(self) -> bool:
         """True while answers are missing."""

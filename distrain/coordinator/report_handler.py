@@ -229,14 +229,9 @@ class ReportHandler:
         self._answer_list_requests()
 
     @property
-    def is_uploading(self) -> bool:
-        """True while other processes store files of ranks, which may wait for that."""
-        return bool(self._uploads)
-
-    @property
-    def is_list_awaited(self) -> bool:
-        """True while a rank waits for checkpoints of others, for a limited time."""
-        return self._list_deadline is not None
+    def is_busy(self) -> bool:
+        """True while files are stored for ranks, or a rank waits for checkpoints of others, for a limited time."""
+        return bool(self._uploads) or self._list_deadline is not None
 
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Return whether uploads are all that the next checkpoint waits for; those of ``lost`` ranks never end."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from distrain.errors import RankFailure
 from distrain.system.peer_errors import CONNECTION_GONE
-from distrain.system.text import is_full_disk
+from distrain.system.text import is_full_disk, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from distrain.decisions.events import HangDetected
     from distrain.decisions.states import RunState
 
+_FINISHED = "finished train_func while other ranks waited for it"
+
 # -- the blame for a failure -----------------------------------------------------------------------------------------
 
 
-def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s: float) -> list[RankFailure]:
-    """Return a failure for each rank that had not finished, the suspects first.
+def hang_failures(
+    hosts: Mapping[int, str], suspects: Sequence[int], *, after_s: float, finished: Collection[int] = ()
+) -> list[RankFailure]:
+    """Return a failure for each rank of ``hosts``, the suspects first.
 
-    hosts: the host of each of these ranks.
+    finished: those that had finished, while others waited for them.
     suspects: ranks that the others may have waited for; all ranks if it is empty.
     """
     blamed = set(suspects or hosts)
@@ -36,7 +40,7 @@ def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s:
             rank=rank,
             host=hosts[rank],
             order=number,
-            summary=f"made no progress for {after_s:g} s",
+            summary=_FINISHED if rank in finished else f"made no progress for {after_s:g} s",
             traceback="",
             exit_code=1,
             consequence=rank not in blamed,
@@ -61,6 +65,14 @@ def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
         for one in found
     ]
     return sorted(judged, key=lambda failure: (failure.consequence, failure.order))
+
+
+def finished_early(failures: Sequence[RankFailure], finished: Collection[int]) -> str | None:
+    """Return the blame if all failures only follow from the end of ranks that had finished."""
+    if not (failures and finished and all(failure.consequence for failure in failures)):
+        return None
+    them = "it" if len(finished) == 1 else "them"
+    return f"{name_ranks(sorted(finished))} had finished train_func while other ranks still waited for {them}"
 
 
 def is_refusal(failure: RankFailure) -> bool:

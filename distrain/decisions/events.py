@@ -211,16 +211,18 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class HangDetected:
-    """No rank has made progress for longer than ``FailureConfig.hang_timeout_s``.
+    """No rank has made progress for longer than ``FailureConfig.hang_timeout_s``, or none can make any.
 
     after_s: seconds without progress.
     where: lines that describe what the ranks are doing.
     suspects: ranks that the other ranks may be waiting for.
+    deadlock: why there can be no progress, if that is known.
     """
 
     after_s: float
     where: tuple[str, ...]
     suspects: tuple[int, ...] = ()
+    deadlock: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from distrain.decisions.blame import culprit_first, is_refusal
+from distrain.decisions.blame import culprit_first, finished_early, is_refusal
+from distrain.decisions.health.collectives import BATCHES
 from distrain.system.text import LIBRARY_FILE, count, count_ranks, name_hosts, name_ranks
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def failure_screen(
     last_lines: Mapping[int, Sequence[str]],
     finished: Sequence[int] = (),
     where: Sequence[str] = (),
+    cure: str = BATCHES,
 ) -> str:
     """Return one screen of plain text, the culprit first.
 
@@ -39,10 +41,16 @@ def failure_screen(
     stopped: ranks that distrain stopped.
     finished: ranks that had finished their work.
     where: lines that describe what the stopped ranks were doing.
+    cure: what to do if no failure has a cause of its own.
     """
     lines: list[str] = []
-    if all(failure.consequence for failure in failures):
-        lines += _unknown_culprit(stopped=stopped, finished=finished)
+    if early := finished_early(failures, finished):
+        lines.append(f"{early}. {cure[:1].upper()}{cure[1:]}")
+    elif stopped and all(failure.consequence for failure in failures):
+        lines.append(
+            f"no rank is known to have failed by itself; the cause may lie with {name_ranks(stopped)}, stopped before "
+            f"{'it' if len(stopped) == 1 else 'they'} could report an error"
+        )
     for number, group in enumerate(_grouped(culprit_first(failures))):
         lines += _group_lines(group, last_lines, is_first=number == 0)
     if stopped:
@@ -57,23 +65,6 @@ def _stopped_lines(stopped: Sequence[int], where: Sequence[str]) -> list[str]:
     if len(where) == 1 and where[0].startswith(together):
         return [f"{text}, in {where[0].removeprefix(together)}"]
     return [text, *(f"    {line}" for line in where)]
-
-
-def _unknown_culprit(*, stopped: Sequence[int], finished: Sequence[int]) -> list[str]:
-    """Describe who may be the culprit if all failures are consequences."""
-    text = ""
-    if finished:
-        text = (
-            f"{name_ranks(finished)} had finished train_func while other ranks still waited for "
-            f"{'it' if len(finished) == 1 else 'them'}. Every rank must take part in every collective: do all have the "
-            "same number of batches?"
-        )
-    elif stopped:
-        text = (
-            f"no rank is known to have failed by itself; the cause may lie with {name_ranks(stopped)}, stopped before "
-            f"{'it' if len(stopped) == 1 else 'they'} could report an error"
-        )
-    return [text] if text else []
 
 
 def _group_lines(group: Sequence[RankFailure], last_lines: Mapping[int, Sequence[str]], *, is_first: bool) -> list[str]:

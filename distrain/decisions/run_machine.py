@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.decisions.blame import RunSummary, culprit_first
+from distrain.decisions.blame import RunSummary, culprit_first, finished_early
 from distrain.decisions.events import (
     Action,
     AttemptEnded,
@@ -942,7 +942,9 @@ class RunStateMachine:
         slow = self._replaced.get(self.attempt)
         if rollback := self._rollbacks.get(self.attempt):
             return self.problem or str(rollback)
-        return self.problem or (f"{slow.host} was slow: {slow.why}" if slow else None)
+        if self.problem or not slow:
+            return self.problem or finished_early(self.failures, self.outcomes)
+        return f"{slow.host} was slow: {slow.why}"
 
     def _lost_host_error(self) -> str | None:
         """Return the text of the error for a run that lost a host and may not restart."""
@@ -958,7 +960,10 @@ class RunStateMachine:
     def _describe_failure(self) -> str:
         if not self.failures:
             assert self.hung is not None
-            return "\n    ".join([f"no rank has made progress for {self.hung.after_s:g} s", *self.hung.where])
+            why = self.hung.deadlock or f"no rank has made progress for {self.hung.after_s:g} s"
+            return "\n    ".join([why, *self.hung.where])
+        if early := finished_early(self.failures, self.outcomes):
+            return early
         culprit = culprit_first(self.failures)[0]
         if not culprit.lost:
             place = raised_at(culprit.traceback)

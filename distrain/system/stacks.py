@@ -88,7 +88,8 @@ def places_of(
     stacks: for each rank the text of faulthandler, with all threads.
     silent: ranks that did not answer when asked for their stacks.
     """
-    locations = sorted(_ranks_by_location(stacks).items(), key=lambda item: -len(item[1]))
+    working = {rank: text for rank, text in stacks.items() if rank not in finished}
+    locations = sorted(_ranks_by_location(working).items(), key=lambda item: -len(item[1]))
     others = {f"did not answer: {WHY_SILENT}": silent, "finished train_func": finished}
     return [(sorted(ranks), where) for where, ranks in (*locations, *others.items()) if ranks]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import socket
 import sys
 import time
@@ -15,11 +16,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from distrain.api import current
 from distrain.api.backend import BackendConfig
 from distrain.api.ray_names import without
 from distrain.system.arguments import check_fields, check_seconds, check_type
 from distrain.system.imports import require
 from distrain.worker import flight_recorder
+from distrain.worker.places import names_in_reach
 
 if TYPE_CHECKING:
     from distrain.api.context import TrainContext
@@ -32,6 +35,13 @@ _TRAINED_ALONE = """\
 ranks trained independently: no collective was ever called, so each has a model of its own. prepare_model() or \
 DistributedDataParallel trains one model; with Lightning, Trainer(strategy=TrainDDPStrategy()). If this is what you \
 want, call distrain.collective.barrier() once"""
+_FIRST_STEPS = 20
+"""Steps of optimizers after which ranks that have not met are told so."""
+_MEETING = re.compile(
+    r"(i?send|i?recv|(monitored_)?barrier|broadcast|scatter|gather|all_?(reduce|gather)|all_to_all|reduce)(_\w+)?$|"
+    r"average_parameters|DistributedDataParallel|DDP|FSDP|FullyShardedDataParallel|fully_shard|distribute_\w+|prepare"
+)
+"""Names that the user's code has if the ranks are to meet."""
 _NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available", "not compiled with CUDA enabled")
 """Words of torch about a device that is not there."""
 _MEETING_ELSEWHERE = {"horovod", "mpi4py"}
@@ -140,11 +150,28 @@ class TorchConfig(BackendConfig):
         plain: dict[str, Any] = portable(data)
         return plain
 
+    def at_begin(self, context: TrainContext) -> None:
+        """Have the first steps of optimizers counted, to see whether the ranks train together."""
+        steps = itertools.count(1)
+
+        def after_step(*_: object) -> None:
+            if next(steps) == _FIRST_STEPS and not any(map(_MEETING.match, names_in_reach(sys._getframe(1)))):
+                self.at_end(context)
+
+        if context.world_rank == 0 and context.world_size > 1 and "torch.optim" in sys.modules:
+            from torch.optim.optimizer import register_optimizer_step_post_hook
+
+            register_optimizer_step_post_hook(after_step)
+
     def at_end(self, context: TrainContext) -> None:
-        """Say so if the ranks have trained models, but never together."""
+        """Say so, once, if the ranks have trained models, but never together."""
+        session = current.session
+        if session is None or session.collectives or session.has_prepared_model:
+            return
         with contextlib.suppress(Exception):  # torch does not promise what it looks at
             if context.world_rank == 0 and context.world_size > 1 and _has_trained_alone():
                 print(f"distrain: {context.world_size} {_TRAINED_ALONE}", file=sys.stderr)
+                session.has_prepared_model = True
 
     def teardown(self, context: TrainContext) -> object:
         """Leave the process group, so that peers that wait for this rank fail at once. Scripts may have a group, too.

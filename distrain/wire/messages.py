@@ -338,10 +338,13 @@ class HostIdle(Message):
 class TakeStacks(Message):
     """Find out where the workers of the attempt are in their code.
 
+    watches: find out, too, which of them get nothing done for a second.
+
     Coordinator -> agent; answered by :class:`StackDump` for each rank, then by :class:`StacksDone`.
     """
 
     attempt: int
+    watches: bool = False
 
 
 @message
@@ -358,13 +361,14 @@ class StackDump(Message):
 
 @message
 class StacksDone(Message):
-    """All stacks that arrived in time were sent; ``silent`` ranks sent none.
+    """All stacks that arrived in time were sent; ``silent`` ranks sent none, ``idle`` ones were seen to do nothing.
 
     Agent -> coordinator.
     """
 
     attempt: int
     silent: list[int]
+    idle: list[int] = field(default_factory=list)
 
 
 # -- checks of hosts -------------------------------------------------------------------------------------------------
@@ -935,6 +939,14 @@ class Standstill(FromWorker):
 
 
 @message
+class TellStandstill(ToWorker):
+    """Say whether the main thread stands still. Stacks may be taken, which makes it write.
+
+    Coordinator -> worker; answered by :class:`Standstill`, unless native code holds the GIL.
+    """
+
+
+@message
 class DumpRecorder(ToWorker):
     """Send what torch's flight recorder has.
 
@@ -946,7 +958,8 @@ class DumpRecorder(ToWorker):
 class Dump(FromWorker):
     """Evidence of what a rank was doing, for the attempt's evidence folder.
 
-    what: see :data:`~distrain.storage.names.EVIDENCE_SUFFIXES`.
+    what: see :data:`~distrain.storage.names.EVIDENCE_SUFFIXES`; or ``last_collectives`` of a rank that has finished,
+    of which no file is made.
 
     Worker -> coordinator.
     """

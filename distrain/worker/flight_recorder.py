@@ -29,15 +29,16 @@ def counts() -> str:
     return ""
 
 
-def dump(*, has_failed: bool) -> bytes:
-    """Return the records as JSON, empty if there are none.
+def dump(*, has_failed: bool = False, most: int | None = None) -> bytes:
+    """Return the records as JSON, empty if there are none; or the ``most`` last ones, even if there are none.
 
     entries: those of torch's own. groups: the ranks in each group of this rank, by its name. has_failed: the rank has
     raised an exception of torch.distributed, and then torch counts the collective that failed as done.
     """
     with contextlib.suppress(Exception):
         entries = [entry for found in recorded(entries=True) for entry in found.get("entries", ())]
-        return json.dumps({"entries": entries, "groups": _groups(), "has_failed": has_failed}).encode() * bool(entries)
+        facts = {"entries": entries[-most:] if most else entries, "groups": _groups(), "has_failed": has_failed}
+        return json.dumps(facts).encode() if entries or most else b""
     return b""
 
 

@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 import time
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 from distrain.system.stacks import PRIVATE, WRAPPERS
@@ -90,8 +91,30 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def is_users(frame: FrameType) -> bool:
     """Return whether a frame is of the user's own code: neither of distrain nor of a library."""
-    file = frame.f_code.co_filename
-    return not file.startswith(_OWN_FILES) and not LIBRARY_FILE.search(file)
+    return _is_users_code(frame.f_code)
+
+
+def _is_users_code(code: CodeType) -> bool:
+    return not code.co_filename.startswith(_OWN_FILES) and not LIBRARY_FILE.search(code.co_filename)
+
+
+def names_in_reach(frame: FrameType) -> set[str]:
+    """Return the names in the user's code that is running, and in the functions and classes to which it refers."""
+    names: set[str] = set()
+    found = {one.f_code: one.f_globals for one in outwards(frame) if is_users(one)}
+    todo = list(found)
+    while todo:
+        code = todo.pop()
+        names.update(code.co_names)
+        values = [found[code].get(name) for name in code.co_names]
+        values += [getattr(value, name, None) for value in values if isinstance(value, ModuleType) for name in names]
+        values += [each for value in values if isinstance(value, type) for each in vars(value).values()]
+        reached = {const: found[code] for const in code.co_consts if isinstance(const, CodeType)}
+        reached |= {value.__code__: value.__globals__ for value in values if isinstance(value, FunctionType)}
+        new = {code: space for code, space in reached.items() if code not in found and _is_users_code(code)}
+        found |= new
+        todo += new
+    return names
 
 
 def is_waiting(frame: FrameType) -> bool:
@@ -100,6 +123,12 @@ def is_waiting(frame: FrameType) -> bool:
     if is_in_collective(frame) or file == _CHANNEL_FILE or (function in _WAITING_FUNCTIONS and "/torch/" in file):
         return True
     return _WAITING_CALL.search(linecache.getline(file, frame.f_lineno or 0)) is not None
+
+
+def is_asking(frame: FrameType) -> bool:
+    """Return whether a thread waits for an answer of distrain, and not for other ranks."""
+    in_channel = frame.f_code.co_filename == _CHANNEL_FILE
+    return in_channel and not any(one.f_code.co_name == "meet" for one in outwards(frame))
 
 
 def is_in_debugger(frame: FrameType) -> bool:

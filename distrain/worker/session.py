@@ -163,6 +163,8 @@ class Session:
         """Called after every call that may have kept the debugger from opening; set by it."""
         self.on_dump: Callable[[], object] = lambda: None
         """Sends what torch's flight recorder has; set by the sampler."""
+        self.on_question: Callable[[], object] = lambda: None
+        """Has it sent whether the main thread stands still; set by the sampler."""
         self.on_profile: Callable[[float], object] = lambda seconds: None
         """Begins a profile of this rank; set by :mod:`distrain.worker.main`."""
         self.on_editor: Callable[[wire.EditorInput], None] = lambda message: None
@@ -699,13 +701,17 @@ class Session:
         if wait and self._channel.at_end:
             os._exit(1)  # the agent is gone, and with it the connection to the coordinator
 
-    def poll(self) -> None:
-        """Handle the messages that have arrived, unless a call of distrain does that. A thread calls this."""
-        if self._lock.acquire(blocking=False):
+    def poll(self) -> bool:
+        """Handle the messages that have arrived, unless a call of distrain does that. A thread calls this.
+
+        Returns False in the second case.
+        """
+        if is_free := self._lock.acquire(blocking=False):
             try:
                 self._listen()
             finally:
                 self._lock.release()
+        return is_free
 
     def handle(self, frames: Sequence[wire.Frame]) -> None:
         """Handle messages that were received."""
@@ -747,6 +753,8 @@ class Session:
                 self._debugger_input.append(line)
             case wire.EditorInput():
                 self.on_editor(message)
+            case wire.TellStandstill():
+                self.on_question()
             case wire.DumpRecorder():
                 self.on_dump()
             case wire.TakeProfile(seconds=seconds):

@@ -121,16 +121,16 @@ class _Steps:
                 self.stage = "setup"
                 work.backend.setup(context)
             self.stage = "run"
+            work.backend.at_begin(context)
             session.send(wire.Running)
             with observed:
                 if work.before is not None:
                     work.before()
                 value = work.run()
-            if os.getpid() != pid:
-                _end_forked_child(None)
-            if not (session.collectives or session.has_prepared_model):
+                if os.getpid() != pid:
+                    _end_forked_child(None)
                 work.backend.at_end(context)
-            session.finish_uploads()
+                session.finish_uploads()
         except BaseException as error:
             if os.getpid() != pid:
                 _end_forked_child(error)

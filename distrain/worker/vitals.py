@@ -21,7 +21,7 @@ from distrain.errors import DistrainError
 from distrain.system.background import start_hidden_thread
 from distrain.worker import flight_recorder
 from distrain.worker.places import is_waiting, nap, no_collection, place_of
-from distrain.worker.standstill import Standstill
+from distrain.worker.standstill import STANDING_S, Standstill
 from distrain.worker.user_code import is_of_communication
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ _NAP_S = 0.01
 """At most so long is the last part of that time, after which Python code is seen as often as native code."""
 
 
+_LAST_CALLS = 20
+"""Collectives that a rank names when it has finished."""
+
+
 class VitalsSampler:
     """A context in which samples of the main thread are taken and sent. Enter it there.
 
@@ -44,37 +48,46 @@ class VitalsSampler:
     def __init__(self, session: Session, every_s: float) -> None:
         self._session = session
         self._every_s = every_s
-        self.poll: Callable[[], None] = lambda: None
-        """Called before each sample, in the thread."""
+        self.poll: Callable[[], bool] = lambda: True
+        """Handles messages before each sample, in the thread. Returns False if it cannot."""
         self._over = threading.Event()
         self._main = threading.get_ident()
         self._standstill = Standstill(threading.get_native_id())
+        self._standstill.listen = lambda: self.poll()
         self._address = os.environ.get("MASTER_ADDR")
-        self._has_peers = session.context.get_world_size() > 1
-        """False if nobody can wait for this rank, so that its standstills are no news."""
+        self._told = ("", "")
+        """The state and the place of the standstill that was told last."""
+        self._told_at = 0.0
+        session.on_question, session.on_dump = self._tell_again, self.dump_recorder
 
     def __enter__(self) -> None:
         start_hidden_thread(self._sample)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._over.set()
-        if error is not None and is_of_communication(error):
-            with contextlib.suppress(OSError, DistrainError):
-                self.dump_recorder(has_failed=True)
+        with contextlib.suppress(OSError, DistrainError):
+            if error is None or isinstance(error, SystemExit):  # others may wait for this rank now
+                self._send_dump("last_collectives", flight_recorder.dump(most=_LAST_CALLS))
+            elif is_of_communication(error):
+                self._send_dump("flight_recorder", flight_recorder.dump(has_failed=True))
 
     def _sample(self) -> None:
         """Take samples until the end of the context, or until the agent, or rank 0, is gone."""
         seen = began = time.monotonic()
         waiting_s = 0.0
-        told = ("", "")
-        """The state and the place of the standstill that was told last."""
         places: dict[str, float] = defaultdict(float)
         """By place: seconds of the rank's own work."""
         chance = random.Random()  # noqa: S311 - its own, so that the draws of train_func stay the same
         while not self._over.wait(chance.uniform(0.5, 1.5) * _SAMPLE_S):
-            self.poll()
+            if not self.poll():  # a question may wait
+                self._standstill.expect_stacks(seen)
+                if not self._told[0] and seen >= self._told_at + STANDING_S:
+                    self._told = ("?", "")
             nap(chance.uniform(0.0, _NAP_S))
             now = time.monotonic()
+            if now - seen > STANDING_S:  # the process was stopped, or native code held the GIL: others may blame it
+                self._told = ("?", "")
+                self._standstill.begin((), now)
             with no_collection():
                 frame = sys._current_frames()[self._main]
                 if is_waiting(frame):
@@ -85,7 +98,8 @@ class VitalsSampler:
                 del frame  # it would keep alive what train_func has deleted
             seen = now
             stand = self._standstill
-            if self._has_peers and told != (told := (stand.state, stand.place)):
+            if self._told != (told := (stand.state, stand.place)):
+                self._told, self._told_at = told, now
                 seconds = round(now - stand.since, 3)
                 self._session.send(wire.Standstill, state=stand.state, place=stand.place, seconds=seconds)
                 if stand.place.endswith("init_process_group") and self._address != (given := os.getenv("MASTER_ADDR")):
@@ -97,6 +111,10 @@ class VitalsSampler:
                 began, waiting_s = now, 0.0
                 places.clear()
 
+    def _tell_again(self) -> None:
+        self._told = ("?", "")
+        self._standstill.expect_stacks(time.monotonic())
+
     def _send(self, waiting_s: float, places: dict[str, float]) -> None:
         place, place_s = max(places.items(), key=itemgetter(1), default=("", 0.0))
         self._session.send(
@@ -107,7 +125,10 @@ class VitalsSampler:
             place_s=round(place_s, 3),
         )
 
-    def dump_recorder(self, *, has_failed: bool = False) -> None:
+    def dump_recorder(self) -> None:
         """Send what torch's flight recorder has."""
-        if body := flight_recorder.dump(has_failed=has_failed):
-            self._session.send(wire.Dump, what="flight_recorder", body=body)
+        self._send_dump("flight_recorder", flight_recorder.dump())
+
+    def _send_dump(self, what: str, body: bytes) -> None:
+        if body:
+            self._session.send(wire.Dump, what=what, body=body)

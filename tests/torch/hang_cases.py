@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import fcntl
 import functools
 import gc
@@ -336,6 +337,35 @@ def is_stuck_in_a_backward_pass(rank: int) -> None:
     """DDP: a function of rank 1's backward pass is stuck."""
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     Hook.apply(model(torch.ones(4, 8))).sum().backward()
+
+
+@hang(
+    r"rank 1 has been stuck for .* in native code that holds the GIL, in rank_1 at hang_cases\.py:\d+; "
+    r"ranks 0, 2, 3 wait for it in all_reduce"
+)
+def deadlocks_in_native_code(rank: int) -> None:
+    """A mutex that native code takes twice, without giving up the GIL."""
+
+    def rank_1() -> None:
+        mutex, native = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+        native.pthread_mutex_lock(mutex)
+        native.pthread_mutex_lock(mutex)
+
+    if rank == 1:
+        rank_1()
+
+
+@stuck()
+def sleeps_while_a_thread_runs_processes() -> None:
+    """time.sleep(), while a thread starts a short process every second, as trackers do."""
+
+    def monitor() -> None:
+        while True:
+            subprocess.run(["true"], check=True)
+            time.sleep(1.0)
+
+    threading.Thread(target=monitor, daemon=True).start()
+    time.sleep(FOREVER_S)
 
 
 # -- collectives that do not match -----------------------------------------------------------------------------------
@@ -924,6 +954,74 @@ def steps_slowly(rank: int) -> None:
     for _ in range(24):
         time.sleep(0.5)
         dist.all_reduce(tensor())
+
+
+def slowly() -> Any:
+    """Return an iterator that takes a while, and no CPU."""
+    return (time.sleep(0.7) for _ in for_a_while())
+
+
+@healthy
+def prints(rank: int) -> None:
+    """A line now and then."""
+    for _ in slowly() if rank == 0 else ():
+        print("still here", flush=True)
+
+
+@healthy
+def writes_a_log(rank: int) -> None:
+    """Lines in a file."""
+    with tempfile.TemporaryFile("w", buffering=1) as log:
+        for _ in slowly() if rank == 0 else ():
+            log.write("still here\n")
+
+
+@healthy
+def draws_a_bar(rank: int) -> None:
+    """A progress bar."""
+    for done, _ in enumerate(slowly() if rank == 0 else ()):
+        sys.stderr.write(f"\r{done} done")
+
+
+@healthy
+def receives_datagrams(rank: int) -> None:
+    """UDP, a packet now and then."""
+    if rank == 0:
+        receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        receiver.bind(("127.0.0.1", 0))
+        code = f"import socket, time; s = socket.socket(2, 2); end = time.monotonic() + {HEALTHY_S}\n"
+        code += f"while time.monotonic() < end: s.sendto(b'x', {receiver.getsockname()!r}); time.sleep(0.7)\n"
+        code += f"s.sendto(b'end', {receiver.getsockname()!r})"
+        with subprocess.Popen([sys.executable, "-c", code]):
+            while receiver.recv(10) != b"end":
+                pass
+
+
+@healthy
+def runs_short_processes(rank: int) -> None:
+    """One short process after another, from Python and from the shell."""
+    for number, _ in enumerate(slowly() if rank == 0 else ()):
+        if number % 2:
+            os.system("true")
+        else:
+            subprocess.run(["sleep", "0.3"], check=True)
+
+
+@healthy
+def computes_with_the_gil(rank: int) -> None:
+    """Native code that computes, and lets no other thread run."""
+    if rank == 0:
+        for _ in for_a_while():
+            sum(range(60_000_000))
+
+
+@healthy
+def was_stopped_and_then_computes(rank: int) -> None:
+    """A rank that was stopped for 3 s, and then works for long, in functions that take their time."""
+    if rank == 0:
+        subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 3; kill -CONT {os.getpid()}"])
+        time.sleep(0.5)
+        computes_in_python(rank)
 
 
 # -- slow, and healthy: written later ----------------------------------------------------------------------------------

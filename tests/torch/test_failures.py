@@ -264,3 +264,17 @@ def test_waiting_for_a_finished_rank_fails_at_once(storage: Path, finished: int)
         fit(train, storage)
     assert caught.value.culprit == 1 - finished
     assert time.monotonic() - started < 20
+
+
+def test_ranks_that_can_only_wait_for_one_that_has_finished_do_not_wait_forever(tmp_path: Path) -> None:
+    def has_fewer_batches() -> None:
+        import torch
+
+        model = prepare_model(torch.nn.Linear(2, 1))
+        for _ in range(3 + distrain.get_context().get_world_rank()):
+            model(torch.ones(2, 2)).sum().backward()
+
+    with pytest.raises(distrain.HangError) as raised:
+        fit(has_fewer_batches, tmp_path)
+    assert "rank 1 can only wait for rank 0, which finished train_func" in str(raised.value)
+    assert raised.value.culprit == 0

@@ -85,7 +85,69 @@ def fails() -> None:
     raise ValueError("on purpose")
 
 
+def _steps(model: torch.nn.Module, number: int = 30, optimizers: int = 1) -> None:
+    chosen = [torch.optim.SGD(model.parameters(), 0.1) for _ in range(optimizers)]
+    for _ in range(number):
+        _gradients(model)
+        for optimizer in chosen:
+            optimizer.step()
+
+
+def takes_steps() -> None:
+    _steps(torch.nn.Linear(2, 1))
+    print("has taken its steps" * (distributed.get_rank() == 0), file=sys.stderr)
+
+
+def has_two_optimizers() -> None:
+    _steps(torch.nn.Linear(2, 1), number=12, optimizers=2)
+    print("has taken its steps" * (distributed.get_rank() == 0), file=sys.stderr)
+
+
+def averages_late() -> None:
+    model = torch.nn.Linear(2, 1)
+    _steps(model)
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.data)
+
+
+def _average(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.data)
+
+
+def averages_late_in_a_function() -> None:
+    model = torch.nn.Linear(2, 1)
+    _steps(model)
+    _average(model)
+
+
+class Trainer:
+    def fit(self) -> None:
+        _steps(torch.nn.Linear(2, 1))
+        self.finish()
+
+    def finish(self) -> None:
+        value = torch.ones(1)
+        _ = distributed.send(value, 1) if distributed.get_rank() == 0 else distributed.recv(value, 0)
+
+
+def meets_late_in_a_method() -> None:
+    Trainer().fit()
+
+
+def accumulates_gradients() -> None:
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    with model.no_sync():
+        _steps(model)
+
+
+def steps_after_a_message() -> None:
+    sends()
+    _steps(torch.nn.Linear(2, 1))
+
+
 SILENT = [
+    averages_late, averages_late_in_a_function, meets_late_in_a_method, accumulates_gradients, steps_after_a_message,
     makes_a_group, sends, leaves_its_group, wraps_its_model, shards_its_model, means_to, prepares_a_model_of_its_own,
     only_infers, fails,
 ]  # fmt: skip
@@ -106,6 +168,12 @@ def log_of(function: object, storage: Path) -> str:
 
 def test_ranks_that_train_alone_are_told_so_once(tmp_path: Path) -> None:
     assert log_of(alone, tmp_path).count(LINE) == 1
+
+
+@pytest.mark.parametrize("function", [takes_steps, has_two_optimizers])
+def test_ranks_that_train_alone_are_told_so_after_the_first_steps(function: object, tmp_path: Path) -> None:
+    before, _, after = log_of(function, tmp_path).partition("has taken its steps")
+    assert (before.count(LINE), after.count(LINE)) == (1, 0)
 
 
 @pytest.mark.sample(3)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from distrain.coordinator.stop_signals import exit_code
 from distrain.decisions.blame import Cause, culprit_first, hang_failures, is_refusal
 from distrain.decisions.failure_screen import failure_screen
+from distrain.decisions.health.collectives import UNKNOWN, Comparison
 from distrain.decisions.retries import start_without_checkpoint
 from distrain.errors import (
     ControllerError,
@@ -69,7 +70,7 @@ class RunErrors:
     page: the page of the run, if it is certain to be written, which it is not to remote storage.
     last_lines: the last output of each rank.
     where: lines that describe what the stopped ranks were doing.
-    collectives: sentences about collectives that ranks lack, or that do not match.
+    collectives: what is known about collectives that ranks lack, or that do not match.
     evidence: the directory with stacks and flight recorders of the latest attempt, if there are any.
     """
 
@@ -83,7 +84,7 @@ class RunErrors:
     page: str | None
     last_lines: Mapping[int, Sequence[str]]
     where: Sequence[str]
-    collectives: Sequence[str] = ()
+    collectives: Comparison = UNKNOWN
     evidence: str | None = None
     is_stuck: bool = False
 
@@ -131,10 +132,10 @@ class RunErrors:
         summary, hung = self.summary, self.summary.hung
         assert hung is not None
         where = "they were:" if hung.where else "no rank had been started"
-        lines = [f"no rank has reported or printed anything for {hung.after_s:g} s; {where}"]
-        lines += [f"    {line}" for line in hung.where]
-        hosts = {rank: summary.hosts[rank] for rank in summary.stopped_ranks}
-        failures = hang_failures(hosts, hung.suspects, after_s=hung.after_s)
+        why = hung.deadlock or f"no rank has reported or printed anything for {hung.after_s:g} s"
+        lines = [f"{in_users_words(why)}; {where}", *(f"    {line}" for line in hung.where)]
+        hosts = {rank: summary.hosts[rank] for rank in sorted({*summary.stopped_ranks, *hung.suspects})}
+        failures = hang_failures(hosts, hung.suspects, after_s=hung.after_s, finished=summary.finished)
         return HangError(
             _text([*lines, *self._postscript()]),
             worker_failures={failure.rank: StandInError(failure.summary) for failure in failures},
@@ -154,6 +155,7 @@ class RunErrors:
             finished=summary.finished,
             where=self.where,
             last_lines=self.last_lines,
+            cure=self.collectives.cure,
         )
         return WorkerGroupError(
             _text([screen, *self._collectives_of(failures[0]), *self._other_problems(), *self._postscript()]),
@@ -169,7 +171,7 @@ class RunErrors:
     def _collectives_of(self, culprit: RankFailure) -> list[str]:
         """Return what flight recorders show. After an exception of its own, a rank lacks collectives in any case."""
         is_between_ranks = culprit.consequence or culprit.signal == signal.SIGABRT
-        return [one for one in self.collectives if is_between_ranks or "do not match" in one]
+        return [one for one in self.collectives.sentences if is_between_ranks or "do not match" in one]
 
     def _other_problems(self) -> list[str]:
         """Return what else went wrong. The failure screen shows lost hosts already."""

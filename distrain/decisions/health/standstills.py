@@ -6,9 +6,11 @@ that do not match. Pure: no I/O, no clock.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from distrain.decisions.health.collectives import UNKNOWN, Comparison
 from distrain.system.stacks import WHY_SILENT
 from distrain.system.text import duration, name_ranks, ranks_have
 
@@ -20,15 +22,18 @@ if TYPE_CHECKING:
 HANG_S = 5.0
 """Seconds for which the ranks have stood still before that is called a hang."""
 MUTE_S = 6.0
-"""Seconds for which all others have waited before the ranks that say nothing are asked for their stacks."""
-_WAITS = ("waits", "blocked")
+"""Seconds for which all others have waited before the ranks that say nothing are asked where they are."""
+_WAITS = ("waits", "blocked", "asks")
+_INFERRED = ("mute", "held")
+_NO_COLLECTIVE = re.compile(r"recv|send|batch_isend|monitored_barrier|new_|init_|split_|destroy_")
+"""Functions of torch.distributed that wait for single ranks, or in the store."""
 _VERBS = {"stuck": "been stuck in", "loops": "looped without any change in"}
 
 
 class Stand(NamedTuple):
     """The state and the place of a rank that stands still, as in :class:`~distrain.wire.Standstill`.
 
-    The state ``mute`` is added here: the rank does not answer.
+    Two states are added here: ``mute``, the rank does not answer, and ``held``, native code holds its GIL.
     """
 
     state: str
@@ -40,17 +45,29 @@ class Hang:
     """A hang.
 
     stuck, waiting: ranks by what they do. If none is stuck, those that wait are in collectives that do not match.
-    since: when the last rank moved (time.monotonic).
+    since: when the last rank moved (time.monotonic). collectives: what the flight recorders show.
     """
 
     stuck: dict[int, Stand]
     waiting: dict[int, Stand]
     since: float
+    collectives: Comparison = UNKNOWN
 
     @property
     def culprits(self) -> list[int]:
         """The ranks that others wait for; all if they wait for each other."""
-        return sorted(self.stuck or self.waiting)
+        return sorted(self.stuck or self.collectives.culprits or self.waiting)
+
+    @property
+    def stranded(self) -> frozenset[tuple[int, str, int]]:
+        """The collectives, by rank, group and number, in which a rank can only wait for one that has finished."""
+        waits = {rank for rank, stand in self.waiting.items() if not _NO_COLLECTIVE.match(stand.place)}
+        return frozenset(one for one in self.collectives.stranded if not self.stuck and one[0] in waits)
+
+    def headline(self, now: float | None = None) -> str:
+        """Return one sentence that names the culprits, as everything shows it that has room for one."""
+        culprits = [] if self.stuck else self.collectives.sentences[:1]
+        return "; ".join([*culprits, self.text(now)])
 
     def text(self, now: float | None = None) -> str:
         """Return a sentence that names the ranks and what they wait for, and for how long until ``now``."""
@@ -74,17 +91,29 @@ class Standstills:
     expected: int = 0
     """The number of all ranks."""
     finished: set[int] = field(default_factory=set)
+    _heard_at: dict[int, float] = field(default_factory=dict)
+    """By rank: when it last said whether it stands still."""
     _stands: dict[int, Stand] = field(default_factory=dict)
     _moved_at: float = 0.0
     """When the last rank moved, or ended."""
 
     def heard(self, message: wire.Standstill, now: float) -> None:
-        """Note that a rank stands still, or moves again."""
+        """Note that a rank stands still, or moves. Then others for which it waited may move, too."""
         if message.state:
             self._stands[message.rank] = Stand(message.state, message.place)
         else:
             self._stands.pop(message.rank, None)
+            self._stands = {rank: stand for rank, stand in self._stands.items() if stand.state not in _INFERRED}
+        self._heard_at[message.rank] = now
         self._moved_at = max(self._moved_at, now - message.seconds)
+
+    def note_busy(self, ranks: Collection[int], now: float) -> None:
+        """Note that ranks did not answer because they compute. They may be asked again."""
+        self._heard_at |= dict.fromkeys(ranks, now)
+
+    def note_held(self, rank: int, place: str) -> None:
+        """Note that a rank does nothing, and that its threads cannot run. ``place``: of its main thread."""
+        self._stands[rank] = Stand("held", place)
 
     def note_mute(self, ranks: Collection[int]) -> None:
         """Note that ranks did not answer when they were asked for their stacks."""
@@ -107,15 +136,23 @@ class Standstills:
     def all_stand(self) -> bool:
         return len(self._stands) >= len(self.ranks)
 
+    @property
+    def is_asking(self) -> bool:
+        """True while a rank waits for distrain."""
+        return any(stand.state == "asks" for stand in self._stands.values())
+
     def deadline(self) -> float | None:
         """Return when :meth:`hang` or :meth:`unheard` may find something new if no rank moves (time.monotonic)."""
         if len(self.ranks) + len(self.finished) < max(2, self.expected) or not self._stands:
             return None
-        return self._moved_at + (HANG_S if self.all_stand else MUTE_S)
+        if self.all_stand:
+            return self._moved_at + HANG_S
+        heard_at = min(self._heard_at.get(rank, 0.0) for rank in self.ranks - self._stands.keys())
+        return max(self._moved_at, heard_at) + MUTE_S
 
     def unheard(self, now: float) -> set[int]:
         """Return the ranks that have said nothing while all others have waited for long."""
-        quiet = self.ranks - self._stands.keys()
+        quiet = {rank for rank in self.ranks - self._stands.keys() if now >= self._heard_at.get(rank, 0.0) + MUTE_S}
         all_wait = all(stand.state in _WAITS for stand in self._stands.values())
         return quiet if self.is_due(now) and all_wait and len(quiet) <= len(self._stands) else set()
 
@@ -136,6 +173,8 @@ class Standstills:
 
 
 def _blame(stand: Stand, ranks: Collection[int], time: str) -> str:
+    if stand.state == "held":
+        return f"{ranks_have(ranks)} been stuck{time} in native code that holds the GIL, {stand.place}"
     if stand.state == "mute":
         return f"{ranks_have(ranks)} not answered{time}: {WHY_SILENT}"
     return f"{ranks_have(ranks)} {_VERBS[stand.state]} {stand.place}{time}"

@@ -203,7 +203,7 @@ def _where(last: Mapping[str, Any] | None) -> str:
 def _reason(run: Run) -> str:
     """Return which rank failed, where and why; else why the last attempt has ended."""
     error = error_of(run.location)
-    for failure in failures_in(error)[:1]:
+    for failure in [one for one in failures_in(error)[:1] if one.get("role") != "victim"]:
         host = f" on {failure['host']}" if failure.get("host") else ""
         where = f" ({place})" if (place := failed_at(failure)) else ""
         return f"rank {failure.get('rank')}{host}: {str(failure.get('summary'))[:_LONGEST_REASON]}{where}"

@@ -14,6 +14,7 @@ from distrain.api.backend import BackendConfig
 from distrain.api.job import Job
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.observers import Observers
+from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.run.facts import RunFacts
 from distrain.coordinator.run.manifest import RunManifest
 from distrain.coordinator.store.local_store import LocalStore
@@ -149,3 +150,24 @@ def test_an_attempt_ends_whose_ranks_were_never_started(tmp_path: Path, begins_w
     [attempt] = attempts(tmp_path)
     assert attempt["ended"] is not None
     assert "there is no port" in attempt["failure"]
+
+
+@pytest.mark.parametrize(("asks", "is_busy", "is_due"), [(False, True, True), (True, True, False), (True, False, True)])
+def test_only_a_rank_that_waits_for_an_upload_is_excused_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool, is_busy: bool, is_due: bool
+) -> None:
+    """One upload that never ends must not hide the hangs of all ranks."""
+    deadlines: list[float | None] = []
+    handle = Coordinator._on_message
+
+    def look(self: Coordinator, host: str, message: wire.Message) -> None:
+        handle(self, host, message)
+        if isinstance(message, wire.Standstill):
+            deadlines.append(self._hang_deadline())
+
+    monkeypatch.setattr(Coordinator, "_on_message", look)
+    monkeypatch.setattr(ReportHandler, "is_busy", is_busy)
+    state = "asks" if asks else "stuck"
+    stands = "one", wire.Standstill(attempt=0, rank=0, state=state, place="report (a.py:1)", seconds=3.0)
+    run(tmp_path, ReplayedRanks(BOTH, [begins(0), begins(1), stands, returns(0), returns(1)]), BOTH, 2)
+    assert [deadline is not None for deadline in deadlines] == [is_due]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
-from distrain.decisions.blame import culprit_first
+from distrain.decisions.blame import culprit_first, finished_early, hang_failures
 from distrain.decisions.failure_screen import failure_screen
 from distrain.decisions.ranks import Rank
 from distrain.errors import RankFailure
@@ -300,6 +300,29 @@ def test_a_consequence_comes_last_without_its_traceback() -> None:
     assert text.splitlines()[0].startswith("rank 1 ")
     assert "rank 0 on one: RuntimeError: Connection closed (a consequence" in text
     assert "a long story" not in text
+
+
+@pytest.mark.parametrize(
+    ("consequence", "finished", "is_named"), [(True, [0, 2], True), (True, [], False), (False, [0], False)]
+)
+def test_ranks_that_had_finished_are_blamed_if_nobody_failed_by_itself(
+    consequence: bool, finished: list[int], is_named: bool
+) -> None:
+    failures = [failure(1, consequence=consequence)]
+    early = finished_early(failures, finished)
+    assert early == ("ranks 0, 2 had finished train_func while other ranks still waited for them" if is_named else None)
+    screen = failure_screen(failures, stopped=(), finished=finished, last_lines={}, cure="look at the shapes")
+    assert (f"{early}. Look at the shapes" in screen) == is_named
+
+
+def test_a_finished_rank_is_the_culprit_of_a_hang() -> None:
+    first, second = hang_failures({0: "a", 1: "b"}, [1], after_s=15, finished=[1])
+    assert (first.rank, first.consequence, first.summary) == (
+        1,
+        False,
+        "finished train_func while other ranks waited for it",
+    )
+    assert (second.rank, second.consequence, second.summary) == (0, True, "made no progress for 15 s")
 
 
 def test_consequences_alone_keep_a_traceback() -> None:

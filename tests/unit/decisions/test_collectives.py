@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distrain.decisions.health.collectives import compare
+import pytest
+
+from distrain.decisions.health import collectives
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distrain.decisions.health.collectives import Comparison
+
+
+def compare(records: dict[int, Any], finished: Sequence[int] = ()) -> list[str]:
+    return list(collectives.compare(records, finished=finished).sentences)
 
 
 def record(*calls: str, group: str = "0", name: str = "default_pg", pending: bool = True) -> list[dict[str, Any]]:
@@ -99,3 +110,69 @@ def test_after_a_failure_the_last_collective_of_the_others_is_named() -> None:
             "ranks must call the same, usually with the same shape"
         )
     ]
+
+
+BARRIER = "barrier 1 Byte"
+
+
+def known(records: dict[int, Any], finished: Sequence[int] = ()) -> Comparison:
+    return collectives.compare(records, finished=finished)
+
+
+@pytest.mark.parametrize(
+    ("records", "finished", "culprits", "cure"),
+    [
+        ([record(STEP, STEP), record(STEP, pending=False), record(STEP, STEP)], [1], [1], "number of batches"),
+        ([record(STEP, BARRIER), record(STEP, pending=False), record(STEP, BARRIER)], [1], [1], "only some call"),
+        ([record(BARRIER), [], record(BARRIER)], [1], [1], "only some call"),
+        ([record(BARRIER, BARRIER), record(BARRIER, pending=False)], [1], [1], "loops of different lengths"),
+        (
+            [record(STEP, STEP), record(STEP, pending=False), record(STEP, STEP)],
+            [],
+            [1],
+            "loops of different lengths",
+        ),
+        ([record(STEP), record("all_reduce 3 Float"), record(STEP)], [], [1], "same shape and type"),
+        (
+            [record(STEP), record("all_reduce 3 Float", pending=False), record(STEP)],
+            [1],
+            [1],
+            "same shape and type",
+        ),
+        ([record(STEP), record("broadcast 512x512 Float")], [], [], "loops of different lengths"),
+        ([record(STEP), record(STEP), record(STEP)], [], [], "check --deep"),
+        ([record("broadcast 3 Float")] * 3, [], [], "loops of different lengths"),
+    ],
+)
+def test_the_advice_fits(
+    records: list[list[dict[str, Any]]], finished: list[int], culprits: list[int], cure: str
+) -> None:
+    everyone = {"0": list(range(len(records)))}
+    found = known({rank: {**of(one), "groups": everyone} for rank, one in enumerate(records)}, finished)
+    assert list(found.culprits) == culprits
+    assert cure in found.cure
+
+
+def test_a_rank_is_stranded_in_a_collective_that_a_finished_one_cannot_call() -> None:
+    waits, gone = of(record(STEP, STEP)), of(record(STEP, pending=False))
+    assert known({0: waits, 1: gone, 2: waits}, [1]).stranded == {(0, "0", 2), (2, "0", 2)}
+    assert known({0: waits, 2: waits}, [1]).stranded == {(0, "0", 2), (2, "0", 2)}
+
+
+def test_nothing_else_is_proof_of_a_deadlock() -> None:
+    waits, gone = record(STEP, STEP), of(record(STEP, pending=False))
+    has_called = of(record(STEP, STEP))  # it has done its part, and data may be on its way
+    over = of(record(STEP, STEP, pending=False))
+    later = {"time_created_ns": 9}
+    in_subgroup = of([*waits, record(STEP, group="1", name="")[0] | later], _1=[0, 2])
+    between_two = of([*waits, {**waits[-1], **later, "is_p2p": True}])
+    failed = {**of(waits), "has_failed": True}
+    for rank, other, finished in (
+        (of(waits), gone, []),
+        (of(waits), has_called, [1]),
+        (over, gone, [1]),
+        (in_subgroup, gone, [1]),
+        (between_two, gone, [1]),
+        (failed, gone, [1]),
+    ):
+        assert known({0: rank, 1: other}, finished).stranded == set()
