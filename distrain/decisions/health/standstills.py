@@ -129,8 +129,8 @@ class Standstills:
 
     @property
     def waiting(self) -> set[int]:
-        """The ranks that wait for others."""
-        return {rank for rank, stand in self._stands.items() if stand.state in _WAITS}
+        """The ranks that wait for others, and not for distrain."""
+        return {rank for rank, stand in self._stands.items() if stand.state in ("waits", "blocked")}
 
     @property
     def all_stand(self) -> bool:
