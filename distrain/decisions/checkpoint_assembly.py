@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.events import ShowLine
@@ -24,7 +23,7 @@ from distrain.storage.commit import Commit, CommittedFile
 from distrain.system.text import count, name_ranks, ranks_have
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from distrain.api.config import CheckpointConfig
 
@@ -133,12 +132,19 @@ class _Pending:
     unstored: set[int] = field(default_factory=set)
     in_memory: set[int] = field(default_factory=set)
     """Ranks that write no further checkpoint to memory before this one is settled."""
+    supersedes: bool = False
+    """True if a rank has written an earlier one to memory, and did not wait until that was complete."""
     undecided: int = 0
     """A cursor: every lower rank has reported its part, or reports none."""
     is_wanted: bool = False
     """True once a rank has reported a part, or has tried to."""
     problem: str | None = None
     """Why a part is missing: the rest of the sentence "the checkpoint of report 3 is dropped"."""
+
+    @property
+    def since(self) -> float:
+        """When the first part was reported; infinite if there is none."""
+        return next((part.reported_at for part in self.parts.values()), math.inf)
 
     def other_name(self, rank: int, name: str | None) -> str | None:
         """Return why the rank's name for the directory differs from another rank's, or None if it does not."""
@@ -194,15 +200,14 @@ class _Pending:
                 return
             self.make_ready(rank)
 
-    def order_ready(self, ordinal: int, may_store: Callable[[_Part], bool]) -> list[Action]:
+    def order_ready(self, ordinal: int) -> list[Action]:
         """Order the files of ready ranks that no lower rank has reported, unless another rank stores some of them now.
 
         If two ranks stored a file of one name at the same time, the bytes of either could be the last ones.
-        may_store: tells if the files of a part may be stored yet.
         """
         actions: list[Action] = []
-        for rank in sorted(rank for rank in self.ready if may_store(self.parts[rank])):
-            self.ready.discard(rank)
+        ready, self.ready = sorted(self.ready), set()
+        for rank in ready:
             own = self.parts[rank].own
             storing = next((self.ordered[file] for file in own if self.ordered.get(file) in self.unstored), None)
             if storing is None:
@@ -377,6 +382,7 @@ class CheckpointAssembly:
         self._first_part_at = min(self._first_part_at, part.reported_at)
         pending = self._pending.setdefault(ordinal, _Pending())
         pending.last_at, pending.is_wanted = part.reported_at, True
+        pending.supersedes |= bool(actions)
         pending.parts[rank] = part
         folders = _folders_of(part.files)
         clash = pending.other_name(rank, name) or pending.clash(rank, part.files, folders)
@@ -467,6 +473,7 @@ class CheckpointAssembly:
             return None
         missing_s, held_since = self._missing_rank_s, self._held_since
         moments = [self._pending[min(self._pending)].last_at + missing_s]
+        moments += [pending.since + missing_s for pending in self._pending.values()]
         if self._counts.ranks_with(0):
             moments += [max(self._first_part_at, self._entered_at) + missing_s, self.head_start_ends]
         if held_since is not None:
@@ -599,40 +606,31 @@ class CheckpointAssembly:
 
     def _order_files(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        uncommitted, is_held = len(self._committing), False
-
-        def may_store(ordinal: int, part: _Part) -> bool:
-            nonlocal is_held
-            if uncommitted <= MOST_UNCOMMITTED:
-                return True
-            if len(self._committing) > MOST_UNCOMMITTED:
-                return False
-            waits = self._waits_for_others(ordinal, part, now)
-            is_held = is_held or waits
-            return not waits
-
+        uncommitted = committing = len(self._committing)
+        is_held = False
         for ordinal, pending in sorted(self._pending.items()):
             uncommitted += not self._has_all_parts(ordinal)
+            waits = self._waits_for_others(ordinal, pending, now)
             self._pass_decided(ordinal, pending)
             pending.end_patience(now)
-            actions += pending.order_ready(ordinal, partial(may_store, ordinal))
+            if uncommitted <= MOST_UNCOMMITTED or not (waits or committing > MOST_UNCOMMITTED):
+                actions += pending.order_ready(ordinal)
             if pending.in_place and self._has_all_parts(ordinal):
                 actions += self._order_in_place(ordinal, pending)
-            if pending.in_memory and self._counts.fewest_above(0) >= ordinal and now >= self.head_start_ends:
-                ready = sorted(pending.in_memory - pending.unstored)
-                pending.in_memory.difference_update(ready)
-                actions += [Proceed(rank, ordinal) for rank in ready]
+            if not (waits or pending.unstored or self._has_all_parts(ordinal)):
+                actions += [Proceed(rank, ordinal) for rank in sorted(pending.in_memory)]
+                pending.in_memory.clear()
+            is_held |= waits and bool(pending.ready or (pending.supersedes and pending.in_memory))
         if not is_held:
             self._held_since = None
         elif self._held_since is None:
             self._held_since = now
         return actions
 
-    def _waits_for_others(self, ordinal: int, part: _Part, now: float) -> bool:
-        """Return whether the files of a rank that is far ahead are not stored yet."""
+    def _waits_for_others(self, ordinal: int, pending: _Pending, now: float) -> bool:
+        """Return whether ranks that are far ahead wait with their parts for the others."""
         behind = self._counts.fewest_above(0) < ordinal
-        limit = part.reported_at + self._missing_rank_s
-        return now < limit and (behind or now < self.head_start_ends)
+        return now < pending.since + self._missing_rank_s and (behind or now < self.head_start_ends)
 
     def _pass_decided(self, ordinal: int, pending: _Pending) -> None:
         """Move the cursor to the lowest rank that may still report a part. Lower ranks wait for no others."""

@@ -401,6 +401,43 @@ def test_memory_waits_for_a_rank_that_has_reported() -> None:
     assert assembly.tick(10 * HEAD_START_S) == []
 
 
+def write_to_memory(assembly: CheckpointAssembly, rank: int, n: int, now: float) -> list[Action]:
+    """Report a checkpoint in memory. It is hashed at once."""
+    actions = assembly.reported(rank, n, {}, [f"shard-{rank}"], now, in_memory=True)
+    return [*actions, *deliver(assembly, rank, n, f"shard-{rank}", now=now)]
+
+
+def test_in_memory_a_checkpoint_that_all_have_reported_is_not_superseded() -> None:
+    """The next one could be superseded in turn while the slowest rank is still being hashed, and so on."""
+    assembly = assembly_of(2)
+    for rank in (0, 1):
+        assembly.reported(rank, 1, {}, [f"shard-{rank}"], 0.0, in_memory=True)
+    assert only(Proceed, deliver(assembly, 0, 1, "shard-0")) == []
+    assert only(Proceed, assembly.tick(2 * MISSING_RANK_S)) == []
+    assert the_commit(deliver(assembly, 1, 1, "shard-1")).ordinal == 1
+
+
+@pytest.mark.parametrize("brings", [False, True])
+def test_memory_does_not_wait_for_ever_for_a_rank_that_has_reported(*, brings: bool) -> None:
+    """That one may wait for it in a collective. It is written off only if it is not just slow."""
+    assembly = assembly_of(2)
+    for rank in (0, 1):
+        assembly.reported(rank, 1, {}, ["a"] if brings else None, 0.0)
+        if brings:
+            deliver(assembly, rank, 1, "a")
+    done = write_to_memory(assembly, 0, 2, 0.0)
+    for n in (2, 3):
+        moment = 0.0
+        while not only(Proceed, done) and not only(Commit, done):
+            deadline = assembly.deadline()
+            assert deadline is not None
+            moment = deadline
+            done += assembly.tick(moment)
+        assert moment == (n - 1) * MISSING_RANK_S
+        assert only(Commit, done) == [] if n == 2 or brings else the_commit(done).silent == (1,)
+        done = write_to_memory(assembly, 0, n + 1, moment)
+
+
 # -- time does not matter --------------------------------------------------------------------------------------------
 
 
@@ -951,6 +988,20 @@ def test_the_time_for_a_checkpoint_is_proportional_to_the_number_of_ranks(*, sam
         done = [deliver(assembly, order.rank, ordinal, *order.files) for order in ordered]
         assert len(the_commit(done[-1]).files) == (1 if same_file else world_size)
     assert time.process_time() - began < 10
+
+
+def test_the_time_for_parts_that_wait_for_a_rank_is_proportional_to_their_number() -> None:
+    world_size, n = 4000, MOST_UNCOMMITTED + 1
+    assembly = assembly_of(world_size, running_since=0.0)
+    run_ahead(assembly, n)
+    began = time.process_time()
+    for rank in range(1, world_size - 1):
+        for index in range(1, n):
+            note(assembly, rank, index)
+        assert only(RequestFiles, bring(assembly, rank, n, f"shard-{rank}")) == []
+        assembly.deadline()
+    assert len(only(RequestFiles, assembly.tick(MISSING_RANK_S))) == world_size - 1
+    assert time.process_time() - began < 5
 
 
 # -- any order of events ---------------------------------------------------------------------------------------------
