@@ -283,7 +283,7 @@ class CheckpointAssembly:
         self._missing_rank_s = config.missing_rank_s
         self._pending: dict[int, _Pending] = {}
         self._settled = self._committed = 0
-        """The last ordinal that was committed or dropped, and that was committed."""
+        """The highest ordinal that was committed or dropped, and that was committed."""
         self._committing: set[int] = set()
         """The ordinals of checkpoints that are being committed."""
         self._ticked_at = -math.inf
@@ -337,7 +337,7 @@ class CheckpointAssembly:
             self._note_bringing(rank, index)
             if index <= self._committed:
                 return [Refuse(rank, index, self._too_late(rank)), *self.tick(now)]
-            if index <= self._settled:
+            if self._is_settled(index):
                 return [Drop(index), *self.tick(now)]
             actions = self._add_part(rank, index, _Part(now, frozenset(files), metrics, in_place, in_memory), name)
         return [*actions, *self.tick(now)]
@@ -354,7 +354,7 @@ class CheckpointAssembly:
 
     def _miss_part(self, rank: int, ordinal: int, why: str, now: float) -> None:
         """Note that a part is missing, or may be."""
-        if ordinal > self._settled:
+        if not self._is_settled(ordinal):
             pending = self._pending.setdefault(ordinal, _Pending())
             pending.last_at = now
             pending.problem = pending.problem or f", as report() has failed on rank {rank}: {why}"
@@ -403,10 +403,12 @@ class CheckpointAssembly:
 
     def _supersede(self, rank: int, ordinal: int) -> list[Action]:
         """Drop the earlier checkpoints that the rank has in memory: it was allowed to proceed."""
-        older = [n for n, pending in sorted(self._pending.items()) if n < ordinal and rank in pending.parts]
-        for earlier in older:
-            del self._pending[earlier]
-            self._settled = earlier
+        older = []
+        for earlier, pending in sorted(self._pending.items()):
+            part = pending.parts.get(rank)
+            if earlier < ordinal and part is not None and part.in_memory and pending.problem is None:
+                older.append(earlier)
+                self._settle(earlier)
         return [Drop(earlier) for earlier in older]
 
     def _cannot_store(self, pending: _Pending, rank: int, why: str) -> None:
@@ -651,6 +653,14 @@ class CheckpointAssembly:
 
     # -- when to commit -------------------------------------------------------------------------------------------
 
+    def _settle(self, ordinal: int) -> None:
+        del self._pending[ordinal]
+        self._settled = max(self._settled, ordinal)
+
+    def _is_settled(self, ordinal: int) -> bool:
+        """Return whether a checkpoint is committed or dropped. An earlier one may still be pending."""
+        return ordinal <= self._settled and ordinal not in self._pending
+
     def _settle_next(self, now: float) -> list[Action] | None:
         """Commit or drop the next checkpoint. Return None if it has to wait."""
         if not self._pending:
@@ -661,8 +671,7 @@ class CheckpointAssembly:
             return self._warn_of_missing(ordinal, pending, now) or None
         if pending.unstored:
             return None
-        del self._pending[ordinal]
-        self._settled = ordinal
+        self._settle(ordinal)
         if not pending.is_wanted:
             return []
         if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:

@@ -438,6 +438,33 @@ def test_memory_does_not_wait_for_ever_for_a_rank_that_has_reported(*, brings: b
         done = write_to_memory(assembly, 0, n + 1, moment)
 
 
+def test_memory_supersedes_nothing_that_was_not_written_to_memory() -> None:
+    """ASYNC still uploads it, or a rank that is behind has not made that report."""
+    assembly = assembly_of(2)
+    for rank in (0, 1):
+        bring(assembly, rank, 1, f"shard-{rank}")
+    for rank in (0, 1):
+        assert only(Drop, write_to_memory(assembly, rank, 2, 1.0)) == []
+    deliver(assembly, 0, 1, "shard-0", now=2.0)
+    actions = deliver(assembly, 1, 1, "shard-1", now=2.0)
+    assert [commit.ordinal for commit in only(Commit, actions)] == [1, 2]
+
+
+def test_a_rank_supersedes_only_its_own_checkpoints() -> None:
+    assembly = assembly_of(3)
+    note(assembly, 0, 1)
+    write_to_memory(assembly, 1, 1, 0.0)
+    for n in (2, 3):
+        note(assembly, 1, n)
+        write_to_memory(assembly, 0, n, float(n))
+    actions = bring(assembly, 2, 1, "shard-2", now=4.0)
+    assert only(Drop, actions) == []
+    actions += deliver(assembly, 2, 1, "shard-2", now=4.0)
+    assert the_commit(actions).ordinal == 1
+    assert Drop(2) in bring(assembly, 2, 2, "shard-2", now=4.0)
+    assert the_commit(note(assembly, 2, 3, now=4.0)).ordinal == 3
+
+
 # -- time does not matter --------------------------------------------------------------------------------------------
 
 
