@@ -475,12 +475,6 @@ class ReportHandler:
         """Make the files of all ranks a checkpoint."""
         unsettled = self._unsettled[commit.ordinal]
         reports = [unsettled.reports[rank] for rank in commit.ranks]
-        in_memory = {report.rank for report in reports if report.in_memory}
-        if in_memory and len(in_memory) < len(reports):
-            name = self._assembly.name(commit.ordinal)
-            warn(f"{name} is dropped: {name_ranks(sorted(in_memory))} wrote it to memory, and the others did not")
-            self._do([Drop(commit.ordinal)])
-            return
         validation = next((report.validation for report in reports if report.validation), None)
         folder = reports[0].folder if reports[0].in_place else None
         then = partial(self._on_committed, self._attempt, commit)
@@ -498,7 +492,7 @@ class ReportHandler:
             progress=reports[0].progress,
             validation=validation,
             positions=merged_positions(positions),
-            to_memory=to_memory if in_memory else None,
+            to_memory=to_memory if reports[0].in_memory else None,
             then=then,
         )
 

@@ -674,7 +674,7 @@ class CheckpointAssembly:
         self._settle(ordinal)
         if not pending.is_wanted:
             return []
-        if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:
+        if (problem := pending.problem or _mixture(pending.parts)) is not None:
             return [ShowLine(f"{self.name(ordinal)} is dropped{problem}"), Drop(ordinal)]
         self._committed = ordinal
         self._committing.add(ordinal)
@@ -784,8 +784,11 @@ def _folders_of(files: Iterable[str]) -> set[str]:
     return found
 
 
-def _mixed_directories(parts: Mapping[int, _Part]) -> str | None:
-    """Return the rest of the sentence "checkpoint_000001 is dropped" if the ranks do not agree on one directory."""
+def _mixture(parts: Mapping[int, _Part]) -> str | None:
+    """Return the rest of the sentence "the checkpoint of report 3 is dropped" if the ranks do not agree on a place."""
+    in_memory = [rank for rank, part in sorted(parts.items()) if part.in_memory]
+    if 0 < len(in_memory) < len(parts):
+        return f": {name_ranks(in_memory)} wrote it to memory, and the others did not"
     if len({part.in_place for part in parts.values()}) == 1:
         return None
     directories = ", ".join(f"{part.in_place or 'files to copy'} (rank {rank})" for rank, part in sorted(parts.items()))

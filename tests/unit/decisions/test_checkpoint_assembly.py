@@ -450,6 +450,17 @@ def test_memory_supersedes_nothing_that_was_not_written_to_memory() -> None:
     assert [commit.ordinal for commit in only(Commit, actions)] == [1, 2]
 
 
+def test_checkpoints_of_which_only_some_ranks_wrote_to_memory_are_dropped_and_hold_up_nobody() -> None:
+    assembly = assembly_of(2)
+    for n in range(1, 10):
+        bring(assembly, 0, n, "a")
+        actions = [*deliver(assembly, 0, n, "a"), *write_to_memory(assembly, 1, n, 0.0)]
+        assert Drop(n) in actions
+        assert only(ShowLine, actions)[0].text == (
+            f"the checkpoint of report {n} is dropped: rank 1 wrote it to memory, and the others did not"
+        )
+
+
 def test_a_rank_supersedes_only_its_own_checkpoints() -> None:
     assembly = assembly_of(3)
     note(assembly, 0, 1)
@@ -457,11 +468,10 @@ def test_a_rank_supersedes_only_its_own_checkpoints() -> None:
     for n in (2, 3):
         note(assembly, 1, n)
         write_to_memory(assembly, 0, n, float(n))
-    actions = bring(assembly, 2, 1, "shard-2", now=4.0)
+    actions = write_to_memory(assembly, 2, 1, 4.0)
     assert only(Drop, actions) == []
-    actions += deliver(assembly, 2, 1, "shard-2", now=4.0)
     assert the_commit(actions).ordinal == 1
-    assert Drop(2) in bring(assembly, 2, 2, "shard-2", now=4.0)
+    assert Drop(2) in write_to_memory(assembly, 2, 2, 4.0)
     assert the_commit(note(assembly, 2, 3, now=4.0)).ordinal == 3
 
 
