@@ -702,7 +702,8 @@ class Session:
             case wire.FilesStored(ordinal=ordinal, failed=failed):
                 self._uploading.pop(ordinal, None)
                 was_short = self._memory_is_short and ordinal == self._in_memory  # nothing is wrong with the next one
-                self._end_in_memory(ordinal, is_dropped=failed is not None)
+                if ordinal == self._in_memory:
+                    self._end_in_memory(ordinal, is_dropped=failed is not None)
                 if failed is not None and not was_short:
                     self._local_files.pop(ordinal, None)
                     self._storing_errors.append(f"a checkpoint of this rank could not be stored: {failed}")
