@@ -361,7 +361,7 @@ class CheckpointAssembly:
 
     def _note_report(self, rank: int, index: int, now: float) -> None:
         record = self._ranks[rank]
-        for missed in range(record.last_index + 1, index):
+        for missed in range(record.last_index + 1, index) if self._declared is None or record.brings else ():
             self._miss_part(rank, missed, "an exception came before it was sent", now)
         record.last_index, record.reported_at = index, now
         self._reported_at = now
@@ -514,10 +514,15 @@ class CheckpointAssembly:
         return math.inf
 
     def write_off_laggards(self, reports: int) -> list[Action]:
-        """Stop waiting for ranks with fewer reports that have never had a checkpoint, until they catch up."""
+        """Stop waiting for ranks with fewer reports that have never had a checkpoint, until they catch up.
+
+        Ranks that start, or wait for files, are still waited for.
+        """
         behind = [made for made in self._counts.numbers if made < reports]
         ranks = [rank for made in behind for rank in self._counts.ranks_with(made)]
-        return self._stop_waiting_for([rank for rank in ranks if not self._ranks[rank].brings])
+        return self._stop_waiting_for(
+            [rank for rank in ranks if not self._ranks[rank].brings and rank not in self._absent]
+        )
 
     def storing(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
         """Return the parts (rank, ordinal) that ranks store themselves, of checkpoints that can do without ``failed``.

@@ -240,6 +240,16 @@ def test_a_rank_that_waits_for_the_files_of_a_checkpoint_is_not_written_off() ->
     assert the_commit(deliver(assembly, 1, 1, "b", now=1060.0)).ranks == (0, 1)
 
 
+def test_a_rank_that_waits_for_files_is_not_written_off_for_get_checkpoint() -> None:
+    assembly = assembly_of(3)
+    assembly.fetching(1)
+    bring(assembly, 0, 1, "a")
+    deliver(assembly, 0, 1, "a")
+    [said] = assembly.write_off_laggards(1)
+    assert "without rank 2:" in said.text  # type: ignore[union-attr]
+    assert only(Commit, assembly.tick(MISSING_RANK_S)) == []
+
+
 # -- some ranks ------------------------------------------------------------------------------------------------------
 
 
@@ -725,6 +735,13 @@ def test_a_part_that_an_exception_kept_from_being_sent_is_missing() -> None:
         deliver(assembly, 0, ordinal, "shard-0")
     assert Drop(1) in bring(assembly, 1, 2, "shard-1")
     assert the_commit(deliver(assembly, 1, 2, "shard-1")).ordinal == 2
+
+
+def test_reports_of_a_rank_that_may_not_have_checkpoints_are_not_missing() -> None:
+    assembly = assembly_of(2, ranks=[0])
+    note(assembly, 1, 2)
+    bring(assembly, 0, 1, "model")
+    assert the_commit(deliver(assembly, 0, 1, "model")).ordinal == 1
 
 
 def test_ranks_that_name_a_checkpoint_differently_are_told_so() -> None:
