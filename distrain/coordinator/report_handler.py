@@ -250,7 +250,7 @@ class ReportHandler:
         standing: the ranks that stand still, and so will not report.
         """
         parts = self._assembly.storing(failed, self._uploads)
-        expected = self._assembly.expected(failed, self._uploads)
+        expected = self._assembly.expected(failed, self._uploads, self._clock.now())
         for rank in (*standing, *self._barriers.waiting):
             expected.pop(rank, None)
         return CheckpointsInProgress(parts, expected, self._config.missing_rank_s)

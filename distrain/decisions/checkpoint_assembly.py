@@ -540,11 +540,13 @@ class CheckpointAssembly:
             found |= {(rank, ordinal) for rank in storing}
         return frozenset(found)
 
-    def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> dict[int, int]:
+    def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]], now: float) -> dict[int, int]:
         """Return the ranks that have made fewer reports than all ``failed`` ones, and how many each has made.
 
-        These are only ranks that have had a checkpoint, that a checkpoint waits for, or that have never reported.
+        These are only ranks that have had a checkpoint, that a checkpoint waits for, or that have never reported and
+        have not had ``missing_rank_s`` to do so.
         """
+        is_new = now < max(self._first_report_at, self._entered_at) + self._missing_rank_s
         least = min((self._reports_made(rank, uploads) for rank in failed), default=0)
         return {
             rank: made
@@ -553,7 +555,7 @@ class CheckpointAssembly:
             for rank in self._counts.ranks_with(made)
             if rank not in failed
             and rank not in self._absent
-            and (self._pending or not made or self._ranks[rank].brings)
+            and (self._ranks[rank].brings or (self._pending if made else is_new))
         }
 
     def _reports_made(self, rank: int, uploads: Collection[tuple[int, int]]) -> int:

@@ -803,21 +803,30 @@ def test_ranks_that_have_made_fewer_reports_than_a_failed_one_may_make_as_many()
     note(assembly, 1, 3)
     deliver(assembly, 0, 3, "model")
     assembly.ended(1)
-    assert assembly.expected({1}, ()) == {2: 0}, "rank 0 has made as many reports"
+    assert assembly.expected({1}, (), 1.0) == {2: 0}, "rank 0 has made as many reports"
     note(assembly, 1, 6)
-    assert assembly.expected({1}, ()) == {0: 3, 2: 0}
-    assert assembly.expected({1, 2}, ()) == {}, "rank 2 has not made that report"
+    assert assembly.expected({1}, (), 1.0) == {0: 3, 2: 0}
+    assert assembly.expected({1, 2}, (), 1.0) == {}, "rank 2 has not made that report"
     assembly.ended(2)
-    assert assembly.expected({1}, ()) == {0: 3}
+    assert assembly.expected({1}, (), 1.0) == {0: 3}
 
 
 @pytest.mark.parametrize(("rank", "other"), [(0, 1), (1, 0)])
 def test_ranks_that_have_never_reported_may_make_the_report_of_a_failed_one(rank: int, other: int) -> None:
     assembly = assembly_of(2)
     note(assembly, other, 1)
-    assert assembly.expected({other}, ()) == {rank: 0}
+    assert assembly.expected({other}, (), 1.0) == {rank: 0}
     assembly.finished(rank, 0.0)
-    assert assembly.expected({other}, ()) == {}
+    assert assembly.expected({other}, (), 1.0) == {}
+
+
+def test_ranks_that_had_their_time_and_never_reported_are_not_waited_for_after_a_failure() -> None:
+    """Only rank 0 reports, for an hour by now, and no checkpoints."""
+    assembly = assembly_of(2, running_since=0.0)
+    for index in range(1, 100):
+        note(assembly, 0, index, now=float(index))
+    assert assembly.expected({0}, (), MISSING_RANK_S) == {1: 0}
+    assert assembly.expected({0}, (), 1.0 + MISSING_RANK_S) == {}
 
 
 def test_nobody_waits_for_more_metrics_of_ranks_that_save_no_checkpoints() -> None:
@@ -825,7 +834,7 @@ def test_nobody_waits_for_more_metrics_of_ranks_that_save_no_checkpoints() -> No
     for index in (1, 2, 3):
         note(assembly, 1, index)
     note(assembly, 0, 1)
-    assert assembly.expected({1}, ()) == {}
+    assert assembly.expected({1}, (), 1.0) == {}
 
 
 def test_a_rank_that_was_storing_when_it_failed_has_not_made_that_report() -> None:
@@ -835,10 +844,10 @@ def test_a_rank_that_was_storing_when_it_failed_has_not_made_that_report() -> No
     for rank in (0, 1):
         deliver(assembly, rank, 1, f"shard-{rank}")
     bring(assembly, 1, 2, "shard-1")
-    assert assembly.expected({1}, ()) == {}
-    assert assembly.expected({1}, {(1, 2)}) == {0: 1}, "an uploader stores it"
+    assert assembly.expected({1}, (), 1.0) == {}
+    assert assembly.expected({1}, {(1, 2)}, 1.0) == {0: 1}, "an uploader stores it"
     deliver(assembly, 1, 2, "shard-1")
-    assert assembly.expected({1}, ()) == {0: 1}
+    assert assembly.expected({1}, (), 1.0) == {0: 1}
 
 
 def test_what_uploaders_bring_needs_no_rank() -> None:
