@@ -131,7 +131,7 @@ class ReportHandler:
         """Unanswered requests, and when each came."""
         self._list_deadline: float | None = None
         """When the first of these requests stops waiting for other ranks."""
-        self._settled_up_to = (0.0, 0.0, 0.0)
+        self._settled_up_to = (0.0, 0.0, 0.0, math.inf)
         """See :meth:`_find_settled`."""
         self._uploads: set[tuple[int, int]] = set()
         """Rank and ordinal of the files that uploaders are storing."""
@@ -191,7 +191,6 @@ class ReportHandler:
                 self._observers.tell(RankTrains(rank, time.monotonic()))
                 self._start_until = now + self._config.missing_rank_s
                 self._do(self._assembly.running(rank, now))
-                self._answer_list_requests()
             case wire.Vitals():
                 self._on_slow(self._observers.status.heard_vitals(message, time.monotonic()))
             case wire.FetchCheckpoint(rank=rank):
@@ -595,12 +594,11 @@ class ReportHandler:
         """
         now = self._clock.now()
         self._settled_up_to = self._find_settled()
-        head_start_ends = self._assembly.head_start_ends
         validating = any(map(self._validations.awaits, self._store.committed))
         body = b""
         for request, since in requests:
             reports = self.report_counts.get(request.rank, 0)
-            settled, settled_synced, settled_soon = self._settled_up_to
+            settled, settled_synced, settled_soon, head_start_ends = self._settled_up_to
             if request.synced:
                 settled = settled_soon if now >= head_start_ends else settled_synced
             limit = since + self._config.missing_rank_s + _COMMIT_S * self._store.is_committing
@@ -619,16 +617,17 @@ class ReportHandler:
             if request.synced and now >= limit and reports > settled:
                 self._do(self._assembly.write_off_laggards(reports))
 
-    def _find_settled(self) -> tuple[float, float, float]:
+    def _find_settled(self) -> tuple[float, float, float, float]:
         """Return the number of reports up to which the checkpoints of all ranks are committed or dropped.
 
         The second number leaves out checkpoints that ASYNC stores. The third one also leaves out ranks that have made
-        no report.
+        no report; it counts when the head start of the others, the last number, is over.
         """
         first = min(self._unsettled, default=math.inf)
         first_synced = min((n for n, unsettled in self._unsettled.items() if unsettled.is_synced), default=math.inf)
         fewest, fewest_soon = self._assembly.fewest_reports()
-        return min(fewest, first - 1), min(fewest, first_synced - 1), min(fewest_soon, first_synced - 1)
+        settled = [min(fewest, first - 1), min(fewest, first_synced - 1), min(fewest_soon, first_synced - 1)]
+        return settled[0], settled[1], settled[2], self._assembly.head_start_ends
 
     def _checkpoint_list(self) -> bytes:
         checkpoints = [

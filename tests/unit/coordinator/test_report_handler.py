@@ -15,6 +15,7 @@ from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.observers import Observers
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.store.local_store import LocalStore
+from distrain.decisions.checkpoint_assembly import HEAD_START_S
 from distrain.decisions.run_status import RunStatus
 
 if TYPE_CHECKING:
@@ -30,7 +31,10 @@ class NoValidations:
         return False
 
 
-def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_rank_s: float = 60.0) -> ReportHandler:
+def handler_of(
+    store: LocalStore, sent: list[Any], world_size: int, *, missing_rank_s: float = 60.0, running: int | None = None
+) -> ReportHandler:
+    """``running``: how many of the ranks have entered train_func; None for all."""
     observers = Observers(RunStatus("/runs/run", started=0.0))
     handler = ReportHandler(
         store,
@@ -54,7 +58,7 @@ def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_r
     )
     observers.tell(AttemptBegan(0, ["localhost"] * world_size, 0.0))
     handler.begin(0, world_size)
-    for rank in range(world_size):
+    for rank in range(world_size if running is None else running):
         handler.handle(wire.Running(attempt=0, rank=rank))
     return handler
 
@@ -145,6 +149,26 @@ def test_get_checkpoint_waits_for_a_commit_that_is_under_way(tmp_path: Path, mon
         assert not only(wire.CheckpointList, sent)
     handler.tick()
     assert only(wire.CheckpointList, sent)
+    store.close()
+
+
+def test_many_ranks_enter_train_func_while_others_wait_in_get_checkpoint(tmp_path: Path) -> None:
+    """These are answered when the time is over in which the last ones may make their first report."""
+    world_size = 8000
+    store, sent = LocalStore(tmp_path / "run"), []
+    handler = handler_of(store, sent, world_size, running=world_size // 2)
+    for rank in range(world_size // 2):
+        handler.handle(wire.Reported(attempt=0, rank=rank, index=1, has_checkpoint=False, body=b"{}"))
+        handler.handle(
+            wire.AskCheckpointList(attempt=0, rank=rank, index=1, validated=False, at_once=False, synced=True)
+        )
+    began = time.process_time()
+    for rank in range(world_size // 2, world_size):
+        handler.handle(wire.Running(attempt=0, rank=rank))
+    assert time.process_time() - began < 2
+    deadline = handler.deadline()
+    assert deadline is not None
+    assert deadline - time.monotonic() < HEAD_START_S
     store.close()
 
 
