@@ -150,8 +150,8 @@ class ReportHandler:
         self._start_until = math.inf
         self._unheard = set(range(world_size))
         """The ranks that may still read the checkpoint that the attempt has started from."""
-        self._bringing: set[int] = set()
-        """The ranks that have reported a checkpoint, or have tried to."""
+        self._bringing: dict[int, int] = {}
+        """By rank that has reported a checkpoint, or has tried to: the number of the first such report."""
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size) if self._observers.hears(ReportsJoined) else None
         self.report_counts: dict[int, int] = {}
@@ -172,7 +172,7 @@ class ReportHandler:
             case wire.Reported(rank=rank, index=index, has_checkpoint=has_checkpoint, failed=str(why)):
                 self._count_report(rank, index)
                 if has_checkpoint:
-                    self._note_bringing(rank)
+                    self._note_bringing(rank, index)
                 self._do(self._assembly.failed(rank, index, why, now, has_checkpoint=has_checkpoint))
                 self._add_to_row(rank, index, None, now)
             case wire.FilesCopied():
@@ -298,7 +298,7 @@ class ReportHandler:
         number = self._first_step + index
         self._observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         if message.has_checkpoint:
-            self._note_bringing(rank)
+            self._note_bringing(rank, index)
             self._unsettled.setdefault(index, _Unsettled(now)).add(message)
         self._do(
             self._assembly.reported(
@@ -318,17 +318,19 @@ class ReportHandler:
         if self._rows:
             self._do(self._rows.reported(rank, index, metrics, now, has_checkpoint=index in self._unsettled))
 
-    def _note_bringing(self, rank: int) -> None:
+    def _note_bringing(self, rank: int, index: int) -> None:
         if rank not in self._bringing:
-            self._bringing.add(rank)
+            self._bringing[rank] = index
             self._disown(rank)
 
     def _disown(self, rank: int) -> None:
         """Give up the checkpoints of this attempt that were committed without a rank that is slow, and not silent.
 
-        The next attempt starts from an earlier one, if there is one.
+        Those that it had none for are whole. The next attempt starts from the newest of them, or an earlier one.
         """
-        if lacking := self._store.disown(rank, after=self._start):
+        first = self._first_step + self._bringing[rank]
+        whole = [saved.index for saved in self._store.committed if saved.step < first]
+        if lacking := self._store.disown(rank, after=max([self._start, *whole])):
             names = ", ".join(saved.path.name for saved in lacking)
             warn(f"the run will not continue from {names}: rank {rank} saves checkpoints, too, and they lack its files")
             latest = self._store.latest
@@ -526,7 +528,7 @@ class ReportHandler:
             self._validations.add(saved)
         if self._memory.is_off and not (saved.is_in_memory or self._is_start_read()):
             self._memory.free_all()
-        for rank in self._bringing.intersection(saved.silent):  # it came while this was committed
+        for rank in self._bringing.keys() & saved.silent:  # it came while this was committed
             self._disown(rank)
         self.after_change()
 

@@ -6,7 +6,9 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from distrain import wire
 from distrain.api.config import CheckpointConfig
@@ -17,9 +19,6 @@ from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.store.local_store import LocalStore
 from distrain.decisions.checkpoint_assembly import HEAD_START_S
 from distrain.decisions.run_status import RunStatus
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class NoValidations:
@@ -135,6 +134,22 @@ def test_a_rank_whose_first_report_fails_brings_checkpoints_too(tmp_path: Path) 
     assert [saved.silent for saved in store.committed] == [(1,)]
     handler.handle(wire.Reported(attempt=0, rank=1, index=1, has_checkpoint=True, failed="ValueError"))
     assert not store.committed
+    store.close()
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_only_checkpoints_that_lack_files_of_a_slow_rank_are_given_up(tmp_path: Path, first: int) -> None:
+    """It was not waited for. ``first``: its first report with a checkpoint."""
+    store, sent = LocalStore(tmp_path / "run"), []
+    handler = handler_of(store, sent, 2, missing_rank_s=0.0)
+    report(handler, 0, 1, "shard-0")
+    store_files(handler, only(wire.CopyFiles, sent)[-1])
+    handler.tick()
+    assert [saved.silent for saved in store.committed] == [(1,)]
+    for index in range(1, first):
+        handler.handle(wire.Reported(attempt=0, rank=1, index=index, has_checkpoint=False, body=b"{}"))
+    report(handler, 1, first, "shard-1")
+    assert [saved.step for saved in store.committed] == list(range(1, first))
     store.close()
 
 
