@@ -724,13 +724,13 @@ class CheckpointAssembly:
         return self._warn_once(
             "missing",
             f"{self.name(ordinal)} of {name_ranks(pending.parts)} is not complete: "
-            f"{self._describe_missing(sorted(missing))}. It is committed when they have made that report, or finish.",
+            f"{self._describe_missing(sorted(missing))}. It will be committed once they make that report or finish.",
         )
 
     def _describe_missing(self, missing: Sequence[int]) -> str:
         """Return what keeps a checkpoint from being committed."""
         if fetching := [rank for rank in missing if rank in self._fetching]:
-            return f"{ranks_have(fetching)} to wait for the files of a checkpoint to read"
+            return f"{ranks_have(fetching)} not got the files of a checkpoint yet"
         if starting := [rank for rank in missing if rank in self._absent]:
             return f"{ranks_have(starting)} not entered train_func"
         if silent := [rank for rank in missing if not self._ranks[rank].last_index]:

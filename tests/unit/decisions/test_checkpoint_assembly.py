@@ -231,9 +231,7 @@ def test_a_rank_that_waits_for_the_files_of_a_checkpoint_is_not_written_off() ->
     assembly.fetching(1)
     bring(assembly, 0, 1, "a")
     actions = [*deliver(assembly, 0, 1, "a"), *note(assembly, 0, 2, now=100.0), *assembly.tick(1000.0)]
-    assert (
-        "not complete: rank 1 has to wait for the files of a checkpoint to read. It" in only(ShowLine, actions)[0].text
-    )
+    assert "not complete: rank 1 has not got the files of a checkpoint yet. It" in only(ShowLine, actions)[0].text
     actions += [*assembly.running(1, 1000.0), *assembly.tick(999.0 + MISSING_RANK_S)]
     assert not only(Commit, actions)
     bring(assembly, 1, 1, "b", now=1059.0)
