@@ -130,7 +130,7 @@ class ReportHandler:
         """Unanswered requests, and when each came."""
         self._list_deadline: float | None = None
         """When the first of these requests stops waiting for other ranks."""
-        self._settled_up_to = (0.0, 0.0, 0.0)
+        self._settled_up_to = (0.0, 0.0, 0.0, math.inf)
         """See :meth:`_find_settled`."""
         self._uploads: set[tuple[int, int]] = set()
         """Rank and ordinal of the files that uploaders are storing."""
@@ -149,8 +149,8 @@ class ReportHandler:
         self._start_until = math.inf
         self._unheard = set(range(world_size))
         """The ranks that may still read the checkpoint that the attempt has started from."""
-        self._bringing: set[int] = set()
-        """The ranks that have reported a checkpoint, or have tried to."""
+        self._bringing: dict[int, int] = {}
+        """By rank that has reported a checkpoint, or has tried to: the number of the first such report."""
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size) if self._observers.hears(ReportsJoined) else None
         self.report_counts: dict[int, int] = {}
@@ -171,7 +171,7 @@ class ReportHandler:
             case wire.Reported(rank=rank, index=index, has_checkpoint=has_checkpoint, failed=str(why)):
                 self._count_report(rank, index)
                 if has_checkpoint:
-                    self._note_bringing(rank)
+                    self._note_bringing(rank, index)
                 self._do(self._assembly.failed(rank, index, why, now, has_checkpoint=has_checkpoint))
                 self._add_to_row(rank, index, None, now)
             case wire.FilesCopied():
@@ -190,7 +190,6 @@ class ReportHandler:
                 self._observers.tell(RankTrains(rank, time.monotonic()))
                 self._start_until = now + self._config.missing_rank_s
                 self._do(self._assembly.running(rank, now))
-                self._answer_list_requests()
             case wire.Vitals():
                 self._on_slow(self._observers.status.heard_vitals(message, time.monotonic()))
             case wire.FetchCheckpoint(rank=rank):
@@ -245,7 +244,7 @@ class ReportHandler:
         standing: the ranks that stand still, and so will not report.
         """
         parts = self._assembly.storing(failed, self._uploads)
-        expected = self._assembly.expected(failed, self._uploads)
+        expected = self._assembly.expected(failed, self._uploads, self._clock.now())
         for rank in (*standing, *self._barriers.waiting):
             expected.pop(rank, None)
         return CheckpointsInProgress(parts, expected, self._config.missing_rank_s)
@@ -294,7 +293,7 @@ class ReportHandler:
         number = self._first_step + index
         self._observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         if message.has_checkpoint:
-            self._note_bringing(rank)
+            self._note_bringing(rank, index)
             self._unsettled.setdefault(index, _Unsettled(now)).add(message)
         self._do(
             self._assembly.reported(
@@ -314,17 +313,19 @@ class ReportHandler:
         if self._rows:
             self._do(self._rows.reported(rank, index, metrics, now, has_checkpoint=index in self._unsettled))
 
-    def _note_bringing(self, rank: int) -> None:
+    def _note_bringing(self, rank: int, index: int) -> None:
         if rank not in self._bringing:
-            self._bringing.add(rank)
+            self._bringing[rank] = index
             self._disown(rank)
 
     def _disown(self, rank: int) -> None:
         """Give up the checkpoints of this attempt that were committed without a rank that is slow, and not silent.
 
-        The next attempt starts from an earlier one, if there is one.
+        Those that it had none for are whole. The next attempt starts from the newest of them, or an earlier one.
         """
-        if lacking := self._store.disown(rank, after=self._start):
+        first = self._first_step + self._bringing[rank]
+        whole = [saved.index for saved in self._store.committed if saved.step < first]
+        if lacking := self._store.disown(rank, after=max([self._start, *whole])):
             names = ", ".join(saved.path.name for saved in lacking)
             warn(f"the run will not continue from {names}: rank {rank} saves checkpoints, too, and they lack its files")
             latest = self._store.latest
@@ -388,7 +389,7 @@ class ReportHandler:
         if failed is not None or expected != {path: (size, crc32) for path, size, crc32 in files}:
             why = failed or "they were damaged in memory"
             warn(f"{self._assembly.name(commit.ordinal)} is dropped: files of rank {rank} cannot be stored: {why}")
-            self._do([Drop(commit.ordinal)])
+            self._do([Drop(commit.ordinal), *self._assembly.committed(commit.ordinal, self._clock.now())])
         elif not unsettled.from_memory:
             self._commit(commit)
 
@@ -551,7 +552,7 @@ class ReportHandler:
             self._validations.add(saved)
         if self._memory.is_off and not (latest.is_in_memory or self._is_start_read()):
             self._memory.free_all()
-        for rank in self._bringing.intersection(saved.silent):  # it came while this was committed
+        for rank in self._bringing.keys() & saved.silent:  # it came while this was committed
             self._disown(rank)
         self.after_change()
 
@@ -619,12 +620,11 @@ class ReportHandler:
         """
         now = self._clock.now()
         self._settled_up_to = self._find_settled()
-        head_start_ends = self._assembly.head_start_ends
         validating = any(map(self._validations.awaits, self._store.committed))
         body = b""
         for request, since in requests:
             reports = self.report_counts.get(request.rank, 0)
-            settled, settled_synced, settled_soon = self._settled_up_to
+            settled, settled_synced, settled_soon, head_start_ends = self._settled_up_to
             if request.synced:
                 settled = settled_soon if now >= head_start_ends else settled_synced
             limit = since + self._config.missing_rank_s + _COMMIT_S * self._store.is_committing
@@ -643,16 +643,17 @@ class ReportHandler:
             if request.synced and now >= limit and reports > settled:
                 self._do(self._assembly.write_off_laggards(reports))
 
-    def _find_settled(self) -> tuple[float, float, float]:
+    def _find_settled(self) -> tuple[float, float, float, float]:
         """Return the number of reports up to which the checkpoints of all ranks are committed or dropped.
 
         The second number leaves out checkpoints that ASYNC stores. The third one also leaves out ranks that have made
-        no report.
+        no report; it counts when the head start of the others, the last number, is over.
         """
         first = min(self._unsettled, default=math.inf)
         first_synced = min((n for n, unsettled in self._unsettled.items() if unsettled.is_synced), default=math.inf)
         fewest, fewest_soon = self._assembly.fewest_reports()
-        return min(fewest, first - 1), min(fewest, first_synced - 1), min(fewest_soon, first_synced - 1)
+        settled = [min(fewest, first - 1), min(fewest, first_synced - 1), min(fewest_soon, first_synced - 1)]
+        return settled[0], settled[1], settled[2], self._assembly.head_start_ends
 
     def _checkpoint_list(self) -> bytes:
         checkpoints = [

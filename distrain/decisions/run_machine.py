@@ -599,7 +599,9 @@ class RunStateMachine:
         awaited = {rank for rank, _ in latest.parts} or latest.expected.keys()
         if not awaited:
             return self._stop_after_failure(now)
-        self._deadline = self._waits_since + (CHECKPOINT_GRACE_S if latest.parts else latest.within_s)
+        until = self._waits_since + latest.within_s  # a report that came by then may be stored
+        stored_by = min(now, until) + CHECKPOINT_GRACE_S if latest.parts else now
+        self._deadline = max(until, stored_by) if latest.expected else stored_by
         if before is not None or not (latest.parts or self._is_culprit_known):
             return []  # in the second case, an awaited rank may be the culprit
         aim = "store a checkpoint" if latest.parts else "make as many reports"

@@ -1039,7 +1039,8 @@ class Reported(FromWorker):
 
     index: counts the rank's calls in the attempt from 1. body: the metrics as JSON. progress: None, or the step and the
     number of steps that the user has given. waited: seconds since the rank's last report in which it waited for
-    ``data``, or in report() for a ``checkpoint``; None if it did not wait. With a checkpoint (has_checkpoint):
+    ``data``, or in report() for a ``checkpoint``; None if it did not wait. ordinal: ``index`` if it has a
+    checkpoint, else None. With a checkpoint:
 
     folder: the directory with its files. files: the relative path of each. in_place: ``folder`` is in the run
     directory, and all ranks write into it; ``files`` is empty. in_memory: ``folder`` is in the memory of the host, see
@@ -1057,7 +1058,7 @@ class Reported(FromWorker):
     """
 
     index: int
-    has_checkpoint: bool
+    ordinal: int | None
     time: float = 0.0
     files: list[str] = field(default_factory=list)
     facts: dict[str, list[int]] | None = None
@@ -1073,6 +1074,10 @@ class Reported(FromWorker):
     progress: list[float] | None = None
     waited: dict[str, float] | None = None
     failed: str | None = None
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self.ordinal is not None
 
 
 @message

@@ -245,7 +245,8 @@ class Session:
                 self._reports, self._checkpoints = before + 1, self._checkpoints + has_checkpoint
                 with contextlib.suppress(Exception):  # of __str__, of a signal handler, or the coordinator is gone
                     failed = f"{type(error).__name__}: {error}"
-                    self.send(wire.Reported, index=self._reports, has_checkpoint=has_checkpoint, failed=failed)
+                    ordinal = self._reports if has_checkpoint else None
+                    self.send(wire.Reported, index=self._reports, ordinal=ordinal, failed=failed)
             raise
 
     def _note_blocked(self, since: float) -> None:
@@ -267,14 +268,14 @@ class Session:
             rank=self.context.world_rank,
             index=self._reports + 1,
             time=time.time(),
-            has_checkpoint=bool(checkpoint),
+            ordinal=self._reports + 1 if checkpoint else None,
             body=body,
             progress=progress,
             waited=self._new_waits(),
             **{"files": [], **checkpoint},
         )
         # Counted just before it is sent: the coordinator waits for a number that an alarm kept from being sent.
-        self._reports, self._checkpoints = report.index, self._checkpoints + report.has_checkpoint
+        self._reports, self._checkpoints = report.index, self._checkpoints + bool(checkpoint)
         if local_files is not None:
             self._local_files[report.index] = local_files
         self._channel.send(report)
@@ -725,7 +726,8 @@ class Session:
             case wire.FilesStored(ordinal=ordinal, failed=failed):
                 self._uploading.pop(ordinal, None)
                 was_short = self._memory_is_short and ordinal == self._in_memory  # nothing is wrong with the next one
-                self._end_in_memory(ordinal, is_dropped=failed is not None)
+                if ordinal == self._in_memory:
+                    self._end_in_memory(ordinal, is_dropped=failed is not None)
                 if failed is not None and not was_short:
                     self._local_files.pop(ordinal, None)
                     self._storing_errors.append(f"a checkpoint of this rank could not be stored: {failed}")
