@@ -102,6 +102,8 @@ class Coordinator:
         self._verification = Background(self._loop, "verification")
         self._is_verifying = self._is_gathering = False
         """True until it is known whether the checkpoint to continue from is intact."""
+        self._is_doubtful = False
+        """True if ranks have raised before any report: perhaps the checkpoint that they loaded is damaged."""
         self._start_without_own = start_without_own
         self._foreign_checkpoint = None if store.latest else request.checkpoint
         """The checkpoint of another run that this run has started from, before it had one itself."""
@@ -272,19 +274,28 @@ class Coordinator:
     def _on_verified(self) -> None:
         if self._is_over:  # a damaged checkpoint was still being renamed
             return
-        latest = self._store.latest
+        latest, plan = self._store.latest, self.machine.plan
         if latest is None:
             self._verification.do(self._start_without_own, self._start_from)
+        elif latest.is_in_memory and plan is not None:
+            self._is_verifying = False
+            self._is_gathering = self._memory.begin(self._attempt, plan.hosts, self._on_gathered)
         else:
             self._start_from(str(latest.path))
 
     def _start_from(self, path: str | None) -> None:
         self._foreign_checkpoint = None if self._store.latest else path
         self._is_verifying = False
-        self._validations.start(self._loop)
-        if path != self._request.checkpoint:
+        if not self._is_doubtful:
+            self._validations.start(self._loop)
+        if path != self.machine.checkpoint:
             say(f"continuing {f'at {PurePath(path).name}' if path else 'from scratch'} instead")
-            self._happened(events.CheckpointAvailable(path))
+            self._start_at(path)
+
+    def _start_at(self, path: str | None) -> None:
+        if self.machine.plan is not None:
+            self.report_handler.begin(self._attempt, len(self.machine.plan.ranks))  # it looks at the latest checkpoint
+        self._happened(events.CheckpointAvailable(path))
 
     def _on_memory_change(self) -> None:
         latest = self._store.latest
@@ -293,10 +304,8 @@ class Coordinator:
 
     def _on_gathered(self, latest: CommittedCheckpoint | None) -> None:
         """Start the workers from a checkpoint in memory that all hosts have, or from one before it."""
-        assert self.machine.plan is not None
         self._is_gathering = False
-        self.report_handler.begin(self._attempt, len(self.machine.plan.ranks))  # it looks at the latest checkpoint
-        self._happened(events.CheckpointAvailable(str(latest.path) if latest else self._foreign_checkpoint))
+        self._start_at(str(latest.path) if latest else self._foreign_checkpoint)
 
     # -- messages of hosts ----------------------------------------------------------------------------------------
 
@@ -511,6 +520,8 @@ class Coordinator:
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
         self._is_gathering = self._memory.begin(attempt, plan.hosts, self._on_gathered)
         self.report_handler.begin(attempt, len(plan.ranks))
+        if self._is_doubtful and self._store.latest and not self._is_gathering:
+            self._verify()
         self.evidence.begin(attempt)
         self.hang_monitor.begin(len(plan.ranks))
         self._debuggers.begin(attempt)
@@ -520,6 +531,7 @@ class Coordinator:
         if ended.attempt != self._attempt:  # its hosts were refused before it began
             return
         self._host_files.end_attempt()
+        self._is_doubtful = not self.report_handler.report_counts and any(f.kind == "exception" for f in ended.failures)
         self.report_handler.end()
         self.hang_monitor.end_hang()
         if self.machine.hung is not None:
