@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 StartMethod = Literal["forkserver", "spawn"]
 HostChecks = Literal["launch", "deep"]
-NumaBinding = Literal["node", "socket"]
+NumaBinding = Literal["node"]
 ProgressDisplay = Literal["auto", "live", "plain", "off"]
 RESOURCES = ("CPU", "GPU", "memory")
 _INTERFACES = re.compile(r"[^\s/,]{1,15}(,[^\s/,]{1,15})*")
@@ -63,9 +63,9 @@ class ScalingConfig:
     use_gpu: give every worker a GPU (one, unless ``resources_per_worker["GPU"]`` differs).
     resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
         Before the run starts, distrain checks that the hosts have them. It limits nothing afterwards.
-    numa_binding: bind each worker to CPUs near its GPU, as ``torchrun --numa-binding`` does: to all CPUs of the GPU's
-        NUMA node (``node``) or socket (``socket``). Without GPUs, the nodes of a host are divided among its workers in
-        order. By default, workers may use all CPUs that the host has for them.
+    numa_binding: ``node`` binds each worker to the CPUs of its GPU's NUMA node, as ``torchrun --numa-binding node``
+        does. Without GPUs, the nodes of a host are divided among its workers in order. By default, workers may use all
+        CPUs that the host has for them.
     interface: the network interface over which workers of different hosts connect, such as ``"ib0"``; or several, of
         which each host uses the first that it has: ``"ib0,eth1"``. By default, the one that leads to rank 0's host.
     start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
