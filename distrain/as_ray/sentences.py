@@ -57,6 +57,7 @@ NAMES = {
     "ActorPool": "call the methods of the actors in turn: each call is done when it returns",
     "ExperimentAnalysis": _TUNER,
     "Stopper": MISSING["stop"],
+    "SaveMode": "files are added to a directory: delete it before if they should replace others",
     "as_completed": "call ray.get() with the list of references: all tasks have ended",
     "placement_group": _PLACEMENT,
     "register_trainable": "give the function itself to the Tuner",

@@ -58,7 +58,6 @@ _DATA: dict[str, Home] = {
     "ray.data": {
         "distrain.as_ray.data.dataset": ("Dataset", "MaterializedDataset=Dataset"),
         "distrain.as_ray.data.readers": _READERS,
-        "distrain.as_ray.data.writing": ("SaveMode",),
         "distrain.data": ("DataIterator", "DatasetIterator=DataIterator", "Schema"),
     },
     "ray.data.grouped_data": {"distrain.as_ray.data.groups": ("GroupedData",)},

@@ -20,8 +20,8 @@ from distrain.as_ray.data.arguments import (
     plain,
     plain_value,
 )
-from distrain.as_ray.data.groups import AGGREGATES, GroupedData
-from distrain.as_ray.data.writing import SaveMode, write_files
+from distrain.as_ray.data.groups import GroupedData
+from distrain.as_ray.data.writing import write_files
 from distrain.data.blocks import (
     as_block,
     column_of,
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from distrain.data.blocks import Block
     from distrain.data.order import Span
 
+_AGGREGATES = ("max", "mean", "min", "std", "sum")
+
 
 class Dataset(PlainDataset):
     """Rows to train on, as ``ray.data`` makes them. See :class:`distrain.data.Dataset`."""
@@ -67,7 +69,7 @@ class Dataset(PlainDataset):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in AGGREGATES:
+        if name in _AGGREGATES:
             return partial(self._aggregated, name)
         raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {ELSEWHERE}")
 
@@ -298,13 +300,13 @@ class Dataset(PlainDataset):
         _check_columns(function, names_of(names), frame)
         return frame
 
-    def write_parquet(self, path: str, *, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
+    def write_parquet(self, path: str, **options: Any) -> None:
         """Write a Parquet file into a directory. ``options``: of ``pyarrow.parquet.write_table()``."""
-        write_files(self.read(), path, "parquet", mode, options)
+        write_files(self.read(), path, "parquet", options)
 
-    def write_csv(self, path: str, *, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
+    def write_csv(self, path: str, **options: Any) -> None:
         """Write a CSV file into a directory. ``options``: of ``pyarrow.csv.write_csv()``."""
-        write_files(self.read(), path, "csv", mode, options)
+        write_files(self.read(), path, "csv", options)
 
 
 def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:
