@@ -60,7 +60,7 @@ class ScalingConfig:
         as rank 0 of 1, where a debugger works. ``(min, max)`` starts as many as the hosts have slots for. Every attempt
         counts the slots again, so a run continues without a lost host, and uses it once it is back. Leave it out if
         another launcher, such as torchrun, has started this process and others: then they are the workers.
-    use_gpu: give every worker a GPU (one, unless ``resources_per_worker["GPU"]`` differs).
+    use_gpu: give every worker a GPU: one, unless ``resources_per_worker["GPU"]`` differs.
     resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
         Before the run starts, distrain checks that the hosts have them. It limits nothing afterwards.
     numa_binding: ``node`` binds each worker to the CPUs of its GPU's NUMA node, as ``torchrun --numa-binding node``
@@ -72,14 +72,13 @@ class ScalingConfig:
         fresh interpreter for each.
     hosts: the machines to train on, as ``"alpha:4,beta:4"`` or ``["alpha:4", "beta:4"]``, each with its number of
         slots, the most ranks that it takes. Hosts are filled in this order.
-    hostfile: a file with one host per line (``alpha slots=4``), instead of ``hosts``; docs/hosts.md has its other
-        settings. Without both, the environment variable DISTRAIN_HOSTFILE may name a file; otherwise the run uses the
-        nodes of the Slurm job that it is in, or else this machine.
+    hostfile: a file with the hosts, one per line (``alpha slots=4``); without it and hosts, the one that
+        DISTRAIN_HOSTFILE names, else the nodes of the Slurm job, else this machine. See docs/hosts.md.
     transport: how hosts other than ``localhost`` are reached: ``ssh``; ``slurm``, by srun in the job of this process;
         or the command line of a program that runs commands on ``{host}``, such as ``"docker exec -i {host}"``.
         ``local`` uses this machine only, also in a Slurm job. ``auto`` takes the environment variable
         DISTRAIN_TRANSPORT if it is set; else srun for the nodes of a Slurm job, and ssh for hosts that are named.
-    ssh_args: further arguments for ssh, a list or one string.
+    ssh_args: further arguments for ssh, a list or one string, such as ``"-i my_key"``.
     accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``; the GPUs of every host must be of this product.
     checks: ``launch`` compares versions and tries connections while the workers start. ``deep`` also measures the hosts
         and the connections between them before, which takes up to a minute. Spare hosts take the place of those that
@@ -334,7 +333,7 @@ class CheckpointConfig:
         checkpoint is never deleted.
     checkpoint_score_attribute: metric to rank by; ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. Missing and NaN
         scores rank worst, whatever the order.
-    checkpoint_score_order: ``"max"`` or ``"min"``.
+    checkpoint_score_order: the better scores: the higher ones (``"max"``) or the lower ones (``"min"``).
     checkpoint_ranks: the ranks that report checkpoints, such as ``[0]`` if only rank 0 saves, or ``"all"``. A
         checkpoint waits for the n-th report of all of these, and of no other rank. None: of all ranks, and
         ``missing_rank_s`` for those that have never reported.
@@ -421,7 +420,7 @@ class ShippingConfig:
     enabled: copy distrain and the user's code to them. False: all hosts have both already, at the same paths.
     include: further files and directories, such as small data files, relative to the working directory. Only files
         that are named here are copied even if their names look like secrets (``.env``, keys), or if they are large.
-    limit_bytes: the largest size of all files together.
+    limit_bytes: the largest size of all that is copied.
     env_from: a requirements file, from which a virtual environment is made on each host. None, the default: hosts use
         the interpreter that they have.
     fetch_limit_bytes: the largest size of the files in ``get_context().get_trial_dir()`` that come back from each host
@@ -505,8 +504,8 @@ class ValidationConfig:
 class RunConfig:
     """Name, storage and policies of a run; its directory is ``{storage_path}/{name}``.
 
-    name: a file name; by default the name of the script, the time and a random suffix. An unfinished run of the same
-        name continues.
+    name: a file name, under which an unfinished run continues; by default the name of the script, the time and a
+        random suffix.
     storage_path: local or shared directory, where ``~`` and relative paths are allowed, or a URL that fsspec knows,
         such as ``s3://bucket/runs``; by default ``~/distrain_results``.
     storage_filesystem: the file system of ``storage_path``, one of fsspec's or pyarrow's, instead of a URL.
@@ -529,9 +528,8 @@ class RunConfig:
     checkpoint_config: see :class:`~distrain.CheckpointConfig`.
     logging_config: see :class:`~distrain.LoggingConfig`.
     shipping_config: see :class:`~distrain.ShippingConfig`.
-    progress: how the console shows the progress. ``"live"``: a footer on a terminal, below the output of the workers;
-        in a notebook: a block that is updated; ``"plain"``: a line every 30 seconds; ``"off"``: nothing; ``"auto"``,
-        the default: live on a terminal and in a notebook, else plain.
+    progress: how the console shows the progress: ``"live"``, a footer on a terminal, or a block in a notebook;
+        ``"plain"``, a line every 30 seconds; ``"off"``, not at all; ``"auto"``, live where that is possible.
     debug_rank: rank on which breakpoint() and an exception of train_func open pdb; on other ranks breakpoint() does
         nothing. The rank waits for ``distrain debug`` in another terminal. See docs/debugging.md.
 
