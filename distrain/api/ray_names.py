@@ -37,6 +37,7 @@ _OUTER_LOOP = (
     "there is no Tune: loop over your settings and call fit() for each, for example in the objective of an Optuna "
     f"study; {_AS_RAY}"
 )
+_STOP = "use distrain.should_stop(), which becomes true on all ranks at the same call"
 _TASKS = f"there are no tasks, actors or objects: call the function itself, or use concurrent.futures; {_AS_RAY}"
 _TORCH = "use TorchTrainer, and make the library's own Trainer in train_func"
 _TPU = "TPUs are not supported"
@@ -53,7 +54,7 @@ MISSING = {
     "LightningTrainer": _TORCH,
     "NCCLHangError": "hangs of any kind are a HangError; see FailureConfig.hang_timeout_s",
     "Predictor": _INFERENCE,
-    "PreemptionInfo": "use should_stop()",
+    "PreemptionInfo": _STOP,
     "ResultGrid": _OUTER_LOOP,
     "SyncConfig": "there is nothing to sync: workers write to RunConfig.storage_path themselves",
     "TRAIN_DATASET_KEY": "write 'train'",
@@ -68,7 +69,7 @@ MISSING = {
     "XGBoostConfig": _FRAMEWORK,
     "XGBoostTrainer": _FRAMEWORK,
     "air": _TRAIN,
-    "get_preemption_info": "use should_stop()",
+    "get_preemption_info": _STOP,
     "horovod": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
     "init": _CLUSTER,
     "label_selector": "hosts have no labels here",

@@ -69,7 +69,6 @@ _TRAIN: dict[str, Home] = {
         "distrain.api.context": _CONTEXT,
         "distrain.api.result": ("Result",),
         "distrain.as_ray.constants": ("SyncConfig=WithoutEffect", "TRAIN_DATASET_KEY", "ValidationFn"),
-        "distrain.as_ray.preemption": ("PreemptionInfo", "get_preemption_info"),
         "distrain.coordinator.trainer": ("DataParallelTrainer",),
         "distrain.errors": _ERRORS,
         "distrain.session": _IN_WORKER,
