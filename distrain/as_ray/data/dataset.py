@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from distrain.as_ray.data.arguments import (
     ELSEWHERE,
     all_batches,
-    arrow_type,
     check_options,
     constructed,
     for_rows,
@@ -36,10 +35,9 @@ from distrain.data.blocks import (
 from distrain.data.dataset import Dataset as PlainDataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
-from distrain.data.sources import MemorySource, Schema, TableSource
+from distrain.data.sources import MemorySource, TableSource
 from distrain.data.transforms import Batched
 from distrain.errors import DataError
-from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -211,17 +209,9 @@ class Dataset(PlainDataset):
         for row in self.take(limit):
             print(row)
 
-    def schema(self, fetch_if_missing: bool = True) -> Schema:
-        """Return the names and types of the columns: Arrow's types, and numpy's for arrays of more dimensions."""
-        found = super().schema()
-        if all(isinstance(kind, require("pyarrow").DataType) for kind in found.types):
-            return found
-        columns = to_columns(self.open().sample())
-        return Schema(list(columns), [arrow_type(column) for column in columns.values()])
-
     def columns(self, fetch_if_missing: bool = True) -> list[str]:
         """Return the names of the columns."""
-        return list(super().schema().names)
+        return list(self.schema().names)
 
     # -- batches in this process ----------------------------------------------------------------------------------
 

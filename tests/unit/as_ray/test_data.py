@@ -64,7 +64,7 @@ GROUPS = [{"k": number % 2, "v": number} for number in range(5)]
 IDIOMS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "items": (lambda rd: rd.from_items([3, 4]).take_all(), [{"item": 3}, {"item": 4}]),
     "dicts": (lambda rd: rd.from_items(PAIRS).take_all(), PAIRS),
-    "schema": (lambda rd: list(map(str, rd.from_items(PAIRS).schema().types)), ["int64", "string"]),
+    "schema": (lambda rd: list(map(str, rd.from_items(PAIRS).schema().types)), ["int64", "object"]),
     "types of objects": (lambda rd: list(map(str, rd.from_torch([(torch.ones(2), "a")]).schema().types)), ["object"]),
     "range": (lambda rd: rd.range(2, override_num_blocks=1).take(), IDS),
     "frames": (lambda rd: rd.from_pandas([pd.DataFrame(IDS[:1]), pd.DataFrame(IDS[1:])]).take(), IDS),
