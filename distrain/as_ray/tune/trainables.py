@@ -33,23 +33,18 @@ def with_parameters(trainable: Callable[..., Any], **parameters: Any) -> Callabl
     return function
 
 
-@dataclass(frozen=True)
-class WithResources:
-    """A function, and what each of its trials needs."""
-
-    trainable: Callable[..., Any]
-    resources: Mapping[str, float]
-
-
-def with_resources(trainable: Callable[..., Any], resources: Mapping[str, float]) -> WithResources:
+def with_resources(trainable: Callable[..., Any], resources: Mapping[str, float]) -> Callable[..., Any]:
     """Return the function with the resources of a trial, as ``{"cpu": 2, "gpu": 1}``."""
     check_type("with_resources(resources)", resources, Mapping)
-    return WithResources(trainable, resources)
+    function = with_parameters(trainable)
+    vars(function)["resources"] = resources
+    return function
 
 
-def scaling_for(resources: Mapping[str, float]) -> ScalingConfig:
+def scaling_for(trainable: Callable[..., Any]) -> ScalingConfig:
     """Return the ScalingConfig of a trial. Raises ValueError for resources that distrain does not know."""
     names = {"cpu": "CPU", "gpu": "GPU"}
+    resources: Mapping[str, float] = getattr(trainable, "resources", {})
     needs = {names.get(name, name): amount for name, amount in resources.items() if amount}
     return ScalingConfig(num_workers=1, use_gpu="GPU" in needs, resources_per_worker=needs or None)
 
