@@ -69,7 +69,7 @@ def homes_of(module: str) -> dict[str, tuple[str, str]]:
     return {
         name: (home, own or name)
         for home, names in entry.items()
-        for name, _, own in (text.partition("=") for text in names)
+        for name, _, own in (text.partition("=") for text in names.split())
     }
 
 
