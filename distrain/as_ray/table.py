@@ -22,7 +22,7 @@ _CORE: dict[str, Home] = {
         "distrain.as_ray.constants": "__version__ __distrain__",
         "distrain.as_ray.core.actors": "get_actor kill remote",
         "distrain.as_ray.core.cluster": """
-            available_resources=cluster_resources cluster_resources get_gpu_ids get_runtime_context=RuntimeContext init
+            available_resources=cluster_resources cluster_resources get_runtime_context=RuntimeContext init
             is_initialized nodes shutdown""",
         "distrain.as_ray.core.tasks": "ObjectRef cancel get put wait",
     },
