@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from distrain.api.observer import Observer
-from distrain.api.ray_names import without
+from distrain.api.ray_names import checks_arguments
 from distrain.api.tracker import Tracker
 from distrain.hosts.hostfile import check_transport, parse_hosts, split_ssh_args
 from distrain.system.arguments import check_choice, check_fields, check_int, check_ranks, check_seconds, check_type
@@ -44,14 +44,7 @@ _LONGEST_NAME = 240
 # -- scaling ---------------------------------------------------------------------------------------------------------
 
 
-@without(
-    "elastic_resize_monitor_interval_s",
-    "label_selector",
-    "placement_strategy",
-    "topology",
-    "trainer_resources",
-    "use_tpu",
-)
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
     """The number of workers, and what each of them needs.
@@ -219,7 +212,7 @@ class ScalingConfig:
 # -- policies --------------------------------------------------------------------------------------------------------
 
 
-@without("enable_shard_locality", "execution_options")
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """How the workers read the ``datasets=`` of a trainer.
@@ -256,13 +249,7 @@ class DataConfig:
         check_fields(self, check_choice, "on_change", choices=("error", "restart", "ignore"))
 
 
-@without(
-    "controller_failure_limit",
-    "fail_fast",
-    "max_preemption_failures",
-    "preemption_grace_s",
-    "relax_collectives_on_preemption",
-)
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class FailureConfig:
     """Restarts after failures, and the time limits that detect hangs and lost hosts.
@@ -324,7 +311,7 @@ class FailureConfig:
         check_fields(self, check_seconds, "host_lease_s", minimum=_SHORTEST_LEASE_S)
 
 
-@without("checkpoint_at_end", "checkpoint_frequency")
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """The checkpoints to keep, and the time to wait for ranks that do not report.
@@ -388,7 +375,7 @@ class CheckpointUploadMode(enum.Enum):
     MEMORY = "MEMORY"
 
 
-@without()
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
     """The lines and the output that appear on the console.
@@ -412,7 +399,7 @@ class LoggingConfig:
             check_fields(self, check_ranks, "ranks", allowed="a list of ranks")
 
 
-@without()
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class ShippingConfig:
     """Files and packages for hosts that do not see the user's files; see docs/hosts.md.
@@ -446,7 +433,7 @@ class ShippingConfig:
         check_fields(self, check_type, "env_from", kind=(str, os.PathLike), allowed="a str or a Path", optional=True)
 
 
-@without()
+@checks_arguments
 @dataclass(frozen=True)
 class ValidationTaskConfig:
     """Settings for the validation of one checkpoint.
@@ -467,7 +454,7 @@ class ValidationTaskConfig:
         check_fields(self, check_seconds, "timeout_s", above_zero=True, optional=True)
 
 
-@without("ray_remote_kwargs")
+@checks_arguments
 @dataclass(frozen=True)
 class ValidationConfig:
     """The validation of checkpoints that workers report with ``report(..., validation=True)``.
@@ -499,7 +486,7 @@ class ValidationConfig:
 # -- the run ---------------------------------------------------------------------------------------------------------
 
 
-@without("local_dir", "log_to_file", "progress_reporter", "stop", "sync_config", "verbose")
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Name, storage and policies of a run; its directory is ``{storage_path}/{name}``.

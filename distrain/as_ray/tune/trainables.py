@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.config import RunConfig, ScalingConfig, UserCallback
-from distrain.api.ray_names import without
+from distrain.api.ray_names import checks_arguments
 from distrain.session import report as report_metrics
 from distrain.system.arguments import check_type
 from distrain.system.text import flatten
@@ -49,7 +49,7 @@ def scaling_for(trainable: Callable[..., Any]) -> ScalingConfig:
     return ScalingConfig(num_workers=1, use_gpu="GPU" in needs, resources_per_worker=needs or None)
 
 
-@without("local_dir", "log_to_file", "progress_reporter", "sync_config", "verbose")
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class TuneRunConfig(RunConfig):
     """``ray.tune.RunConfig``, which has one more field.
