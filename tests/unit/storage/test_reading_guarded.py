@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain.page import data, write_page, writer
-from distrain.storage.lines import last_metrics, read_file
+from distrain.storage.lines import last_record, read_file
 from distrain.storage.ownership import list_names, open_to_read
 from distrain.storage.runs.details import checkpoints_of
 from distrain.storage.runs.listing import run_at
@@ -171,7 +171,7 @@ def test_what_a_stranger_puts_into_a_run_of_the_user_is_not_read(run: Path) -> N
     os.lchown(run / "logs/attempt_1/rank_0.log", STRANGER, STRANGER)
     log = log_files(run_at(run), 1)[0]
     with pytest.raises(PermissionError, match="another user has put or linked it there"):
-        last_metrics(run / "metrics.jsonl")
+        last_record(run / "metrics.jsonl")
     with pytest.raises(PermissionError, match="another user has put or linked it there"):
         list(read_lines(log, 1, run_at(run)))
 
@@ -181,7 +181,7 @@ def test_colleagues_read_what_the_group_has_written(run: Path) -> None:
     for path in [run, *run.rglob("*")]:
         os.chown(path, THIRD if path.is_file() else COLLEAGUE, COLLEAGUE)
         path.chmod(0o2775 if path.is_dir() else 0o664)
-    assert last_metrics(run / "metrics.jsonl") is not None
+    assert last_record(run / "metrics.jsonl") is not None
     assert [saved.path.name for saved in checkpoints_of(run)] == ["checkpoint_000000"]
     assert attempts_with_logs(run_at(run)) == [1]
 
