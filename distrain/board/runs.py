@@ -17,7 +17,7 @@ from distrain.hosts.memory import MemoryHistory
 from distrain.page.reports import DAMAGE, Reports
 from distrain.storage import names
 from distrain.storage.lines import MOST_OF_LINES, Tail, event_in, may_be_of, read_with, record_in
-from distrain.storage.runs.listing import FINISHED, FOREIGN, KILLED, RUNNING, STARTING, Run, local_run
+from distrain.storage.runs.listing import FINISHED, FOREIGN, RUNNING, STARTING, Run, local_run
 from distrain.system.process import below, process_table
 from distrain.system.text import flatten, size
 
@@ -85,7 +85,7 @@ class WatchedRun:
 
     def _begin(self) -> None:
         self._metrics, self._events = (GrowingFile(f"{self.run.path}/{name}") for name in (names.METRICS, names.EVENTS))
-        self._reports = Reports((), _BINS)
+        self._reports = Reports([], _BINS)
         self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
         self._last = self.run.last_report(_LONGEST_LINE) or {}  # long files take a while
         self._troubles: dict[object, str] = {}
@@ -110,7 +110,7 @@ class WatchedRun:
             self._begin()
             self._metrics.look()
             self._events.look()
-        self._reports.set_known([(one["attempt"], one.get("first_step"), True) for one in self.run.attempts])
+        self._reports.set_attempts(self.run.attempts)
         return self._looked_at_memory() or self.run != before
 
     def _looked_at_memory(self) -> bool:
@@ -155,7 +155,7 @@ class WatchedRun:
             done = progress[0] if _is_progress(progress) else record["index"]
             self._samples.append((float(record["time"]), float(done)))
             if self._last.get("time", 0.0) <= record["time"]:
-                self._last = record
+                self._last = self._reports.last or {}
         except DAMAGE:
             return
 
@@ -180,13 +180,13 @@ class WatchedRun:
             "name": run.name,
             "state": run.state,
             "began": run.began,
-            "ended": reported if run.state == KILLED and reported else run.ended,
+            "ended": run.until(last or None),
             "script": run.script[:_LONGEST],
             "attempts": len(run.attempts_now),
             "hosts": list(run.hosts)[:_MOST_HOSTS],
             "more_hosts": max(0, len(run.hosts) - _MOST_HOSTS),
             "ranks": run.ranks,
-            "step": run.step_of(last) if last else None,
+            "step": last.get("step"),
             "reported": reported,
             "progress": progress if _is_progress(progress) else None,
             "rate": rate,

@@ -7,6 +7,7 @@ report; and what is slow to import, as for remote storage, is imported when it i
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from distrain.storage.lock_probe import is_locked
 from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from distrain.system.remote_path import RemotePath
 
@@ -72,7 +73,11 @@ class Run(NamedTuple):
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
-        """The attempts, the oldest first, without those that are damaged: they have no number, date or first step."""
+        """The attempts, the oldest first, without those that are damaged.
+
+        Each has ``attempt`` and ``started``. Times are numbers, ``first_step`` is an integer; they may be missing.
+        ``hosts``, by name with their ranks, is there.
+        """
         attempts: list[dict[str, Any]] = self.manifest.get("attempts", [])
         return attempts
 
@@ -84,10 +89,8 @@ class Run(NamedTuple):
     @property
     def hosts(self) -> dict[str, list[int]]:
         """The hosts of the last attempt, each with its ranks."""
-        attempts = self.attempts
-        hosts = attempts[-1].get("hosts") if attempts else None
-        listed = hosts.items() if isinstance(hosts, dict) else ()
-        return {host: ranks for host, ranks in listed if isinstance(ranks, list) and all(map(_is_whole, ranks))}
+        hosts: dict[str, list[int]] = self.attempts[-1]["hosts"] if self.attempts else {}
+        return hosts
 
     @property
     def ranks(self) -> int:
@@ -104,22 +107,27 @@ class Run(NamedTuple):
         return locate(self.path)
 
     def last_report(self, most: int = MOST_BYTES) -> dict[str, Any] | None:
-        """Return rank 0's last line among the last bytes of metrics.jsonl, or None. Warn of damaged lines."""
+        """Return rank 0's last line among the last bytes of metrics.jsonl, with its step. Warn of damaged lines."""
         try:  # a Path object takes as long as the reading
             path = f"{self.path}/{names.METRICS}" if "://" not in self.path else self.location / names.METRICS
-            return last_record(path, most)
+            record = last_record(path, most)
         except OSError:
             return None
+        return None if record is None else next(self.with_steps([record]))
 
-    @property
-    def first_steps(self) -> dict[Any, Any]:
-        """The first steps of the attempts by number."""
-        return {attempt["attempt"]: attempt.get("first_step") for attempt in self.attempts}
+    def with_steps(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield reports with their ``step`` over the whole run."""
+        firsts = {attempt["attempt"]: attempt.get("first_step", 0) for attempt in self.attempts}
+        for record in records:
+            yield {**record, "step": firsts.get(record["attempt"], 0) + int(record["index"])}
 
-    def step_of(self, record: dict[str, Any], first_steps: dict[Any, Any] | None = None) -> int:
-        """Return the step of a report over the whole run. ``first_steps``: if they are known."""
-        firsts = self.first_steps if first_steps is None else first_steps
-        return int(number_in(firsts.get(record["attempt"]))) + int(number_in(record["index"]))
+    def until(self, last: Mapping[str, Any] | None) -> float:
+        """Return when the run has ended; now, if it has not. ``last``: rank 0's last report."""
+        if self.state in (RUNNING, STARTING):
+            return time.time()
+        if self.state == KILLED and last is not None:  # run.json was last written when the attempt began
+            return max(self.ended, float(last["time"]))
+        return self.ended
 
     def bytes(self) -> int:
         """Return the size of all files of the run on disk, in bytes. It looks at each of them."""
@@ -130,14 +138,20 @@ class Run(NamedTuple):
 
 
 def _attempts_in(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the attempts that have what all readers need, without other times that are damaged."""
+    """Return the attempts that have a number and a date, without what is damaged in them."""
     listed = manifest["attempts"]
     found = (one for one in listed if isinstance(one, dict)) if isinstance(listed, list) else ()
     return [
-        {key: value for key, value in one.items() if key not in ("training", "ended") or number_in(value)}
+        {**{key: value for key, value in one.items() if key not in _CHECKS or _CHECKS[key](value)}, **_hosts_in(one)}
         for one in found
-        if _is_whole(one.get("attempt")) and _is_whole(one.get("first_step") or 0) and number_in(one.get("started"))
+        if _is_whole(one.get("attempt")) and number_in(one.get("started"))
     ]
+
+
+def _hosts_in(attempt: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
+    hosts = attempt.get("hosts")
+    listed = hosts.items() if isinstance(hosts, dict) else ()
+    return {"hosts": {host: ranks for host, ranks in listed if isinstance(ranks, list) and all(map(_is_whole, ranks))}}
 
 
 def _is_whole(value: object) -> bool:
@@ -147,6 +161,10 @@ def _is_whole(value: object) -> bool:
 def number_in(value: object) -> float:
     """Return a number of a file of a run as one to compute with; 0 for anything else."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < 1e15 else 0.0
+
+
+_CHECKS: dict[str, Callable[[object], object]] = {"training": number_in, "ended": number_in, "first_step": _is_whole}
+"""Of fields of an attempt that are left out if they are damaged."""
 
 
 def _size_of(folder: str | Path) -> int:
