@@ -17,7 +17,7 @@ from distrain.hosts.memory import MemoryHistory
 from distrain.page.reports import DAMAGE, Reports
 from distrain.storage import names
 from distrain.storage.lines import MOST_OF_LINES, Tail, event_in, may_be_of, read_with, record_in
-from distrain.storage.runs.listing import FINISHED, FOREIGN, RUNNING, STARTING, Run, local_run
+from distrain.storage.runs.listing import FINISHED, FOREIGN, RUNNING, STARTING, Run, run_at
 from distrain.system.process import below, process_table
 from distrain.system.text import flatten, size
 
@@ -103,7 +103,7 @@ class WatchedRun:
         before, stamp = self.run, _stamp(f"{self.run.path}/{names.MANIFEST}")
         if stamp == self._stamp and before.state not in (RUNNING, STARTING, FOREIGN):
             return False
-        self._stamp, self.run = stamp, local_run(before.path)
+        self._stamp, self.run = stamp, run_at(before.path)
         if self.run.manifest.get("run_id") != before.manifest.get("run_id"):
             self._begin()
         if not all([self._metrics.look(), self._events.look()]):

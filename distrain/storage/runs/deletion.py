@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from distrain.errors import StorageError
 from distrain.storage import names
 from distrain.storage.run_lock import LocalLock, RemoteLock
-from distrain.storage.runs.listing import ENDED, Run, local_run, remote_run
+from distrain.storage.runs.listing import ENDED, Run, run_at
 
 if TYPE_CHECKING:
     from distrain.system.remote_path import RemotePath
@@ -37,7 +37,7 @@ def _delete_local(folder: Path, before: float) -> None:
     lock = LocalLock(folder / names.LOCK, folder)
     try:
         # This process holds the lock, so a run that says that it is running counts as in use here.
-        _check(local_run(str(folder)), before)
+        _check(run_at(folder), before)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == names.MANIFEST):
             if path.name == names.LOCK:
                 continue
@@ -51,12 +51,12 @@ def _delete_local(folder: Path, before: float) -> None:
 
 
 def _delete_remote(folder: RemotePath, before: float) -> None:
-    run = remote_run(folder)
+    run = run_at(folder)
     if run.state not in ENDED:
         raise StorageError(f"it is {run.state}")
     lock = RemoteLock.take(folder)
     try:
-        _check(remote_run(folder), before)
+        _check(run_at(folder), before)
     except StorageError:
         lock.release()
         raise

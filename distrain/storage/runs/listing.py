@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,7 +40,6 @@ class Run(NamedTuple):
     state: a status of run.json, or one of the other states above.
     problem: why it is damaged, or no run.
     manifest: the contents of run.json, {} if it is damaged or missing.
-    changed: the time of the last change of a directory without a usable run.json; else 0.
     """
 
     name: str
@@ -49,7 +47,13 @@ class Run(NamedTuple):
     state: str
     problem: str = ""
     manifest: dict[str, Any] = {}  # noqa: RUF012 - never changed
-    changed: float = 0.0
+
+    @property
+    def changed(self) -> float:
+        """The time of the last change of a local directory without a usable run.json; else 0."""
+        with suppress(OSError):
+            return 0.0 if self.manifest or "://" in self.path else os.stat(self.path).st_mtime
+        return 0.0
 
     @property
     def began(self) -> float:
@@ -198,56 +202,37 @@ def list_runs(storage: Path | RemotePath) -> list[Run]:
     Files, hidden directories and the output directories of Hydra are left out. Raise OSError if the storage cannot be
     read.
     """
-    found = _local_runs(storage) if isinstance(storage, Path) else _remote_runs(storage)
-    return sorted(found, key=lambda run: (run.state != FOREIGN, run.began), reverse=True)
-
-
-def _local_runs(storage: Path) -> list[Run]:
     if (storage / names.MANIFEST).exists():
-        return [local_run(str(storage))]
+        return [run_at(storage)]
+    listed = _folders_in(storage)
+    if isinstance(storage, Path):
+        found = [run_at(f"{storage}/{name}") for name in listed]
+        shown = [run for run in found if run.state != FOREIGN or not os.path.exists(f"{run.path}/.hydra")]
+    else:
+        from distrain.system.background import in_threads
+
+        every = in_threads(run_at, [storage / name for name in listed], threads=_THREADS)
+        shown = [run for run in every if run.state != FOREIGN or run.problem]
+    return sorted(shown, key=lambda run: (run.state != FOREIGN, run.began), reverse=True)
+
+
+def _folders_in(storage: Path | RemotePath) -> list[str]:
+    """Return the sorted names of what may be runs in a storage path."""
+    if not isinstance(storage, Path):
+        return [name for name in storage.names() if not name.startswith(".") and not set(name) & set("*?[")]
     with os.scandir(storage) as entries:
-        found = [local_run(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-    return [run for run in found if run.state != FOREIGN or not os.path.exists(f"{run.path}/.hydra")]
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
 
 
-def _remote_runs(storage: RemotePath) -> list[Run]:
-    from distrain.system.background import in_threads
-
-    listed = storage.names()
-    if names.MANIFEST in listed:
-        return [remote_run(storage)]
-    folders = [storage / name for name in listed if not name.startswith(".") and not set(name) & set("*?[")]
-    return [run for run in in_threads(remote_run, folders, threads=_THREADS) if run.state != FOREIGN or run.problem]
-
-
-def local_run(path: str) -> Run:
-    """Return the run in a local directory. Never raises for what is in it."""
-    read = partial(read_file, f"{path}/{names.MANIFEST}")
-    run = _read(os.path.basename(path), path, read, partial(is_locked, path))
-    return run._replace(changed=_changed(path)) if not run.manifest else run
-
-
-def remote_run(folder: RemotePath) -> Run:
-    """Return the run in a remote directory. Never raises for what is in it."""
-    from distrain.errors import StorageError
-    from distrain.storage.run_lock import is_in_use
-
-    def is_running() -> bool:
+def run_at(folder: str | Path | RemotePath) -> Run:
+    """Return the run in a directory; a string is a local path. Never raises for what is in it."""
+    path, name = str(folder), os.path.basename(str(folder).rstrip("/"))
+    file = f"{path}/{names.MANIFEST}" if isinstance(folder, (str, Path)) else folder / names.MANIFEST
+    for _ in range(2):  # again, if it has ended meanwhile
         try:
-            return is_in_use(folder)
-        except (OSError, StorageError):  # a damaged lock says nothing
-            return True
-
-    return _read(folder.name, folder.url, (folder / names.MANIFEST).read_bytes, is_running)
-
-
-def _read(name: str, path: str, read: Callable[[], bytes], is_in_use: Callable[[], bool]) -> Run:
-    """Return a run by its run.json, which is read again if the run has ended meanwhile."""
-    for _ in range(2):
-        try:
-            manifest = parse_json(read())
+            manifest = parse_json(read_file(file))
         except FileNotFoundError:
-            return _without_manifest(name, path, is_in_use)
+            return _without_manifest(name, path, folder)
         except OSError as error:
             return Run(name, path, DAMAGED, f"{names.MANIFEST} cannot be read: {error.strerror or error}")
         except ValueError as error:
@@ -258,26 +243,31 @@ def _read(name: str, path: str, read: Callable[[], bytes], is_in_use: Callable[[
         if status not in names.STATUSES:
             return Run(name, path, DAMAGED, f"{names.MANIFEST} has the status {status!r:.40}")
         manifest["attempts"] = _attempts_in(manifest)
-        if status != RUNNING or is_in_use():
+        if status != RUNNING or _is_in_use(folder):
             return Run(name, path, status, manifest=manifest)
     return Run(name, path, KILLED, manifest=manifest)
 
 
-def _without_manifest(name: str, path: str, is_in_use: Callable[[], bool]) -> Run:
+def _without_manifest(name: str, path: str, folder: str | Path | RemotePath) -> Run:
     if "://" in path:
         return Run(name, path, FOREIGN)
     if not os.path.exists(f"{path}/{names.LOCK}"):
         return Run(name, path, FOREIGN, f"it has no {names.MANIFEST}")
-    if is_in_use():
+    if _is_in_use(folder):
         return Run(name, path, STARTING)
     return Run(name, path, DAMAGED, f"it has no {names.MANIFEST}: the run was killed as it began")
 
 
-def _changed(path: str) -> float:
+def _is_in_use(folder: str | Path | RemotePath) -> bool:
+    if isinstance(folder, (str, Path)):
+        return is_locked(folder)
+    from distrain.errors import StorageError
+    from distrain.storage.run_lock import is_in_use
+
     try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return 0.0
+        return is_in_use(folder)
+    except (OSError, StorageError):  # a damaged lock says nothing
+        return True
 
 
 # -- by name ---------------------------------------------------------------------------------------------------------
@@ -300,7 +290,9 @@ def find_run(given: str, storage: Path | RemotePath) -> Run:
     """
     if "://" in given or os.sep in given or given in (".", ".."):
         return _checked(run_at(storage_at(given)))
-    listed = _names_in(storage)
+    listed: list[str] = []
+    with suppress(FileNotFoundError):
+        listed = _folders_in(storage)
     if given in listed:
         return _checked(run_at(storage / given))
     if given == LAST:
@@ -322,22 +314,6 @@ def find_run(given: str, storage: Path | RemotePath) -> Run:
 
 
 _MOST_SHOWN = 10
-
-
-def _names_in(storage: Path | RemotePath) -> list[str]:
-    """Return the names of the directories in a storage path; none if it does not exist."""
-    if not isinstance(storage, Path):
-        return storage.names()
-    try:
-        with os.scandir(storage) as entries:
-            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-    except FileNotFoundError:
-        return []
-
-
-def run_at(folder: Path | RemotePath) -> Run:
-    """Return the run in a directory. Never raises for what is in it."""
-    return local_run(str(folder)) if isinstance(folder, Path) else remote_run(folder)
 
 
 def _checked(run: Run) -> Run:
