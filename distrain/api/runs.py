@@ -68,12 +68,7 @@ def runs(storage_path: str | os.PathLike[str] | None = None) -> list[RunInfo]:
         for run in distrain.runs():
             print(run.name, run.state, run.metrics)
     """
-    try:
-        found = list_runs(storage_at(storage_path))
-    except FileNotFoundError:
-        if storage_path is not None:
-            raise
-        return []  # there was no run yet
+    found = list_runs(storage_at(storage_path), may_be_missing=storage_path is None)
     return [info_of(run) for run in found if run.state != FOREIGN]
 
 

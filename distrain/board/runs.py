@@ -218,7 +218,7 @@ class WatchedRun:
     def _note(self) -> str:
         """Return what is wrong, or why the run has ended, and what was wrong then."""
         left_out = list(filter(None, (self._metrics.left_out, self._events.left_out)))
-        if self.run.state in (RUNNING, STARTING):
+        if self.run.is_active:
             return "; ".join([*self._troubles.values(), *left_out])
         if self.run.state == FINISHED:
             return "; ".join(left_out)

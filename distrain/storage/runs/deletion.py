@@ -69,5 +69,5 @@ def _delete_remote(folder: RemotePath, before: float) -> None:
 
 def _check(run: Run, before: float) -> None:
     """Raise StorageError for a run that is not as it was listed: somebody has continued it meanwhile."""
-    if not run.is_run or run.ended > before:
+    if not run.manifest or run.ended > before:
         raise StorageError("it has changed meanwhile")

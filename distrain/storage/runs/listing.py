@@ -66,9 +66,9 @@ class Run(NamedTuple):
         return number_in(self.manifest.get("updated")) or self.changed
 
     @property
-    def is_run(self) -> bool:
-        """True if there is a usable run.json."""
-        return bool(self.manifest)
+    def is_active(self) -> bool:
+        """True if it has not ended."""
+        return self.state in (RUNNING, STARTING)
 
     @property
     def script(self) -> str:
@@ -127,7 +127,7 @@ class Run(NamedTuple):
 
     def until(self, last: Mapping[str, Any] | None) -> float:
         """Return when the run has ended; now, if it has not. ``last``: rank 0's last report."""
-        if self.state in (RUNNING, STARTING):
+        if self.is_active:
             return time.time()
         if self.state == KILLED and last is not None:  # run.json was last written when the attempt began
             return max(self.ended, float(last["time"]))
@@ -194,17 +194,17 @@ def storage_at(path: str | os.PathLike[str] | None) -> Path | RemotePath:
     return RemotePath(found.url, patience_s=OPENING_PATIENCE_S) if isinstance(found, RemotePath) else found
 
 
-def list_runs(storage: Path | RemotePath) -> list[Run]:
+def list_runs(storage: Path | RemotePath, *, may_be_missing: bool = False) -> list[Run]:
     """Return what is in a storage path, the newest first, and at the end what isn't a run.
 
-    A run directory itself is listed as one run.
+    A run directory itself is listed as one run. may_be_missing: return nothing if the directory does not exist.
 
     Files, hidden directories and the output directories of Hydra are left out. Raise OSError if the storage cannot be
     read.
     """
     if (storage / names.MANIFEST).exists():
         return [run_at(storage)]
-    listed = _folders_in(storage)
+    listed = _folders_in(storage, may_be_missing=may_be_missing)
     if isinstance(storage, Path):
         found = [run_at(f"{storage}/{name}") for name in listed]
         shown = [run for run in found if run.state != FOREIGN or not os.path.exists(f"{run.path}/.hydra")]
@@ -216,10 +216,12 @@ def list_runs(storage: Path | RemotePath) -> list[Run]:
     return sorted(shown, key=lambda run: (run.state != FOREIGN, run.began), reverse=True)
 
 
-def _folders_in(storage: Path | RemotePath) -> list[str]:
+def _folders_in(storage: Path | RemotePath, *, may_be_missing: bool) -> list[str]:
     """Return the sorted names of what may be runs in a storage path."""
     if not isinstance(storage, Path):
         return [name for name in storage.names() if not name.startswith(".") and not set(name) & set("*?[")]
+    if may_be_missing and not storage.exists():
+        return []
     with os.scandir(storage) as entries:
         return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
 
@@ -290,9 +292,7 @@ def find_run(given: str, storage: Path | RemotePath) -> Run:
     """
     if "://" in given or os.sep in given or given in (".", ".."):
         return _checked(run_at(storage_at(given)))
-    listed: list[str] = []
-    with suppress(FileNotFoundError):
-        listed = _folders_in(storage)
+    listed = _folders_in(storage, may_be_missing=True)
     if given in listed:
         return _checked(run_at(storage / given))
     if given == LAST:

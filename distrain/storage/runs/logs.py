@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from distrain.storage import names
 from distrain.storage.lines import Tail, last_lines, read_with
 from distrain.storage.ownership import list_names, open_to_read
-from distrain.storage.runs.listing import RUNNING, STARTING, Run, WrongArgument, run_at
+from distrain.storage.runs.listing import Run, WrongArgument, run_at
 from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Follower:
     def lines(self) -> Iterator[tuple[int, int, str]]:
         """Yield attempt, rank and line until the run ends. It may be asked for forever: break, or Ctrl-C."""
         while True:
-            is_over = current(self._run).state not in (RUNNING, STARTING)
+            is_over = not run_at(self._run.location).is_active
             yield from self.new_lines(is_over=is_over)
             if is_over:
                 return
@@ -137,8 +137,3 @@ class Follower:
                 begin = 0 if self._last is None else log.tell() - sum(map(len, wanted))
                 tail = self._tails[rank] = Tail(begin, _PIECE)
             yield from (part for part, _ in tail.read(log, to_end=to_end))
-
-
-def current(run: Run) -> Run:
-    """Return the run as it is now."""
-    return run_at(run.location)
