@@ -15,7 +15,7 @@ from distrain.errors import StorageError
 from distrain.storage import names
 from distrain.storage.checkpoint import MANIFEST_FILE
 from distrain.storage.lines import parse_json, read_file, read_metrics
-from distrain.storage.ownership import MOST_NAMES, first_names, list_names
+from distrain.storage.ownership import MOST_NAMES, list_names
 from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.records import CommittedCheckpoint, committed_at
 from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run, number_in
@@ -63,8 +63,7 @@ def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint],
     """Return the checkpoints, and whether some were deleted while they were read."""
     found, some_deleted = [], False
     local = None if isinstance(run, RemotePath) else run
-    listed = run.names() if isinstance(run, RemotePath) else first_names([path.name for path in run.iterdir()], run)
-    for name in listed:
+    for name in run.names() if isinstance(run, RemotePath) else list_names(run, run):
         if name.startswith((".", DAMAGED)):
             continue
         folder = run / name
