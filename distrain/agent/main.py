@@ -317,7 +317,7 @@ class Agent:
         worker = self._workers.get(frame.header["rank"])
         if worker is None or frame.header["attempt"] != self._attempt or worker.exited:
             return
-        if frame.kind == _STOPS_BY_SIGNAL and frame.header["line"] is None:
+        if frame.kind == _STOPS_BY_SIGNAL and frame.header["word"] == "stop":
             self._signal(process.DEBUG_SIGNAL, [worker])
         else:
             worker.channel.queue(frame.raw)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distrain.storage.runs.listing import DAMAGED, ENDED, FOREIGN, KILLED, Run, list_runs, storage_at
+from distrain.storage.runs.listing import DAMAGED, ENDED, FOREIGN, Run, list_runs, storage_at
 
 if TYPE_CHECKING:
     import os
@@ -69,32 +68,25 @@ def runs(storage_path: str | os.PathLike[str] | None = None) -> list[RunInfo]:
         for run in distrain.runs():
             print(run.name, run.state, run.metrics)
     """
-    try:
-        found = list_runs(storage_at(storage_path))
-    except FileNotFoundError:
-        if storage_path is not None:
-            raise
-        return []  # there was no run yet
+    found = list_runs(storage_at(storage_path), may_be_missing=storage_path is None)
     return [info_of(run) for run in found if run.state != FOREIGN]
 
 
 def info_of(run: Run) -> RunInfo:
     """Return what programs see of a run. Warn of damaged reports."""
     record = run.last_report()
-    ended = run.ended if run.state in (*ENDED, DAMAGED) else None
-    if run.state == KILLED and record is not None:  # run.json was last written when the attempt began
-        ended = max(run.ended, record["time"])
+    until = run.until(record)
     return RunInfo(
         name=run.name,
         path=run.path,
         state=run.state,
         problem=run.problem or None,
         started=run.began,
-        ended=ended,
-        duration=max((time.time() if ended is None else ended) - run.began, 0.0),
+        ended=until if run.state in (*ENDED, DAMAGED) else None,
+        duration=max(until - run.began, 0.0),
         script=run.manifest.get("script"),
         attempts=len(run.attempts),
         hosts=run.hosts,
-        step=None if record is None else run.step_of(record),
+        step=None if record is None else record["step"],
         metrics=None if record is None else record["metrics"],
     )

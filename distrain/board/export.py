@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
 from distrain.page.writer import fill, write_page
-from distrain.storage.files import write_atomically
+from distrain.storage.files import write_output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,5 +48,5 @@ def export(board: Board, target: Path) -> Path:
                 write_page(board[row["name"]].path, target / pages / f"{row['name']}.html")
     points = max(16, min(_MOST_POINTS, _POINTS // max(1, sum(len(row["metrics"]) for row in rows))))
     text = board_document(board, board.data(0, None, points), pages=pages)
-    write_atomically(path, text.encode("utf-8", "replace"), sync=False)
+    write_output(path, text.encode("utf-8", "replace"))
     return path

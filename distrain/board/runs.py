@@ -10,13 +10,14 @@ import os
 import platform
 import time
 from collections import deque
-from typing import IO, TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from distrain.hosts.memory import MemoryHistory
 from distrain.page.reports import DAMAGE, Reports
 from distrain.storage import names
-from distrain.storage.lines import MOST_OF_LINES, event_in, may_be_of, read_with, record_in
-from distrain.storage.runs.listing import FINISHED, FOREIGN, KILLED, RUNNING, STARTING, Run, local_run
+from distrain.storage.lines import MOST_OF_LINES, Tail, event_in, may_be_of, read_with, record_in
+from distrain.storage.runs.listing import FINISHED, FOREIGN, RUNNING, STARTING, Run, run_at
 from distrain.system.process import below, process_table
 from distrain.system.text import flatten, size
 
@@ -37,7 +38,7 @@ _SAMPLES = 20
 _MOST_METRICS, _LONGEST, _MOST_HOSTS = 30, 300, 8
 
 
-class Tail:
+class GrowingFile:
     """A file of lines that grows. ``unread``: bytes that were there at the last look, and are not read yet.
 
     left_out: a sentence about the beginning of a very long file and lines that are too long, which are not read.
@@ -46,43 +47,29 @@ class Tail:
     def __init__(self, path: str) -> None:
         self._path = path
         self._name = os.path.basename(path)
-        self.position, self.unread = 0, 0
+        self._tail = Tail(longest=_LONGEST_LINE)
+        self.unread = 0
         self.left_out = ""
-        self._is_in_line = False
-        """True if the position is within a line that is left out."""
 
     def look(self) -> bool:
         """Look how much there is to read. Return False if the file has lost lines that were read."""
-        found = (_stamp(self._path) or (0, 0))[1]
-        if not self.position and found > MOST_OF_LINES:
-            self.position, self._is_in_line = found - MOST_OF_LINES, True
+        tail, found = self._tail, (_stamp(self._path) or (0, 0))[1]
+        if not tail.position and found > MOST_OF_LINES:
+            tail.position, tail.is_in_line = found - MOST_OF_LINES, True
             self.left_out = f"only the last {size(MOST_OF_LINES)} of {self._name} are shown"
-        self.unread = max(0, found - self.position)
-        return found >= self.position
+        self.unread = max(0, found - tail.position)
+        return found >= tail.position
 
     def lines(self) -> list[bytes]:
         """Return some of the next whole lines; none if there is only one that is still being written, or too long."""
-        try:
-            data = read_with(self._path, self._read)
-        except OSError:  # it has been deleted
-            data = b""
-        end, was_in_line = data.rfind(b"\n") + 1, self._is_in_line
-        if not end and len(data) >= _LONGEST_LINE:
-            end, self._is_in_line = len(data), True
-            self.left_out = self.left_out or f"lines of {self._name} beyond {size(_LONGEST_LINE)} are not shown"
-        elif end:
-            self._is_in_line = False
-        self.position += end
-        self.unread = max(0, self.unread - end) if end else 0
-        return [] if self._is_in_line else data[:end].splitlines()[was_in_line:]
-
-    def _read(self, file: IO[bytes]) -> bytes:
-        file.seek(self.position)
-        data = file.read(_CHUNK)
-        if b"\n" in data or len(data) < _CHUNK:
-            return data
-        rest = file.read(_LONGEST_LINE - _CHUNK)
-        return data + rest[: rest.find(b"\n") + 1 or None]
+        before, parts = self._tail.position, []
+        with suppress(OSError):  # it has been deleted
+            parts = read_with(self._path, lambda file: list(self._tail.read(file, _CHUNK)))
+        if any(begins and not part.endswith(b"\n") for part, begins in parts) and not self.left_out:
+            self.left_out = f"lines of {self._name} beyond {size(_LONGEST_LINE)} are not shown"
+        done = self._tail.position - before
+        self.unread = max(0, self.unread - done) if done else 0
+        return [part for part, begins in parts if begins and part.endswith(b"\n")]
 
 
 class WatchedRun:
@@ -97,8 +84,8 @@ class WatchedRun:
         self._begin()
 
     def _begin(self) -> None:
-        self._metrics, self._events = (Tail(f"{self.run.path}/{name}") for name in (names.METRICS, names.EVENTS))
-        self._reports = Reports((), _BINS)
+        self._metrics, self._events = (GrowingFile(f"{self.run.path}/{name}") for name in (names.METRICS, names.EVENTS))
+        self._reports = Reports([], _BINS)
         self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
         self._last = self.run.last_report(_LONGEST_LINE) or {}  # long files take a while
         self._troubles: dict[object, str] = {}
@@ -116,14 +103,14 @@ class WatchedRun:
         before, stamp = self.run, _stamp(f"{self.run.path}/{names.MANIFEST}")
         if stamp == self._stamp and before.state not in (RUNNING, STARTING, FOREIGN):
             return False
-        self._stamp, self.run = stamp, local_run(before.path)
+        self._stamp, self.run = stamp, run_at(before.path)
         if self.run.manifest.get("run_id") != before.manifest.get("run_id"):
             self._begin()
         if not all([self._metrics.look(), self._events.look()]):
             self._begin()
             self._metrics.look()
             self._events.look()
-        self._reports.set_known([(one["attempt"], one.get("first_step"), True) for one in self.run.attempts])
+        self._reports.set_attempts(self.run.attempts)
         return self._looked_at_memory() or self.run != before
 
     def _looked_at_memory(self) -> bool:
@@ -168,7 +155,7 @@ class WatchedRun:
             done = progress[0] if _is_progress(progress) else record["index"]
             self._samples.append((float(record["time"]), float(done)))
             if self._last.get("time", 0.0) <= record["time"]:
-                self._last = record
+                self._last = self._reports.last or {}
         except DAMAGE:
             return
 
@@ -193,13 +180,13 @@ class WatchedRun:
             "name": run.name,
             "state": run.state,
             "began": run.began,
-            "ended": reported if run.state == KILLED and reported else run.ended,
+            "ended": run.until(last or None),
             "script": run.script[:_LONGEST],
             "attempts": len(run.attempts_now),
             "hosts": list(run.hosts)[:_MOST_HOSTS],
             "more_hosts": max(0, len(run.hosts) - _MOST_HOSTS),
             "ranks": run.ranks,
-            "step": run.step_of(last) if last else None,
+            "step": last.get("step"),
             "reported": reported,
             "progress": progress if _is_progress(progress) else None,
             "rate": rate,
@@ -231,7 +218,7 @@ class WatchedRun:
     def _note(self) -> str:
         """Return what is wrong, or why the run has ended, and what was wrong then."""
         left_out = list(filter(None, (self._metrics.left_out, self._events.left_out)))
-        if self.run.state in (RUNNING, STARTING):
+        if self.run.is_active:
             return "; ".join([*self._troubles.values(), *left_out])
         if self.run.state == FINISHED:
             return "; ".join(left_out)

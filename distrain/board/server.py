@@ -32,7 +32,7 @@ from distrain.page.writer import document
 from distrain.storage import names
 from distrain.storage.ownership import open_to_read
 from distrain.storage.runs.details import evidence_of
-from distrain.storage.runs.listing import RUNNING, STARTING, Run, WrongArgument
+from distrain.storage.runs.listing import Run, WrongArgument
 from distrain.storage.runs.logs import Follower
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Pages:
         async def lines() -> AsyncIterator[str]:
             is_over = False
             while not is_over:
-                is_over = self._run(request).state not in (RUNNING, STARTING)
+                is_over = not self._run(request).is_active
                 found = await run_in_threadpool(deque, follower.new_lines(is_over=is_over), _MOST_LINES)
                 yield "".join(f"{json.dumps(line)}\n" for line in found)
                 await asyncio.sleep(_LOG_S)

@@ -131,7 +131,7 @@ class _Conversation:
             except EOFError:
                 print()
                 line = ""
-        self._send(line)
+        self._send("line", line.encode(errors="replace"))
 
     def _listen(self) -> list[wire.DebuggerSays]:
         """Wait for the debugger. Ctrl-C stops the rank again; if that takes too long, a second one raises."""
@@ -141,12 +141,12 @@ class _Conversation:
             if self._is_asked_to_stop:
                 raise
             self._is_asked_to_stop = True
-            self._send(None)
+            self._send("stop")
             return []
 
-    def _send(self, line: str | None) -> None:
+    def _send(self, word: str, body: bytes = b"") -> None:
         with contextlib.suppress(ConnectionError):  # the run has ended, and its last words can still be read
-            self._channel.send(wire.DebuggerInput(attempt=0, rank=self._rank, line=line))
+            self._channel.send(wire.DebuggerInput(attempt=0, rank=self._rank, word=word, body=body))
 
 
 # -- editors ---------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def _relay(listener: socket.socket, channel: Channel, rank: int) -> str:
             data = b""
             with contextlib.suppress(ConnectionError):
                 data = editor.recv(_READ_BYTES)
-            channel.send(wire.EditorInput(attempt=0, rank=rank, body=data))
+            channel.send(wire.DebuggerInput(attempt=0, rank=rank, word="editor", body=data))
             if not data:
                 while (said := _said(channel.wait(_NOTICE_S))) and said[-1].closed is None:
                     pass  # until the rank has closed its debugger, and another editor can attach

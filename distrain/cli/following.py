@@ -13,8 +13,8 @@ from distrain.cli import parsers
 from distrain.cli.requesting import request
 from distrain.cli.text import echo, paint, write_json
 from distrain.storage.lines import read_file
-from distrain.storage.runs.listing import FINISHED, RUNNING, STARTING, STOPPED, NoSuchRun, Run
-from distrain.storage.runs.logs import Follower, attempts_with_logs, current, log_files, log_folder, read_lines
+from distrain.storage.runs.listing import FINISHED, STOPPED, NoSuchRun, Run, run_at
+from distrain.storage.runs.logs import Follower, attempts_with_logs, log_files, log_folder, read_lines
 from distrain.system.text import duration
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _follow(run: Run, options: argparse.Namespace) -> int:
         shown = attempt
         width = len(str(max(run.ranks - 1, rank)))
         print(f"{_prefix(rank, width)}{line}", flush=True)
-    run = current(run)
+    run = run_at(run.location)
     if not attempts_with_logs(run):
         raise NoSuchRun(_no_logs(run))
     echo(f"distrain: {run.name} has ended: {run.state}", sys.stderr)
@@ -141,13 +141,13 @@ def run_profile(options: argparse.Namespace) -> int:
     file = Path(request(run, PROFILE, f"{options.rank} {options.seconds}"))
     echo(f"profiling for {options.seconds} s; the run continues, also after Ctrl-C")
     deadline = time.monotonic() + options.seconds + _PATIENCE_S
-    while time.monotonic() < deadline and current(run).state in (RUNNING, STARTING):
+    while time.monotonic() < deadline and run_at(run.location).is_active:
         with suppress(FileNotFoundError):
             echo(read_file(file, file.parents[3]).decode(errors="replace"))
             return 0
         time.sleep(_POLL_S)
     why = "it does not train, or native code in it keeps Python from running"
-    raise NoSuchRun(f"rank {options.rank} has sent no profile: {why}\n{request(current(run), STACKS)}")
+    raise NoSuchRun(f"rank {options.rank} has sent no profile: {why}\n{request(run_at(run.location), STACKS)}")
 
 
 def stop_parser() -> argparse.ArgumentParser:
@@ -170,12 +170,12 @@ def run_stop(options: argparse.Namespace) -> int:
     log = sys.stderr if options.json else sys.stdout
     echo(f"{run.name}: {request(run, STOP)}; waiting for its end", log)
     try:
-        while current(run).state in (RUNNING, STARTING):
+        while run_at(run.location).is_active:
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         print("\nthe run is still stopping; `distrain ls` shows when it has ended", file=log)
         return 130
-    run = current(run)
+    run = run_at(run.location)
     how = f"the run has {run.state}" if run.state == FINISHED else run.state
     print(f"{how} after {duration(time.monotonic() - began)}{_where_it_stands(run)}", file=log)
     if options.json:

@@ -16,9 +16,7 @@ from distrain.system.text import count, size
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from distrain.system.remote_path import RemotePath
 
 _WIDE = 100
 """Columns of a terminal from which on the script and the hosts are shown."""
@@ -46,7 +44,7 @@ def run_ls(options: argparse.Namespace) -> int:
     warnings.simplefilter("ignore")  # damaged lines of metrics
     gc.disable()  # it would look for circles in thousands of dicts, again and again
     storage = parsers.storage_of(options)
-    runs = _listed(storage, is_default=options.path is None)
+    runs = list_runs(storage, may_be_missing=options.path is None)
     found = screen()
     limit = options.n
     if limit is None and found is not None and not (options.all or options.json):
@@ -63,15 +61,6 @@ def run_ls(options: argparse.Namespace) -> int:
         if len(runs) > len(shown):
             print(paint(f"... and {count(len(runs) - len(shown), 'older one')}; --all lists them", "2"))
     return 0
-
-
-def _listed(storage: Path | RemotePath, *, is_default: bool) -> list[Run]:
-    try:
-        return list_runs(storage)
-    except FileNotFoundError:
-        if is_default:  # there was no run yet
-            return []
-        raise
 
 
 def _print_table(runs: Sequence[Run], columns: int | None) -> None:
@@ -136,7 +125,7 @@ def run_clean(options: argparse.Namespace) -> int:
         scratch.remove_abandoned()
     storage, now = parsers.storage_of(options), time.time()
     before, states = now - (options.older_than or 0), options.states or ENDED
-    listed = _listed(storage, is_default=options.path is None)
+    listed = list_runs(storage, may_be_missing=options.path is None)
     chosen = [run for run in listed if run.state in states and run.ended <= before and run.path != str(storage)]
     if not chosen:
         print(f"nothing to delete in {storage}")

@@ -18,6 +18,7 @@ from distrain.cli.showing import run_in_words
 from distrain.cli.text import echo
 from distrain.errors import DistrainError
 from distrain.storage import names
+from distrain.storage.files import write_output
 from distrain.storage.lines import last_lines, read_file, read_with
 from distrain.storage.runs.details import evidence_of
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
@@ -63,12 +64,14 @@ def run_report(options: argparse.Namespace) -> int:
     packed, left_out = _packed(run)
     lines = [*(f"{size(len(body)):>8}  {name}" for name, body in packed.items()), *left_out]
     readme = "\n".join([f"A report about {run.name}, by `distrain report`.", _ADVICE, "", *lines, ""])
-    with tarfile.open(path, "w:gz") as archive:
+    packing = io.BytesIO()
+    with tarfile.open(fileobj=packing, mode="w:gz") as archive:
         for name, body in {"README.txt": readme.encode(errors="replace"), **packed}.items():
             member = tarfile.TarInfo(f"distrain-report-{run.name}/{name}")
             member.size, member.mtime = len(body), int(time.time())
             archive.addfile(member, io.BytesIO(body))
-    echo("\n".join([f"wrote {path} ({size(path.stat().st_size)}), with", *lines, _ADVICE]))
+    write_output(path, packing.getvalue())
+    echo("\n".join([f"wrote {path} ({size(packing.tell())}), with", *lines, _ADVICE]))
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from distrain.storage.runs.listing import RUNNING, STARTING, NoSuchRun, Run
+from distrain.storage.runs.listing import NoSuchRun, Run
 
 
 def request(run: Run, word: str, argument: str = "") -> str:
@@ -14,7 +14,7 @@ def request(run: Run, word: str, argument: str = "") -> str:
     from distrain.errors import StorageError
     from distrain.storage.paths import RunPaths
 
-    if run.state not in (RUNNING, STARTING):
+    if not run.is_active:
         raise NoSuchRun(f"{run.name} is not running: its state is {run.state}; `distrain show {run.name}` tells more")
     paths = RunPaths(local_directory_of(run.path))
     if not paths.requests.exists():

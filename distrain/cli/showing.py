@@ -41,7 +41,7 @@ class Details:
         reports = read_reports(run.location / names.METRICS, run.attempts, [], rank=0)
         events = list(read_events(run.location / names.EVENTS))
         self.run = info_of(run)
-        self.verdict = verdict(run, reports.last)
+        self.verdict = verdict(run, reports.last, events)
         self.command = command_of(run)
         self.process = {name: facts.get(name) for name in ("user", "host", "pid", "directory")}
         self.git = _dict(facts.get("git"))

@@ -92,14 +92,14 @@ class Debuggers:
                 terminal.close()
         self._on_change()
         if debugger.waits is not None and self._status.phase == RunState.STOPPING.value:
-            self._send_line(message.rank, "")  # it was asked to stop here while it was in native code
+            self._tell(message.rank, "line")  # it was asked to stop here while it was in native code
         elif debugger.waits is not None and terminal is None:
             self._ask_for_terminal(message)
 
     def rank_begins(self, rank: int) -> None:
         """Stop a rank that has entered train_func, if a terminal waits for it."""
         if rank in self._debuggers:
-            self._send_line(rank, None)
+            self._tell(rank, "stop")
 
     def rank_ended(self, rank: int, why: str = "") -> None:
         """Disconnect the terminal of a rank that has ended."""
@@ -107,17 +107,16 @@ class Debuggers:
             why = why or f"rank {rank} has ended"
             self.handle(wire.DebuggerSays(attempt=self._attempt, rank=rank, body=b"", closed=why))
 
-    def _send_line(self, rank: int, line: str | None) -> None:
-        """Answer a rank that waits, or, with no line, stop one that does not."""
-        if line is not None:
+    def _tell(self, rank: int, word: str, body: bytes = b"") -> None:
+        if word == "line":
             self._debuggers[rank].waits = None
             self._on_change()
-        self._send(wire.DebuggerInput(attempt=self._attempt, rank=rank, line=line))
+        self._send(wire.DebuggerInput(attempt=self._attempt, rank=rank, word=word, body=body))
 
     def _ask_for_terminal(self, waits: wire.DebuggerSays) -> None:
         """Let the rank to debug wait for a terminal. Any other one has lost its terminal, and continues."""
         if waits.rank != self._debug_rank:
-            self._send_line(waits.rank, "")
+            self._tell(waits.rank, "line")
             return
         where = f" in {waits.place}" if waits.place else ""
         what = f"has raised {waits.error}" if waits.error else "has stopped"
@@ -150,41 +149,37 @@ class Debuggers:
             fd = connection.detach()
         self._debuggers[rank] = debugger
         terminal = debugger.terminal = Channel(fd, fd)
-        terminal.attach(self._loop, partial(self._on_editor if for_editor else self._on_frames, rank, terminal))
+        closing = wire.DebuggerInput(attempt=0, rank=rank, word="editor" if for_editor else "line")
+        terminal.attach(self._loop, partial(self._on_frames, rank, terminal, closing))
         if for_editor:
-            self._send(wire.EditorInput(attempt=self._attempt, rank=rank, opens=True))
+            self._tell(rank, "edit")
         elif debugger.waits is not None:
             terminal.queue(debugger.waits)
         elif has_begun:
-            self._send_line(rank, None)
+            self._tell(rank, "stop")
         reply("")
 
-    def _on_frames(self, rank: int, terminal: Channel, frames: list[wire.Frame]) -> None:
+    def _on_frames(self, rank: int, terminal: Channel, closing: wire.DebuggerInput, frames: list[wire.Frame]) -> None:
+        """Pass on what a person or an editor sends. ``closing``: what that is once they are gone, or not ours."""
         debugger = self._debuggers.get(rank)
         if debugger is None or debugger.terminal is not terminal:
             terminal.close()
             return
-        lines = [_line_in(frame) for frame in frames]
-        for line in lines:
-            if (debugger.waits is not None) == (line is not None):  # else it has crossed a message of the rank
-                self._send_line(rank, line)
-        if "" in lines or not lines:  # it was closed
+        messages = [_input_in(frame) or closing for frame in frames] or [closing]
+        for message in messages:
+            has_crossed = message.word != "editor" and (debugger.waits is not None) != (message.word == "line")
+            if not has_crossed:
+                self._tell(rank, message.word, message.body)
+        if closing.word == "line" and any(message.word == "line" and not message.body for message in messages):
             terminal.close()
             debugger.terminal = None
             if debugger.waits is not None:
-                self._send_line(rank, "")
-
-    def _on_editor(self, rank: int, terminal: Channel, frames: list[wire.Frame]) -> None:
-        """Relay what an editor sends. Once it is gone, the rank closes the debugger."""
-        if rank in self._debuggers and self._debuggers[rank].terminal is terminal:
-            for body in [frame.body for frame in frames] or [b""]:
-                self._send(wire.EditorInput(attempt=self._attempt, rank=rank, body=body))
+                self._tell(rank, "line")
 
 
-def _line_in(frame: wire.Frame) -> str | None:
-    """Return the line that a terminal sends; none to stop the rank, an empty one if it was closed or is not ours."""
+def _input_in(frame: wire.Frame) -> wire.DebuggerInput | None:
     try:
         message = frame.message()
     except WireError:
-        return ""
-    return message.line if isinstance(message, wire.DebuggerInput) else ""
+        return None
+    return message if isinstance(message, wire.DebuggerInput) else None

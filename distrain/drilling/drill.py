@@ -185,8 +185,9 @@ class Drill:
         self._verdicts.append(verdict)
         self._tell(verdict)
 
-    def _new_trial(self, name: str) -> Trial:
+    def _begin(self, name: str, order: ProbeOrder) -> Trial:
         self._trial = Trial(self._template, self.folder / name, self._limit_s)
+        self._trial.start(order)
         return self._trial
 
     def _is_enough(self, now: Journal) -> bool:
@@ -196,8 +197,7 @@ class Drill:
         return has_enough or time.time() > self._late
 
     def _undisturbed(self, name: str, is_enough: Callable[[Journal], bool]) -> Journal:
-        trial = self._new_trial(name)
-        trial.start(ProbeOrder())
+        trial = self._begin(name, ProbeOrder())
         is_stopped = trial.watch(is_enough) and trial.is_running
         seen, code = trial.journal(), trial.stop()
         journal = trial.journal()
@@ -217,8 +217,11 @@ class Drill:
         host = next((name for name, ranks in hosts.items() if order.rank in ranks), "")
         if "kill" in only:
             self._killed(f"kill -9 of rank {order.rank}", replace(order, act="kill"))
-        if {"all", "workers"} & {*only}:
-            self._all_killed(replace(order, act="pause", at=early), only)
+        pause = replace(order, act="pause", at=early)
+        if "all" in only:
+            self._all_killed(pause)
+        if "workers" in only and len(attempt.notes) > 1:
+            self._fewer_workers(pause, len(attempt.notes) - 1)
         if "stop" in only:
             self._preempted(order)
         if "report" in only and unit == "report":
@@ -235,27 +238,36 @@ class Drill:
         return resumed.number > 0 and before + resumed.done(straight.unit) >= straight.until
 
     def _killed(self, disturbance: str, order: ProbeOrder) -> None:
-        trial = self._new_trial(order.act.replace(" ", "-"))
-        trial.start(order)
-        self._judge(disturbance, trial, victim=order.rank)
+        self._judge(disturbance, self._begin(order.act.replace(" ", "-"), order), victim=order.rank)
 
-    def _all_killed(self, order: ProbeOrder, only: Collection[str]) -> None:
-        trial, fewer = self._new_trial("all"), len(self._straight.attempt.notes) - 1
-        trial.start(order)
-        has_paused = trial.watch(lambda now: bool(now.attempts[0].of("pause")))
+    def _killed_in_a_pause(self, name: str, order: ProbeOrder) -> Trial:
+        trial = self._begin(name, order)
+        trial.watch(lambda now: bool(now.attempts[0].of("pause")))
         trial.kill()
-        if "workers" in only and fewer and has_paused:
-            trial.copy_to(self.folder / "workers")
-        if "all" in only:
-            started = time.time()
-            trial.start(ProbeOrder())
-            self._judge("everything is killed, then a new start", trial, started=started)
-        if "workers" in only and fewer and has_paused:
-            self._judge_fewer(fewer, order)
+        return trial
+
+    def _all_killed(self, order: ProbeOrder) -> None:
+        trial, started = self._killed_in_a_pause("all", order), time.time()
+        trial.start(ProbeOrder())
+        self._judge("everything is killed, then a new start", trial, started=started)
+
+    def _fewer_workers(self, order: ProbeOrder, workers: int) -> None:
+        disturbance, trial = f"{workers} instead of {workers + 1} workers", self._killed_in_a_pause("workers", order)
+        trial.start(ProbeOrder(), workers)
+        goal = order.at if order.unit == "report" else 0
+        trial.watch(lambda now: now.resumed.number > 0 and now.resumed.done(order.unit) > goal)
+        trial.stop()
+        resumed = trial.journal().resumed
+        if not resumed.number:
+            why, causes = trial.why_failed()
+            self._add(Verdict(disturbance, "refused", f"does not start: {why}", causes))
+        elif causes := self._straight.compare_start(resumed, self._straight.start_of(resumed, order.at)):
+            self._add(Verdict(disturbance, "drift", "begins with another state", causes))
+        else:
+            self._add(Verdict(disturbance, "state", "begins with the same state; its batches must differ"))
 
     def _preempted(self, order: ProbeOrder) -> None:
-        trial = self._new_trial("stop")
-        trial.start(replace(order, act="linger"))
+        trial = self._begin("stop", replace(order, act="linger"))
         trial.watch(lambda now: bool(now.attempts[0].of("linger")))
         signalled = time.time()
         trial.ask_to_stop()
@@ -311,21 +323,6 @@ class Drill:
         words = "; ".join(filter(None, (text, *found.aside, files, loss)))
         times = self._times(before, resumed, victim, started)
         self._add(Verdict(disturbance, found.outcome, prefix + words, found.causes, lost, times))
-
-    def _judge_fewer(self, workers: int, order: ProbeOrder) -> None:
-        disturbance, trial = f"{workers} instead of {workers + 1} workers", self._new_trial("workers")
-        trial.start(ProbeOrder(), workers)
-        goal = order.at if order.unit == "report" else 0
-        trial.watch(lambda now: now.resumed.number > 0 and now.resumed.done(order.unit) > goal)
-        trial.stop()
-        resumed = trial.journal().resumed
-        if not resumed.number:
-            why, causes = trial.why_failed()
-            self._add(Verdict(disturbance, "refused", f"does not start: {why}", causes))
-        elif causes := self._straight.compare_start(resumed, self._straight.start_of(resumed, order.at)):
-            self._add(Verdict(disturbance, "drift", "begins with another state", causes))
-        else:
-            self._add(Verdict(disturbance, "state", "begins with the same state; its batches must differ"))
 
     def _with_checkpoints(self, found: Comparison, journal: Journal, start: int) -> Comparison:
         """Return the comparison with what only the checkpoints show."""

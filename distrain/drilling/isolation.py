@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import re
 import shutil
@@ -38,14 +37,13 @@ _CACHES = ("~/.cache", "~/.nv", "~/.triton", "/tmp/nvidia-mps")  # noqa: S108 - 
 _CHECKED_BY_SSH = ("/etc/ssh/ssh_config.d", "/etc/crypto-policies/back-ends")
 """Files that ssh only reads if they are the user's, or root's, whom a namespace of a user does not know."""
 _MOST_COPIED = 2_000_000_000
-"""Bytes that are copied for a trial, where no overlay is allowed and the file system cannot share blocks."""
+"""Bytes that are copied for a trial, where no overlay is allowed."""
 _MOST_FILES = 200_000
 _AT_FDCWD, _RECURSIVE, _CLONE, _EMPTY_PATH = -100, 0x8000, 1, 4
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """Numbers of system calls, the same on all architectures."""
 _NEW_MOUNTS, _NEW_USERS, _SLAVES = 0x20000, 0x10000000, 0x84000
-_FICLONE = 0x40049409
 _NO_NEW_PRIVILEGES = 38
 _WRITES = (1 << 1) | sum(1 << right for right in range(4, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
@@ -217,7 +215,7 @@ def mirror(source: str, target: Path, why: str, fresh: Collection[str] = ()) -> 
                     folders.remove(name)
                 if is_copied and stat.S_ISLNK(mode):
                     (made / name).symlink_to(_moved(path, source, target))
-                elif is_copied and stat.S_ISREG(mode) and not _share_blocks(path, made / name):
+                elif is_copied and stat.S_ISREG(mode):
                     copies.append((path, made / name))
                     sizes[os.path.join(source, inside.split(os.sep)[0])] += os.path.getsize(path)
         if len(copies) > _MOST_FILES:
@@ -240,18 +238,6 @@ def _moved(link: str, source: str, target: Path) -> str:
     """Return where the copy of a link leads."""
     end = os.path.realpath(link)
     return str(target / os.path.relpath(end, source)) if is_below(end, source) else end
-
-
-def _share_blocks(path: str, copy: Path) -> bool:
-    """Make a copy that shares its blocks with the original until one is written. Return whether that is possible."""
-    try:
-        with open(path, "rb") as original, open(copy, "wb") as clone:
-            fcntl.ioctl(clone, _FICLONE, original.fileno())
-    except OSError:
-        copy.unlink(missing_ok=True)
-        return False
-    shutil.copystat(path, copy)
-    return True
 
 
 def landlock_version() -> int:

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.drilling.probe import MARK
-from distrain.storage.checkpoint import MANIFEST_FILE
-from distrain.storage.lines import read_metrics
-from distrain.storage.paths import RunPaths, read_manifest
-from distrain.storage.runs.listing import run_at
-from distrain.storage.runs.logs import attempts_with_logs, log_files
+from distrain.storage.runs.details import checkpoints_of, reports_of
+from distrain.storage.runs.listing import FINISHED, run_at
+from distrain.storage.runs.logs import log_files
 from distrain.system.text import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from distrain.drilling.order import Unit
 
@@ -125,39 +123,25 @@ class Journal:
 
 def read_journal(root: Path) -> Journal:
     """Read what there is of a run, which may be under way."""
-    manifest, paths, logs = read_manifest(root), RunPaths(root), _logs(root)
-    metrics: dict[int, list[dict[str, Any]]] = {}
-    for line in read_metrics(paths.metrics, rank=None):
-        metrics.setdefault(line["attempt"], []).append(line)
+    run = run_at(root)
+    if not run.manifest:
+        return Journal([Attempt()], {}, {}, has_finished=False)
+    metrics: dict[int, dict[tuple[int, int], dict[str, Any]]] = {}
+    for line in reports_of(run, rank=None):
+        metrics.setdefault(line["attempt"], {})[line["rank"], line["step"]] = flatten(line["metrics"])
     attempts: list[Attempt] = []
-    for one in manifest.get("attempts", []):
+    for one in run.attempts:
         number, first = one["attempt"], one.get("first_step", 0)
-        rows = {(line["rank"], first + line["index"]): flatten(line["metrics"]) for line in metrics.get(number, [])}
         before = [each for each in attempts if each.first < first <= each.done("report")]
         offset = before[-1].offset + before[-1].steps_before(first - before[-1].first) if before else 0
-        attempts.append(Attempt(number, first, offset, one.get("ended"), logs.get(number, {}), rows))
+        notes = {rank: _notes(Path(str(file))) for rank, file in log_files(run, number).items()}
+        attempts.append(Attempt(number, first, offset, one.get("ended"), notes, metrics.get(number, {})))
     return Journal(
         attempts=attempts or [Attempt()],
-        checkpoints=dict(_checkpoints(paths)),
-        hosts=manifest["attempts"][0]["hosts"] if attempts else {},
-        has_finished=manifest.get("status") == "finished",
+        checkpoints={saved.step: Path(str(saved.path)) for saved in checkpoints_of(root)},
+        hosts=run.attempts[0]["hosts"] if attempts else {},
+        has_finished=run.state == FINISHED,
     )
-
-
-def _checkpoints(paths: RunPaths) -> Iterator[tuple[int, Path]]:
-    """Yield the checkpoints with the numbers of their reports, without those that are being deleted."""
-    for path in paths.checkpoints():
-        with contextlib.suppress(FileNotFoundError):
-            yield json.loads((path / MANIFEST_FILE).read_text())["step"], path
-
-
-def _logs(root: Path) -> dict[int, dict[int, list[Note]]]:
-    """Return the notes by attempt and rank."""
-    run = run_at(root)
-    return {
-        attempt: {rank: _notes(Path(str(file))) for rank, file in log_files(run, attempt).items()}
-        for attempt in attempts_with_logs(run)
-    }
 
 
 def _notes(file: Path) -> list[Note]:

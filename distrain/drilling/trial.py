@@ -6,9 +6,7 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -19,7 +17,6 @@ from typing import TYPE_CHECKING
 from distrain.drilling.causes import Cause
 from distrain.drilling.isolation import mirror
 from distrain.drilling.journal import Journal, read_journal
-from distrain.storage import names
 from distrain.system.pickling import pickled
 from distrain.system.process import kill_tree, spawn_quiet
 
@@ -143,14 +140,6 @@ class Trial:
             if path.is_file() and path.stat().st_mtime >= self._template.began
         }
 
-    def copy_to(self, folder: Path) -> None:
-        """Copy what a killed run has left, for another trial."""
-
-        def left_out(parent: str, entries: list[str]) -> set[str]:
-            return {"inside", "kernel"} if Path(parent) == self._folder else {names.REQUESTS}
-
-        shutil.copytree(self._folder, folder, symlinks=True, ignore=left_out, copy_function=_copy)
-
     def why_failed(self) -> tuple[str, list[Cause]]:
         """Return the error of the run, or the last that the process has said, and what it points to."""
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
@@ -161,12 +150,3 @@ class Trial:
             return why + hint, [Cause("prefix", "")] if is_prefix else []
         said = (self._folder / "console.log").read_text(errors="replace").splitlines()
         return next((line for line in reversed(said) if line.strip() and "\x1e" not in line), "it says nothing"), []
-
-
-def _copy(source: str, target: str) -> None:
-    """Copy a file, or the mark of an overlay for one that was deleted."""
-    mode = os.lstat(source).st_mode
-    if stat.S_ISREG(mode):
-        shutil.copy2(source, target)
-    elif stat.S_ISCHR(mode):
-        os.mknod(target, stat.S_IFCHR)

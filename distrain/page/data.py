@@ -11,6 +11,7 @@ import re
 import time
 import warnings
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from distrain.storage.runs.details import (
     evidence_of,
     failed_at,
     failures_in,
+    hangs_in,
     newest_in_memory,
     verdict,
 )
@@ -74,14 +76,13 @@ def page_data(folder: Path | RemotePath, known_as: Path | RemotePath | None = No
         logs = _logs(run, error)
         evidence = _read_all(lambda: evidence_of(folder), notes)
         reports = read_reports(folder / names.METRICS, run.attempts, notes)
-        sentence = verdict(run, reports.last)
+        sentence = verdict(run, reports.last, events)
     notes += [str(warning.message) for warning in warned]
     times = _times(run, reports)
-    seen = [event for event in events if event["event"] in ("hang_began", "hang")]
-    spans = [(_number(e.get("since")), _number(e["time"])) for e in seen if e["event"] == "hang"]
+    seen = hangs_in(events)
+    hangs = [(event["since"], event["time"]) for event in seen if event["event"] == "hang"]
     if seen and seen[-1]["event"] == "hang_began":
-        spans.append((_number(seen[-1].get("since")), time.time() if run.state == RUNNING else run.ended))
-    hangs = [(since, until) for since, until in spans if since is not None and until is not None]
+        hangs.append((seen[-1]["since"], run.until(None)))
     data = {
         "name": str(run.manifest.get("name") or root.name),
         "location": str(root),
@@ -93,7 +94,7 @@ def page_data(folder: Path | RemotePath, known_as: Path | RemotePath | None = No
         "where": _where(error),
         "curves": _curves(reports),
         "more_metrics": len(reports.more_metrics),
-        "starts": sorted({first for _, first, _ in reports.known[1:] if first})[-50:],
+        "starts": sorted({first for attempt in run.attempts[1:] if (first := attempt.get("first_step"))})[-50:],
         "ranks": _ranks(run, reports),
         "attempts": _attempts(run, times),
         "evidence": evidence[:_MOST_ROWS],
@@ -211,14 +212,14 @@ _RANKS = ("rank", "host", "last report", "behind the latest report", "interval",
 
 def _ranks(run: Run, reports: Reports) -> Table | None:
     """Return the table of the ranks, those first that are behind the others, and then those that report slowly."""
-    hosts = {rank: host for host, ranks in run.hosts.items() if isinstance(ranks, list) for rank in map(str, ranks)}
+    hosts = {rank: host for host, ranks in run.hosts.items() for rank in ranks}
     ordered = sorted(reports.ranks.items(), key=lambda item: (item[1].attempt, item[1].step, -item[1].interval))
     latest = max((one.last for one in reports.ranks.values()), default=0)
     rows = []
     for rank, one in ordered:
         spent = [duration(total) if total else "-" for total in reports.waits.get(rank, (0.0, 0.0))]
         times = duration(latest - one.last), duration(one.interval)
-        rows.append((rank, hosts.get(str(rank), ""), f"{one.step:,}", *times, *spent))
+        rows.append((rank, hosts.get(rank, ""), f"{one.step:,}", *times, *spent))
     return _table(_RANKS, rows, (2, 3, 4, 5, 6))
 
 
@@ -231,17 +232,12 @@ def _times(run: Run, reports: Reports) -> list[AttemptTimes]:
     has_trained_later = False
     for attempt in run.attempts[::-1]:
         there = reports.attempts.get(attempt["attempt"])
-        training, ended = _number(attempt.get("training")), _number(attempt.get("ended"))
-        is_last = not found
-        if ended is None and is_last and run.state == RUNNING:
-            ended = time.time()
-        elif ended is None:
-            ended = max(attempt["started"], training or 0, there.last_time if there else 0)
-            ended = max(ended, run.ended) if is_last and run.state != KILLED else ended
-        kept_until = None
-        if has_trained_later:
-            kept_until = (there and there.kept_until) or training
-        has_trained_later = has_trained_later or bool(attempt.get("training"))
+        training, ended = attempt.get("training"), attempt.get("ended")
+        if ended is None:
+            known = run.until(None) if not found and run.state != KILLED else 0.0
+            ended = max(attempt["started"], training or 0.0, there.last_time if there else 0.0, known)
+        kept_until = (there and there.kept_until) or training if has_trained_later else None
+        has_trained_later = has_trained_later or training is not None
         data, checkpoint = max(there.waits.values() if there else (), key=sum, default=[0.0, 0.0])
         found.append(
             AttemptTimes(
@@ -277,10 +273,9 @@ def _time_use(run: Run, times: Sequence[AttemptTimes], hangs: Sequence[tuple[flo
 def _attempts(run: Run, times: Sequence[AttemptTimes]) -> Table | None:
     rows, attempts = [], run.attempts
     for attempt, timed in zip(attempts, times, strict=True):
-        hosts = attempt.get("hosts") if isinstance(attempt.get("hosts"), dict) else {}
-        named = [f"{host} ({rank_list(ranks)})" for host, ranks in list((hosts or {}).items())[:8] if _are_ranks(ranks)]
-        more = [f"{len(hosts) - 8:,} more"] if hosts and len(hosts) > 8 else []
-        step = _whole(attempt.get("first_step"))
+        named = [f"{host} ({rank_list(ranks)})" for host, ranks in islice(attempt["hosts"].items(), 8)]
+        more = [f"{len(attempt['hosts']) - 8:,} more"] if len(attempt["hosts"]) > 8 else []
+        step = attempt.get("first_step")
         begin = f"{attempt.get('checkpoint') or 'the beginning'}" + (f" (report {step:,})" if step else "")
         is_running = run.state == RUNNING and attempt is attempts[-1]
         rows.append(
@@ -294,10 +289,6 @@ def _attempts(run: Run, times: Sequence[AttemptTimes]) -> Table | None:
             )
         )
     return _table(("attempt", "began", "lasted", "from", "ended", "hosts (ranks)"), rows[::-1], (1, 2))
-
-
-def _are_ranks(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(rank, int) for rank in value)
 
 
 def _events(run: Run, events: Iterable[Mapping[str, Any]]) -> Table | None:

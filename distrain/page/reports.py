@@ -65,15 +65,14 @@ class RankReports:
 class Reports:
     """The reports of a run. Of those that were repeated after a restart, the later ones are drawn.
 
-    known: for each attempt, its number, its first step (None: unknown), and if its ranks have trained. May be replaced
-    when an attempt begins. most_bins: of each curve.
+    attempts: as in run.json. They may be replaced when one begins. most_bins: of each curve.
 
     Attributes: ``attempts`` and ``ranks`` by number, ``waits`` of each rank over all attempts, ``curves`` of rank 0's
     metrics, ``more_metrics``: their names beyond :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
     """
 
-    def __init__(self, known: Sequence[tuple[int, int | None, bool]], most_bins: int = MOST_BINS) -> None:
-        self.set_known(known)
+    def __init__(self, attempts: Sequence[Mapping[str, Any]], most_bins: int = MOST_BINS) -> None:
+        self.set_attempts(attempts)
         self.attempts: dict[int, AttemptReports] = {}
         self.ranks: dict[int, RankReports] = {}
         self.waits: dict[int, list[float]] = {}
@@ -82,11 +81,11 @@ class Reports:
         self.last: dict[str, Any] | None = None
         self._most_bins = most_bins
 
-    def set_known(self, known: Sequence[tuple[int, int | None, bool]]) -> None:
+    def set_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
         """Replace what is known of the attempts, when one begins."""
-        self.known = known
-        self._firsts = {number: first for number, first, _ in known[::-1]}
-        ordered = sorted((-number, first) for number, first, trained in known if trained and first is not None)
+        known = [one for one in attempts if "first_step" in one]
+        self._firsts = {one["attempt"]: one["first_step"] for one in known[::-1]}
+        ordered = sorted((-one["attempt"], one["first_step"]) for one in known if one.get("training"))
         self._trained = [number for number, _ in ordered]
         """The numbers of the attempts, negative and in order, and the lowest first step of so many of them."""
         self._lowest = list(accumulate((first for _, first in ordered), min, initial=math.inf))
@@ -144,12 +143,7 @@ def read_reports(
     path: Path | RemotePath, attempts: Sequence[Mapping[str, Any]], notes: list[str], rank: int | None = None
 ) -> Reports:
     """Read the reports of all ranks, or of one. A note says what could not be read. ``attempts``: as in run.json."""
-    firsts = [attempt.get("first_step") for attempt in attempts]
-    starts = [
-        (attempt["attempt"], first if isinstance(first, int) else None, bool(attempt.get("training")))
-        for attempt, first in zip(attempts, firsts, strict=True)
-    ]
-    reports, damaged = Reports(starts), 0
+    reports, damaged = Reports(attempts), 0
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import StorageError
 from distrain.page.data import page_data
 from distrain.storage import names
-from distrain.storage.files import write_atomically
+from distrain.storage.files import write_atomically, write_output
 from distrain.storage.ownership import pinned
 from distrain.storage.paths import RunPaths
 from distrain.system.log import warn
@@ -49,7 +49,10 @@ def write_page(run: str | os.PathLike[str] | RemotePath, output: str | os.PathLi
         page = RunPaths(Path(str(root))).page if output is None else Path(output).expanduser()
         with pinned(root) if isinstance(root, Path) else nullcontext(root) as folder:  # a swap has no effect
             text = document(page_data(folder, root)).encode("utf-8", "replace")
-            write_atomically(Path(str(folder), page.name) if output is None else page, text, sync=False)
+            if output is None:
+                write_atomically(Path(str(folder), page.name), text, sync=False)
+            else:
+                write_output(page, text)
     except OSError as error:
         raise StorageError(f"cannot write the page of {run}: {error}") from error
     return page

@@ -107,6 +107,14 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
         raise
 
 
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file that the user has named: into a pipe, a device or what a link leads to, else atomically."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_bytes(data)
+    else:
+        write_atomically(path, data, sync=False)
+
+
 def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Write a file. ``sync``: flush it to disk. Raise OSError."""
     with naming(path), open(path, "wb", opener=open_without_links) as file:

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import warnings
-from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -120,14 +119,29 @@ def read_with(
         return action(file)
 
 
-def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines from the position on, without a torn last one. Of one that is too long, there is a part."""
-    is_rest = False
-    while part := file.readline(LONGEST_LINE):
-        is_whole = part.endswith(b"\n")
-        if not is_rest and (is_whole or len(part) == LONGEST_LINE):
-            yield part
-        is_rest = not is_whole
+class Tail:
+    """A reader of the lines of a file that grows. A line that is longer than ``longest`` comes in parts.
+
+    position: where it goes on. is_in_line: True if the beginning of the line there was left out, or is read.
+    """
+
+    def __init__(self, position: int = 0, longest: int = LONGEST_LINE, *, is_in_line: bool = False) -> None:
+        self.position, self.is_in_line = position, is_in_line
+        self._longest = longest
+
+    def read(self, file: IO[bytes], most: float = math.inf, *, to_end: bool = False) -> Iterator[tuple[bytes, bool]]:
+        """Yield lines, or parts, and True for those that begin a line.
+
+        most: bytes after which no other line is begun. to_end: also a torn last line, as nothing will follow.
+        """
+        last = file.seek(self.position) + most
+        while self.position < last and (part := file.readline(self._longest)):
+            is_whole = part.endswith(b"\n")
+            if not (is_whole or to_end or len(part) == self._longest):
+                return
+            begins, self.is_in_line = not self.is_in_line, not is_whole
+            self.position += len(part)
+            yield part, begins
 
 
 def last_lines(file: IO[bytes], most: int) -> list[bytes]:
@@ -174,10 +188,10 @@ def _records(
         return
     with file:
         start, damaged = max(0, file.seek(0, os.SEEK_END) - most) if most else 0, 0
-        file.seek(start)
         if start:
             warnings.warn(f"the first {size(start)} of {path} were left out", stacklevel=3)
-        for number, line in enumerate(islice(whole_lines(file), start > 0, None), start=1):
+        found = Tail(start, is_in_line=start > 0).read(file)
+        for number, line in enumerate((part for part, begins in found if begins), start=1):
             record = parse(line, number)
             damaged += record is None
             if damaged > _MOST_DAMAGED:

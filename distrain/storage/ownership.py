@@ -105,13 +105,9 @@ def list_names(folder: str | Path, run: str | Path | None, below: str | Path | N
     except (FileNotFoundError, NotADirectoryError):
         return []
     try:
-        return first_names(os.listdir(fd), folder)
+        names = os.listdir(fd)
     finally:
         os.close(fd)
-
-
-def first_names(names: list[str], folder: str | Path) -> list[str]:
-    """Return as many of the names in a directory as are looked at, and warn of others."""
     if len(names) > MOST_NAMES:
         warnings.warn(f"{len(names) - MOST_NAMES:,} more files in {folder} were left out", stacklevel=2)
     return names[:MOST_NAMES]

@@ -887,25 +887,17 @@ class DebuggerSays(FromWorker):
 
 @message
 class DebuggerInput(ToWorker):
-    """A line for the debugger of a rank, with its line end; empty to close it.
+    """What a person or an editor wants of the debugger of a rank.
 
-    None opens the debugger at the line where the main thread is: then the agent sends the worker a signal.
+    word: ``stop`` opens pdb at the line where the main thread is: then the agent sends the worker a signal. ``line`` is
+    an answer to pdb, with its line end; empty to close it. ``edit`` starts debugpy. ``editor`` has bytes for that; none
+    if the editor is gone.
 
     ``distrain debug`` -> coordinator -> agent -> worker.
     """
 
-    line: str | None
-
-
-@message
-class EditorInput(ToWorker):
-    """Bytes of an editor for the debugpy of a rank; none if the editor is gone. ``opens``: start debugpy.
-
-    ``distrain debug --dap`` -> coordinator -> agent -> worker.
-    """
-
+    word: str
     body: bytes = b""
-    opens: bool = False
 
 
 @message

@@ -86,8 +86,8 @@ class Debugger:
             self._is_due = False
             self._pdb().stop_in(sys._getframe())
 
-    def _on_editor(self, message: wire.EditorInput) -> None:
-        if message.opens:
+    def _on_editor(self, message: wire.DebuggerInput) -> None:
+        if message.word == "edit":
             self._editor = _Editor(self._session)
         elif self._editor is not None:
             self._editor.receive(message.body)

@@ -167,7 +167,7 @@ class Session:
         """Has it sent whether the main thread stands still; set by the sampler."""
         self.on_profile: Callable[[float], object] = lambda seconds: None
         """Begins a profile of this rank; set by :mod:`distrain.worker.main`."""
-        self.on_editor: Callable[[wire.EditorInput], None] = lambda message: None
+        self.on_editor: Callable[[wire.DebuggerInput], None] = lambda message: None
         """Passes on what an editor sends to the debugger; set by it."""
         self._must_sniff = False
         self._debugger_input: deque[str] = deque()
@@ -751,9 +751,9 @@ class Session:
                 self._stop_at = call
             case wire.StopDecision(call=call):
                 self._vote_at = call
-            case wire.DebuggerInput(line=str(line)):
-                self._debugger_input.append(line)
-            case wire.EditorInput():
+            case wire.DebuggerInput(word="line", body=line):
+                self._debugger_input.append(line.decode(errors="replace"))
+            case wire.DebuggerInput():
                 self.on_editor(message)
             case wire.TellStandstill():
                 self.on_question()

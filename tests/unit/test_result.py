@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from distrain.storage.commit import Commit
 from distrain.storage.paths import RunPaths, choose_run
 from distrain.storage.records import CommittedCheckpoint, read_metrics
 from distrain.storage.run_lock import RemoteLock, is_in_use
+from distrain.storage.runs import details
 from distrain.system.remote_path import RemotePath
 from tests.unit.conftest import commit_now
 
@@ -225,15 +226,15 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_no_damage(
     write_run([], [{"loss": 2}])
     store = LocalStore(tmp_path / "run")
 
-    def as_the_run_goes_on(folder: Path) -> Iterator[Path]:
+    def as_the_run_goes_on(folder: Path, run: Path) -> list[str]:
         monkeypatch.undo()
-        found = list(folder.iterdir())
+        found = details.list_names(folder, run)
         store.staging_directory(0, 1)
         commit_now(store, Commit(1, (), (0,), {"loss": 1}))
         store.delete([0])
-        return iter(found)
+        return found
 
-    monkeypatch.setattr(Path, "iterdir", as_the_run_goes_on)
+    monkeypatch.setattr(details, "list_names", as_the_run_goes_on)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert scores(Result.from_path(tmp_path / "run")) == [1]

@@ -165,7 +165,7 @@ class AdoptedRanks:
                 self._take_stacks([name], _STACKS_S)
             case wire.Stop():
                 self._stop_ranks(name, message)
-            case wire.DebuggerInput(attempt=attempt, rank=rank) | wire.EditorInput(attempt=attempt, rank=rank):
+            case wire.DebuggerInput(attempt=attempt, rank=rank):
                 self._say(name, wire.DebuggerSays(attempt=attempt, rank=rank, body=b"", closed=_NO_DEBUGGER))
             case wire.Release(rank=rank):
                 self._queue(rank, message)

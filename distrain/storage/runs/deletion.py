@@ -6,6 +6,7 @@ killed process has left is still a run, which the next deletion finds.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from distrain.errors import StorageError
 from distrain.storage import names
 from distrain.storage.run_lock import LocalLock, RemoteLock
-from distrain.storage.runs.listing import ENDED, Run, local_run, remote_run
+from distrain.storage.runs.listing import ENDED, Run, run_at
 
 if TYPE_CHECKING:
     from distrain.system.remote_path import RemotePath
@@ -24,50 +25,31 @@ def delete_run(run: Run, before: float) -> None:
 
     Raise StorageError if it is in use or has changed since it was listed, OSError if it cannot be deleted.
     """
-    folder = run.location
-    if isinstance(folder, Path):
-        _delete_local(folder, before)
-    else:
-        _delete_remote(folder, before)
-
-
-def _delete_local(folder: Path, before: float) -> None:
-    if folder.is_symlink():
+    folder, is_deleted = run.location, False
+    if isinstance(folder, Path) and folder.is_symlink():
         raise StorageError(f"{folder} is a link; delete the link, or name the directory that it leads to")
-    lock = LocalLock(folder / names.LOCK, folder)
+    if not isinstance(folder, Path) and (state := run_at(folder).state) not in ENDED:
+        raise StorageError(f"it is {state}")
+    lock = LocalLock(folder / names.LOCK, folder) if isinstance(folder, Path) else RemoteLock.take(folder)
     try:
         # This process holds the lock, so a run that says that it is running counts as in use here.
-        _check(local_run(str(folder)), before)
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == names.MANIFEST):
-            if path.name == names.LOCK:
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        shutil.rmtree(folder)
+        now = run_at(folder)
+        if not now.manifest or now.ended > before:
+            raise StorageError("it has changed meanwhile: somebody has continued it")
+        listed = os.listdir(folder) if isinstance(folder, Path) else folder.names()
+        for name in sorted({*listed} - {names.LOCK}, key=lambda name: name == names.MANIFEST):
+            _remove(folder / name)
+        _remove(folder)
+        is_deleted = True
     finally:
-        lock.release()
+        if isinstance(folder, Path) or not is_deleted:  # a remote lock was a file in it
+            lock.release()
 
 
-def _delete_remote(folder: RemotePath, before: float) -> None:
-    run = remote_run(folder)
-    if run.state not in ENDED:
-        raise StorageError(f"it is {run.state}")
-    lock = RemoteLock.take(folder)
-    try:
-        _check(remote_run(folder), before)
-    except StorageError:
-        lock.release()
-        raise
-    for name in folder.names():
-        if name not in (names.MANIFEST, names.LOCK):
-            (folder / name).remove()
-    (folder / names.MANIFEST).remove()
-    folder.remove()
-
-
-def _check(run: Run, before: float) -> None:
-    """Raise StorageError for a run that is not as it was listed: somebody has continued it meanwhile."""
-    if not run.is_run or run.ended > before:
-        raise StorageError("it has changed meanwhile")
+def _remove(path: Path | RemotePath) -> None:
+    if not isinstance(path, Path):
+        path.remove()
+    elif path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import time
 import warnings
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import StorageError
 from distrain.storage import names
 from distrain.storage.checkpoint import MANIFEST_FILE
-from distrain.storage.lines import parse_json, read_events, read_file, read_metrics
-from distrain.storage.ownership import MOST_NAMES, first_names, list_names
+from distrain.storage.lines import parse_json, read_file, read_metrics
+from distrain.storage.ownership import MOST_NAMES, list_names
 from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.records import CommittedCheckpoint, committed_at
 from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run, number_in
@@ -64,8 +63,7 @@ def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint],
     """Return the checkpoints, and whether some were deleted while they were read."""
     found, some_deleted = [], False
     local = None if isinstance(run, RemotePath) else run
-    listed = run.names() if isinstance(run, RemotePath) else first_names([path.name for path in run.iterdir()], run)
-    for name in listed:
+    for name in run.names() if isinstance(run, RemotePath) else list_names(run, run):
         if name.startswith((".", DAMAGED)):
             continue
         folder = run / name
@@ -93,10 +91,8 @@ def _checkpoints_now(run: Path | RemotePath) -> tuple[list[CommittedCheckpoint],
 
 
 def reports_of(run: Run, rank: int | None = 0) -> Iterator[dict[str, Any]]:
-    """Yield the reports of one rank or (None) of all, each with its ``step`` over the whole run. Raise OSError."""
-    firsts = run.first_steps
-    for record in read_metrics(run.location / names.METRICS, rank=rank):
-        yield {**record, "step": run.step_of(record, firsts)}
+    """Return the reports of one rank or (None) of all, each with its ``step`` over the whole run. Raise OSError."""
+    return run.with_steps(read_metrics(run.location / names.METRICS, rank=rank))
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
@@ -154,22 +150,20 @@ def failed_at(failure: Mapping[str, Any]) -> str:
     return f"{own[-1]['file'].rpartition('/')[2]}:{own[-1]['line']}" if own else ""
 
 
-def verdict(run: Run, last: Mapping[str, Any] | None) -> str:
+def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]) -> str:
     """Return one sentence about the state of a run: how far it is or has come, and which rank failed, where and why.
 
-    last: rank 0's last report, with its ``step``.
+    last: rank 0's last report, with its ``step``. events: all of the run.
     """
     if run.state not in (RUNNING, *ENDED):
         return printable(f"{run.state}: {run.problem}" if run.problem else run.state)
-    until = time.time() if run.state == RUNNING else run.ended
-    if run.state == KILLED and last is not None:  # run.json was last written when the attempt began
-        until = last.get("time", until)
-    text = f"{run.state} {'for' if run.state == RUNNING else 'after'} {duration(until - run.began)}{_where(last)}"
+    lasted = duration(run.until(last) - run.began)
+    text = f"{run.state} {'for' if run.state == RUNNING else 'after'} {lasted}{_where(last)}"
     if run.state == KILLED:
         text += ": the process that called fit() was killed, or its machine crashed"
     elif run.state in (FAILED, STOPPED) and (why := _reason(run)):
         text += f": {why}"
-    if (hang := _hang_of(run, last)) is not None:
+    if (hang := _hang_of(run, last, events)) is not None:
         text += f"; {hang}"
     if (restarts := len(run.attempts_now) - 1) > 0:
         text += f", after {count(restarts, 'restart')}"
@@ -178,17 +172,21 @@ def verdict(run: Run, last: Mapping[str, Any] | None) -> str:
     return printable(text)
 
 
-def _hang_of(run: Run, last: Mapping[str, Any] | None) -> str | None:
+def hangs_in(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the events that tell of the beginning or the end of a hang."""
+    return [event for event in events if event["event"] in ("hang_began", "hang") and "since" in event]
+
+
+def _hang_of(run: Run, last: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]) -> str | None:
     """Return who is stuck in a hang that lasts, or in which the run has ended."""
-    events = read_events(run.location / names.EVENTS)
-    found = [event for event in events if event["event"] in ("hang_began", "hang") and "since" in event]
+    found = hangs_in(events)
     if not found or not found[-1].get("text") or (found[-1]["event"] == "hang" and run.state == RUNNING):
         return None
-    since, now = found[-1]["since"], time.time() if run.state == RUNNING else run.ended
-    if last is not None and last.get("time", 0.0) > since:
+    since = found[-1]["since"]
+    if last is not None and last["time"] > since:
         return None
     how = "it has hung" if run.state == RUNNING else "it hung"
-    return f"{how} for {duration(now - since)}: {str(found[-1]['text'])[:_LONGEST_HANG]}"
+    return f"{how} for {duration(run.until(last) - since)}: {str(found[-1]['text'])[:_LONGEST_HANG]}"
 
 
 def _where(last: Mapping[str, Any] | None) -> str:

@@ -7,8 +7,8 @@ report; and what is slow to import, as for remote storage, is imported when it i
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from distrain.storage.lock_probe import is_locked
 from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from distrain.system.remote_path import RemotePath
 
@@ -40,7 +40,6 @@ class Run(NamedTuple):
     state: a status of run.json, or one of the other states above.
     problem: why it is damaged, or no run.
     manifest: the contents of run.json, {} if it is damaged or missing.
-    changed: the time of the last change of a directory without a usable run.json; else 0.
     """
 
     name: str
@@ -48,7 +47,13 @@ class Run(NamedTuple):
     state: str
     problem: str = ""
     manifest: dict[str, Any] = {}  # noqa: RUF012 - never changed
-    changed: float = 0.0
+
+    @property
+    def changed(self) -> float:
+        """The time of the last change of a local directory without a usable run.json; else 0."""
+        with suppress(OSError):
+            return 0.0 if self.manifest or "://" in self.path else os.stat(self.path).st_mtime
+        return 0.0
 
     @property
     def began(self) -> float:
@@ -61,9 +66,9 @@ class Run(NamedTuple):
         return number_in(self.manifest.get("updated")) or self.changed
 
     @property
-    def is_run(self) -> bool:
-        """True if there is a usable run.json."""
-        return bool(self.manifest)
+    def is_active(self) -> bool:
+        """True if it has not ended."""
+        return self.state in (RUNNING, STARTING)
 
     @property
     def script(self) -> str:
@@ -72,7 +77,11 @@ class Run(NamedTuple):
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
-        """The attempts, the oldest first, without those that are damaged: they have no number, date or first step."""
+        """The attempts, the oldest first, without those that are damaged.
+
+        Each has ``attempt`` and ``started``. Times are numbers, ``first_step`` is an integer; they may be missing.
+        ``hosts``, by name with their ranks, is there.
+        """
         attempts: list[dict[str, Any]] = self.manifest.get("attempts", [])
         return attempts
 
@@ -84,10 +93,8 @@ class Run(NamedTuple):
     @property
     def hosts(self) -> dict[str, list[int]]:
         """The hosts of the last attempt, each with its ranks."""
-        attempts = self.attempts
-        hosts = attempts[-1].get("hosts") if attempts else None
-        listed = hosts.items() if isinstance(hosts, dict) else ()
-        return {host: ranks for host, ranks in listed if isinstance(ranks, list) and all(map(_is_whole, ranks))}
+        hosts: dict[str, list[int]] = self.attempts[-1]["hosts"] if self.attempts else {}
+        return hosts
 
     @property
     def ranks(self) -> int:
@@ -104,22 +111,27 @@ class Run(NamedTuple):
         return locate(self.path)
 
     def last_report(self, most: int = MOST_BYTES) -> dict[str, Any] | None:
-        """Return rank 0's last line among the last bytes of metrics.jsonl, or None. Warn of damaged lines."""
+        """Return rank 0's last line among the last bytes of metrics.jsonl, with its step. Warn of damaged lines."""
         try:  # a Path object takes as long as the reading
             path = f"{self.path}/{names.METRICS}" if "://" not in self.path else self.location / names.METRICS
-            return last_record(path, most)
+            record = last_record(path, most)
         except OSError:
             return None
+        return None if record is None else next(self.with_steps([record]))
 
-    @property
-    def first_steps(self) -> dict[Any, Any]:
-        """The first steps of the attempts by number."""
-        return {attempt["attempt"]: attempt.get("first_step") for attempt in self.attempts}
+    def with_steps(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield reports with their ``step`` over the whole run."""
+        firsts = {attempt["attempt"]: attempt.get("first_step", 0) for attempt in self.attempts}
+        for record in records:
+            yield {**record, "step": firsts.get(record["attempt"], 0) + int(record["index"])}
 
-    def step_of(self, record: dict[str, Any], first_steps: dict[Any, Any] | None = None) -> int:
-        """Return the step of a report over the whole run. ``first_steps``: if they are known."""
-        firsts = self.first_steps if first_steps is None else first_steps
-        return int(number_in(firsts.get(record["attempt"]))) + int(number_in(record["index"]))
+    def until(self, last: Mapping[str, Any] | None) -> float:
+        """Return when the run has ended; now, if it has not. ``last``: rank 0's last report."""
+        if self.is_active:
+            return time.time()
+        if self.state == KILLED and last is not None:  # run.json was last written when the attempt began
+            return max(self.ended, float(last["time"]))
+        return self.ended
 
     def bytes(self) -> int:
         """Return the size of all files of the run on disk, in bytes. It looks at each of them."""
@@ -130,14 +142,20 @@ class Run(NamedTuple):
 
 
 def _attempts_in(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the attempts that have what all readers need, without other times that are damaged."""
+    """Return the attempts that have a number and a date, without what is damaged in them."""
     listed = manifest["attempts"]
     found = (one for one in listed if isinstance(one, dict)) if isinstance(listed, list) else ()
     return [
-        {key: value for key, value in one.items() if key not in ("training", "ended") or number_in(value)}
+        {**{key: value for key, value in one.items() if key not in _CHECKS or _CHECKS[key](value)}, **_hosts_in(one)}
         for one in found
-        if _is_whole(one.get("attempt")) and _is_whole(one.get("first_step") or 0) and number_in(one.get("started"))
+        if _is_whole(one.get("attempt")) and number_in(one.get("started"))
     ]
+
+
+def _hosts_in(attempt: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
+    hosts = attempt.get("hosts")
+    listed = hosts.items() if isinstance(hosts, dict) else ()
+    return {"hosts": {host: ranks for host, ranks in listed if isinstance(ranks, list) and all(map(_is_whole, ranks))}}
 
 
 def _is_whole(value: object) -> bool:
@@ -147,6 +165,10 @@ def _is_whole(value: object) -> bool:
 def number_in(value: object) -> float:
     """Return a number of a file of a run as one to compute with; 0 for anything else."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < 1e15 else 0.0
+
+
+_CHECKS: dict[str, Callable[[object], object]] = {"training": number_in, "ended": number_in, "first_step": _is_whole}
+"""Of fields of an attempt that are left out if they are damaged."""
 
 
 def _size_of(folder: str | Path) -> int:
@@ -172,64 +194,47 @@ def storage_at(path: str | os.PathLike[str] | None) -> Path | RemotePath:
     return RemotePath(found.url, patience_s=OPENING_PATIENCE_S) if isinstance(found, RemotePath) else found
 
 
-def list_runs(storage: Path | RemotePath) -> list[Run]:
+def list_runs(storage: Path | RemotePath, *, may_be_missing: bool = False) -> list[Run]:
     """Return what is in a storage path, the newest first, and at the end what isn't a run.
 
-    A run directory itself is listed as one run.
+    A run directory itself is listed as one run. may_be_missing: return nothing if the directory does not exist.
 
     Files, hidden directories and the output directories of Hydra are left out. Raise OSError if the storage cannot be
     read.
     """
-    found = _local_runs(storage) if isinstance(storage, Path) else _remote_runs(storage)
-    return sorted(found, key=lambda run: (run.state != FOREIGN, run.began), reverse=True)
-
-
-def _local_runs(storage: Path) -> list[Run]:
     if (storage / names.MANIFEST).exists():
-        return [local_run(str(storage))]
+        return [run_at(storage)]
+    listed = _folders_in(storage, may_be_missing=may_be_missing)
+    if isinstance(storage, Path):
+        found = [run_at(f"{storage}/{name}") for name in listed]
+        shown = [run for run in found if run.state != FOREIGN or not os.path.exists(f"{run.path}/.hydra")]
+    else:
+        from distrain.system.background import in_threads
+
+        every = in_threads(run_at, [storage / name for name in listed], threads=_THREADS)
+        shown = [run for run in every if run.state != FOREIGN or run.problem]
+    return sorted(shown, key=lambda run: (run.state != FOREIGN, run.began), reverse=True)
+
+
+def _folders_in(storage: Path | RemotePath, *, may_be_missing: bool) -> list[str]:
+    """Return the sorted names of what may be runs in a storage path."""
+    if not isinstance(storage, Path):
+        return [name for name in storage.names() if not name.startswith(".") and not set(name) & set("*?[")]
+    if may_be_missing and not storage.exists():
+        return []
     with os.scandir(storage) as entries:
-        found = [local_run(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-    return [run for run in found if run.state != FOREIGN or not os.path.exists(f"{run.path}/.hydra")]
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
 
 
-def _remote_runs(storage: RemotePath) -> list[Run]:
-    from distrain.system.background import in_threads
-
-    listed = storage.names()
-    if names.MANIFEST in listed:
-        return [remote_run(storage)]
-    folders = [storage / name for name in listed if not name.startswith(".") and not set(name) & set("*?[")]
-    return [run for run in in_threads(remote_run, folders, threads=_THREADS) if run.state != FOREIGN or run.problem]
-
-
-def local_run(path: str) -> Run:
-    """Return the run in a local directory. Never raises for what is in it."""
-    read = partial(read_file, f"{path}/{names.MANIFEST}")
-    run = _read(os.path.basename(path), path, read, partial(is_locked, path))
-    return run._replace(changed=_changed(path)) if not run.manifest else run
-
-
-def remote_run(folder: RemotePath) -> Run:
-    """Return the run in a remote directory. Never raises for what is in it."""
-    from distrain.errors import StorageError
-    from distrain.storage.run_lock import is_in_use
-
-    def is_running() -> bool:
+def run_at(folder: str | Path | RemotePath) -> Run:
+    """Return the run in a directory; a string is a local path. Never raises for what is in it."""
+    path, name = str(folder), os.path.basename(str(folder).rstrip("/"))
+    file = f"{path}/{names.MANIFEST}" if isinstance(folder, (str, Path)) else folder / names.MANIFEST
+    for _ in range(2):  # again, if it has ended meanwhile
         try:
-            return is_in_use(folder)
-        except (OSError, StorageError):  # a damaged lock says nothing
-            return True
-
-    return _read(folder.name, folder.url, (folder / names.MANIFEST).read_bytes, is_running)
-
-
-def _read(name: str, path: str, read: Callable[[], bytes], is_in_use: Callable[[], bool]) -> Run:
-    """Return a run by its run.json, which is read again if the run has ended meanwhile."""
-    for _ in range(2):
-        try:
-            manifest = parse_json(read())
+            manifest = parse_json(read_file(file))
         except FileNotFoundError:
-            return _without_manifest(name, path, is_in_use)
+            return _without_manifest(name, path, folder)
         except OSError as error:
             return Run(name, path, DAMAGED, f"{names.MANIFEST} cannot be read: {error.strerror or error}")
         except ValueError as error:
@@ -240,26 +245,31 @@ def _read(name: str, path: str, read: Callable[[], bytes], is_in_use: Callable[[
         if status not in names.STATUSES:
             return Run(name, path, DAMAGED, f"{names.MANIFEST} has the status {status!r:.40}")
         manifest["attempts"] = _attempts_in(manifest)
-        if status != RUNNING or is_in_use():
+        if status != RUNNING or _is_in_use(folder):
             return Run(name, path, status, manifest=manifest)
     return Run(name, path, KILLED, manifest=manifest)
 
 
-def _without_manifest(name: str, path: str, is_in_use: Callable[[], bool]) -> Run:
+def _without_manifest(name: str, path: str, folder: str | Path | RemotePath) -> Run:
     if "://" in path:
         return Run(name, path, FOREIGN)
     if not os.path.exists(f"{path}/{names.LOCK}"):
         return Run(name, path, FOREIGN, f"it has no {names.MANIFEST}")
-    if is_in_use():
+    if _is_in_use(folder):
         return Run(name, path, STARTING)
     return Run(name, path, DAMAGED, f"it has no {names.MANIFEST}: the run was killed as it began")
 
 
-def _changed(path: str) -> float:
+def _is_in_use(folder: str | Path | RemotePath) -> bool:
+    if isinstance(folder, (str, Path)):
+        return is_locked(folder)
+    from distrain.errors import StorageError
+    from distrain.storage.run_lock import is_in_use
+
     try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return 0.0
+        return is_in_use(folder)
+    except (OSError, StorageError):  # a damaged lock says nothing
+        return True
 
 
 # -- by name ---------------------------------------------------------------------------------------------------------
@@ -282,7 +292,7 @@ def find_run(given: str, storage: Path | RemotePath) -> Run:
     """
     if "://" in given or os.sep in given or given in (".", ".."):
         return _checked(run_at(storage_at(given)))
-    listed = _names_in(storage)
+    listed = _folders_in(storage, may_be_missing=True)
     if given in listed:
         return _checked(run_at(storage / given))
     if given == LAST:
@@ -304,22 +314,6 @@ def find_run(given: str, storage: Path | RemotePath) -> Run:
 
 
 _MOST_SHOWN = 10
-
-
-def _names_in(storage: Path | RemotePath) -> list[str]:
-    """Return the names of the directories in a storage path; none if it does not exist."""
-    if not isinstance(storage, Path):
-        return storage.names()
-    try:
-        with os.scandir(storage) as entries:
-            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-    except FileNotFoundError:
-        return []
-
-
-def run_at(folder: Path | RemotePath) -> Run:
-    """Return the run in a directory. Never raises for what is in it."""
-    return local_run(str(folder)) if isinstance(folder, Path) else remote_run(folder)
 
 
 def _checked(run: Run) -> Run:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.storage import names
-from distrain.storage.lines import last_lines, read_with
+from distrain.storage.lines import Tail, last_lines, read_with
 from distrain.storage.ownership import list_names, open_to_read
-from distrain.storage.runs.listing import RUNNING, STARTING, Run, WrongArgument, run_at
+from distrain.storage.runs.listing import Run, WrongArgument, run_at
 from distrain.system.text import without_controls
 
 if TYPE_CHECKING:
@@ -96,15 +96,13 @@ class Follower:
         self._ranks = ranks
         self._attempt = attempt
         self._last = last
-        self._read: dict[int, int] = {}
-        """Bytes read of the log of each rank."""
-        self._rests: dict[int, bytes] = {}
-        """By rank: its output after the last line end."""
+        self._tails: dict[int, Tail] = {}
+        """By rank, of the attempt that is read."""
 
     def lines(self) -> Iterator[tuple[int, int, str]]:
         """Yield attempt, rank and line until the run ends. It may be asked for forever: break, or Ctrl-C."""
         while True:
-            is_over = current(self._run).state not in (RUNNING, STARTING)
+            is_over = not run_at(self._run.location).is_active
             yield from self.new_lines(is_over=is_over)
             if is_over:
                 return
@@ -116,42 +114,26 @@ class Follower:
         if self._attempt is not None:
             yield from self._of_attempt(self._attempt, to_end=bool(later) or is_over)
         for number in later if self._attempt is not None else later[-1:]:
-            self._attempt, self._read = number, {}
+            self._attempt, self._tails = number, {}
             yield from self._of_attempt(number, to_end=number != later[-1] or is_over)
 
     def _of_attempt(self, attempt: int, *, to_end: bool) -> Iterator[tuple[int, int, str]]:
         """Yield what is new in an attempt; ``to_end``: also last lines without a line end, as nothing follows them."""
         folder = log_folder(self._run) / f"attempt_{attempt}"
         for rank in _numbers(self._run, folder, _RANK):
-            if self._ranks is not None and rank not in self._ranks:
-                continue
-            rest = self._rests.pop(rank, b"")
-            for data in self._of_rank(folder / f"rank_{rank}.log", rank):
-                *lines, rest = (rest + data).split(b"\n")
-                yield from ((attempt, rank, _shown(line)) for line in lines)
-                if len(rest) > _PIECE:
-                    yield attempt, rank, _shown(rest)
-                    rest = b""
-            if rest and to_end:
-                yield attempt, rank, _shown(rest)
-            elif rest:
-                self._rests[rank] = rest
+            if self._ranks is None or rank in self._ranks:
+                for part in self._of_rank(folder / f"rank_{rank}.log", rank, to_end=to_end):
+                    yield attempt, rank, _shown(part)
         self._last = None  # later lines are all wanted
 
-    def _of_rank(self, file: Any, rank: int) -> Iterator[bytes]:
+    def _of_rank(self, file: Any, rank: int, *, to_end: bool) -> Iterator[bytes]:
         """Yield what is new in a log, all of it if that is shorter now."""
-        size, start = os.lstat(file).st_size, self._read.get(rank)
-        if size == start:  # few of many logs grow between two looks
+        size, tail = os.lstat(file).st_size, self._tails.get(rank)
+        if tail is not None and size == tail.position:  # few of many logs grow between two looks
             return
         with _open(file, self._run) as log:
-            if start is None and self._last is not None:
-                yield b"".join(last_lines(log, self._last))
-            else:
-                log.seek(start if start and start < size else 0)
-                yield from iter(partial(log.read, _PIECE), b"")
-            self._read[rank] = log.tell()
-
-
-def current(run: Run) -> Run:
-    """Return the run as it is now."""
-    return run_at(run.location)
+            if tail is None or size < tail.position:
+                wanted = [] if self._last is None else last_lines(log, self._last)
+                begin = 0 if self._last is None else log.tell() - sum(map(len, wanted))
+                tail = self._tails[rank] = Tail(begin, _PIECE)
+            yield from (part for part, _ in tail.read(log, to_end=to_end))

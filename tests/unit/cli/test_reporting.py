@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import fsspec
@@ -141,3 +143,32 @@ def test_files_of_a_remote_run_that_are_too_large_are_left_out_and_named(
     assert "distrain-report-run/metrics.jsonl" not in names
     for text in (readme, capsys.readouterr().out):
         assert "left out: metrics.jsonl: too large (" in text
+
+
+COMMANDS = {
+    "report": ["report", "run", "--storage-path", "runs", "-o"],
+    "page": ["page", "run", "--storage-path", "runs", "-o"],
+    "board": ["board", "runs", "--export"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("through", ["itself", "a link"])
+def test_a_pipe_is_written_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, through: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_failed_run(tmp_path / "runs")
+    pipe, output = tmp_path / "pipe.html", tmp_path / "link.html" if through == "a link" else tmp_path / "pipe.html"
+    os.mkfifo(pipe)
+    if output != pipe:
+        output.symlink_to(pipe)
+    reader, writer = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), os.open(pipe, os.O_WRONLY)  # nobody waits for another
+    os.set_blocking(reader, True)
+    with open(reader, "rb") as file, ThreadPoolExecutor() as threads:
+        reading = threads.submit(file.read)
+        code = run_main([*COMMANDS[command], str(output)], [])
+        os.close(writer)
+        said = reading.result()
+    assert code == 0
+    assert said.startswith(b"\x1f\x8b" if command == "report" else b"<!DOCTYPE html>")
+    assert pipe.is_fifo()
+    assert output.is_symlink() == (through == "a link")

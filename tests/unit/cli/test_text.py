@@ -14,7 +14,7 @@ from distrain.cli.debugging import _Conversation
 from distrain.cli.main import run_main
 from distrain.cli.text import coloured, write_json
 from distrain.decisions.host_checks import Finding
-from distrain.storage.runs.listing import local_run
+from distrain.storage.runs.listing import run_at
 from distrain.wire.channel import Channel
 from tests.unit.storage.made import add_reports, make_run
 from tests.unit.system.test_log import assert_harmless
@@ -87,7 +87,7 @@ def test_a_debugger_lets_no_rank_act_on_the_terminal(
         far = Channel(other.fileno(), other.fileno())
         far.send(wire.DebuggerSays(attempt=0, rank=0, body=BAD.encode(), prompt="(Pdb) ", error=BAD))
         far.send(wire.DebuggerSays(attempt=0, rank=0, body=b"", closed=BAD))
-        assert _Conversation(Channel(end.fileno(), end.fileno()), 0).hold(local_run(str(tmp_path))) == 0
+        assert _Conversation(Channel(end.fileno(), end.fileno()), 0).hold(run_at(str(tmp_path))) == 0
     out = capsys.readouterr().out
     assert out.count("mark") == 3
     assert_harmless(out)

@@ -178,7 +178,6 @@ def test_a_directory_that_is_too_large_is_refused_with_what_would_be_copied(
     user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "_MOST_COPIED", 3_000_000)
-    monkeypatch.setattr(isolation, "_share_blocks", lambda *_: False)
     with pytest.raises(JobError, match=re.escape(f"{user / 'project/data.bin'} (2.0 MB)")) as raised:
         isolation.mirror(str(user / "project"), tmp_path / "copy", "unshare: Operation not permitted")
     assert "3.5 MB" in str(raised.value)

@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from distrain.drilling.journal import read_journal
-from distrain.storage.paths import RunPaths
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+
+def test_a_trial_that_has_not_begun_has_one_empty_attempt(tmp_path: Path) -> None:
+    journal = read_journal(tmp_path / "run")
+    assert (len(journal.attempts), journal.checkpoints, journal.has_finished) == (1, {}, False)
 
 
-def test_a_checkpoint_that_is_deleted_meanwhile_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
     manifest = {"version": 1, "status": "running", "run_id": "x", "name": "run", "attempts": []}
     (tmp_path / "run.json").write_text(json.dumps(manifest))
     for number in (1, 2):
         (tmp_path / f"checkpoint_{number:06d}").mkdir()
         (tmp_path / f"checkpoint_{number:06d}/.manifest.json").write_text(
-            json.dumps({"index": number, "step": number, "files": {}, "name": f"checkpoint_{number:06d}"})
+            json.dumps(
+                {"index": number, "step": number, "files": {}, "metrics": {}, "name": f"checkpoint_{number:06d}"}
+            )
         )
-    listed = RunPaths(tmp_path).checkpoints()
-    monkeypatch.setattr(RunPaths, "checkpoints", lambda _: listed)
     (tmp_path / "checkpoint_000001/.manifest.json").unlink()
-    assert read_journal(tmp_path).checkpoints == {2: listed[1]}
+    with pytest.warns(UserWarning, match="checkpoint_000001 is damaged"):
+        assert read_journal(tmp_path).checkpoints == {2: tmp_path / "checkpoint_000002"}

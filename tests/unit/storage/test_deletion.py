@@ -13,7 +13,7 @@ from distrain.errors import StorageError
 from distrain.storage.run_lock import LocalLock, RemoteLock
 from distrain.storage.runs import deletion
 from distrain.storage.runs.deletion import delete_run
-from distrain.storage.runs.listing import list_runs, remote_run
+from distrain.storage.runs.listing import list_runs, run_at
 from distrain.system.remote_path import RemotePath
 from tests.unit.storage.made import make_run
 
@@ -143,10 +143,10 @@ def remote(tmp_path: Path) -> Iterator[RemotePath]:
 def test_a_remote_run_is_deleted_if_nobody_uses_it(remote: RemotePath) -> None:
     lock = RemoteLock.take(remote)
     (remote / "run.json").write_bytes((remote / "run.json").read_bytes().replace(b"finished", b"running"))
-    assert remote_run(remote).state == "running"
+    assert run_at(remote).state == "running"
     with pytest.raises(StorageError, match="it is running"):
-        delete_run(remote_run(remote), time.time())
+        delete_run(run_at(remote), time.time())
     (remote / "run.json").write_bytes((remote / "run.json").read_bytes().replace(b"running", b"finished"))
     lock.release()
-    delete_run(remote_run(remote), time.time())
+    delete_run(run_at(remote), time.time())
     assert remote.files() == {}

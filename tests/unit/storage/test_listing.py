@@ -132,7 +132,7 @@ def test_the_last_report_is_that_of_rank_0_with_its_step_over_the_whole_run(tmp_
     [listed] = list_runs(tmp_path)
     record = listed.last_report()
     assert record is not None
-    assert (record["metrics"], listed.step_of(record)) == ({"loss": 0.25}, 41)
+    assert (record["metrics"], record["step"]) == ({"loss": 0.25}, 41)
 
 
 def test_a_run_directory_itself_is_listed(tmp_path: Path) -> None:
