@@ -161,7 +161,7 @@ class Coordinator:
             request.failure_config,
             ask_for_stacks=self._ask_for_stacks,
             ask_ranks=self._ask_ranks,
-            on_hang=self._happened,
+            on_hang=self._on_hang,
             tell=observers.tell,
         )
         self._debuggers = Debuggers(
@@ -522,8 +522,6 @@ class Coordinator:
         self._host_files.end_attempt()
         self.report_handler.end()
         self.hang_monitor.end_hang()
-        if self.machine.hung is not None:
-            self._launch_checks.forget()
         self.outputs.flush()
         self._manifest.attempt_ended(ended.failures, ended.why)
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
@@ -631,6 +629,10 @@ class Coordinator:
             self._refuse(finding.host, finding.text)
         else:
             warn(f"{finding.host}: {finding.text}")
+
+    def _on_hang(self, hang: events.HangDetected) -> None:
+        self._launch_checks.forget()
+        self._happened(hang)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
