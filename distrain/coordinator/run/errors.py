@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain.coordinator.stop_signals import exit_code
-from distrain.decisions.blame import Cause, culprit_first, hang_failures, is_refusal
+from distrain.decisions.blame import culprit_first, hang_failures, is_refusal
 from distrain.decisions.failure_screen import failure_screen
 from distrain.decisions.health.collectives import UNKNOWN, Comparison
 from distrain.decisions.retries import start_without_checkpoint
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain.decisions.blame import RunSummary
+    from distrain.decisions.events import HangDetected
     from distrain.errors import RankFailure
 
 _LOADING = re.compile(
@@ -91,35 +92,31 @@ class RunErrors:
     def error(self) -> BaseException:
         """Return the exception to raise. Show what else went wrong before Ctrl-C: that exception has no text."""
         summary = self.summary
+        if summary.stop_reason is not None:
+            return self._stop_error(summary.stop_reason)
+        if summary.hung is not None and not summary.failures:
+            return self._hang_error(summary.hung)
+        if summary.failures and not summary.problem_explains_failures():
+            return self._worker_group_error()
         problem = summary.problem or "all workers have ended, but no rank has failed; their logs may show why"
         problem = in_users_words(problem)
-        match summary.cause:
-            case Cause.STOP:
-                return self._stop_error()
-            case Cause.HANG:
-                return self._hang_error()
-            case Cause.RANKS:
-                return self._worker_group_error()
-            case Cause.STORAGE:
-                return ControllerError(_text([problem, *self._facts("once that is fixed, ")]))
-            case Cause.RESOURCES:
-                return ResourcesError(_text([problem]))
-            case Cause.HOSTS:
-                return ControllerError(_text([problem, *self._postscript()]))
-            case Cause.START:
-                return LaunchError(_text([problem, *self._postscript()]))
+        if summary.storage_failed:
+            return ControllerError(_text([problem, *self._facts("once that is fixed, ")]))
+        if summary.resources_missing:
+            return ResourcesError(_text([problem]))
+        kind = ControllerError if summary.entered else LaunchError
+        return kind(_text([problem, *self._postscript()]))
 
-    def _stop_error(self) -> BaseException:
-        summary, reason = self.summary, self.summary.stop_reason
-        assert reason is not None
+    def _stop_error(self, reason: str) -> BaseException:
         lines: list[str] = []
-        if own := summary.own_failures({exit_code("SIGTERM"), exit_code(reason)}):
+        if own := self.summary.own_failures({exit_code("SIGTERM"), exit_code(reason)}):
             screen = failure_screen(own, stopped=(), last_lines=self.last_lines)
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
         if self.where:
-            killed = "ranks that had not stopped were killed; RunConfig.stop_grace_s gives them more time:"
-            head = in_users_words(killed) if summary.grace_is_over else "before that, the ranks were last seen here:"
-            lines += [head, *(f"    {line}" for line in self.where)]
+            head = "before that, the ranks were last seen here:"
+            if self.summary.grace_is_over:
+                head = "ranks that had not stopped were killed; RunConfig.stop_grace_s gives them more time:"
+            lines += [in_users_words(head), *(f"    {line}" for line in self.where)]
         lines += self._other_problems()
         if reason != "SIGINT":
             text = _text([f"the run was stopped by {reason}", *lines, *self._facts()])
@@ -128,9 +125,8 @@ class RunErrors:
             warn("\n    ".join(lines))
         return KeyboardInterrupt()
 
-    def _hang_error(self) -> HangError:
-        summary, hung = self.summary, self.summary.hung
-        assert hung is not None
+    def _hang_error(self, hung: HangDetected) -> HangError:
+        summary = self.summary
         where = "they were:" if hung.where else "no rank had been started"
         why = hung.deadlock or f"no rank has reported or printed anything for {hung.after_s:g} s"
         lines = [f"{in_users_words(why)}; {where}", *(f"    {line}" for line in hung.where)]
