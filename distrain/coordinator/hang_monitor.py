@@ -74,7 +74,8 @@ class HangMonitor:
 
     def begin(self, ranks: int = 0) -> None:
         """Forget the last attempt. ``ranks``: the number of those of the next one."""
-        self._standstills = Standstills(expected=ranks)
+        self.standstills = Standstills(expected=ranks)
+        """Read it. The engine adds the ranks that enter train_func."""
         self._records: dict[int, dict[str, Any]] = {}
         """By rank that stands still: its flight recorder."""
         self._hang: Hang | None = None
@@ -115,42 +116,23 @@ class HangMonitor:
         known = {rank: self._stacks[rank] for rank in ranks if rank in self._stacks}
         return tuple(summarize_stacks(known, silent=self._silent.intersection(ranks)))
 
-    @property
-    def finished(self) -> set[int]:
-        """The ranks that have finished train_func."""
-        return self._standstills.finished
-
     # -- hangs, by evidence ---------------------------------------------------------------------------------------
-
-    def rank_begins(self, rank: int) -> None:
-        """Note that a rank has entered train_func."""
-        self._standstills.ranks.add(rank)
 
     def rank_ended(self, rank: int, *, ok: bool) -> None:
         """Note that a rank has left train_func."""
-        self._standstills.ended(rank, time.monotonic(), ok=ok)
+        self.standstills.ended(rank, time.monotonic(), ok=ok)
         self._judged = False
-
-    @property
-    def waiting_ranks(self) -> set[int]:
-        """The ranks that stand still because they wait for others."""
-        return self._standstills.waiting
-
-    @property
-    def is_asking(self) -> bool:
-        """True while a rank waits for distrain."""
-        return self._standstills.is_asking
 
     def heard(self, message: wire.Standstill) -> None:
         """Note that a rank stands still, or moves again."""
-        was_asking = self.is_asking
-        self._standstills.heard(message, time.monotonic())
-        if was_asking and not self.is_asking:
+        was_asking = self.standstills.is_asking
+        self.standstills.heard(message, time.monotonic())
+        if was_asking and not self.standstills.is_asking:
             self.progress()  # it has its answer, and trains
         if not message.state:
             self._records.pop(message.rank, None)
         self._judged = False
-        if self._hang is not None and not self._standstills.all_stand:
+        if self._hang is not None and not self.standstills.all_stand:
             say(f"the ranks move again, after {duration(time.monotonic() - self._hang.since)}")
             self.end_hang()
 
@@ -160,35 +142,35 @@ class HangMonitor:
 
     def collectives(self) -> Comparison:
         """Return what is known about collectives that ranks lack, or that do not match."""
-        return compare(self._records, finished=self.finished)
+        return compare(self._records, finished=self.standstills.finished)
 
     def _judge(self, now: float) -> None:
         """Call it a hang if every rank stands still. Ask ranks for their stacks that say nothing."""
-        self._judged = self._standstills.is_due(now)
-        hang = self._standstills.hang(now)
+        self._judged = self.standstills.is_due(now)
+        hang = self.standstills.hang(now)
         if hang is not None and self._hang is None:
             self._hang = hang
             self._take_stacks(lambda lines: None)
-            self._ask_ranks(wire.DumpRecorder, self._standstills.ranks)
+            self._ask_ranks(wire.DumpRecorder, self.standstills.ranks)
             self._loop.call_in("records", _RECORDS_S, self._show_hang)
-        elif not self._looks and (unheard := self._standstills.unheard(now)):
+        elif not self._looks and (unheard := self.standstills.unheard(now)):
             self._looks = True
             self._ask_ranks(wire.TellStandstill, unheard)
             self._loop.call_in("answers", _ANSWER_S, self._look_at_unheard)
 
     def _look_at_unheard(self) -> None:
-        if self._standstills.unheard(time.monotonic()):
+        if self.standstills.unheard(time.monotonic()):
             self._take_stacks(self._note_silence, watches=True)
         else:
             self._looks = False
 
     def _note_silence(self, _: _Lines) -> None:
         self._looks, now = False, time.monotonic()
-        unheard = self._standstills.unheard(now)
-        self._standstills.note_busy(unheard - self._silent - self._idle, now)
-        self._standstills.note_mute(unheard & self._silent)
+        unheard = self.standstills.unheard(now)
+        self.standstills.note_busy(unheard - self._silent - self._idle, now)
+        self.standstills.note_mute(unheard & self._silent)
         for rank in unheard & self._idle & self._stacks.keys():
-            self._standstills.note_held(rank, location(self._stacks[rank]))
+            self.standstills.note_held(rank, location(self._stacks[rank]))
         self._judge(now)
 
     def _show_hang(self) -> None:
@@ -207,7 +189,7 @@ class HangMonitor:
     def _prove(self, hang: Hang) -> None:
         """Look again at ranks that wait for one that has finished."""
         if self._hang is hang:
-            self._ask_ranks(wire.DumpRecorder, self._standstills.ranks)
+            self._ask_ranks(wire.DumpRecorder, self.standstills.ranks)
             self._loop.call_in("records", _RECORDS_S, partial(self._take_stacks, partial(self._end_deadlock, hang)))
 
     def _end_deadlock(self, hang: Hang, lines: _Lines) -> None:
@@ -215,9 +197,10 @@ class HangMonitor:
         stranded = replace(hang, collectives=self.collectives()).stranded & hang.stranded
         if stranded and self._hang is hang:
             waiting = name_ranks(sorted({rank for rank, _, _ in stranded}))
+            gone = name_ranks(sorted(self.standstills.finished))
             deadlock = (
-                f"{waiting} can only wait for {name_ranks(sorted(self.finished))}, which finished train_func, so the "
-                "attempt ends; FailureConfig(hang_timeout_s=None) would let it wait"
+                f"{waiting} can only wait for {gone}, which finished train_func, so the attempt ends; "
+                "FailureConfig(hang_timeout_s=None) would let it wait"
             )
             self._time_out(round(time.monotonic() - hang.since), lines, deadlock)
 
@@ -231,7 +214,7 @@ class HangMonitor:
     def deadline(self) -> float | None:
         """Return when to call :meth:`tick` while ranks are at work (time.monotonic), or None."""
         moments = [self._progress_at + limit_s for limit_s, _ in self._limits[self._exceeded :]]
-        if not self._judged and (standing := self._standstills.deadline()) is not None:
+        if not self._judged and (standing := self.standstills.deadline()) is not None:
             moments.append(standing)
         return min(moments, default=None)
 
@@ -250,7 +233,8 @@ class HangMonitor:
 
         Until its first worker is seen, a host imports, and nothing can hang.
         """
-        if action == self._time_out and not self._have_started and not (self._standstills.ranks or self.finished):
+        have_begun = self.standstills.ranks or self.standstills.finished
+        if action == self._time_out and not (self._have_started or have_begun):
             self._have_started = bool(lines)
             self.progress()
         if self._exceeded:
@@ -306,7 +290,7 @@ class HangMonitor:
         callbacks, self._callbacks = self._callbacks, []
         for rank, text in self._stacks.items() if callbacks != [self._note_silence] else ():
             self._evidence.keep("stacks", rank, text.encode())
-        lines = tuple(summarize_stacks(self._stacks, silent=self._silent, finished=self.finished))
+        lines = tuple(summarize_stacks(self._stacks, silent=self._silent, finished=self.standstills.finished))
         for callback in callbacks:
             callback(lines)
 
@@ -316,7 +300,7 @@ class HangMonitor:
         def show(lines: _Lines) -> None:
             notes = self._evidence_lines()
             if form == "json":
-                found = places_of(self._stacks, silent=self._silent, finished=self.finished)
+                found = places_of(self._stacks, silent=self._silent, finished=self.standstills.finished)
                 places = [{"ranks": ranks, "where": where} for ranks, where in found]
                 reply(json.dumps({"places": places, "notes": notes}))
                 return

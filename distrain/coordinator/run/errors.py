@@ -19,7 +19,6 @@ from distrain.errors import (
     LaunchError,
     PreemptionError,
     ResourcesError,
-    StandInError,
     TrainingFailedError,
     WorkerGroupError,
 )
@@ -125,22 +124,14 @@ class RunErrors:
             warn("\n    ".join(lines))
         return KeyboardInterrupt()
 
-    def _hang_error(self, hung: HangDetected) -> HangError:
+    def _hang_error(self, hung: HangDetected) -> WorkerGroupError:
         summary = self.summary
         where = "they were:" if hung.where else "no rank had been started"
         why = hung.deadlock or f"no rank has reported or printed anything for {hung.after_s:g} s"
         lines = [f"{in_users_words(why)}; {where}", *(f"    {line}" for line in hung.where)]
         hosts = {rank: summary.hosts[rank] for rank in sorted({*summary.stopped_ranks, *hung.suspects})}
         failures = hang_failures(hosts, hung.suspects, after_s=hung.after_s, finished=summary.finished)
-        return HangError(
-            _text([*lines, *self._postscript()]),
-            worker_failures={failure.rank: StandInError(failure.summary) for failure in failures},
-            culprit=failures[0].rank,
-            failures=failures,
-            stopped=summary.stopped_ranks,
-            where=hung.where,
-            last_lines=self.last_lines,
-        )
+        return self._group_error(HangError, failures, [*lines, *self._postscript()], hung.where)
 
     def _worker_group_error(self) -> WorkerGroupError:
         summary = self.summary
@@ -153,15 +144,21 @@ class RunErrors:
             last_lines=self.last_lines,
             cure=self.collectives.cure,
         )
-        return WorkerGroupError(
-            _text([screen, *self._collectives_of(failures[0]), *self._other_problems(), *self._postscript()]),
-            worker_failures={f.rank: summary.errors.get(f.rank) or original(f) for f in failures},
+        lines = [screen, *self._collectives_of(failures[0]), *self._other_problems(), *self._postscript()]
+        return self._group_error(WorkerGroupError, failures, lines, self.where)
+
+    def _group_error(
+        self, kind: type[WorkerGroupError], failures: Sequence[RankFailure], lines: Sequence[str], where: Sequence[str]
+    ) -> WorkerGroupError:
+        return kind(
+            _text(lines),
+            worker_failures={one.rank: self.summary.errors.get(one.rank) or original(one) for one in failures},
             culprit=failures[0].rank,
             exit_code=failures[0].exit_code,
             failures=failures,
-            stopped=summary.stopped_ranks,
-            where=self.where,
-            last_lines={failure.rank: self.last_lines.get(failure.rank, ()) for failure in failures},
+            stopped=self.summary.stopped_ranks,
+            where=where,
+            last_lines={one.rank: self.last_lines.get(one.rank, ()) for one in failures},
         )
 
     def _collectives_of(self, culprit: RankFailure) -> list[str]:
