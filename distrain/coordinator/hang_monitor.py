@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -40,6 +40,7 @@ _PROOF_S = 8.0
 _Lines: TypeAlias = "tuple[str, ...]"
 
 
+@dataclass(eq=False)
 class HangMonitor:
     """Observe the progress of each attempt, and take stacks of its ranks.
 
@@ -49,27 +50,18 @@ class HangMonitor:
     tell: tells a fact.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        evidence: Evidence,
-        config: FailureConfig,
-        *,
-        ask_for_stacks: Callable[[bool], list[str]],
-        ask_ranks: Callable[[type[wire.ToWorker], Collection[int]], None],
-        on_hang: Callable[[HangDetected], None],
-        tell: Callable[[Fact], None],
-    ) -> None:
-        self._loop = loop
-        self._tell = tell
-        self._evidence = evidence
-        limits = ((config.hang_report_s, self._warn_of_silence), (config.hang_timeout_s, self._time_out))
+    loop: Loop
+    evidence: Evidence
+    config: FailureConfig
+    ask_for_stacks: Callable[[bool], list[str]]
+    ask_ranks: Callable[[type[wire.ToWorker], Collection[int]], None]
+    on_hang: Callable[[HangDetected], None]
+    tell: Callable[[Fact], None]
+
+    def __post_init__(self) -> None:
+        limits = ((self.config.hang_report_s, self._warn_of_silence), (self.config.hang_timeout_s, self._time_out))
         chosen = [(limit_s, action) for limit_s, action in limits if limit_s is not None and limit_s < math.inf]
         self._limits = sorted(chosen, key=itemgetter(0))
-        self._ask_for_stacks = ask_for_stacks
-        self._ask_ranks = ask_ranks
-        self._ends_deadlocks = config.hang_timeout_s is not None
-        self._on_hang = on_hang
         self.begin()
 
     def begin(self, ranks: int = 0) -> None:
@@ -101,7 +93,7 @@ class HangMonitor:
         """Record the hang that has ended, if there was one."""
         hang, self._hang = self._hang, None
         if self._hung_since is not None:
-            self._tell(HangEnded(self._hung_since, "" if hang is None else hang.headline()))
+            self.tell(HangEnded(self._hung_since, "" if hang is None else hang.headline()))
             self._hung_since = None
 
     def progress(self) -> None:
@@ -151,12 +143,12 @@ class HangMonitor:
         if hang is not None and self._hang is None:
             self._hang = hang
             self._take_stacks(lambda lines: None)
-            self._ask_ranks(wire.DumpRecorder, self.standstills.ranks)
-            self._loop.call_in("records", _RECORDS_S, self._show_hang)
+            self.ask_ranks(wire.DumpRecorder, self.standstills.ranks)
+            self.loop.call_in("records", _RECORDS_S, self._show_hang)
         elif not self._looks and (unheard := self.standstills.unheard(now)):
             self._looks = True
-            self._ask_ranks(wire.TellStandstill, unheard)
-            self._loop.call_in("answers", _ANSWER_S, self._look_at_unheard)
+            self.ask_ranks(wire.TellStandstill, unheard)
+            self.loop.call_in("answers", _ANSWER_S, self._look_at_unheard)
 
     def _look_at_unheard(self) -> None:
         if self.standstills.unheard(time.monotonic()):
@@ -178,19 +170,19 @@ class HangMonitor:
         if self._hang is None:
             return
         hang = self._hang = replace(self._hang, collectives=self.collectives())
-        self._tell(HangBegan(hang.headline(), self._note_hang(hang.since), hang.culprits, hang.headline))
+        self.tell(HangBegan(hang.headline(), self._note_hang(hang.since), hang.culprits, hang.headline))
         if self._shown < _MOST_SHOWN:
             self._shown += 1
-            where = f"stacks and flight recorders: {self._evidence.folder}"
+            where = f"stacks and flight recorders: {self.evidence.folder}"
             warn("\n    ".join([*self._evidence_lines(), *[hang.collectives.cure] * (not hang.stuck), where]))
-        if hang.stranded and self._ends_deadlocks:
-            self._loop.call_in("records", _PROOF_S, partial(self._prove, hang))
+        if hang.stranded and self.config.hang_timeout_s is not None:
+            self.loop.call_in("records", _PROOF_S, partial(self._prove, hang))
 
     def _prove(self, hang: Hang) -> None:
         """Look again at ranks that wait for one that has finished."""
         if self._hang is hang:
-            self._ask_ranks(wire.DumpRecorder, self.standstills.ranks)
-            self._loop.call_in("records", _RECORDS_S, partial(self._take_stacks, partial(self._end_deadlock, hang)))
+            self.ask_ranks(wire.DumpRecorder, self.standstills.ranks)
+            self.loop.call_in("records", _RECORDS_S, partial(self._take_stacks, partial(self._end_deadlock, hang)))
 
     def _end_deadlock(self, hang: Hang, lines: _Lines) -> None:
         """End the attempt if nothing has changed."""
@@ -247,14 +239,14 @@ class HangMonitor:
 
     def _warn_of_silence(self, after_s: float, lines: _Lines) -> None:
         """Show where all ranks are, without ending the attempt."""
-        folder = self._evidence.folder
+        folder = self.evidence.folder
         where_stacks_are = f"stacks are in {folder}" if lines else "no rank has been started yet"
         head = f"no rank has reported or printed anything for {after_s:g} s; {where_stacks_are}"
         warn("\n    ".join([head, *lines]))
 
     def _time_out(self, after_s: float, lines: _Lines, deadlock: str = "") -> None:
         blamed = suspects(self._stacks, silent=self._silent) if self._hang is None else self._hang.culprits
-        self._on_hang(HangDetected(after_s, (*self._evidence_lines(), *lines), tuple(blamed), deadlock))
+        self.on_hang(HangDetected(after_s, (*self._evidence_lines(), *lines), tuple(blamed), deadlock))
 
     # -- taking stacks --------------------------------------------------------------------------------------------
 
@@ -267,15 +259,15 @@ class HangMonitor:
         if len(self._callbacks) > 1:
             return
         self._stacks, self._silent, self._idle = {}, set(), set()
-        self._awaited_hosts = set(self._ask_for_stacks(watches))
-        self._loop.call_in("stacks", STACKS_TIMEOUT_S if self._awaited_hosts else 0.0, self._complete)
+        self._awaited_hosts = set(self.ask_for_stacks(watches))
+        self.loop.call_in("stacks", STACKS_TIMEOUT_S if self._awaited_hosts else 0.0, self._complete)
 
     def add_stacks(self, rank: int, body: bytes) -> None:
         """Take the stacks of a rank, whether asked for or taken before it was killed."""
         self._stacks[rank] = body.decode(errors="replace")
         self._silent.discard(rank)
         if not self._callbacks:
-            self._evidence.keep("stacks", rank, body)
+            self.evidence.keep("stacks", rank, body)
 
     def host_done(self, host: str, done: wire.StacksDone) -> None:
         """Note that a host has sent all stacks it could take. Older stacks of silent ranks are kept."""
@@ -286,10 +278,10 @@ class HangMonitor:
             self._complete()
 
     def _complete(self) -> None:
-        self._loop.cancel("stacks")
+        self.loop.cancel("stacks")
         callbacks, self._callbacks = self._callbacks, []
         for rank, text in self._stacks.items() if callbacks != [self._note_silence] else ():
-            self._evidence.keep("stacks", rank, text.encode())
+            self.evidence.keep("stacks", rank, text.encode())
         lines = tuple(summarize_stacks(self._stacks, silent=self._silent, finished=self.standstills.finished))
         for callback in callbacks:
             callback(lines)
