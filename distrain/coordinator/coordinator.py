@@ -163,7 +163,7 @@ class Coordinator:
             request.failure_config,
             ask_for_stacks=self._ask_for_stacks,
             ask_ranks=self._ask_ranks,
-            on_hang=self._happened,
+            on_hang=self._on_hang,
             tell=observers.tell,
         )
         self._debuggers = Debuggers(
@@ -254,7 +254,7 @@ class Coordinator:
     def _hang_deadline(self) -> float | None:
         """Return None while a rank waits for files of a checkpoint, which isn't a hang, or for a person."""
         is_storing = self._copies.is_busy or self._memory.is_busy or self.report_handler.is_busy
-        waits = (is_storing and self.hang_monitor.is_asking) or self._clock.is_paused
+        waits = (is_storing and self.hang_monitor.standstills.is_asking) or self._clock.is_paused
         return self.hang_monitor.deadline() if self._is_training and not waits else None
 
     def _flush(self) -> None:
@@ -355,7 +355,7 @@ class Coordinator:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Running():
                 self.hang_monitor.progress()
-                self.hang_monitor.rank_begins(message.rank)
+                self.hang_monitor.standstills.ranks.add(message.rank)
                 self.report_handler.handle(message)
                 self._debuggers.rank_begins(message.rank)
                 self._happened(events.MessageReceived(host, message))
@@ -457,7 +457,7 @@ class Coordinator:
                 copying = self._host_files.is_busy(self.machine.plan.hosts)
                 return events.Outstanding(verifying=self._is_verifying or self._is_gathering, copying=copying)
             case RunState.SAVING:
-                failed, waiting = self.machine.failed_ranks, self.hang_monitor.waiting_ranks
+                failed, waiting = self.machine.failed_ranks, self.hang_monitor.standstills.waiting
                 return events.Outstanding(saving=self.report_handler.storing(failed, waiting))
         committing = self._store.is_committing or self._memory.is_settling
         uploading = self.report_handler.awaits_uploads(self.machine.lost_ranks)
@@ -534,8 +534,6 @@ class Coordinator:
         self._is_doubtful = not self.report_handler.report_counts and any(f.kind == "exception" for f in ended.failures)
         self.report_handler.end()
         self.hang_monitor.end_hang()
-        if self.machine.hung is not None:
-            self._launch_checks.forget()
         self.outputs.flush()
         self._manifest.attempt_ended(ended.failures, ended.why)
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
@@ -643,6 +641,10 @@ class Coordinator:
             self._refuse(finding.host, finding.text)
         else:
             warn(f"{finding.host}: {finding.text}")
+
+    def _on_hang(self, hang: events.HangDetected) -> None:
+        self._launch_checks.forget()
+        self._happened(hang)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
