@@ -231,7 +231,8 @@ class HostFiles:
             say(f"copying {count(len(files), 'file')} ({total}) of your code to {host}")
             for note in self._project.notes if self._project else ():
                 warn_once(note)
-        order = wire.Deliver(folder=answer.wanted, root="/", files=files, staging=answer.checkpoints)
+        folders = [folder.lstrip("/") for folder in state.question.folders]
+        order = wire.Deliver(folder=answer.wanted, root="/", files=files, staging=answer.checkpoints, folders=folders)
         self.deliver(host, order, partial(self._on_brought, host, state))
 
     def _on_brought(self, host: str, state: _Host, failed: str | None) -> None:

@@ -53,7 +53,7 @@ def digest_of(path: Path, size: int) -> str:
     return hasher.hexdigest()
 
 
-def project_digest(files: Iterable[ShippedFile]) -> str:
-    """Return the digest of a whole project: of the paths, modes and contents of its files, in their order."""
-    lines = "".join(f"{file.path!r} {file.mode:o} {file.digest}\n" for file in files)
+def project_digest(files: Iterable[ShippedFile], folders: Iterable[str]) -> str:
+    """Return the digest of a whole project: its folders, and paths, modes and contents of its files, in their order."""
+    lines = "".join(f"{file.path!r} {file.mode:o} {file.digest}\n" for file in files) + repr(sorted(folders))
     return hashlib.sha256(lines.encode(errors="backslashreplace")).hexdigest()[:40]

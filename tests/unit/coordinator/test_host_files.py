@@ -247,7 +247,13 @@ def test_what_a_host_lacks_is_copied_there(lab: Lab, lines: list[str]) -> None:
     lab.set_up("a")
     lab.answer("a", wanted="/cache/projects/d1", checkpoints="/cache/run")
     assert lab.orders("a") == [
-        wire.Deliver(folder="/cache/projects/d1", root="/", files=[*PROJECT.files], staging="/cache/run")
+        wire.Deliver(
+            folder="/cache/projects/d1",
+            root="/",
+            files=[*PROJECT.files],
+            staging="/cache/run",
+            folders=["project"],
+        )
     ]
     assert lines == ["copying 2 files (30 B) of your code to a", "data.bin is not shipped"]
     assert (lab.mover("a").argv, lab.mover("a").flags) == (("mover", '["ssh", "a"]'), ("-P",))

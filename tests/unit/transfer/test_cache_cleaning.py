@@ -6,7 +6,6 @@ import fcntl
 import itertools
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +16,8 @@ from distrain.transfer.host_side.cache_files import lock_folder
 from tests.unit.transfer.conftest import HOUR, KB, age, below, in_a_child, place, put
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from distrain.transfer.host_side.host_cache import HostCache
     from tests.unit.transfer.conftest import Project
 
@@ -73,7 +74,7 @@ def test_what_is_in_use_stays(cache: HostCache, project: Project) -> None:
     [project_in_use] = cache.projects.iterdir()
     left = {path for kind in ("environments", "programs", "runs") for path in (cache.root / kind).iterdir()}
     assert left == {used, run.path}
-    assert len(below(run.files)) == 1
+    assert len(below(run.project)) == 1
     os.close(fd)
     run.end()
     trim(cache, 0)
@@ -109,14 +110,14 @@ def test_leftovers_go_also_below_the_limit(cache: HostCache, project: Project, m
             run = cache.claim_run(name)
             place(run, cache, project.write("a.py", "a"))
             put(run.checkpoints / "model")
-        put(Path(run.mirrored(str(project.folder / "out"))))
+        put(run.files / "out")
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_a_child(be_killed) == -signal.SIGKILL
     monkeypatch.setenv("DISTRAIN_CACHE", str(cache.root))
     clear_leftovers()
     assert [path.name for path in cache.runs.iterdir()] == ["s"]
-    assert list(below(cache.runs / "s")) == [f"files/{project.folder.relative_to('/')}/out"]
+    assert list(below(cache.runs / "s")) == ["files/out"]
     old = [entry(cache, "programs/.new-x1", 2 * HOUR), entry(cache, "environments/half", 0)]
     (old[1] / "complete").unlink()
     young, plain = entry(cache, "programs/.new-x2", 0), entry(cache, "projects/a", 9 * HOUR)

@@ -20,7 +20,7 @@ from distrain.transfer.host_side import host_cache
 from distrain.transfer.host_side.cache_cleaning import trim
 from distrain.transfer.host_side.host_cache import HostCache
 from distrain.wire.shipped_file import project_digest
-from tests.unit.transfer.conftest import below, deliver, in_a_child, place
+from tests.unit.transfer.conftest import below, deliver, in_a_child, place, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ def test_only_its_user_may_look_into_it(tmp_path: Path) -> None:
     cache = HostCache(tmp_path / "cache")
     for folder in (cache.root, cache.projects, cache.runs, cache.environments, cache.programs):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE(cache.claim_run("r").files.stat().st_mode) == 0o700
+    assert stat.S_IMODE(cache.claim_run("r").checkpoints.stat().st_mode) == 0o700
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -132,10 +132,11 @@ def test_a_file_is_in_place_if_it_seems_to_be_the_same(project: Project) -> None
 
 def test_a_project_is_found_by_paths_modes_and_contents(project: Project) -> None:
     file = project.write("a.py", "a")
-    digest = project_digest([file])
-    assert digest == project_digest([file._replace(mtime_ns=1)])
+    digest = project_digest([file], [])
+    assert digest == project_digest([file._replace(mtime_ns=1)], [])
     for other in ({"path": "/b.py"}, {"mode": 0o755}, {"digest": "0"}):
-        assert digest != project_digest([file._replace(**other)])
+        assert digest != project_digest([file._replace(**other)], [])
+    assert digest != project_digest([file], ["/empty"])
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.write_text("evil"), Path.unlink])
@@ -143,7 +144,7 @@ def test_a_project_that_is_damaged_is_deleted(
     cache: HostCache, project: Project, damage: Callable[[Path], object]
 ) -> None:
     files = [project.write("a.py", "good"), project.write("b.py", "b")]
-    digest = project_digest(files)
+    digest = project_digest(files, [])
     assert not cache.has_project(digest, files)
     folder = deliver(cache, *files)
     damage(folder / files[0].path[1:])
@@ -172,7 +173,7 @@ def test_a_run_of_a_living_process_is_left_alone(
 
 def test_a_former_agent_may_take_a_moment_to_end(cache: HostCache) -> None:
     run = cache.claim_run("r")
-    Path(run.mirrored("/out")).touch()
+    put(run.files / "out")
     threading.Timer(0.1, run.end).start()
     assert cache.claim_run("r").path.name == "r"
 
@@ -188,14 +189,14 @@ def test_many_processes_that_begin_and_end_at_once_get_directories_of_their_own(
     def work() -> None:
         for _ in range(10):
             run = cache.claim_run("r")
-            own = Path(run.mirrored("/own"))
+            own = run.files / "own"
             assert not own.exists()
-            own.write_text("x")
+            put(own)
             assert cache.has_project(folder.name, files)
-            run.place(folder, [])
+            run.place(folder)
             with contextlib.suppress(BlockingIOError):
                 trim(cache, 0)
-            assert len(below(run.files)) == 6
+            assert len(below(run.project)) == 5
             own.unlink()
             run.end()
 
@@ -241,6 +242,6 @@ def test_without_locks_runs_work_and_nothing_is_deleted(
     place(run, cache, project.write("a.py", "a"))
     with pytest.raises(OSError, match="No locks"):
         trim(cache, 0)
-    assert len(below(run.files)) == 1
+    assert len(below(run.project)) == 1
     run.end()
     assert not run.path.exists()
