@@ -71,7 +71,8 @@ class Shipping:
 class _Host:
     """The state of one host.
 
-    then: called once it is set up. question: the latest one. deliveries: callbacks for the answers that its mover owes.
+    then: called once it is set up. question: the latest one. brought: the directory that got the project last.
+    deliveries: callbacks for the answers that its mover owes.
     """
 
     then: list[Callable[[], None]] = field(default_factory=list)
@@ -82,6 +83,7 @@ class _Host:
     checkpoints: str = ""
     trial_dir: str = ""
     tries: int = 0
+    brought: str = ""
     mover: OrderLink | None = None
     deliveries: deque[Callable[[str | None], None]] = field(default_factory=deque)
 
@@ -223,8 +225,9 @@ class HostFiles:
         assert state.question is not None
         files = state.question.files
         state.tries += 1
-        if state.tries > _MOST_TRIES:
-            self._refuse(host, f"files of your code that were copied to {answer.wanted} have vanished")
+        if state.brought == answer.wanted:
+            state.brought = ""
+            self._on_brought(host, state, "", f"files have changed meanwhile, or have vanished from {answer.wanted}")
             return
         if state.tries == 1:
             total = size(sum(ShippedFile(*fields).size for fields in files))
@@ -233,14 +236,15 @@ class HostFiles:
                 warn_once(note)
         folders = [folder.lstrip("/") for folder in state.question.folders]
         order = wire.Deliver(folder=answer.wanted, root="/", files=files, staging=answer.checkpoints, folders=folders)
-        self.deliver(host, order, partial(self._on_brought, host, state))
+        self.deliver(host, order, partial(self._on_brought, host, state, answer.wanted))
 
-    def _on_brought(self, host: str, state: _Host, failed: str | None) -> None:
+    def _on_brought(self, host: str, state: _Host, folder: str, failed: str | None) -> None:
         if failed is None:
+            state.brought = folder
             self._ask(host)
         elif is_full_disk(failed) or state.tries >= _MOST_TRIES:
             self._refuse(host, f"your code cannot be copied there: {failed}{full_cache_hint(failed)}")
-        else:  # a file has changed meanwhile, or the connection was turned away
+        else:  # perhaps the connection was turned away
             again = partial(self._search, {host}, self._shipping.find_project)
             self._loop.call_in(f"bring {host}", _RETRY_S * state.tries, again)
 

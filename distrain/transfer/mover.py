@@ -35,13 +35,12 @@ from distrain.system.background import in_threads
 from distrain.system.stacks import without_noise
 from distrain.system.text import count, size
 from distrain.transfer.stream import (
-    Arrivals,
     Reader,
     RefusedError,
     StreamEndedError,
-    as_digest,
     checked_name,
     make_folders,
+    receive_contents,
     send_contents,
     send_header,
 )
@@ -162,9 +161,8 @@ class Mover:
             "folders": order.folders,
             "files": [(os.path.relpath(file.path, order.root), *file[1:]) for file in files],
         }
-        send_header(stream.write_fd, request)
-        send_contents(stream.write_fd, [(file.path, file.size) for file in files])
-        stream.reader.header()
+        stream.ask(request)
+        stream.ask({"crcs": send_contents(stream.write_fd, [(file.path, file.size) for file in files])})
         return wire.OrderDone()
 
 
@@ -207,7 +205,7 @@ class Stream:
             raise StreamEndedError(self.end(str(error))) from None
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request without contents, and return the answer. Raise RefusedError or StreamEndedError."""
+        """Send a header, and return the one that answers it. Raise RefusedError or StreamEndedError."""
         send_header(self.write_fd, request)
         return self.reader.header()
 
@@ -219,18 +217,10 @@ class Stream:
         Raise OSError, RefusedError or StreamEndedError.
         """
         listing = self.ask({"do": "get", "folder": folder, "files": names, "others": others, "facts": facts or {}})
-        arrivals = Arrivals(self.reader)
         make_folders(directory, [*listing["folders"], *map(os.path.dirname, names)])
         sizes = dict(zip(names, listing["sizes"], strict=True))
-        paths = {name: os.path.join(directory, name) for name in sizes}
-        digests = [arrivals.store(paths[name], size) for name, size in sizes.items()]
-        end = self.reader.header()  # raises RefusedError if a file has changed
-        if arrivals.problem is not None:
-            raise arrivals.problem
-        for name, digest, crc in zip(sizes, digests, end["crcs"], strict=True):
-            if digest != as_digest(crc):
-                raise RefusedError(f"{name} was damaged on the way from the host")
-        in_threads(flush, list(paths.values()))
+        end = receive_contents(self.reader, directory, sizes)
+        in_threads(flush, [os.path.join(directory, name) for name in names])
         files = [(name, size, crc) for (name, size), crc in zip(sizes.items(), end["crcs"], strict=True)]
         return files, [(name, size, crc) for name, size, crc in end["others"]]
 

@@ -28,7 +28,12 @@ class ShippedFile(NamedTuple):
     size: int
     mtime_ns: int
     mode: int
-    digest: str
+    digest: str = ""
+
+    @classmethod
+    def found(cls, path: str, status: os.stat_result, digest: str = "") -> ShippedFile:
+        """Return a file with this status."""
+        return cls(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, digest)
 
     @property
     def is_in_place(self) -> bool:

@@ -72,15 +72,11 @@ def _read(path: str) -> ShippedFile | None:
     """Read a file. Return None if it has just been deleted."""
     try:
         status = os.stat(path)
-        return _shipped_file(path, status, digest_of(Path(path), status.st_size))
+        return ShippedFile.found(path, status, digest_of(Path(path), status.st_size))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise unreadable(path, error) from error
-
-
-def _shipped_file(path: str, status: os.stat_result, digest: str = "") -> ShippedFile:
-    return ShippedFile(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, digest)
 
 
 def find_project(
@@ -311,7 +307,7 @@ class _Search:
 
     def files(self) -> tuple[ShippedFile, ...]:
         """Return all files, without digests."""
-        return tuple(_shipped_file(path, self._found[path]) for path in sorted(self._found))
+        return tuple(ShippedFile.found(path, self._found[path]) for path in sorted(self._found))
 
     def notes(self) -> Iterator[str]:
         """Yield lines for the user about what is left out."""

@@ -343,11 +343,26 @@ def test_a_host_gets_the_files_that_it_was_asked_about(lab: Lab) -> None:
 
 def test_a_host_that_never_finds_what_was_copied_is_refused(lab: Lab) -> None:
     lab.set_up("a")
-    for _ in range(3):
-        lab.bring("a")
-        assert not lab.refused
+    lab.bring("a")
     lab.answer("a", wanted="/cache/a/project")
-    assert lab.refused == [("a", "files of your code that were copied to /cache/a/project have vanished")]
+    lab.loop.fire("bring a")
+    lab.bring("a")
+    assert not lab.refused
+    lab.answer("a", wanted="/cache/a/project")
+    why = "files have changed meanwhile, or have vanished from /cache/a/project"
+    assert lab.refused == [("a", f"your code cannot be copied there: {why}")]
+
+
+def test_a_project_that_changes_while_it_is_copied_is_copied_as_it_is_then(lab: Lab) -> None:
+    """The host compares what has arrived with the digests."""
+    lab.set_up("a")
+    lab.bring("a")
+    lab.found = NEWER
+    lab.answer("a", wanted="/cache/a/project")
+    lab.loop.fire("bring a")
+    assert lab.asked("a")[-1].files == [*NEWER.files]
+    lab.answer("a", wanted="/cache/a/newer", checkpoints="/cache/run")
+    assert lab.orders("a")[-1].files == [*NEWER.files]
 
 
 def test_a_host_that_does_not_answer_is_announced_and_then_refused(lab: Lab, lines: list[str]) -> None:
