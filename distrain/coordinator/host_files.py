@@ -117,12 +117,8 @@ class HostFiles:
         self._receive = receive
         self._refuse = refuse
         self._hosts: dict[str, _Host] = {}
-        self._is_read = False
-        """True once the digests of the project are known."""
-        self._searches = 0
-        """The number of threads' tasks that read the project, or find it as it is now."""
         self._waiting: set[str] = set()
-        """Hosts that are asked when the project was read."""
+        """Hosts that are asked when a thread has found the project as it is now."""
         self._announced: set[str] = set()
 
     # -- setting up hosts -----------------------------------------------------------------------------------------
@@ -130,39 +126,32 @@ class HostFiles:
     def set_up(self, host: str, then: Callable[[], None]) -> None:
         """Ask a host what it lacks, and copy that to it. Call ``then`` when its workers can start."""
         self._hosts.setdefault(host, _Host()).then.append(then)
-        if self._is_read or host not in self._shipping.takes_project:
-            self._ask(host)
-        elif self._waiting:
+        if self._waiting and host in self._shipping.takes_project:
             self._waiting.add(host)
         else:
-            self._search({host}, lambda: self._shipping.project)
+            self._ask(host)
 
     def refresh(self, hosts: Iterable[str]) -> None:
         """Copy what has changed in the project since the last attempt."""
         known = {host for host in hosts if host in self._hosts and host in self._shipping.takes_project}
         for host in known:
             self._hosts[host].is_set_up = False
-        if known:
-            self._search(known, self._shipping.find_project)
+        self._search(known)
 
-    def _search(self, hosts: Iterable[str], find: Callable[[], Project | None]) -> None:
-        """Have a thread find and read the project, then ask hosts."""
-        self._searches += 1
-        self._waiting.update(hosts)
-        self._background.do(partial(_read, find), self._on_found)
+    def _search(self, hosts: set[str]) -> None:
+        """Have a thread find the project as it is now, then ask hosts."""
+        is_searching, self._waiting = bool(self._waiting), self._waiting | hosts
+        if hosts and not is_searching:
+            self._background.do(partial(_found_by, self._shipping.find_project), self._on_found)
 
     def _on_found(self, found: Project | str | None) -> None:
-        self._searches -= 1
-        if not isinstance(found, str):
-            self._project, self._is_read = found, True
-        elif self._is_read:
+        if isinstance(found, str):
             warn(f"the hosts keep the code of the last attempt: {found}")
+        else:
+            self._project = found
         waiting, self._waiting = self._waiting, set()
         for host in sorted(waiting & self._hosts.keys()):
-            if self._is_read:
-                self._ask(host)
-            else:
-                self._refuse(host, str(found))
+            self._ask(host)
 
     def _ask(self, host: str) -> None:
         state = self._hosts[host]
@@ -196,7 +185,7 @@ class HostFiles:
 
     def is_busy(self, hosts: Iterable[str]) -> bool:
         """Return whether workers of these hosts have to wait for files."""
-        return self._searches > 0 or any(host in self._hosts and not self._hosts[host].is_set_up for host in hosts)
+        return bool(self._waiting) or any(host in self._hosts and not self._hosts[host].is_set_up for host in hosts)
 
     def on_set_up(self, host: str, answer: wire.HostSetUp) -> None:
         """Handle the answer of a host."""
@@ -245,8 +234,7 @@ class HostFiles:
         elif is_full_disk(failed) or state.tries >= _MOST_TRIES:
             self._refuse(host, f"your code cannot be copied there: {failed}{full_cache_hint(failed)}")
         else:  # perhaps the connection was turned away
-            again = partial(self._search, {host}, self._shipping.find_project)
-            self._loop.call_in(f"bring {host}", _RETRY_S * state.tries, again)
+            self._loop.call_in(f"bring {host}", _RETRY_S * state.tries, lambda: self._search({host}))
 
     # -- the storage ----------------------------------------------------------------------------------------------
 
@@ -338,11 +326,10 @@ class HostFiles:
             self.lost(host)
 
 
-def _read(find: Callable[[], Project | None]) -> Project | str | None:
-    """Find the project, and read its files. The result is a text if that is not possible."""
+def _found_by(find: Callable[[], Project | None]) -> Project | str | None:
+    """Find the project. The result is a text if that is not possible."""
     try:
-        project = find()
-        return project.with_digests() if project is not None else None
+        return find()
     except LaunchError as error:
         return str(error)
 

@@ -68,22 +68,17 @@ class Reader:
 
     def __init__(self, fd: int) -> None:
         widen_pipe(fd)
-        self._fd = fd
-        self._buffer = memoryview(bytearray(_CHUNK_BYTES))
-        self._start = self._end = 0
+        self._file = open(fd, "rb", buffering=_CHUNK_BYTES, closefd=False)
 
-    def some(self, most: int) -> memoryview:
-        """Return the next bytes, at least one, without copying them. They are valid until the next call."""
-        if self._start == self._end:
-            try:
-                self._start, self._end = 0, os.readv(self._fd, [self._buffer])
-            except OSError as error:
-                raise StreamEndedError(str(error)) from None
-            if not self._end:
-                raise StreamEndedError("it has ended")
-        start = self._start
-        self._start = min(self._end, start + most)
-        return self._buffer[start : self._start]
+    def some(self, most: int) -> bytes:
+        """Return the next bytes, at least one."""
+        try:
+            data = self._file.read1(min(most, _CHUNK_BYTES))
+        except OSError as error:
+            raise StreamEndedError(str(error)) from None
+        if not data:
+            raise StreamEndedError("it has ended")
+        return data
 
     def exactly(self, size: int) -> bytes:
         """Return so many bytes."""
@@ -107,7 +102,7 @@ class Reader:
         seen = b""
         try:
             while not seen.endswith(wire.MAGIC):
-                seen = seen[-_CHATTER_KEPT:] + bytes(self.some(1))
+                seen = seen[-_CHATTER_KEPT:] + self.some(1)
         except StreamEndedError:
             raise StreamEndedError(seen.decode(errors="replace").strip()) from None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,7 @@ _MOST_FILES = 20_000
 class Project:
     """The user's own files that hosts need.
 
-    files: sorted by their paths; at first without digests. folders: absolute paths of the user's own directories: the
+    files: sorted by their paths. folders: absolute paths of the user's own directories: the
     working directory, those of sys.path, those of scripts, and those that hold a package which is imported in another
     way. notes: lines for the user about what is left out.
     """
@@ -61,11 +61,6 @@ class Project:
     files: tuple[ShippedFile, ...]
     folders: tuple[str, ...]
     notes: tuple[str, ...]
-
-    def with_digests(self) -> Project:
-        """Read the files, and return the project with their digests. Raise LaunchError if a file cannot be read."""
-        read = (_read(file.path) for file in self.files)
-        return replace(self, files=tuple(file for file in read if file is not None))
 
 
 def _read(path: str) -> ShippedFile | None:
@@ -88,7 +83,7 @@ def find_project(
     named: Sequence[str] = (),
     limit_bytes: int,
 ) -> Project:
-    """Return the files that workers need, without reading them. Raise LaunchError if they are too many or too large.
+    """Find and read the files that workers need. Raise LaunchError if one cannot be read, or they are too large.
 
     directory: the working directory, which other paths may be relative to. targets: scripts that the workers run.
     modules: those that this process has imported; by default sys.modules. named: files and directories to ship as they
@@ -306,8 +301,8 @@ class _Search:
         return self.folders | self._parents_of_named
 
     def files(self) -> tuple[ShippedFile, ...]:
-        """Return all files, without digests."""
-        return tuple(ShippedFile.found(path, self._found[path]) for path in sorted(self._found))
+        """Read all files. Raise LaunchError if that is not possible."""
+        return tuple(filter(None, map(_read, sorted(self._found))))
 
     def notes(self) -> Iterator[str]:
         """Yield lines for the user about what is left out."""

@@ -29,19 +29,12 @@ QUESTION = wire.SetUpHost(files=[], folders=[], place="run", storage=RUN, probe_
 HOSTS = ["a", "b", "c"]
 
 
-class Read(Project):
-    """A project whose files exist only here."""
-
-    def with_digests(self) -> Project:
-        return self
-
-
 def shipped(path: str, content: str, size: int = 10) -> ShippedFile:
     return ShippedFile(path, size, 1, 0o644, f"{content:0<40}")
 
 
 def project(*files: ShippedFile) -> Project:
-    return Read(files=files, folders=("/project",), notes=("data.bin is not shipped",))
+    return Project(files=files, folders=("/project",), notes=("data.bin is not shipped",))
 
 
 CODE, MODEL = shipped("/project/train.py", "c0de"), shipped("/project/model.py", "30de1", size=20)
@@ -218,29 +211,23 @@ def test_the_directory_of_a_run_is_named_after_its_storage(tmp_path: Path) -> No
 # -- setting up ------------------------------------------------------------------------------------------------------
 
 
-def test_the_project_is_read_once_before_hosts_are_asked(lab: Lab) -> None:
+def test_a_host_that_joins_while_the_project_is_searched_is_asked_afterwards(lab: Lab) -> None:
     held: list[Callable[[], None]] = []
-    lab.background = type("Held", (), {"do": lambda self, work, then: held.append(lambda: then(work()))})()
-    lab.set_up(*HOSTS)
-    assert [len(lab.asked(host)) for host in HOSTS] == [0, 0, 1]
-    assert lab.files.is_busy([])
-    lab.files.lost("b")
-    (read,) = held
-    read()
-    assert [len(lab.asked(host)) for host in HOSTS] == [1, 0, 1]
-    assert not lab.files.is_busy([])
-    assert lab.searches == 0
-
-
-def test_a_project_that_cannot_be_read_refuses_the_hosts() -> None:
-    class Unreadable(Project):
-        def with_digests(self) -> Project:
-            raise LaunchError("/project/train.py cannot be shipped")
-
-    found = Unreadable(files=(CODE,), folders=(), notes=())
-    lab = Lab(Shipping(question=QUESTION, project=found, takes_project=("a",)))
     lab.set_up("a")
-    assert lab.refused == [("a", "/project/train.py cannot be shipped")]
+    lab.background = type("Held", (), {"do": lambda self, work, then: held.append(lambda: then(work()))})()
+    lab.answer("a")
+    lab.found = NEWER
+    lab.files.refresh(["a"])
+    lab.files.refresh(["a"])
+    lab.set_up("b", "c")
+    assert [len(lab.asked(host)) for host in HOSTS] == [1, 0, 1]
+    assert lab.files.is_busy([])
+    lab.files.lost("a")
+    (search,) = held
+    search()
+    assert [len(lab.asked(host)) for host in HOSTS] == [1, 1, 1]
+    assert lab.asked("b")[0].files == [*NEWER.files]
+    assert not lab.files.is_busy([])
 
 
 def test_what_a_host_lacks_is_copied_there(lab: Lab, lines: list[str]) -> None:
@@ -548,7 +535,6 @@ def test_a_host_that_is_lost_before_the_project_is_found_is_not_asked(lab: Lab) 
     held: list[Callable[[], None]] = []
     lab.background = type("Held", (), {"do": lambda self, work, then: held.append(lambda: then(work()))})()
     lab.set_up("a")
-    held.pop()()
     lab.bring("a", failed="no")
     lab.loop.fire("bring a")
     lab.files.lost("a")

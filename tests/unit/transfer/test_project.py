@@ -74,7 +74,7 @@ def write(folder: Path, *names: str, text: str = "text") -> None:
 
 def find(folder: Path, **options: Any) -> Project:
     given = {"sys_path": [str(folder)], "directory": str(folder), "modules": {}, "limit_bytes": 100_000_000}
-    return find_project(**{**given, **options}).with_digests()
+    return find_project(**{**given, **options})
 
 
 def names(project: Project, folder: Path) -> list[str]:
