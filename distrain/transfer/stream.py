@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import zlib
@@ -68,7 +69,7 @@ class Reader:
 
     def __init__(self, fd: int) -> None:
         widen_pipe(fd)
-        self._file = open(fd, "rb", buffering=_CHUNK_BYTES, closefd=False)
+        self._file = io.BufferedReader(io.FileIO(fd, closefd=False), _CHUNK_BYTES)
 
     def some(self, most: int) -> bytes:
         """Return the next bytes, at least one."""
