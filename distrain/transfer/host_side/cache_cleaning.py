@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from distrain.transfer.host_side.cache_files import COMPLETE, delete, lock_folder
+from distrain.transfer.host_side.cache_files import delete, lock_folder
 from distrain.transfer.host_side.host_cache import HostCache, usual_root
 from distrain.transfer.host_side.run_mirror import end_killed_run
 
@@ -32,28 +32,19 @@ class _Entry(NamedTuple):
     used: float
     size: int
 
-    @property
-    def is_half_made(self) -> bool:
-        """True if no process will complete it, if it is not locked."""
-        if self.path.name.startswith(_INCOMPLETE):
-            return time.time() - self.used > _INCOMPLETE_S
-        return self.path.parent.name == "environments" and not (self.path / COMPLETE).exists()
-
 
 def trim(cache: HostCache, limit_bytes: int) -> None:
-    """Delete what killed processes have left, and what was not used for the longest time, down to a limit.
+    """Delete what killed runs have left, and what was not used for the longest time, down to a limit.
 
     What is in use stays even above the limit. Raise OSError, such as BlockingIOError if another process deletes files
     here.
     """
     with _exclusive(cache):
         _end_killed_runs(cache)
-        entries = sorted(_entries(cache), key=lambda entry: (not entry.is_half_made, entry.used))
+        entries = _entries(cache)
         total = sum(entry.size for entry in entries)
-        for entry in entries:
-            if not entry.is_half_made and (total <= limit_bytes or entry.path.name.startswith(_INCOMPLETE)):
-                continue
-            if _delete(entry.path):
+        for entry in sorted(entries, key=lambda entry: entry.used):
+            if total > limit_bytes and _delete(entry.path):
                 total -= entry.size
 
 
@@ -83,11 +74,14 @@ def _end_killed_runs(cache: HostCache) -> None:
 
 
 def _entries(cache: HostCache) -> list[_Entry]:
+    """Return all that may be deleted: nothing that a process may be making or deleting."""
     found = []
     for path in cache.root.glob("*/*"):
         with contextlib.suppress(OSError):  # it is gone
-            if not path.is_symlink() and path.is_dir():
-                found.append(_Entry(path, path.stat().st_mtime, _bytes_of(path)))
+            used = path.lstat().st_mtime
+            is_incomplete = path.name.startswith(_INCOMPLETE) and time.time() - used < _INCOMPLETE_S
+            if path.is_dir() and not path.is_symlink() and not is_incomplete:
+                found.append(_Entry(path, used, _bytes_of(path)))
     return found
 
 
