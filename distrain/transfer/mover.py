@@ -21,10 +21,10 @@ import secrets
 import shutil
 import signal
 import subprocess
-import threading
+import tempfile
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.storage.flushing import flush
@@ -56,6 +56,7 @@ _RETRIES_S = (0.2, 2.0)
 """Seconds before each further try of an order whose connection has broken: sshd may have been busy."""
 _BATCH_BYTES = 16 << 20
 """Bytes of files that come back together. A connection that breaks loses no others."""
+_LONGEST_WORDS = 1 << 20
 _LAST_WORDS_BYTES = 2 << 10
 _LAST_WORDS_S = 2.0
 
@@ -189,15 +190,13 @@ class Stream:
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
-        self._process = process.spawn(argv, stderr=subprocess.PIPE)
-        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        with tempfile.TemporaryFile() as said:
+            self._process = process.spawn(argv, stderr=said.fileno())
+            self._said = os.dup(said.fileno())
+        stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        assert stderr is not None
-        self._pipes = (stdin, stdout)
-        self._said = b""
-        self._listener = threading.Thread(target=self._listen, args=(stderr,), daemon=True)
-        self._listener.start()
+        self._files = (stdin, stdout, os.fdopen(self._said))
         self.write_fd, self.reader = stdin.fileno(), Reader(stdout.fileno())
         try:
             self.reader.skip_chatter()
@@ -224,23 +223,17 @@ class Stream:
         files = [(name, size, crc) for (name, size), crc in zip(sizes.items(), end["crcs"], strict=True)]
         return files, [(name, size, crc) for name, size, crc in end["others"]]
 
-    def _listen(self, stderr: IO[bytes]) -> None:
-        with stderr:
-            while data := os.read(stderr.fileno(), _LAST_WORDS_BYTES):
-                self._said = (self._said + data)[-_LAST_WORDS_BYTES:]
-
     def end(self, found: str) -> str:
         """Close the stream, and return why it has ended, as far as that is known: its last words, or ``found``."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_WORDS_S)
-        code = self.close()
-        self._listener.join(_LAST_WORDS_S)  # a grandchild may keep the pipe open
-        said = "\n".join(without_noise(self._said.decode(errors="replace").strip().splitlines()))
+        said = os.pread(self._said, _LONGEST_WORDS, 0)[-_LAST_WORDS_BYTES:].decode(errors="replace").strip()
+        code, said = self.close(), "\n".join(without_noise(said.splitlines()))
         return f"the connection for files has ended (exit code {code}): {said or found}"
 
     def close(self) -> int:
         """End the process, close the stream, and return the exit code."""
         process.kill_group(self._process.pid, signal.SIGKILL)
-        for pipe in self._pipes:
-            pipe.close()
+        for file in self._files:
+            file.close()
         return self._process.wait()

@@ -50,7 +50,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Stream]]:
     monkeypatch.setattr(mover_module, "_RETRIES_S", ())
     yield opened
     for stream in opened:
-        if hasattr(stream, "_pipes"):  # it could be started
+        if hasattr(stream, "_files"):  # it could be started
             stream.close()
 
 
