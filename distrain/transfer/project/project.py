@@ -105,7 +105,7 @@ def find_project(
         found.add_imported(dict(sys.modules if modules is None else modules))
         for path in named:
             found.add_named(path)
-        found.leave_out_runs()
+        found.leave_out_distrain()
         found.check_size(limit_bytes)
         return found
 
@@ -145,7 +145,6 @@ class _Search:
         self._own = [path for path in own if path not in self._left_out.crowded]
         self._inside = {os.path.realpath(path) for path in self._own}
         """Directories that a link may lead to."""
-        self._distrain = tuple({f"{path}/" for path in (str(own_package()), os.path.realpath(own_package()))})
         self._parents_of_named: set[str] = set()
 
     # -- what to search
@@ -176,7 +175,7 @@ class _Search:
                 continue
             if file.startswith(own):
                 self.add_one(file)
-            elif not file.startswith(self._distrain):
+            else:
                 elsewhere[name] = file
         for origin in sorted(origins_of(elsewhere).union(editable_installs(modules))):
             if origin.name != own_package().name:
@@ -215,24 +214,21 @@ class _Search:
 
     # -- directories and files
 
-    def _add_tree(self, folder: str, wanted: Wanted, sites: tuple[str, ...] = ()) -> None:
-        """Add what git knows of a directory, or ``wanted`` if that is nothing because the whole directory is ignored.
-
-        sites: real paths of the directories that hold the links which lead here.
-        """
+    def _add_tree(self, folder: str, wanted: Wanted) -> None:
+        """Add what git knows of a directory, or ``wanted`` if the whole directory is ignored."""
         listed = listed_by_git(folder) if wanted is not Wanted.ALL else []
         if listed is None:
             self._left_out.unlisted.add(folder)
         for path, tracked in listed or ():
-            self._add(path, Wanted.SMALL, sites, tracked=tracked)
+            self._add(path, Wanted.SMALL, tracked=tracked)
         if not listed:
-            self._walk(folder, wanted, sites)
+            self._walk(folder, wanted)
 
-    def _walk(self, folder: str, wanted: Wanted, sites: tuple[str, ...] = (), *, deep: bool = True) -> None:
+    def _walk(self, folder: str, wanted: Wanted, *, deep: bool = True) -> None:
         for path in files_below(folder, wanted, deep=deep):
-            self._add(path, wanted, sites)
+            self._add(path, wanted)
 
-    def _add(self, path: str, wanted: Wanted, sites: tuple[str, ...], *, tracked: bool = False) -> None:
+    def _add(self, path: str, wanted: Wanted, *, tracked: bool = False) -> None:
         """Add a file, what a link leads to, or a nested repository. Other kinds of files are not shipped."""
         try:
             status = os.lstat(path)
@@ -243,12 +239,12 @@ class _Search:
         if stat.S_ISREG(status.st_mode):
             self._add_file(path, status, wanted, tracked=tracked)
         elif stat.S_ISLNK(status.st_mode):
-            self._add_link(path, wanted, sites, tracked=tracked)
+            self._add_link(path, wanted, tracked=tracked)
         elif os.path.lexists(f"{path}/.git"):  # else it is a submodule that is not there
-            self._add_tree(path, wanted, sites)
+            self._add_tree(path, wanted)
 
     def _add_file(self, path: str, status: os.stat_result, wanted: Wanted, *, tracked: bool = False) -> None:
-        if path in self._found or path.startswith(self._distrain):
+        if path in self._found:
             return
         if wanted is not Wanted.ALL and self._left_out.refuses(path, status.st_size, tracked=tracked):
             return
@@ -256,7 +252,7 @@ class _Search:
         if len(self._found) > _MOST_FILES:
             raise too_many(self._found, _MOST_FILES, self._roots)
 
-    def _add_link(self, path: str, wanted: Wanted, sites: tuple[str, ...], *, tracked: bool) -> None:
+    def _add_link(self, path: str, wanted: Wanted, *, tracked: bool) -> None:
         target = os.path.realpath(path)
         try:
             status = os.stat(target)
@@ -266,28 +262,24 @@ class _Search:
         if wanted is not Wanted.ALL and not any(is_below(target, folder) for folder in self._inside):
             self._left_out.links[path] = target
         elif stat.S_ISDIR(status.st_mode):
-            self._add_linked_tree(path, target, wanted, sites)
-        elif not stat.S_ISREG(status.st_mode) or target.startswith(self._distrain):
+            is_circle = any(is_below(os.path.realpath(parent), target) for parent in Path(path).parents)
+            if not is_circle:
+                self._add_tree(path, wanted)
+        elif not stat.S_ISREG(status.st_mode):
             return
         elif wanted is not Wanted.ALL and may_hold_secret(target):
             self._left_out.add_secret(path, tracked=tracked)
         else:
             self._add_file(path, status, wanted, tracked=tracked)
 
-    def _add_linked_tree(self, path: str, target: str, wanted: Wanted, sites: tuple[str, ...]) -> None:
-        sites = (*sites, os.path.realpath(os.path.dirname(path)))
-        is_circle = any(is_below(site, target) for site in sites)
-        if not is_circle and not target.startswith(self._distrain) and f"{target}/" not in self._distrain:
-            self._add_tree(path, wanted, sites)
-
     # -- the result
 
-    def leave_out_runs(self) -> None:
-        """Leave out run directories of distrain, which may be in the project and need not be ignored by git."""
+    def leave_out_distrain(self) -> None:
+        """Leave out the package, and run directories, which may be in the project and need not be ignored by git."""
         tops = (os.path.dirname(path) for path in self._found if path.endswith("/run.json"))
-        runs = tuple(f"{top}/" for top in tops if os.path.exists(f"{top}/metrics.jsonl"))
-        if runs:
-            self._found = {path: status for path, status in self._found.items() if not path.startswith(runs)}
+        runs = [f"{top}/" for top in tops if os.path.exists(f"{top}/metrics.jsonl")]
+        own = (*runs, f"{own_package()}/", f"{os.path.realpath(own_package())}/")
+        self._found = {path: status for path, status in self._found.items() if not path.startswith(own)}
 
     def check_size(self, limit_bytes: int) -> None:
         """Raise LaunchError if the files are larger than the limit."""
