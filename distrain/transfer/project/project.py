@@ -219,8 +219,8 @@ class _Search:
         listed = listed_by_git(folder) if wanted is not Wanted.ALL else []
         if listed is None:
             self._left_out.unlisted.add(folder)
-        for path, tracked in listed or ():
-            self._add(path, Wanted.SMALL, tracked=tracked)
+        for path in listed or ():
+            self._add(path, Wanted.SMALL)
         if not listed:
             self._walk(folder, wanted)
 
@@ -228,7 +228,7 @@ class _Search:
         for path in files_below(folder, wanted, deep=deep):
             self._add(path, wanted)
 
-    def _add(self, path: str, wanted: Wanted, *, tracked: bool = False) -> None:
+    def _add(self, path: str, wanted: Wanted) -> None:
         """Add a file, what a link leads to, or a nested repository. Other kinds of files are not shipped."""
         try:
             status = os.lstat(path)
@@ -237,22 +237,22 @@ class _Search:
         except OSError as error:
             raise unreadable(path, error) from error
         if stat.S_ISREG(status.st_mode):
-            self._add_file(path, status, wanted, tracked=tracked)
+            self._add_file(path, status, wanted)
         elif stat.S_ISLNK(status.st_mode):
-            self._add_link(path, wanted, tracked=tracked)
+            self._add_link(path, wanted)
         elif os.path.lexists(f"{path}/.git"):  # else it is a submodule that is not there
             self._add_tree(path, wanted)
 
-    def _add_file(self, path: str, status: os.stat_result, wanted: Wanted, *, tracked: bool = False) -> None:
+    def _add_file(self, path: str, status: os.stat_result, wanted: Wanted) -> None:
         if path in self._found:
             return
-        if wanted is not Wanted.ALL and self._left_out.refuses(path, status.st_size, tracked=tracked):
+        if wanted is not Wanted.ALL and self._left_out.refuses(path, status.st_size):
             return
         self._found[path] = status
         if len(self._found) > _MOST_FILES:
             raise too_many(self._found, _MOST_FILES, self._roots)
 
-    def _add_link(self, path: str, wanted: Wanted, *, tracked: bool) -> None:
+    def _add_link(self, path: str, wanted: Wanted) -> None:
         target = os.path.realpath(path)
         try:
             status = os.stat(target)
@@ -268,9 +268,9 @@ class _Search:
         elif not stat.S_ISREG(status.st_mode):
             return
         elif wanted is not Wanted.ALL and may_hold_secret(target):
-            self._left_out.add_secret(path, tracked=tracked)
+            self._left_out.secrets.add(path)
         else:
-            self._add_file(path, status, wanted, tracked=tracked)
+            self._add_file(path, status, wanted)
 
     # -- the result
 
