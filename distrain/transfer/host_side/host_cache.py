@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distrain.storage.names import numbered
 from distrain.transfer.host_side.cache_files import delete, lock_folder
 from distrain.transfer.host_side.run_mirror import RunMirror
 from distrain.wire.shipped_file import digest_of
@@ -50,8 +50,7 @@ class HostCache:
     def __init__(self, root: Path | None = None) -> None:
         """Make the directory if necessary. root: None for the usual place.
 
-        Raise PermissionError if it is a link or another user's, FileExistsError if it has files that are not
-        distrain's, and OSError if it cannot be made.
+        Raise OSError if it cannot be made, is a link or another user's, or has files that are not distrain's.
         """
         self.root = usual_root() if root is None else root
         self._used: set[str] = set()
@@ -64,8 +63,6 @@ class HostCache:
             for kind in KINDS:
                 (self.root / kind).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            if _CURE in str(error):
-                raise
             text = f"cannot use {self.root} for the files of runs on this host ({error.strerror or error}); {_CURE}"
             raise OSError(error.errno or 0, text) from error
 
@@ -90,16 +87,12 @@ class HostCache:
     def claim_run(self, place: str) -> RunMirror:
         """Make and lock the directory of a run: ``place``, or another one if a living process uses that.
 
-        The lock lasts as long as this process, or until RunMirror.end(). Raise OSError, and ValueError if ``place`` is
-        not a file name.
+        The lock lasts as long as this process, or until RunMirror.end(). Raise OSError.
         """
-        if place.startswith(".") or not place or "/" in place:
-            raise ValueError(f"the directory of a run must have a plain name, got {place!r}")
         deadline = time.monotonic() + _FORMER_AGENT_S
         while (run := RunMirror.claim(self.runs / place)) is None:
             if time.monotonic() > deadline:
-                others = (self.runs / f"{place}-{number}" for number in itertools.count(2))
-                return next(filter(None, map(RunMirror.claim, others)))
+                return next(filter(None, (RunMirror.claim(self.runs / name) for name in numbered(place))))
             time.sleep(_POLL_S)
         return run
 
@@ -127,13 +120,12 @@ def _make_private(root: Path) -> None:
     """Let only this user use the directory, and mark it as distrain's. Raise OSError."""
     status = os.lstat(root)
     if root.is_symlink():
-        raise PermissionError(f"{root} is a link, which distrain does not follow for its cache; {_CURE}")
+        raise PermissionError("it is a link, which distrain does not follow for its cache")
     if status.st_uid != os.geteuid():
-        raise PermissionError(f"{root} belongs to another user (number {status.st_uid}); {_CURE}")
+        raise PermissionError(f"it belongs to another user, number {status.st_uid}")
     names = [name for name in os.listdir(root) if not name.startswith(".") and name not in _MADE_BEFORE]
     if names and not (root / _TAG).exists():  # looked at last: another process may be here for the first time, too
-        raise FileExistsError(f"{root} has files that are not distrain's, such as {names[0]}; {_CURE}")
-    if status.st_mode & 0o777 != 0o700:
-        root.chmod(0o700)
+        raise FileExistsError(f"it has files that are not distrain's, such as {names[0]}")
+    root.chmod(0o700)
     if not names:
         (root / _TAG).write_text(_TAG_TEXT)
