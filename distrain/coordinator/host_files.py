@@ -203,8 +203,6 @@ class HostFiles:
             state.is_set_up, state.tries = True, 0
             state.storage_problem, state.checkpoints = answer.storage_problem, answer.checkpoints
             state.trial_dir = answer.trial_dir
-            if answer.storage_problem is not None:
-                self._mover(host).start()  # it connects while the workers start
             waiting, state.then = state.then, []
             for then in waiting:
                 then()

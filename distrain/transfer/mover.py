@@ -1,6 +1,6 @@
 """The process that carries files between this machine and one host that does not share them.
 
-The coordinator starts one for each such host, at the latest with the first order for it. Orders come in on stdin:
+The coordinator starts one for each such host with the first order for it. Orders come in on stdin:
 fetch files of a checkpoint (:class:`~distrain.wire.Upload`) or all others (:class:`~distrain.wire.BringBack`), or copy
 files to the host (:class:`~distrain.wire.Deliver`). Answers go out on stdout, in the order of the orders. The process
 ends with its parent, and its stream ends with it.
@@ -64,7 +64,6 @@ _LAST_WORDS_S = 2.0
 def main(arguments: list[str]) -> None:
     """Run the mover. ``arguments``: the pid of the parent, and the command line that opens a stream, as JSON."""
     channel, mover = channel_to_parent(arguments[0]), Mover(json.loads(arguments[1]))
-    mover.connect()
     while not channel.at_end:
         for frame in channel.wait():
             channel.send(mover.do(frame.message()))
@@ -92,11 +91,6 @@ class Mover:
                     return wire.failed_answer(order, error, "what could not be stored is in {} on that host")
                 time.sleep(pause_s)
         raise AssertionError("the last try has returned")
-
-    def connect(self) -> None:
-        """Open the stream before there are orders. If that fails, the first order tries again."""
-        with contextlib.suppress(OSError, StreamEndedError):
-            self._stream = Stream(self._argv)
 
     def _carry_out(self, order: wire.Message) -> wire.Message:
         if self._stream is None:

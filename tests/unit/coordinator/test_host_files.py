@@ -72,10 +72,6 @@ class Mover:
         self.orders: list[wire.Message] = []
         self.is_idle = True
         self.is_closed = False
-        self.is_started = False
-
-    def start(self) -> None:
-        self.is_started = True
 
     def order(self, order: wire.Message) -> None:
         self.orders.append(order)
@@ -458,7 +454,6 @@ def test_hosts_that_do_not_see_the_storage_are_announced_once(lab: Lab, lines: l
     lab.answer("c", storage_problem="is not there")
     assert [lab.files.is_apart(host) for host in [*HOSTS, "unknown"]] == [True, False, True, False]
     assert lab.files.checkpoints_on("a") == "/cache/a/checkpoints"
-    assert [lab.mover(host).is_started for host in ("a", "c")] == [True, True]
     for _ in range(2):
         lab.files.announce(HOSTS)
     [line] = lines

@@ -408,17 +408,6 @@ def as_ssh(before: str) -> list[str]:
     return ["sh", "-c", f"{before}; exec {shlex.join(SERVER)}"]
 
 
-@pytest.mark.parametrize("failures", [0, 1])
-def test_a_connection_that_is_opened_early_is_used_or_tried_again(
-    streams: list[Stream], tmp_path: Path, failures: int
-) -> None:
-    written(tmp_path / "source" / "a", b"text")
-    mover = Mover(as_ssh(f"echo try >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -gt {failures} || exit 255"))
-    mover.connect()
-    assert fetch(mover, tmp_path / "source", tmp_path / "target", ["a"]).failed is None
-    assert len(streams) == 1 + failures
-
-
 def test_an_order_is_carried_out_again_after_its_connection_has_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,7 +451,6 @@ def test_contents_that_were_damaged_on_the_way_are_noticed(
     mover: Mover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, there = written(tmp_path / "source" / "a", b"text"), tmp_path / "there"
-    mover.connect()
     monkeypatch.setattr(stream_module.zlib, "crc32", lambda data, crc=0: 1)
     failed = str(fetch(mover, tmp_path / "source", tmp_path / "target", ["a"]).failed)
     assert failed.startswith("a was damaged on the way")
