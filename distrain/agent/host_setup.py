@@ -99,10 +99,8 @@ class HostSetup:
 
     def _trim(self) -> None:
         if self._cache is not None:
-            from distrain.transfer.host_side.cache_cleaning import trim
-
             with contextlib.suppress(OSError):
-                trim(self._cache, _CACHE_BYTES)
+                self._cache.trim(_CACHE_BYTES)
 
     def _claim(self, place: str) -> tuple[HostCache, RunMirror]:
         """Open the cache, and the run's directory in it."""

@@ -474,7 +474,7 @@ def test_two_agents_of_one_run_on_one_machine_have_different_copies(
 
 def test_the_cache_is_kept_within_its_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[int] = []
-    monkeypatch.setattr("distrain.transfer.host_side.cache_cleaning.trim", lambda cache, limit: limits.append(limit))
+    monkeypatch.setattr("distrain.transfer.host_side.host_cache.HostCache.trim", lambda cache, limit: limits.append(limit))
     host.ask(host.question())
     host.settle()
     assert limits == []  # there is none

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain.transfer.host_side import host_cache
-from distrain.transfer.host_side.cache_cleaning import trim
 from distrain.transfer.host_side.host_cache import HostCache
 from distrain.wire.shipped_file import project_digest
 from tests.unit.transfer.conftest import below, deliver, in_a_child, place, put
@@ -195,7 +194,7 @@ def test_many_processes_that_begin_and_end_at_once_get_directories_of_their_own(
             assert cache.has_project(folder.name, files)
             run.place(folder)
             with contextlib.suppress(BlockingIOError):
-                trim(cache, 0)
+                cache.trim(0)
             assert len(below(run.project)) == 5
             own.unlink()
             run.end()
@@ -235,7 +234,7 @@ def test_without_locks_runs_work_and_nothing_is_deleted(
     run = cache.claim_run("r")
     place(run, cache, project.write("a.py", "a"))
     with pytest.raises(OSError, match="No locks"):
-        trim(cache, 0)
+        cache.trim(0)
     assert len(below(run.project)) == 1
     run.end()
     assert not run.path.exists()

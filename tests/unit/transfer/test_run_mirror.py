@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain.transfer.host_side.cache_cleaning import trim
 from tests.unit.transfer.conftest import below, deliver, in_a_child, place, put
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def test_a_kill_in_the_middle_is_repaired(cache: HostCache, project: Project, mo
 
     assert in_a_child(be_killed) == -signal.SIGKILL
     if repair == "trim":
-        trim(cache, 1 << 40)
+        cache.trim(1 << 40)
         assert not list(cache.runs.iterdir())
         return
     run = cache.claim_run("r")
