@@ -759,10 +759,9 @@ class Deliver(Message):
     """Copy files into the new directory ``folder`` of the host.
 
     root: the directory of this machine that ``folder`` stands for. files: the fields of a
-    :class:`~distrain.wire.shipped_file.ShippedFile` for each file below ``root``; the digests are as
-    :func:`~distrain.wire.shipped_file.digest_of` returns them, or ``crc32:`` and the number. staging: a directory of
-    the run on the host, for files until all have arrived. folders: directories to make below ``folder``, also if no
-    file is in them.
+    :class:`~distrain.wire.shipped_file.ShippedFile` for each file below ``root``. staging: a directory of the run on
+    the host, for files until all have arrived. folders: directories to make below ``folder``, also if no file is in
+    them.
 
     Coordinator -> mover; answered by :class:`OrderDone`.
     """
