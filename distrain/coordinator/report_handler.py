@@ -63,10 +63,6 @@ class _Unsettled:
     reports: dict[int, wire.Reported] = field(default_factory=dict)
     name: str | None = None
     """The name of the checkpoint's directory, if ranks have chosen one: all of them the same."""
-    commit: Commit | None = None
-    """The order that waits for parts in memory to be stored, as other ranks have stored theirs."""
-    from_memory: set[int] = field(default_factory=set)
-    """The ranks of these parts."""
 
     def add(self, report: wire.Reported) -> None:
         self.reports[report.rank] = report
@@ -241,8 +237,7 @@ class ReportHandler:
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Return whether uploads are all that the next checkpoint waits for; those of ``lost`` ranks never end."""
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
-        from_memory = [one.from_memory for one in self._unsettled.values() if one.from_memory.isdisjoint(lost)]
-        return any(from_memory) or self._assembly.awaits_only(uploads)
+        return self._assembly.awaits_only(uploads)
 
     def storing(self, failed: Collection[int], standing: Collection[int]) -> CheckpointsInProgress:
         """Return what other ranks store, or may report, for checkpoints that need nothing more from ``failed`` ones.
@@ -377,25 +372,7 @@ class ReportHandler:
         report = self._report(rank, ordinal)
         if report is not None and self._needs_uploader(report) and (failed is not None or not report.in_memory):
             self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=failed))
-        if ordinal in self._unsettled and rank in self._unsettled[ordinal].from_memory:
-            self._on_stored_from_memory(self._unsettled[ordinal], rank, files, failed)
-            return
         self._do(self._assembly.stored(rank, ordinal, files, skipped, now, failed))
-
-    def _on_stored_from_memory(
-        self, unsettled: _Unsettled, rank: int, files: Sequence[Sequence[Any]], failed: str | None
-    ) -> None:
-        """Commit a checkpoint once the parts that were in memory are stored, with the bytes that were hashed there."""
-        commit = unsettled.commit
-        assert commit is not None
-        unsettled.from_memory.discard(rank)
-        expected = {file.path: (file.size, file.crc32) for file in commit.files if file.rank == rank}
-        if failed is not None or expected != {path: (size, crc32) for path, size, crc32 in files}:
-            why = failed or "they were damaged in memory"
-            warn(f"{self._assembly.name(commit.ordinal)} is dropped: files of rank {rank} cannot be stored: {why}")
-            self._do([Drop(commit.ordinal)])
-        elif not unsettled.from_memory:
-            self._commit(commit)
 
     def _on_written(self, message: wire.PartWritten, now: float) -> None:
         """Continue with a part that was still being written to memory when it was reported."""
@@ -455,7 +432,7 @@ class ReportHandler:
             return
         if self._needs_uploader(report):
             self._uploads.add((rank, ordinal))
-        if report.in_memory and rank not in unsettled.from_memory:
+        if report.in_memory and not action.from_memory:
             self._memory.hash(report, action.files)
             return
         order = partial(self._order_copy, self._attempt, action)
@@ -495,13 +472,6 @@ class ReportHandler:
         """Make the files of all ranks a checkpoint."""
         unsettled = self._unsettled[commit.ordinal]
         reports = [unsettled.reports[rank] for rank in commit.ranks]
-        in_memory = {report.rank for report in reports if report.in_memory}
-        if in_memory and len(in_memory) < len(reports) and unsettled.commit is None:
-            unsettled.commit, unsettled.from_memory = commit, set(in_memory)
-            for rank in in_memory:
-                files = (file.path for file in commit.files if file.rank == rank)
-                self._store_files(RequestFiles(rank, commit.ordinal, tuple(files)))
-            return
         of = [self._attempt, reports[0].index]
         validation = next(({**report.validation, "report": of} for report in reports if report.validation), None)
         folder = reports[0].folder if reports[0].in_place else None
@@ -520,7 +490,7 @@ class ReportHandler:
             progress=reports[0].progress,
             validation=validation,
             positions=merged_positions(positions),
-            to_memory=to_memory if len(in_memory) == len(reports) else None,
+            to_memory=to_memory if all(report.in_memory for report in reports) else None,
             then=then,
         )
 

@@ -49,11 +49,13 @@ class RequestFiles:
     """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host.
 
     They replace files of the same names that a higher rank has stored, which has not waited for this rank long enough.
+    from_memory: files in memory are stored, and not only hashed there, because other ranks have stored theirs.
     """
 
     rank: int
     ordinal: int
     files: tuple[str, ...]
+    from_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,8 +425,10 @@ class CheckpointAssembly:
         if pending is None or rank not in pending.parts:
             return self.tick(now)  # it was refused, and an exception ended report() before the refusal arrived
         part = pending.parts[rank]
-        part.stored = tuple((str(p), int(s), int(c)) for p, s, c in files)
-        part.skipped = tuple((str(p), int(s), int(c)) for p, s, c in skipped)
+        stored = tuple((str(p), int(s), int(c)) for p, s, c in files)
+        if failed is None and part.stored and not set(stored) <= set(part.stored):
+            failed = "its files were damaged in memory"
+        part.stored, part.skipped = stored, tuple((str(p), int(s), int(c)) for p, s, c in skipped)
         pending.note_stored(rank)
         if failed is not None:
             self._cannot_store(pending, rank, failed)
@@ -663,6 +667,9 @@ class CheckpointAssembly:
             return self._warn_of_missing(ordinal, pending, now) or None
         if pending.unstored:
             return None
+        in_memory = [rank for rank, part in sorted(pending.parts.items()) if part.in_memory]
+        if in_memory and len(in_memory) < len(pending.parts) and pending.problem is None:
+            return self._store_from_memory(ordinal, pending, in_memory)
         del self._pending[ordinal]
         self._settled = ordinal
         if not pending.is_wanted:
@@ -673,6 +680,16 @@ class CheckpointAssembly:
         self._committing.add(ordinal)
         commit = self._commit(ordinal, pending.parts)
         return [*self._warn_of_differences(pending.parts, commit.files), commit]
+
+    def _store_from_memory(self, ordinal: int, pending: _Pending, ranks: Sequence[int]) -> list[Action]:
+        """Have parts in memory stored like those of the other ranks."""
+        actions: list[Action] = []
+        for rank in ranks:
+            part = pending.parts[rank]
+            part.in_memory = False
+            pending.unstored.add(rank)
+            actions.append(RequestFiles(rank, ordinal, tuple(sorted(part.own)), from_memory=True))
+        return actions
 
     def _commit(self, ordinal: int, parts: Mapping[int, _Part]) -> Commit:
         files: dict[str, CommittedFile] = {}
