@@ -16,7 +16,7 @@ from distrain.coordinator.store.run_store import Publication
 from distrain.decisions.memory import KeptRounds, copy_hosts
 from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.storage.files import advice_on
-from distrain.storage.retention import Retention, StoredRetention, best_first
+from distrain.storage.retention import best_first
 from distrain.system.log import warn
 from distrain.system.text import is_full_disk
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from distrain.api.config import CheckpointConfig
     from distrain.coordinator.store.run_store import RunStore
     from distrain.hosts.world import WorldPlan
     from distrain.storage.records import CommittedCheckpoint
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 _MANY_FAILURES = 3
 """Copies, or tries to store at the end, that fail in a row before the user is told: a lost helper costs one."""
-
-
-_ANY_SCORE = StoredRetention()
 
 
 @dataclass(slots=True)
@@ -64,13 +62,12 @@ class MemoryRounds:
     send: sends a message to a host. upload: has files that are on a host stored. plan: of the latest attempt.
     racks: by host. storage_of: the run directory as a host sees it; empty if it does not. is_training: tells if the
     hosts have all that they need for uploads. on_change: called when a round is stored, or is found to be damaged.
-    retention: which checkpoints are to be kept. copy_every: copy every n-th round to other hosts.
     """
 
     def __init__(
         self,
         store: RunStore,
-        storage_every_s: float,
+        config: CheckpointConfig,
         *,
         send: Callable[[str, wire.Message], None],
         upload: Callable[[str, wire.Upload], None],
@@ -79,13 +76,11 @@ class MemoryRounds:
         storage_of: Callable[[str], str],
         is_training: Callable[[], bool],
         on_change: Callable[[], None],
-        retention: Retention = _ANY_SCORE,
-        copy_every: int = 1,
     ) -> None:
         self.is_off = False
         """True once a host was short of memory."""
         self._store = store
-        self._storage_every_s = storage_every_s
+        self._config = config
         self._send = send
         self._upload = upload
         self._plan = plan
@@ -93,11 +88,8 @@ class MemoryRounds:
         self._storage_of = storage_of
         self._is_training = is_training
         self._on_change = on_change
-        self._retention = retention
-        self._copy_every, self._copy_at = copy_every, 0
+        self._copy_at = 0
         """The first index of a round that is copied next."""
-        self._is_refused = False
-        """True if the storage has not taken the last round."""
         self._attempt = -1
         self._hosts: list[str] = []
         self._kept = KeptRounds()
@@ -218,7 +210,7 @@ class MemoryRounds:
         self._kept.best = [saved.path.name for saved in self._best()]
         self._kept.add(kept, known)
         self._tell_hosts(kept)
-        self._store_at = self._store_at or time.monotonic() + self._storage_every_s
+        self._store_at = self._store_at or time.monotonic() + self._config.storage_every_s
         new.done(self._store.location / name)
         self.store_or_copy()
 
@@ -262,7 +254,7 @@ class MemoryRounds:
 
     def _best(self) -> list[CommittedCheckpoint]:
         """Return the rounds that are not on storage, but have to be: ``num_to_keep`` keeps them by their score."""
-        saved, rule = self._store.committed, self._retention
+        saved, rule = self._store.committed, self._config
         best = best_first([each.metrics for each in saved], rule)[: rule.num_to_keep or 1]
         return [saved[n] for n in best if saved[n].is_in_memory and rule.checkpoint_score_attribute is not None]
 
@@ -277,13 +269,13 @@ class MemoryRounds:
         is_due = self._store_at is not None and time.monotonic() >= self._store_at and self._is_training()
         if self._is_ending or is_due:
             self.store_newest()
-        elif self._is_training() and not self._is_refused:
+        elif self._is_training() and not self._failed_tries:
             for saved in [saved for saved in self._best() if saved is not self._store.latest][:1]:
                 self._store_round(saved)
         if newest is None or newest.index < self._copy_at:
             return
         if not self._copying_hosts and newest.name not in self._copy_folders:
-            self._copy_at = newest.index + self._copy_every
+            self._copy_at = newest.index + (self._config.memory_every or 1)
             self._copy_folders[newest.name] = {}
             self._copying_hosts = {part.copy for part in newest.parts.values() if part.copy in self._hosts}
             self._kept.copying = newest.name if self._copying_hosts else ""
@@ -523,16 +515,15 @@ class MemoryRounds:
         assert self._storing is not None
         text = f"cannot write {self._storing.kept.name} to {self._store.location}: {why}"
         self._failed_tries += 1
-        self._is_refused = True
         self._end_storing()
-        self._store_at = time.monotonic() + self._storage_every_s
+        self._store_at = time.monotonic() + self._config.storage_every_s
         if is_full_disk(text) or (self._is_ending and self._failed_tries >= _MANY_FAILURES):
             self._failed_tries = 0
             self._store.on_failure(f"{text}{advice_on(text)}")
         elif self._is_ending:
             self.store_newest()
         else:
-            warn(f"{text}; it stays in memory, and the next one is written in {self._storage_every_s:g} s")
+            warn(f"{text}; it stays in memory, and the next one is written in {self._config.storage_every_s:g} s")
 
     def _end_storing(self) -> None:
         """Forget the round that is being stored. If it is not stored, the newest one is due now."""
@@ -544,11 +535,11 @@ class MemoryRounds:
 
         def done(path: Path | RemotePath) -> None:
             self._end_storing()
-            self._failed_tries, self._is_refused = 0, False
+            self._failed_tries = 0
             self._store.note_stored(kept.manifest, manifest, path)
             took_s = round(time.monotonic() - storing.began, 3)
             self._store.append_event("stored", name=path.name, index=kept.index, seconds=took_s)
-            self._store_at = time.monotonic() + self._storage_every_s
+            self._store_at = time.monotonic() + self._config.storage_every_s
             self._on_change()
             self.store_or_copy()
 

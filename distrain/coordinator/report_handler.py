@@ -151,7 +151,6 @@ class ReportHandler:
         self._rows = RowAssembly(world_size) if self._observers.hears(ReportsJoined) else None
         self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
-        self._acknowledged: dict[int, int] = {}
         self._troubles_shown: set[tuple[int, str, str]] = set()
         self._unacknowledged: dict[int, int] = {}
         """By rank: the report to acknowledge as soon as it is written."""
@@ -273,7 +272,6 @@ class ReportHandler:
 
     def _acknowledge(self, attempt: int, reports: Mapping[int, int], _: object) -> None:
         if attempt == self._attempt:
-            self._acknowledged |= reports
             for rank, index in reports.items():
                 self._send(wire.Acknowledged(attempt=attempt, rank=rank, index=index))
 
@@ -332,9 +330,9 @@ class ReportHandler:
             self._on_commit(None if latest is None else str(latest.path))
 
     def _count_report(self, rank: int, index: int) -> None:
-        self.report_counts[rank] = index
-        if index >= self._acknowledged.get(rank, 0) + _ACKNOWLEDGE_AFTER:
+        if index // _ACKNOWLEDGE_AFTER > self.report_counts.get(rank, 0) // _ACKNOWLEDGE_AFTER:
             self._unacknowledged[rank] = index
+        self.report_counts[rank] = index
 
     def heard_troubles(self, host: str, message: wire.Troubles) -> None:
         """Show and record what is wrong with the memory and the GPUs of a host, or is over. A line appears once."""
@@ -548,16 +546,13 @@ class ReportHandler:
         self._answer_list_requests()
 
     def _delete_surplus(self) -> None:
-        stored = [n for n, saved in enumerate(self._store.committed) if not saved.is_in_memory]
-        kept = [self._store.committed[n] for n in stored]
-        doubtful = {n for n, saved in enumerate(kept) if saved.silent}
-        needed = {
-            n
-            for n, saved in enumerate(kept)
-            if self._validations.awaits(saved) or (saved.index == self._start and self._is_start_read())
-        }
-        surplus = retention.surplus([saved.metrics for saved in kept], self._config, doubtful)
-        self._store.delete([stored[n] for n in surplus if n not in needed])
+        stored = [saved for saved in self._store.committed if not saved.is_in_memory]
+        doubtful = {n for n, saved in enumerate(stored) if saved.silent}
+        surplus = retention.surplus([saved.metrics for saved in stored], self._config, doubtful)
+        self._store.delete([stored[n] for n in surplus if not self._is_needed(stored[n])])
+
+    def _is_needed(self, saved: CommittedCheckpoint) -> bool:
+        return self._validations.awaits(saved) or (saved.index == self._start and self._is_start_read())
 
     def _is_start_read(self) -> bool:
         """Return whether a rank that has not reported yet may read the checkpoint that the attempt has started from."""

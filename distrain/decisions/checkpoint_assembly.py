@@ -228,7 +228,6 @@ class _RankRecord:
     """True while nobody waits for the rank, because it has not reported in time, in this attempt or before."""
     last_index: int = 0
     reported_at: float = -math.inf
-    finished: bool = False
 
 
 class CheckpointAssembly:
@@ -441,7 +440,6 @@ class CheckpointAssembly:
 
     def finished(self, rank: int, now: float) -> list[Action]:
         """Note that the rank has done its work and will not report again."""
-        self._ranks[rank].finished = True
         self._ranks[rank].silent = False
         self._counts.remove(rank)
         return self.tick(now)

@@ -230,7 +230,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_no_damage(
         found = list(folder.iterdir())
         store.staging_directory(0, 1)
         commit_now(store, Commit(1, (), (0,), {"loss": 1}))
-        store.delete([0])
+        store.delete(store.committed[:1])
         return iter(found)
 
     monkeypatch.setattr(Path, "iterdir", as_the_run_goes_on)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +43,7 @@ def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_r
         validations=NoValidations(),  # type: ignore[arg-type]
         memory=MemoryRounds(
             store,
-            math.inf,
+            CheckpointConfig(),
             send=lambda host, message: sent.append(message),
             upload=lambda host, order: None,
             plan=lambda: WorldPlan(
