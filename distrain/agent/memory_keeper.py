@@ -50,7 +50,6 @@ _MOST_FREE = 2
 _STORING_S = 60.0
 """Seconds for storing a checkpoint without a coordinator."""
 _BEAT_S = 0.5
-_THREADS = 8
 
 
 class MemoryKeeper:
@@ -120,11 +119,7 @@ class MemoryKeeper:
             self._hashing.remove(folder)
             self._send(message)
 
-        self._hasher.do(
-            hashed,
-            end,
-            lambda error: end(answer(files=[], failed=str(error))),
-        )
+        self._hasher.do(hashed, end, lambda error: end(answer(files=[], failed=str(error))))
 
     def _keep(self, order: wire.KeepRound) -> None:
         self._host, self._run = order.host, order.run
@@ -267,7 +262,7 @@ class MemoryKeeper:
         """Link the files of a part, verify them, and replace those that are damaged. Raise OSError without a copy."""
         part, home, files = kept.parts[rank], self._home(kept, rank), kept.files[rank]
         linked = [file for file in files if home is not None and _link(home / file, folder / file)]
-        found = {file: (size, crc) for file, size, crc in hash_files(folder, linked, threads=_THREADS)}
+        found = {file: (size, crc) for file, size, crc in hash_files(folder, linked)}
         hosts = [host for host in (part.host, part.copy) if host not in ("", self._host)]
         missing = [file for file in files if file not in found and part.host == self._host]
         for file in [file for file, expected in files.items() if found.get(file) != expected]:

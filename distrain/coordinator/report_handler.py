@@ -477,8 +477,7 @@ class ReportHandler:
         positions = {report.rank: report.positions or {} for report in reports}
         if warning := other_data(positions):
             warn_once(warning)
-        by_rank = {report.rank: report for report in reports}
-        to_memory = partial(self._memory.publish, by_rank, keeps_start=self._is_start_read())
+        to_memory = partial(self._memory.publish, unsettled.reports, keeps_start=self._is_start_read())
         self._store.commit(
             self._attempt,
             commit,

@@ -27,6 +27,8 @@ Files = list[tuple[str, int, int]]
 _READ_BYTES = 1 << 20
 _PART_BYTES = 16 << 20
 """Size of the parts of a large file that are copied and hashed at the same time."""
+_CRC32, _ONE = 0xEDB88320, 1 << 31
+_WRITING_THREADS, _HASHING_THREADS = 4, 8
 _TIME_OF_FILES = 5
 """The number of CLOCK_REALTIME_COARSE, from which the kernel takes the times of files."""
 _TICK_S = 0.001
@@ -57,14 +59,12 @@ def store_files(source: Path, target: Path, names: Sequence[str]) -> Files:
             begin_flush(file.fileno(), start, count)
             return _hash_part(file.fileno(), start, count)
 
-    files = _by_parts(source, names, store_part)
+    files = _by_parts(source, names, store_part, threads=_WRITING_THREADS)
     in_threads(flush, [target / name for name in names])
     return files
 
 
-def hash_files(
-    folder: Path, names: Sequence[str], *, threads: int = 4, is_needed: Callable[[], bool] = lambda: True
-) -> Files:
+def hash_files(folder: Path, names: Sequence[str], *, is_needed: Callable[[], bool] = lambda: True) -> Files:
     """Hash files of a directory, several parts of a large one at once. Raise OSError.
 
     is_needed: asked before each part; once it returns False, no more is read, and OSError is raised.
@@ -76,10 +76,10 @@ def hash_files(
         with (folder / name).open("rb", buffering=0) as file, naming(folder / name):
             return _hash_part(file.fileno(), start, count)
 
-    return _by_parts(folder, names, hash_part, threads=threads)
+    return _by_parts(folder, names, hash_part, threads=_HASHING_THREADS)
 
 
-def _by_parts(folder: Path, names: Sequence[str], do: Callable[[str, int, int], int], *, threads: int = 4) -> Files:
+def _by_parts(folder: Path, names: Sequence[str], do: Callable[[str, int, int], int], *, threads: int) -> Files:
     """Do something with each part of these files, in threads. ``do`` returns the crc32 of the part."""
     states = states_of(folder, names)
     sizes = {name: size for name, (_, size, _) in states.items()}
@@ -181,34 +181,31 @@ def _shorter() -> OSError:
 def combined_crc32(first: int, second: int, size: int) -> int:
     """Return the crc32 of two texts together, from the crc32 of each and the size of the second in bytes.
 
-    This is crc32_combine() of zlib, which Python does not have: ``first`` is multiplied with a matrix over the field of
-    two elements.
+    This is crc32_combine() of zlib, which Python does not have. A crc32 is a polynomial over the field of two elements,
+    whose highest power is the lowest bit. To append zeros is to multiply it by a power of x.
     """
-    return _product(_zeros(size), first) ^ second if first and size else first ^ second
+    return _product(_power_of_x(8 * size), first) ^ second if first and size else first ^ second
 
 
 @lru_cache(maxsize=64)
-def _zeros(size: int) -> list[int]:
-    """Return the matrix that appends ``size`` zero bytes. Most parts of files have one size."""
-    matrix = [0xEDB88320, *(1 << bit for bit in range(31))]  # appends one zero bit
-    for _ in range(3):
-        matrix = [_product(matrix, column) for column in matrix]
-    made = [1 << bit for bit in range(32)]
-    while size:
-        if size & 1:
-            made = [_product(matrix, column) for column in made]
-        size >>= 1
-        matrix = [_product(matrix, column) for column in matrix]
-    return made
+def _power_of_x(exponent: int) -> int:
+    """Return a power of x. Most parts of files have one size, and so one power."""
+    power, square = _ONE, _ONE >> 1
+    while exponent:
+        if exponent & 1:
+            power = _product(power, square)
+        exponent, square = exponent >> 1, _product(square, square)
+    return power
 
 
-def _product(matrix: Sequence[int], vector: int) -> int:
-    """Multiply a matrix, given by its columns, with a vector of bits."""
+def _product(first: int, second: int) -> int:
+    """Multiply two polynomials, modulo that of crc32."""
     product = 0
-    for column in matrix:
-        if vector & 1:
-            product ^= column
-        vector >>= 1
+    while first:
+        if first & _ONE:
+            product ^= second
+        first = first << 1 & 0xFFFFFFFF
+        second = second >> 1 ^ (_CRC32 if second & 1 else 0)
     return product
 
 
