@@ -20,12 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distrain import wire
 from distrain.api import current
 from distrain.api.config import CheckpointUploadMode
-from distrain.api.context import (
-    CheckpointConsistencyMode,
-    ReportedCheckpoint,
-    ReportedCheckpointStatus,
-    TrainContext,
-)
+from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus, TrainContext
 from distrain.api.store_options import StoreOptions
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import POSITIONS, Checkpoint
