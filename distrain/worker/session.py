@@ -255,23 +255,14 @@ class Session:
         self, body: bytes, progress: list[float] | None, local_files: LocalFiles | None = None, **checkpoint: Any
     ) -> int:
         """Send a report, with the fields of a checkpoint if it has one. Return its number."""
-        report = wire.Reported(
-            attempt=self.context.attempt,
-            rank=self.context.world_rank,
-            index=self._reports + 1,
-            time=time.time(),
-            has_checkpoint=bool(checkpoint),
-            body=body,
-            progress=progress,
-            waited=self._new_waits(),
-            **{"files": [], **checkpoint},
-        )
-        # Counted just before it is sent: the coordinator waits for a number that an alarm kept from being sent.
-        self._reports, self._checkpoints = report.index, self._checkpoints + report.has_checkpoint
+        fields = {"body": body, "progress": progress, "waited": self._new_waits(), **checkpoint}
+        has_checkpoint, index = bool(checkpoint), self._reports + 1
         if local_files is not None:
-            self._local_files[report.index] = local_files
-        self._channel.send(report)
-        return report.index
+            self._local_files[index] = local_files
+        # Counted just before it is sent: the coordinator waits for a number that an alarm kept from being sent.
+        self._reports, self._checkpoints = index, self._checkpoints + has_checkpoint
+        self.send(wire.Reported, index=index, time=time.time(), has_checkpoint=has_checkpoint, **fields)
+        return index
 
     def _prepare(
         self, checkpoint: Checkpoint, options: StoreOptions
