@@ -255,13 +255,14 @@ class Session:
         self, body: bytes, progress: list[float] | None, local_files: LocalFiles | None = None, **checkpoint: Any
     ) -> int:
         """Send a report, with the fields of a checkpoint if it has one. Return its number."""
-        fields = {"body": body, "progress": progress, "waited": self._new_waits(), **checkpoint}
+        now, waited = time.time(), self._new_waits()
+        fields = {"time": now, "body": body, "progress": progress, "waited": waited, **checkpoint}
         has_checkpoint, index = bool(checkpoint), self._reports + 1
-        if local_files is not None:
-            self._local_files[index] = local_files
         # Counted just before it is sent: the coordinator waits for a number that an alarm kept from being sent.
         self._reports, self._checkpoints = index, self._checkpoints + has_checkpoint
-        self.send(wire.Reported, index=index, time=time.time(), has_checkpoint=has_checkpoint, **fields)
+        if local_files is not None:
+            self._local_files[index] = local_files
+        self.send(wire.Reported, index=index, has_checkpoint=has_checkpoint, **fields)
         return index
 
     def _prepare(
