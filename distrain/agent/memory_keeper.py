@@ -144,7 +144,6 @@ class MemoryKeeper:
             with contextlib.suppress(OSError):  # the rank has just taken or deleted it
                 for part in home.glob("*-*"):
                     if _order(part) <= last and str(part) not in used and part not in self._hashing:
-                        _unlink_shared_files(part)
                         part.rename(home / f"free-{next(self._numbers)}")
                 for part in list(home.glob("free-*"))[most:]:
                     deleted = part.rename(self._root / f"deleted-{next(self._numbers)}")
@@ -345,12 +344,3 @@ def _link(source: Path, target: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _unlink_shared_files(folder: Path) -> None:
-    """Unlink files that readers may have open, so that no rank overwrites them."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(parent, name)
-            if os.lstat(path).st_nlink > 1:
-                os.unlink(path)
