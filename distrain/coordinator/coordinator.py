@@ -124,7 +124,7 @@ class Coordinator:
         self._clock = PausableClock()
         self._memory = MemoryRounds(
             store,
-            checkpoint_config.storage_every_s,
+            checkpoint_config,
             send=self._hosts.send,
             upload=self._upload,
             plan=lambda: self.machine.plan,
@@ -132,8 +132,6 @@ class Coordinator:
             storage_of=lambda host: "" if store.is_remote or self._host_files.is_apart(host) else str(store.location),
             is_training=lambda: self._is_training,
             on_change=self._on_memory_change,
-            retention=checkpoint_config,
-            copy_every=checkpoint_config.memory_every or 1,
         )
         self.report_handler = ReportHandler(
             store,

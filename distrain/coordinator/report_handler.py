@@ -63,10 +63,6 @@ class _Unsettled:
     reports: dict[int, wire.Reported] = field(default_factory=dict)
     name: str | None = None
     """The name of the checkpoint's directory, if ranks have chosen one: all of them the same."""
-    commit: Commit | None = None
-    """The order that waits for parts in memory to be stored, as other ranks have stored theirs."""
-    from_memory: set[int] = field(default_factory=set)
-    """The ranks of these parts."""
 
     def add(self, report: wire.Reported) -> None:
         self.reports[report.rank] = report
@@ -155,7 +151,6 @@ class ReportHandler:
         self._rows = RowAssembly(world_size) if self._observers.hears(ReportsJoined) else None
         self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
-        self._acknowledged: dict[int, int] = {}
         self._troubles_shown: set[tuple[int, str, str]] = set()
         self._unacknowledged: dict[int, int] = {}
         """By rank: the report to acknowledge as soon as it is written."""
@@ -235,8 +230,7 @@ class ReportHandler:
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Return whether uploads are all that the next checkpoint waits for; those of ``lost`` ranks never end."""
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
-        from_memory = [one.from_memory for one in self._unsettled.values() if one.from_memory.isdisjoint(lost)]
-        return any(from_memory) or self._assembly.awaits_only(uploads)
+        return self._assembly.awaits_only(uploads)
 
     def storing(self, failed: Collection[int], standing: Collection[int]) -> CheckpointsInProgress:
         """Return what other ranks store, or may report, for checkpoints that need nothing more from ``failed`` ones.
@@ -272,7 +266,6 @@ class ReportHandler:
 
     def _acknowledge(self, attempt: int, reports: Mapping[int, int], _: object) -> None:
         if attempt == self._attempt:
-            self._acknowledged |= reports
             for rank, index in reports.items():
                 self._send(wire.Acknowledged(attempt=attempt, rank=rank, index=index))
 
@@ -333,9 +326,9 @@ class ReportHandler:
             self._on_commit(None if latest is None else str(latest.path))
 
     def _count_report(self, rank: int, index: int) -> None:
-        self.report_counts[rank] = index
-        if index >= self._acknowledged.get(rank, 0) + _ACKNOWLEDGE_AFTER:
+        if index // _ACKNOWLEDGE_AFTER > self.report_counts.get(rank, 0) // _ACKNOWLEDGE_AFTER:
             self._unacknowledged[rank] = index
+        self.report_counts[rank] = index
 
     def heard_troubles(self, host: str, message: wire.Troubles) -> None:
         """Show and record what is wrong with the memory and the GPUs of a host, or is over. A line appears once."""
@@ -373,25 +366,7 @@ class ReportHandler:
         report = self._report(rank, ordinal)
         if report is not None and self._needs_uploader(report) and (failed is not None or not report.in_memory):
             self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=failed))
-        if ordinal in self._unsettled and rank in self._unsettled[ordinal].from_memory:
-            self._on_stored_from_memory(self._unsettled[ordinal], rank, files, failed)
-            return
         self._do(self._assembly.stored(rank, ordinal, files, skipped, now, failed))
-
-    def _on_stored_from_memory(
-        self, unsettled: _Unsettled, rank: int, files: Sequence[Sequence[Any]], failed: str | None
-    ) -> None:
-        """Commit a checkpoint once the parts that were in memory are stored, with the bytes that were hashed there."""
-        commit = unsettled.commit
-        assert commit is not None
-        unsettled.from_memory.discard(rank)
-        expected = {file.path: (file.size, file.crc32) for file in commit.files if file.rank == rank}
-        if failed is not None or expected != {path: (size, crc32) for path, size, crc32 in files}:
-            why = failed or "they were damaged in memory"
-            warn(f"{self._assembly.name(commit.ordinal)} is dropped: files of rank {rank} cannot be stored: {why}")
-            self._do([Drop(commit.ordinal), *self._assembly.committed(commit.ordinal, self._clock.now())])
-        elif not unsettled.from_memory:
-            self._commit(commit)
 
     def _on_written(self, message: wire.PartWritten, now: float) -> None:
         """Continue with a part that was still being written to memory when it was reported."""
@@ -451,7 +426,7 @@ class ReportHandler:
             return
         if self._needs_uploader(report):
             self._uploads.add((rank, ordinal))
-        if report.in_memory and rank not in unsettled.from_memory:
+        if report.in_memory and not action.from_memory:
             self._memory.hash(report, action.files)
             return
         order = partial(self._order_copy, self._attempt, action)
@@ -491,13 +466,6 @@ class ReportHandler:
         """Make the files of all ranks a checkpoint."""
         unsettled = self._unsettled[commit.ordinal]
         reports = [unsettled.reports[rank] for rank in commit.ranks]
-        in_memory = {report.rank for report in reports if report.in_memory}
-        if in_memory and len(in_memory) < len(reports) and unsettled.commit is None:
-            unsettled.commit, unsettled.from_memory = commit, set(in_memory)
-            for rank in in_memory:
-                files = (file.path for file in commit.files if file.rank == rank)
-                self._store_files(RequestFiles(rank, commit.ordinal, tuple(files)))
-            return
         of = [self._attempt, reports[0].index]
         validation = next(({**report.validation, "report": of} for report in reports if report.validation), None)
         folder = reports[0].folder if reports[0].in_place else None
@@ -505,8 +473,7 @@ class ReportHandler:
         positions = {report.rank: report.positions or {} for report in reports}
         if warning := other_data(positions):
             warn_once(warning)
-        by_rank = {report.rank: report for report in reports}
-        to_memory = partial(self._memory.publish, by_rank, keeps_start=self._is_start_read())
+        to_memory = partial(self._memory.publish, unsettled.reports, keeps_start=self._is_start_read())
         self._store.commit(
             self._attempt,
             commit,
@@ -516,7 +483,7 @@ class ReportHandler:
             progress=reports[0].progress,
             validation=validation,
             positions=merged_positions(positions),
-            to_memory=to_memory if len(in_memory) == len(reports) else None,
+            to_memory=to_memory if all(report.in_memory for report in reports) else None,
             then=then,
         )
 
@@ -574,16 +541,13 @@ class ReportHandler:
         self._answer_list_requests()
 
     def _delete_surplus(self) -> None:
-        stored = [n for n, saved in enumerate(self._store.committed) if not saved.is_in_memory]
-        kept = [self._store.committed[n] for n in stored]
-        doubtful = {n for n, saved in enumerate(kept) if saved.silent}
-        needed = {
-            n
-            for n, saved in enumerate(kept)
-            if self._validations.awaits(saved) or (saved.index == self._start and self._is_start_read())
-        }
-        surplus = retention.surplus([saved.metrics for saved in kept], self._config, doubtful)
-        self._store.delete([stored[n] for n in surplus if n not in needed])
+        stored = [saved for saved in self._store.committed if not saved.is_in_memory]
+        doubtful = {n for n, saved in enumerate(stored) if saved.silent}
+        surplus = retention.surplus([saved.metrics for saved in stored], self._config, doubtful)
+        self._store.delete([stored[n] for n in surplus if not self._is_needed(stored[n])])
+
+    def _is_needed(self, saved: CommittedCheckpoint) -> bool:
+        return self._validations.awaits(saved) or (saved.index == self._start and self._is_start_read())
 
     def _is_start_read(self) -> bool:
         """Return whether a rank that has not reported yet may read the checkpoint that the attempt has started from."""

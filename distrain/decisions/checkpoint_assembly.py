@@ -13,7 +13,7 @@ checkpoint has a cursor, which passes every rank once.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,8 @@ _MOST_METRICS = 1000
 
 _SAY_IT = "If only some ranks save checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
 """The cure for waiting for ranks that never report a checkpoint."""
+_STARTING, _FETCHING, _ENDED = "starting", "fetching", "ended"
+"""Why a rank reports nothing now: it has not entered train_func, waits for the files of a checkpoint, or has ended."""
 
 # -- actions --------------------------------------------------------------------------------------------------------
 
@@ -48,11 +50,13 @@ class RequestFiles:
     """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host.
 
     They replace files of the same names that a higher rank has stored, which has not waited for this rank long enough.
+    from_memory: files in memory are stored, and not only hashed there, because other ranks have stored theirs.
     """
 
     rank: int
     ordinal: int
     files: tuple[str, ...]
+    from_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +235,6 @@ class _RankRecord:
     """True while nobody waits for the rank, because it has not reported in time, in this attempt or before."""
     last_index: int = 0
     reported_at: float = -math.inf
-    finished: bool = False
 
 
 class CheckpointAssembly:
@@ -266,11 +269,8 @@ class CheckpointAssembly:
             for rank in silent:
                 self._ranks[rank].silent = True
                 self._counts.remove(rank)
-        self._absent = set(range(world_size))
-        """The ranks that are not in train_func, or wait for the files of a checkpoint."""
-        self._fetching: set[int] = set()
-        self._ended: set[int] = set()
-        """The ranks whose processes have ended, before train_func did."""
+        self._absent = dict.fromkeys(range(world_size), _STARTING)
+        """The ranks that are not in train_func, or wait for the files of a checkpoint, and why."""
         self._entered_at = -math.inf
         """When the last rank without a report has entered train_func, or continued there."""
         self._first_report_at = self._first_part_at = math.inf
@@ -278,8 +278,8 @@ class CheckpointAssembly:
         """When the last report came."""
         self._held_since: float | None = None
         """Since when files of some part wait for ranks that are behind."""
-        self._metrics_of_rank_0: dict[int, dict[str, Any]] = {}
-        """By number of the report: the latest ones."""
+        self._metrics_of_rank_0: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_METRICS)
+        """The latest ones, with the number of the report."""
         self._missing_rank_s = config.missing_rank_s
         self._pending: dict[int, _Pending] = {}
         self._settled = self._committed = 0
@@ -293,16 +293,14 @@ class CheckpointAssembly:
 
     def running(self, rank: int, now: float) -> list[Action]:
         """Note that the rank is in train_func, or that it continues there with the files for which it has waited."""
-        self._absent.discard(rank)
-        self._fetching.discard(rank)
+        self._absent.pop(rank, None)
         if not self._ranks[rank].last_index:
             self._entered_at = now
         return self.tick(now)
 
     def fetching(self, rank: int) -> None:
         """Note that the rank waits for the files of a checkpoint. It is not written off meanwhile."""
-        self._absent.add(rank)
-        self._fetching.add(rank)
+        self._absent[rank] = _FETCHING
 
     def reported(
         self,
@@ -327,9 +325,7 @@ class CheckpointAssembly:
         """
         self._note_report(rank, index, now)
         if rank == 0:
-            self._metrics_of_rank_0[index] = metrics
-            if len(self._metrics_of_rank_0) > _MOST_METRICS:
-                del self._metrics_of_rank_0[next(iter(self._metrics_of_rank_0))]
+            self._metrics_of_rank_0.append((index, metrics))
         actions: list[Action] = []
         if files is not None:
             if self._declared is not None and not self._ranks[rank].brings:
@@ -431,8 +427,10 @@ class CheckpointAssembly:
         if pending is None or rank not in pending.parts:
             return self.tick(now)  # it was refused, and an exception ended report() before the refusal arrived
         part = pending.parts[rank]
-        part.stored = tuple((str(p), int(s), int(c)) for p, s, c in files)
-        part.skipped = tuple((str(p), int(s), int(c)) for p, s, c in skipped)
+        stored = tuple((str(p), int(s), int(c)) for p, s, c in files)
+        if failed is None and part.stored and not set(stored) <= set(part.stored):
+            failed = "its files were damaged in memory"
+        part.stored, part.skipped = stored, tuple((str(p), int(s), int(c)) for p, s, c in skipped)
         pending.note_stored(rank)
         if failed is not None:
             self._cannot_store(pending, rank, failed)
@@ -445,15 +443,13 @@ class CheckpointAssembly:
 
     def finished(self, rank: int, now: float) -> list[Action]:
         """Note that the rank has done its work and will not report again."""
-        self._ranks[rank].finished = True
         self._ranks[rank].silent = False
         self._counts.remove(rank)
         return self.tick(now)
 
     def ended(self, rank: int) -> None:
         """Note that the rank's process has ended. Nobody knows what it would have reported, however long they wait."""
-        self._absent.add(rank)
-        self._ended.add(rank)
+        self._absent[rank] = _ENDED
 
     def close(self, now: float) -> list[Action]:
         """End the attempt: no rank will report again. Say which checkpoints are lost because they may lack ranks."""
@@ -678,6 +674,9 @@ class CheckpointAssembly:
             return self._warn_of_missing(ordinal, pending, now) or None
         if pending.unstored:
             return None
+        in_memory = [rank for rank, part in sorted(pending.parts.items()) if part.in_memory]
+        if in_memory and len(in_memory) < len(pending.parts) and pending.problem is None:
+            return self._store_from_memory(ordinal, pending, in_memory)
         self._settle(ordinal)
         if not pending.is_wanted:
             return []
@@ -688,12 +687,22 @@ class CheckpointAssembly:
         commit = self._commit(ordinal, pending.parts)
         return [*self._warn_of_differences(pending.parts, commit.files), commit]
 
+    def _store_from_memory(self, ordinal: int, pending: _Pending, ranks: Sequence[int]) -> list[Action]:
+        """Have parts in memory stored like those of the other ranks."""
+        actions: list[Action] = []
+        for rank in ranks:
+            part = pending.parts[rank]
+            part.in_memory = False
+            pending.unstored.add(rank)
+            actions.append(RequestFiles(rank, ordinal, tuple(sorted(part.own)), from_memory=True))
+        return actions
+
     def _commit(self, ordinal: int, parts: Mapping[int, _Part]) -> Commit:
         files: dict[str, CommittedFile] = {}
         for rank in sorted(parts):
             for path, size, crc32 in parts[rank].stored:
                 files.setdefault(path, CommittedFile(path, rank, size, crc32))
-        metrics = self._metrics_of_rank_0.get(ordinal) or parts[min(parts)].metrics
+        metrics = dict(self._metrics_of_rank_0).get(ordinal) or parts[min(parts)].metrics
         silent = tuple(rank for rank, record in self._ranks.items() if rank not in parts and record.silent)
         chosen = tuple(files[path] for path in sorted(files))
         return Commit(ordinal, chosen, tuple(sorted(parts)), metrics, world_size=len(self._ranks), silent=silent)
@@ -719,7 +728,7 @@ class CheckpointAssembly:
             return []
         missing = set(self._missing(ordinal))
         is_new = self._declared is None and missing <= self._counts.ranks_with(0) and missing.isdisjoint(self._absent)
-        if is_new or missing <= self._ended:
+        if is_new or all(self._absent.get(rank) == _ENDED for rank in missing):
             return []  # they are written off before long, or the attempt ends
         return self._warn_once(
             "missing",
@@ -729,7 +738,7 @@ class CheckpointAssembly:
 
     def _describe_missing(self, missing: Sequence[int]) -> str:
         """Return what keeps a checkpoint from being committed."""
-        if fetching := [rank for rank in missing if rank in self._fetching]:
+        if fetching := [rank for rank in missing if self._absent.get(rank) == _FETCHING]:
             return f"{ranks_have(fetching)} not got the files of a checkpoint yet"
         if starting := [rank for rank in missing if rank in self._absent]:
             return f"{ranks_have(starting)} not entered train_func"

@@ -39,14 +39,7 @@ from distrain.decisions.events import (
     WorkersStart,
 )
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
-from distrain.decisions.placement import (
-    Rendezvous,
-    endpoints_of,
-    fields_of,
-    make_plan,
-    rendezvous_address,
-    worker_spec,
-)
+from distrain.decisions.placement import Rendezvous, endpoints_of, fields_of, make_plan, rendezvous_address, worker_spec
 from distrain.decisions.ranks import Rank, Ranks
 from distrain.decisions.retries import RetryPolicy, start_without_checkpoint
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState

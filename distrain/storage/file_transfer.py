@@ -28,6 +28,7 @@ _READ_BYTES = 1 << 20
 _PART_BYTES = 16 << 20
 """Size of the parts of a large file that are copied and hashed at the same time."""
 _CRC32_POLYNOMIAL = 0xEDB88320
+_WRITING_THREADS, _HASHING_THREADS = 4, 8
 _TIME_OF_FILES = 5
 """The number of CLOCK_REALTIME_COARSE, from which the kernel takes the times of files."""
 _TICK_S = 0.001
@@ -58,14 +59,12 @@ def store_files(source: Path, target: Path, names: Sequence[str]) -> Files:
             begin_flush(file.fileno(), start, count)
             return _hash_part(file.fileno(), start, count)
 
-    files = _by_parts(source, names, store_part)
+    files = _by_parts(source, names, store_part, threads=_WRITING_THREADS)
     in_threads(flush, [target / name for name in names])
     return files
 
 
-def hash_files(
-    folder: Path, names: Sequence[str], *, threads: int = 4, is_needed: Callable[[], bool] = lambda: True
-) -> Files:
+def hash_files(folder: Path, names: Sequence[str], *, is_needed: Callable[[], bool] = lambda: True) -> Files:
     """Hash files of a directory, several parts of a large one at once. Raise OSError.
 
     is_needed: asked before each part; once it returns False, no more is read, and OSError is raised.
@@ -77,10 +76,10 @@ def hash_files(
         with (folder / name).open("rb", buffering=0) as file, naming(folder / name):
             return _hash_part(file.fileno(), start, count)
 
-    return _by_parts(folder, names, hash_part, threads=threads)
+    return _by_parts(folder, names, hash_part, threads=_HASHING_THREADS)
 
 
-def _by_parts(folder: Path, names: Sequence[str], do: Callable[[str, int, int], int], *, threads: int = 4) -> Files:
+def _by_parts(folder: Path, names: Sequence[str], do: Callable[[str, int, int], int], *, threads: int) -> Files:
     """Do something with each part of these files, in threads. ``do`` returns the crc32 of the part."""
     states = states_of(folder, names)
     sizes = {name: size for name, (_, size, _) in states.items()}

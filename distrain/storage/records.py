@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from distrain.storage.file_transfer import Files
 
-_THREADS = 8
-"""Threads that read the checkpoint to resume from."""
 PENDING = "PENDING_VALIDATION"
 
 
@@ -194,7 +192,7 @@ def damage_of(
             return None
 
     def hash_all(files: Mapping[str, Mapping[str, Any]]) -> Files:
-        return hash_files(checkpoint, list(files), threads=_THREADS, is_needed=is_needed) if read_files else []
+        return hash_files(checkpoint, list(files), is_needed=is_needed) if read_files else []
 
     return _difference(manifest, size_of, hash_all)
 

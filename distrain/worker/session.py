@@ -20,12 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distrain import wire
 from distrain.api import current
 from distrain.api.config import CheckpointUploadMode
-from distrain.api.context import (
-    CheckpointConsistencyMode,
-    ReportedCheckpoint,
-    ReportedCheckpointStatus,
-    TrainContext,
-)
+from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus, TrainContext
 from distrain.api.store_options import StoreOptions
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import POSITIONS, Checkpoint
@@ -263,23 +258,15 @@ class Session:
         self, body: bytes, progress: list[float] | None, local_files: LocalFiles | None = None, **checkpoint: Any
     ) -> int:
         """Send a report, with the fields of a checkpoint if it has one. Return its number."""
-        report = wire.Reported(
-            attempt=self.context.attempt,
-            rank=self.context.world_rank,
-            index=self._reports + 1,
-            time=time.time(),
-            ordinal=self._reports + 1 if checkpoint else None,
-            body=body,
-            progress=progress,
-            waited=self._new_waits(),
-            **{"files": [], **checkpoint},
-        )
+        now, waited = time.time(), self._new_waits()
+        fields = {"time": now, "body": body, "progress": progress, "waited": waited, **checkpoint}
+        index = self._reports + 1
         # Counted just before it is sent: the coordinator waits for a number that an alarm kept from being sent.
-        self._reports, self._checkpoints = report.index, self._checkpoints + bool(checkpoint)
+        self._reports, self._checkpoints = index, self._checkpoints + bool(checkpoint)
         if local_files is not None:
-            self._local_files[report.index] = local_files
-        self._channel.send(report)
-        return report.index
+            self._local_files[index] = local_files
+        self.send(wire.Reported, index=index, ordinal=index if checkpoint else None, **fields)
+        return index
 
     def _prepare(
         self, checkpoint: Checkpoint, options: StoreOptions

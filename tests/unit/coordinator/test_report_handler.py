@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +47,7 @@ def handler_of(
         validations=NoValidations(),  # type: ignore[arg-type]
         memory=MemoryRounds(
             store,
-            math.inf,
+            CheckpointConfig(),
             send=lambda host, message: sent.append(message),
             upload=lambda host, order: None,
             plan=lambda: WorldPlan(
@@ -102,7 +101,7 @@ def test_a_checkpoint_that_one_rank_writes_to_memory_and_another_to_storage_is_s
     report(handler, 0, 1, "shard-0")
     facts = {"shard-1": [1, 7]}
     in_memory = {"files": ["shard-1"], "folder": "/memory", "in_memory": True, "waits": False, "facts": facts}
-    handler.handle(wire.Reported(attempt=0, rank=1, index=1, ordinal=1, body=b"{}", **in_memory))
+    handler.handle(wire.Reported(attempt=0, rank=1, index=1, has_checkpoint=True, body=b"{}", **in_memory))
     [order], [hashing] = only(wire.CopyFiles, sent), only(wire.HashFiles, sent)
     assert hashing.facts == facts
     answer = wire.FilesCopied(attempt=0, rank=1, ordinal=1, files=[("shard-1", 1, 7)], skipped=[])
@@ -125,7 +124,7 @@ def test_a_checkpoint_that_one_rank_writes_to_memory_and_another_to_storage_is_s
     assert [saved.is_in_memory for saved in store.committed] == ([] if end else [False])
     assert [bool(done.path) for done in only(wire.CommitDone, sent)] == [not end] * 2
     if end:
-        assert "the checkpoint of report 1 is dropped: files of rank 1 cannot be stored: " in capsys.readouterr().err
+        assert "the checkpoint of report 1 is dropped, as rank 1 could not store its part: " in capsys.readouterr().err
     assert not handler._assembly._committing
 
 
