@@ -101,7 +101,7 @@ def test_a_checkpoint_that_one_rank_writes_to_memory_and_another_to_storage_is_s
     report(handler, 0, 1, "shard-0")
     facts = {"shard-1": [1, 7]}
     in_memory = {"files": ["shard-1"], "folder": "/memory", "in_memory": True, "waits": False, "facts": facts}
-    handler.handle(wire.Reported(attempt=0, rank=1, index=1, has_checkpoint=True, body=b"{}", **in_memory))
+    handler.handle(wire.Reported(attempt=0, rank=1, index=1, ordinal=1, body=b"{}", **in_memory))
     [order], [hashing] = only(wire.CopyFiles, sent), only(wire.HashFiles, sent)
     assert hashing.facts == facts
     answer = wire.FilesCopied(attempt=0, rank=1, ordinal=1, files=[("shard-1", 1, 7)], skipped=[])
