@@ -54,14 +54,9 @@ def storage_problem(storage: str, probe_file: str, nonce: str) -> str | None:
     """
     try:
         os.listdir(storage)
+        seen = Path(probe_file).read_text(errors="replace") if os.path.exists(probe_file) else ""
     except OSError as error:
         return f"cannot be opened: {_why(error)}"
-    try:
-        seen = Path(probe_file).read_text(errors="replace")
-    except FileNotFoundError:
-        seen = ""
-    except OSError as error:
-        return f"cannot be read: {_why(error)}"
     if nonce not in seen:
         return "is not the launching machine's"
     probe = Path(storage, f".distrain-probe-{uuid.uuid4().hex}")
@@ -69,7 +64,6 @@ def storage_problem(storage: str, probe_file: str, nonce: str) -> str | None:
         probe.write_text(nonce)
         if probe.read_text() != nonce:
             return "does not return what was written"
-        probe.unlink()
     except OSError as error:
         return f"cannot be written: {_why(error)}"
     finally:

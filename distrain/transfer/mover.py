@@ -36,7 +36,6 @@ from distrain.system.stacks import without_noise
 from distrain.system.text import count, size
 from distrain.transfer.stream import (
     Reader,
-    RefusedError,
     StreamEndedError,
     checked_name,
     make_folders,
@@ -116,8 +115,6 @@ class Mover:
             self._stream = None
 
     def _fetch(self, stream: Stream, order: wire.Upload) -> wire.Message:
-        if not order.source:
-            raise RefusedError("files that ranks have written into the run directory cannot come from another machine")
         files, skipped = stream.get(order.source, order.directory, order.files, order.others, order.facts)
         return wire.FilesCopied(
             attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped

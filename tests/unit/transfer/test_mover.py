@@ -160,13 +160,6 @@ def test_a_name_that_leads_out_is_refused(mover: Mover, tmp_path: Path, name: st
         checked_name(name)
 
 
-def test_without_a_source_there_is_nothing_to_fetch(mover: Mover, tmp_path: Path) -> None:
-    order = wire.Upload(attempt=0, rank=0, ordinal=1, source="", files=[], others=[], directory=str(tmp_path))
-    answer = mover.do(order)
-    assert isinstance(answer, wire.FilesCopied)
-    assert str(answer.failed).endswith("cannot come from another machine")
-
-
 # -- other files of the host -----------------------------------------------------------------------------------------
 
 
