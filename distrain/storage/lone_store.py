@@ -79,7 +79,7 @@ def store_alone(
             _write(kept, own, staging)
             quiet_at, seen = time.monotonic(), -1
             while _lacks_files(kept, hidden) and time.monotonic() < min(quiet_at + _QUIET_S, deadline) and is_newest:
-                if (size := sum(map(_size, run.glob(f"{_PREFIX}*")))) != seen:
+                if (size := sum(_size_of(path) or 0 for path in run.glob(f"{_PREFIX}*/**/*"))) != seen:
                     quiet_at, seen = time.monotonic(), size
                 time.sleep(_POLL_S)
                 is_newest = all(other.index <= kept.index or other.index in tried for other in described(run))
@@ -198,7 +198,3 @@ def _size_of(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def _size(folder: Path) -> int:
-    return sum(_size_of(path) or 0 for path in folder.rglob("*"))

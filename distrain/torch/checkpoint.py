@@ -6,7 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ class TorchCheckpoint(Checkpoint):
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"TorchCheckpoint.from_state_dict takes a dict, got {type(state_dict).__name__}")
-        return cls._saved(_without_prefix(state_dict), state_dict.values())
+        return cls._saved(_without_prefix(state_dict))
 
     @classmethod
     def from_model(cls, model: nn.Module, *, preprocessor: None = None) -> Self:
@@ -67,8 +67,7 @@ class TorchCheckpoint(Checkpoint):
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"TorchCheckpoint.from_model takes a torch.nn.Module, got {type(model).__name__}")
-        model = unwrapped(model)
-        return cls._saved(model, model.parameters())
+        return cls._saved(unwrapped(model))
 
     def get_model(self, model: nn.Module | None = None) -> nn.Module:
         """Return the model, on the CPU: ``model`` with the weights of the checkpoint, or the one that was pickled.
@@ -104,8 +103,8 @@ class TorchCheckpoint(Checkpoint):
         return model
 
     @classmethod
-    def _saved(cls, content: Any, tensors: Any) -> Self:
-        _check_whole(tensors)
+    def _saved(cls, content: Any) -> Self:
+        _check_whole(content)
         checkpoint = directory_of(cls, "distrain-checkpoint-")
         torch.save(content, Path(checkpoint.path) / cls.MODEL_FILENAME, pickle_module=pickling)
         return checkpoint
@@ -128,7 +127,7 @@ def portable(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _portable_value(value: Any) -> Any:
-    _check_whole(_tensors(value))
+    _check_whole(value)
     if isinstance(value, nn.Module):
         return unwrapped(value)
     if isinstance(value, Mapping):
@@ -150,8 +149,8 @@ def _tensors(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _check_whole(tensors: Iterable[Any]) -> None:
-    if any(hasattr(tensor, "device_mesh") for tensor in tensors):  # DTensors
+def _check_whole(value: Any) -> None:
+    if any(hasattr(tensor, "device_mesh") for tensor in _tensors(value)):  # DTensors
         raise ValueError(
             "the model is sharded (FSDP), and this rank has only its part of it. On every rank call "
             "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options=StateDictOptions("

@@ -126,8 +126,7 @@ class Session:
         self._reports_settled = 0
         """The reports whose checkpoints get_checkpoint() knows."""
         self._acknowledged = 0
-        self._checkpoints = 0
-        self._resumed = int(checkpoint is not None)  # Ray AIR counted it
+        self._checkpoints = int(checkpoint is not None)  # as in Ray AIR
         self._uploading: dict[int, Checkpoint] = {}
         """By number of the report: checkpoints whose files are not stored yet."""
         self._copy_orders: dict[int, wire.CopyFiles] = {}
@@ -272,7 +271,7 @@ class Session:
         self, checkpoint: Checkpoint, options: StoreOptions
     ) -> tuple[Checkpoint, StoreOptions, LocalFiles | None]:
         """Return the checkpoint to store, how to store it, and the local files to delete once it is committed."""
-        checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
+        checkpoint = checkpoint.as_reported(self._checkpoints, self.portable)
         is_local = bool(checkpoint.path) and checkpoint.remote_path is None
         local_files = None
         copies_first = False
