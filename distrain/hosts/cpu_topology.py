@@ -36,9 +36,12 @@ def numa_node_of(pci: str, root: Path = SYS) -> int | None:
 
 
 def parse_list(text: str) -> set[int]:
-    """Return the numbers of a list such as ``0-2,7``."""
+    """Return the numbers of a list such as ``0-2,7``. Raises ValueError for any other text."""
     numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        numbers |= set(range(int(first), int(last or first) + 1))
+        first, dash, last = part.partition("-")
+        found = range(int(first), int(last if dash else first) + 1)
+        if not found:
+            raise ValueError(f"{part}: the lower number comes first")
+        numbers.update(found)
     return numbers

@@ -384,7 +384,10 @@ def test_a_function_may_call_fit(launch: Launch, tmp_path: Path) -> None:
         (["--num-workers", "1", "--nproc-per-node", "3", "train.py"], "--num-workers 1, but --nproc-per-node 3"),
         (["--nnodes", "2", "train.py"], "--nnodes 2, but 1 host(s); name all hosts with --hostfile or --hosts"),
         (["--nproc-per-node", "gpu", "train.py"], "one worker for each GPU was asked for, but no usable NVIDIA GPU"),
-        (["--ranks-shown", "0,3-1", "train.py"], "argument --ranks-shown: '0,3-1': 3-1 has no rank in it"),
+        (
+            ["--ranks-shown", "0,3-1", "train.py"],
+            "argument --ranks-shown: '0,3-1': must be ranks such as 0,2-5, the lower rank first",
+        ),
         (["--ssh-args", '-i "my key', "train.py"], "--ssh-args: '-i \"my key': no closing quotation"),
         (["--name", "a/b", "train.py"], "--name must be a plain file name"),
         (["--tracker", "wnadb:project=my", "train.py"], "--tracker: there is no tracker 'wnadb'; did you mean wandb?"),

@@ -19,7 +19,6 @@ from distrain.as_ray.data.arguments import (
     plain,
     plain_value,
 )
-from distrain.as_ray.data.groups import GroupedData
 from distrain.as_ray.data.writing import write_files
 from distrain.data.blocks import (
     as_block,
@@ -297,6 +296,29 @@ class Dataset(PlainDataset):
     def write_csv(self, path: str, **options: Any) -> None:
         """Write a CSV file into a directory. ``options``: of ``pyarrow.csv.write_csv()``."""
         write_files(self.read(), path, "csv", options)
+
+
+class GroupedData:
+    """Rows in groups of pandas, in memory; ``Dataset.groupby()`` returns it."""
+
+    def __init__(self, frame: Any, key: str | list[str], make: Callable[[Any], Any]) -> None:
+        """``make``: returns the dataset of a block."""
+        self._make = make
+        self._groups = frame.groupby(names_of(key), dropna=False)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"GroupedData has no {name}() in distrain: use map_groups(), or to_pandas().groupby()")
+
+    def count(self) -> Any:
+        """Return the number of rows of each group."""
+        return self._make(self._groups.size().reset_index(name="count()"))
+
+    def map_groups(self, fn: Callable[..., Any], *, batch_format: str | None = "default", **options: Any) -> Any:
+        """Return the rows that a function makes of each group."""
+        check_options("map_groups", options)
+        to_format = formatter(batch_format)
+        groups = (to_format(as_block(frame, "groupby()")) for _, frame in self._groups)
+        return self._make(joined([to_columns(as_block(fn(group), "map_groups()")) for group in groups]))
 
 
 def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ config. The same table names the option in errors that are about a field.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import os
 import re
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 
 from distrain.api import config as configs
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
+from distrain.hosts.cpu_topology import parse_list
 from distrain.system.text import size
 
 if TYPE_CHECKING:
@@ -69,15 +71,10 @@ def _size(text: str) -> int:
 
 def parse_ranks(text: str) -> list[int]:
     """Return the ranks that an option such as ``0,2-5`` names."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
-            raise argparse.ArgumentTypeError(f"{text!r}: must be ranks such as 0,2-5")
-        if int(last or first) < int(first):
-            raise argparse.ArgumentTypeError(f"{text!r}: {part.strip()} has no rank in it; the lower one comes first")
-        found += range(int(first), int(last or first) + 1)
-    return found
+    with contextlib.suppress(ValueError):
+        if found := parse_list(text):
+            return sorted(found)
+    raise argparse.ArgumentTypeError(f"{text!r}: must be ranks such as 0,2-5, the lower rank first")
 
 
 _KEYWORDS: dict[str, dict[str, Any]] = {
