@@ -1,11 +1,10 @@
-"""Train with automatic mixed precision: matrix products in half precision, weights in full.
+"""Train with automatic mixed precision: matrix products in bfloat16, weights in full precision.
 
     python examples/amp.py
     python examples/amp.py --use-gpu
 
 `accelerate(amp=True)` at the top of the training function does it: models that `prepare_model` gets afterwards compute
-in bfloat16. GPUs before Ampere lack it: there they compute in float16, and `prepare_optimizer` and `backward` scale the
-loss. Elsewhere scripts may leave out these two.
+in bfloat16. GPUs before Ampere lack it, and compute in full precision.
 """
 
 import argparse
@@ -44,7 +43,6 @@ def train_func(config: dict[str, Any]) -> None:
     model = distrain.torch.prepare_model(model)
     loader = distrain.torch.prepare_data_loader(DataLoader(make_data(), batch_size=64, shuffle=True))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    optimizer = distrain.torch.prepare_optimizer(optimizer)
     precisions = watch_precisions(model)
 
     for epoch in range(config["epochs"]):
@@ -53,7 +51,7 @@ def train_func(config: dict[str, Any]) -> None:
             outputs = model(points)
             loss = nn.functional.cross_entropy(outputs, labels)
             optimizer.zero_grad()
-            distrain.torch.backward(loss)
+            loss.backward()
             optimizer.step()
             correct += (outputs.argmax(dim=1) == labels).sum().item()
             total += len(labels)

@@ -76,11 +76,11 @@ class HostSetup:
         cache, mirror = self._claim(asked.place)
         wanted = ""
         if self._is_mirrored:
-            digest = project_digest(files)
-            if cache.has_project(digest, files):
-                mirror.place(cache.projects / digest, asked.folders)
+            project = cache.projects / project_digest(files, asked.folders)
+            if cache.has_project(project.name, files):
+                mirror.place(project)
             else:
-                wanted = str(cache.projects / digest)
+                wanted = str(project)
         if asked.requirements and not wanted and not self._python:
             from distrain.transfer.host_side.environments import make_environment
 
@@ -88,7 +88,7 @@ class HostSetup:
                 make_environment(cache.environments, asked.requirements, python=asked.python, show=self._show)
             )
         if self._storage_problem is not None:
-            self._trial_dir = mirror.mirrored(asked.storage)
+            self._trial_dir = f"{mirror.files}{asked.storage}"
             os.makedirs(self._trial_dir, exist_ok=True)
         return wire.HostSetUp(
             wanted=wanted,
@@ -99,10 +99,8 @@ class HostSetup:
 
     def _trim(self) -> None:
         if self._cache is not None:
-            from distrain.transfer.host_side.cache_cleaning import trim
-
             with contextlib.suppress(OSError):
-                trim(self._cache, _CACHE_BYTES)
+                self._cache.trim(_CACHE_BYTES)
 
     def _claim(self, place: str) -> tuple[HostCache, RunMirror]:
         """Open the cache, and the run's directory in it."""
@@ -161,7 +159,7 @@ class HostSetup:
         if self._storage_problem is not None:
             context |= {"sees_storage": False, "trial_dir": self._trial_dir}
         if self._is_mirrored:
-            environment[MIRROR] = self._here("/").rstrip("/")
+            environment[MIRROR] = self._here("/")
         return replace(
             spec,
             context=context,
@@ -190,7 +188,7 @@ class HostSetup:
             return path
         is_mirrored = path == "/" or any(path == top or path.startswith(f"{top}/") for top in self._asked.folders)
         is_mirrored = is_mirrored or any(path == file[0] for file in self._asked.files)  # such as an archive
-        return self._mirror.mirrored(path) if is_mirrored else path
+        return f"{self._mirror.project}{os.path.normpath(path)}".rstrip("/") if is_mirrored else path
 
     def _sys_path(self, path: Sequence[str | None]) -> list[str | None]:
         def here(entry: str | None) -> str | None:

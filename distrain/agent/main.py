@@ -80,13 +80,7 @@ def main(arguments: list[str]) -> None:
     beats_fd = stand_guard(parent_fd, scratch_path)
     for leftover in lost:
         process.sweep(leftover)
-    Agent(
-        run_id,
-        with_gpus=option == "gpus",
-        parent_fd=parent_fd,
-        beats_fd=beats_fd,
-        scratch_path=scratch_path,
-    ).run()
+    Agent(run_id, with_gpus=option == "gpus", parent_fd=parent_fd, beats_fd=beats_fd, scratch_path=scratch_path).run()
 
 
 class Agent:

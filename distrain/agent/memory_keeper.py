@@ -50,7 +50,6 @@ _MOST_FREE = 2
 _STORING_S = 60.0
 """Seconds for storing a checkpoint without a coordinator."""
 _BEAT_S = 0.5
-_THREADS = 8
 
 
 class MemoryKeeper:
@@ -120,11 +119,7 @@ class MemoryKeeper:
             self._hashing.remove(folder)
             self._send(message)
 
-        self._hasher.do(
-            hashed,
-            end,
-            lambda error: end(answer(files=[], failed=str(error))),
-        )
+        self._hasher.do(hashed, end, lambda error: end(answer(files=[], failed=str(error))))
 
     def _keep(self, order: wire.KeepRound) -> None:
         self._host, self._run = order.host, order.run
@@ -149,7 +144,6 @@ class MemoryKeeper:
             with contextlib.suppress(OSError):  # the rank has just taken or deleted it
                 for part in home.glob("*-*"):
                     if _order(part) <= last and str(part) not in used and part not in self._hashing:
-                        _unlink_shared_files(part)
                         part.rename(home / f"free-{next(self._numbers)}")
                 for part in list(home.glob("free-*"))[most:]:
                     deleted = part.rename(self._root / f"deleted-{next(self._numbers)}")
@@ -267,7 +261,7 @@ class MemoryKeeper:
         """Link the files of a part, verify them, and replace those that are damaged. Raise OSError without a copy."""
         part, home, files = kept.parts[rank], self._home(kept, rank), kept.files[rank]
         linked = [file for file in files if home is not None and _link(home / file, folder / file)]
-        found = {file: (size, crc) for file, size, crc in hash_files(folder, linked, threads=_THREADS)}
+        found = {file: (size, crc) for file, size, crc in hash_files(folder, linked)}
         hosts = [host for host in (part.host, part.copy) if host not in ("", self._host)]
         missing = [file for file in files if file not in found and part.host == self._host]
         for file in [file for file, expected in files.items() if found.get(file) != expected]:
@@ -350,12 +344,3 @@ def _link(source: Path, target: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _unlink_shared_files(folder: Path) -> None:
-    """Unlink files that readers may have open, so that no rank overwrites them."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(parent, name)
-            if os.lstat(path).st_nlink > 1:
-                os.unlink(path)

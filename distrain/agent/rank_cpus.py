@@ -11,9 +11,8 @@ from distrain.hosts.cpu_topology import numa_node_of, read_cpus
 from distrain.hosts.host_info import usable_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from distrain.hosts.cpu_topology import Cpu
     from distrain.hosts.host import Gpu
 
 
@@ -52,17 +51,17 @@ def rank_cpus(numa_binding: str, workers: int, gpus_per_worker: float, gpus: Seq
     nodes = nodes_near_gpus(_gpu_nodes(gpus, cpus), gpus_per_worker or 1, workers)
     if len(nodes) < workers:
         nodes = nodes_of_cpus(cpus, workers)
-    bound = bind(numa_binding, cpus, nodes)
+    bound = bind(cpus, nodes)
     threads = min(equal_share, threads_each(bound))  # the cgroup may allow less time than the CPUs have
     return RankCpus(bound, threads)
 
 
-def _gpu_nodes(gpus: Sequence[Gpu], cpus: Sequence[Cpu]) -> list[int]:
+def _gpu_nodes(gpus: Sequence[Gpu], cpus: Mapping[int, int]) -> list[int]:
     """Return the NUMA node of each GPU. Return none if a node is not known.
 
     If all CPUs are on one node, there is no nearer one.
     """
-    if len(nodes := {cpu.node for cpu in cpus}) == 1:
+    if len(nodes := set(cpus.values())) == 1:
         return [*nodes] * len(gpus)
     found = [numa_node_of(gpu.pci) for gpu in gpus]
     return [] if None in found else [node for node in found if node is not None]

@@ -109,8 +109,8 @@ def config_argument(
 ) -> _Config:
     """Return a trainer's argument ``{name}_config`` or ``{name}_backend``, its old name, or else the default.
 
-    Must be called by a constructor that :func:`~distrain.api.ray_names.without` decorates, for the place that the
-    DeprecationWarning names. Raises TypeError for a value of another type, or for both arguments.
+    Must be called by a constructor of a class that :func:`~distrain.api.ray_names.checks_arguments` decorates, for the
+    place that the DeprecationWarning names. Raises TypeError for a value of another type, or for both arguments.
     """
     new, old = f"{name}_config", f"{name}_backend"
     if by_old_name is not None:

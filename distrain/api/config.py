@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from distrain.api.observer import Observer
-from distrain.api.ray_names import without
+from distrain.api.ray_names import checks_arguments
 from distrain.api.tracker import Tracker
 from distrain.hosts.hostfile import check_transport, parse_hosts, split_ssh_args
 from distrain.system.arguments import check_choice, check_fields, check_int, check_ranks, check_seconds, check_type
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 StartMethod = Literal["forkserver", "spawn"]
 HostChecks = Literal["launch", "deep"]
-NumaBinding = Literal["node", "socket"]
+NumaBinding = Literal["node"]
 ProgressDisplay = Literal["auto", "live", "plain", "off"]
 RESOURCES = ("CPU", "GPU", "memory")
 _INTERFACES = re.compile(r"[^\s/,]{1,15}(,[^\s/,]{1,15})*")
@@ -44,14 +44,7 @@ _LONGEST_NAME = 240
 # -- scaling ---------------------------------------------------------------------------------------------------------
 
 
-@without(
-    "elastic_resize_monitor_interval_s",
-    "label_selector",
-    "placement_strategy",
-    "topology",
-    "trainer_resources",
-    "use_tpu",
-)
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
     """The number of workers, and what each of them needs.
@@ -60,26 +53,25 @@ class ScalingConfig:
         as rank 0 of 1, where a debugger works. ``(min, max)`` starts as many as the hosts have slots for. Every attempt
         counts the slots again, so a run continues without a lost host, and uses it once it is back. Leave it out if
         another launcher, such as torchrun, has started this process and others: then they are the workers.
-    use_gpu: give every worker a GPU (one, unless ``resources_per_worker["GPU"]`` differs).
+    use_gpu: give every worker a GPU: one, unless ``resources_per_worker["GPU"]`` differs.
     resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
         Before the run starts, distrain checks that the hosts have them. It limits nothing afterwards.
-    numa_binding: bind each worker to CPUs near its GPU, as ``torchrun --numa-binding`` does: to all CPUs of the GPU's
-        NUMA node (``node``) or socket (``socket``). Without GPUs, the nodes of a host are divided among its workers in
-        order. By default, workers may use all CPUs that the host has for them.
+    numa_binding: ``node`` binds each worker to the CPUs of its GPU's NUMA node, as ``torchrun --numa-binding node``
+        does. Without GPUs, the nodes of a host are divided among its workers in order. By default, workers may use all
+        CPUs that the host has for them.
     interface: the network interface over which workers of different hosts connect, such as ``"ib0"``; or several, of
         which each host uses the first that it has: ``"ib0,eth1"``. By default, the one that leads to rank 0's host.
     start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
         fresh interpreter for each.
     hosts: the machines to train on, as ``"alpha:4,beta:4"`` or ``["alpha:4", "beta:4"]``, each with its number of
         slots, the most ranks that it takes. Hosts are filled in this order.
-    hostfile: a file with one host per line (``alpha slots=4``), instead of ``hosts``; docs/hosts.md has its other
-        settings. Without both, the environment variable DISTRAIN_HOSTFILE may name a file; otherwise the run uses the
-        nodes of the Slurm job that it is in, or else this machine.
+    hostfile: a file with the hosts, one per line (``alpha slots=4``); without it and hosts, the one that
+        DISTRAIN_HOSTFILE names, else the nodes of the Slurm job, else this machine. See docs/hosts.md.
     transport: how hosts other than ``localhost`` are reached: ``ssh``; ``slurm``, by srun in the job of this process;
         or the command line of a program that runs commands on ``{host}``, such as ``"docker exec -i {host}"``.
         ``local`` uses this machine only, also in a Slurm job. ``auto`` takes the environment variable
         DISTRAIN_TRANSPORT if it is set; else srun for the nodes of a Slurm job, and ssh for hosts that are named.
-    ssh_args: further arguments for ssh, a list or one string.
+    ssh_args: further arguments for ssh, a list or one string, such as ``"-i my_key"``.
     accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``; the GPUs of every host must be of this product.
     checks: ``launch`` compares versions and tries connections while the workers start. ``deep`` also measures the hosts
         and the connections between them before, which takes up to a minute. Spare hosts take the place of those that
@@ -220,7 +212,7 @@ class ScalingConfig:
 # -- policies --------------------------------------------------------------------------------------------------------
 
 
-@without("enable_shard_locality", "execution_options")
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """How the workers read the ``datasets=`` of a trainer.
@@ -257,13 +249,7 @@ class DataConfig:
         check_fields(self, check_choice, "on_change", choices=("error", "restart", "ignore"))
 
 
-@without(
-    "controller_failure_limit",
-    "fail_fast",
-    "max_preemption_failures",
-    "preemption_grace_s",
-    "relax_collectives_on_preemption",
-)
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class FailureConfig:
     """Restarts after failures, and the time limits that detect hangs and lost hosts.
@@ -324,7 +310,7 @@ class FailureConfig:
         check_fields(self, check_seconds, "host_lease_s", minimum=_SHORTEST_LEASE_S)
 
 
-@without("checkpoint_at_end", "checkpoint_frequency")
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """The checkpoints to keep, and the time to wait for ranks that do not report.
@@ -333,7 +319,7 @@ class CheckpointConfig:
         checkpoint is never deleted.
     checkpoint_score_attribute: metric to rank by; ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. Missing and NaN
         scores rank worst, whatever the order.
-    checkpoint_score_order: ``"max"`` or ``"min"``.
+    checkpoint_score_order: the better scores: the higher ones (``"max"``) or the lower ones (``"min"``).
     checkpoint_ranks: the ranks that report checkpoints, such as ``[0]`` if only rank 0 saves, or ``"all"``. A
         checkpoint waits for the n-th report of all of these, and of no other rank. None: of all ranks, and
         ``missing_rank_s`` for those that have never reported.
@@ -388,7 +374,7 @@ class CheckpointUploadMode(enum.Enum):
     MEMORY = "MEMORY"
 
 
-@without()
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
     """The lines and the output that appear on the console.
@@ -412,7 +398,7 @@ class LoggingConfig:
             check_fields(self, check_ranks, "ranks", allowed="a list of ranks")
 
 
-@without()
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class ShippingConfig:
     """Files and packages for hosts that do not see the user's files; see docs/hosts.md.
@@ -420,7 +406,7 @@ class ShippingConfig:
     enabled: copy distrain and the user's code to them. False: all hosts have both already, at the same paths.
     include: further files and directories, such as small data files, relative to the working directory. Only files
         that are named here are copied even if their names look like secrets (``.env``, keys), or if they are large.
-    limit_bytes: the largest size of all files together.
+    limit_bytes: the largest size of all that is copied.
     env_from: a requirements file, from which a virtual environment is made on each host. None, the default: hosts use
         the interpreter that they have.
     fetch_limit_bytes: the largest size of the files in ``get_context().get_trial_dir()`` that come back from each host
@@ -446,7 +432,7 @@ class ShippingConfig:
         check_fields(self, check_type, "env_from", kind=(str, os.PathLike), allowed="a str or a Path", optional=True)
 
 
-@without()
+@checks_arguments
 @dataclass(frozen=True)
 class ValidationTaskConfig:
     """Settings for the validation of one checkpoint.
@@ -467,7 +453,7 @@ class ValidationTaskConfig:
         check_fields(self, check_seconds, "timeout_s", above_zero=True, optional=True)
 
 
-@without("ray_remote_kwargs")
+@checks_arguments
 @dataclass(frozen=True)
 class ValidationConfig:
     """The validation of checkpoints that workers report with ``report(..., validation=True)``.
@@ -499,13 +485,13 @@ class ValidationConfig:
 # -- the run ---------------------------------------------------------------------------------------------------------
 
 
-@without("local_dir", "log_to_file", "progress_reporter", "stop", "sync_config", "verbose")
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Name, storage and policies of a run; its directory is ``{storage_path}/{name}``.
 
-    name: a file name; by default the name of the script, the time and a random suffix. An unfinished run of the same
-        name continues.
+    name: a file name, under which an unfinished run continues; by default the name of the script, the time and a
+        random suffix.
     storage_path: local or shared directory, where ``~`` and relative paths are allowed, or a URL that fsspec knows,
         such as ``s3://bucket/runs``; by default ``~/distrain_results``.
     storage_filesystem: the file system of ``storage_path``, one of fsspec's or pyarrow's, instead of a URL.
@@ -528,9 +514,8 @@ class RunConfig:
     checkpoint_config: see :class:`~distrain.CheckpointConfig`.
     logging_config: see :class:`~distrain.LoggingConfig`.
     shipping_config: see :class:`~distrain.ShippingConfig`.
-    progress: how the console shows the progress. ``"live"``: a footer on a terminal, below the output of the workers;
-        in a notebook: a block that is updated; ``"plain"``: a line every 30 seconds; ``"off"``: nothing; ``"auto"``,
-        the default: live on a terminal and in a notebook, else plain.
+    progress: how the console shows the progress: ``"live"``, a footer on a terminal, or a block in a notebook;
+        ``"plain"``, a line every 30 seconds; ``"off"``, not at all; ``"auto"``, live where that is possible.
     debug_rank: rank on which breakpoint() and an exception of train_func open pdb; on other ranks breakpoint() does
         nothing. The rank waits for ``distrain debug`` in another terminal. See docs/debugging.md.
 

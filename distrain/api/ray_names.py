@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
 AS_RAY = "DISTRAIN_AS_RAY"
 """The variable that asks for the stand-in for Ray, distrain.as_ray."""
@@ -37,6 +37,7 @@ _OUTER_LOOP = (
     "there is no Tune: loop over your settings and call fit() for each, for example in the objective of an Optuna "
     f"study; {_AS_RAY}"
 )
+_STOP = "use distrain.should_stop(), which becomes true on all ranks at the same call"
 _TASKS = f"there are no tasks, actors or objects: call the function itself, or use concurrent.futures; {_AS_RAY}"
 _TORCH = "use TorchTrainer, and make the library's own Trainer in train_func"
 _TPU = "TPUs are not supported"
@@ -53,7 +54,7 @@ MISSING = {
     "LightningTrainer": _TORCH,
     "NCCLHangError": "hangs of any kind are a HangError; see FailureConfig.hang_timeout_s",
     "Predictor": _INFERENCE,
-    "PreemptionInfo": "use should_stop()",
+    "PreemptionInfo": _STOP,
     "ResultGrid": _OUTER_LOOP,
     "SyncConfig": "there is nothing to sync: workers write to RunConfig.storage_path themselves",
     "TRAIN_DATASET_KEY": "write 'train'",
@@ -68,7 +69,7 @@ MISSING = {
     "XGBoostConfig": _FRAMEWORK,
     "XGBoostTrainer": _FRAMEWORK,
     "air": _TRAIN,
-    "get_preemption_info": "use should_stop()",
+    "get_preemption_info": _STOP,
     "horovod": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
     "init": _CLUSTER,
     "label_selector": "hosts have no labels here",
@@ -109,7 +110,6 @@ IGNORED = {
     "relax_collectives_on_preemption": "see should_stop()",
     "sync_config": "there is nothing to sync: workers write to RunConfig.storage_path themselves",
     "trainer_resources": "the coordinator does not use a worker's slot",
-    "use_gpu": "see ScalingConfig(use_gpu=...)",
     "verbose": "see LoggingConfig(log_level=...)",
 }
 """Arguments of Ray without effect here, and what distrain does instead."""
@@ -157,32 +157,27 @@ sys.meta_path.append(_Finder)
 _Class = TypeVar("_Class", bound=type)
 
 
-def without(*names: str) -> Callable[[_Class], _Class]:
-    """Return a class decorator whose constructor also takes these keyword arguments of Ray.
+def checks_arguments(cls: _Class) -> _Class:
+    """Decorate a class whose constructor also takes keyword arguments of Ray.
 
     A value other than Ray's default causes a warning for those of :data:`IGNORED`, and a TypeError for those of
     :data:`MISSING`, with the sentence. For a misspelt name, the TypeError suggests the right one; for an argument of
     another class, that class.
     """
+    construct = cls.__init__  # type: ignore[misc]
+    import inspect  # at the top, a user's file of that name might be found instead
 
-    def decorate(cls: _Class) -> _Class:
-        construct = cls.__init__  # type: ignore[misc]
-        import inspect  # at the top, a user's file of that name might be found instead
+    known = [name for name in inspect.signature(construct).parameters if name != "self"]
+    _arguments[cls.__name__] = known
 
-        known = [name for name in inspect.signature(construct).parameters if name != "self"]
-        _arguments[cls.__name__] = known
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        for name in options.keys() - known:
+            _refuse(cls.__name__, name, options.pop(name), known)
+        construct(self, *args, **options)
 
-        @functools.wraps(construct)
-        def __init__(self: Any, *args: Any, **options: Any) -> None:
-            _refuse(cls.__name__, {name: options.pop(name) for name in names if name in options})
-            for name in (name for name in options if name not in known):
-                raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {name!r}{_meant(name, known)}")
-            construct(self, *args, **options)
-
-        cls.__init__ = __init__  # type: ignore[misc]
-        return cls
-
-    return decorate
+    cls.__init__ = __init__  # type: ignore[misc]
+    return cls
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
@@ -193,10 +188,11 @@ def _meant(name: str, known: Sequence[str]) -> str:
     return did_you_mean(name, known) or next(homes, "")
 
 
-def _refuse(owner: str, options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
-        if not value or value == _DEFAULTS.get(name):
-            continue
-        if name in MISSING:
-            raise TypeError(f"{owner}({name}=...): {MISSING[name]}")
-        warnings.warn(f"{owner}({name}=...) has no effect: {IGNORED[name]}", UserWarning, stacklevel=3)
+def _refuse(owner: str, name: str, value: Any, known: Sequence[str]) -> None:
+    if name not in IGNORED and name not in MISSING:
+        raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{_meant(name, known)}")
+    if not value or value == _DEFAULTS.get(name):
+        return
+    if name in MISSING:
+        raise TypeError(f"{owner}({name}=...): {MISSING[name]}")
+    warnings.warn(f"{owner}({name}=...) has no effect: {IGNORED[name]}", UserWarning, stacklevel=3)

@@ -9,14 +9,11 @@ import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distrain.api.ray_names import AS_RAY
 from distrain.as_ray.sentences import why
 from distrain.as_ray.table import MODULES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def activate() -> None:
@@ -67,11 +64,12 @@ def homes_of(module: str) -> dict[str, tuple[str, str]]:
     """Return where each name of a module of Ray comes from: a module, and the name there."""
     entry = MODULES.get(module, {})
     if isinstance(entry, str):
-        return {}
+        home = import_module(entry)
+        return {name: (entry, name) for name in getattr(home, "__all__", dir(home)) if not name.startswith("__")}
     return {
         name: (home, own or name)
         for home, names in entry.items()
-        for name, _, own in (text.partition("=") for text in names)
+        for name, _, own in (text.partition("=") for text in names.split())
     }
 
 
@@ -88,30 +86,19 @@ class StandIn(ModuleType):
 
     @property
     def __all__(self) -> list[str]:
-        return sorted(name for name in _public_names(self.__name__) if not name.startswith("_"))
+        return sorted(name for name in homes_of(self.__name__) if not name.startswith("_"))
 
     def __dir__(self) -> list[str]:
         prefix = f"{self.__name__}."
         below = {name[len(prefix) :] for name in module_names() if name.startswith(prefix)}
-        return sorted({*vars(self), *_public_names(self.__name__), *(name for name in below if "." not in name)})
-
-
-def _public_names(module: str) -> Sequence[str]:
-    entry = MODULES.get(module)
-    if not isinstance(entry, str):
-        return list(homes_of(module))
-    home = import_module(entry)
-    return list(getattr(home, "__all__", dir(home)))
+        return sorted({*vars(self), *homes_of(self.__name__), *(name for name in below if "." not in name)})
 
 
 def _value(module: str, name: str) -> Any:
     """Return what a name of Ray stands for. Raises AttributeError that says what to do instead."""
-    entry = MODULES.get(module)
     if name in homes_of(module):
         home, own = homes_of(module)[name]
         return getattr(import_module(home), own)
-    if isinstance(entry, str) and not name.startswith("__") and name in dir(import_module(entry)):
-        return getattr(import_module(entry), name)
     if f"{module}.{name}" in module_names():
         return import_module(f"{module}.{name}")
     raise AttributeError(f"module {module!r} has no attribute {name!r}" if name.startswith("__") else why(module, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +12,9 @@ from distrain import wire
 from distrain.coordinator.host_files import full_cache_hint
 from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import locked_for_reading
-from distrain.storage.file_transfer import hash_files
 from distrain.storage.files import list_files
-from distrain.storage.records import recorded_files
-from distrain.transfer.stream import as_digest
+from distrain.transfer.stream import folders_below
+from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,8 +45,6 @@ class CheckpointCopies:
         self._thread = thread
         self._copies: dict[str, list[_Copy]] = {}
         """By host, in the order in which they were asked for."""
-        self._hashed: dict[str, dict[str, tuple[int, int]]] = {}
-        """By checkpoint, size and crc32 of its files, which no manifest may have."""
         self._count = 0
 
     @property
@@ -77,23 +73,11 @@ class CheckpointCopies:
         folder = Path(copy.path)
         try:
             copy.lock.enter_context(locked_for_reading(folder))
-            known = recorded_files(folder) | self._hashed.get(copy.path, {})
-            names = list_files(folder)
-            unknown = hash_files(folder, [name for name in names if name not in known])
-            found = known | {name: (size, crc) for name, size, crc in unknown}
-            self._hashed[copy.path] = found
-            files = []
-            for name in names:
-                status, (size, crc) = (folder / name).stat(), found[name]
-                files.append((str(folder / name), size, status.st_mtime_ns, status.st_mode & 0o777, as_digest(crc)))
-            folders = [
-                os.path.relpath(os.path.join(parent, inner), folder)
-                for parent, inners, _ in os.walk(folder, followlinks=True)
-                for inner in inners
-            ]
+            paths = [folder / name for name in list_files(folder)]
+            files: list[tuple[str, int, int, int, str]] = [ShippedFile.found(str(path), path.stat()) for path in paths]
         except (OSError, CheckpointError) as error:
             return f"the checkpoint {folder} cannot be read: {error}"
-        return replace(order, files=files, folders=folders)
+        return replace(order, files=files, folders=folders_below(str(folder)))
 
     def _send(self, host: str, copy: _Copy, found: wire.Deliver | str) -> None:
         if not any(copy is one for one in self._copies.get(host, ())):  # the host was lost
@@ -108,7 +92,6 @@ class CheckpointCopies:
         copy.is_ready = failed is None
         if failed is not None:
             self._copies[host].remove(copy)
-            self._hashed.pop(copy.path, None)  # it may have changed
             failed += full_cache_hint(failed)
         self._answer(copy, failed)
         if failed is None:

@@ -102,6 +102,8 @@ class Coordinator:
         self._verification = Background(self._loop, "verification")
         self._is_verifying = self._is_gathering = False
         """True until it is known whether the checkpoint to continue from is intact."""
+        self._is_doubtful = False
+        """True if ranks have raised before any report: perhaps the checkpoint that they loaded is damaged."""
         self._start_without_own = start_without_own
         self._foreign_checkpoint = None if store.latest else request.checkpoint
         """The checkpoint of another run that this run has started from, before it had one itself."""
@@ -122,7 +124,7 @@ class Coordinator:
         self._clock = PausableClock()
         self._memory = MemoryRounds(
             store,
-            checkpoint_config.storage_every_s,
+            checkpoint_config,
             send=self._hosts.send,
             upload=self._upload,
             plan=lambda: self.machine.plan,
@@ -130,8 +132,6 @@ class Coordinator:
             storage_of=lambda host: "" if store.is_remote or self._host_files.is_apart(host) else str(store.location),
             is_training=lambda: self._is_training,
             on_change=self._on_memory_change,
-            retention=checkpoint_config,
-            copy_every=checkpoint_config.memory_every or 1,
         )
         self.report_handler = ReportHandler(
             store,
@@ -161,7 +161,7 @@ class Coordinator:
             request.failure_config,
             ask_for_stacks=self._ask_for_stacks,
             ask_ranks=self._ask_ranks,
-            on_hang=self._happened,
+            on_hang=self._on_hang,
             tell=observers.tell,
         )
         self._debuggers = Debuggers(
@@ -252,7 +252,7 @@ class Coordinator:
     def _hang_deadline(self) -> float | None:
         """Return None while a rank waits for files of a checkpoint, which isn't a hang, or for a person."""
         is_storing = self._copies.is_busy or self._memory.is_busy or self.report_handler.is_busy
-        waits = (is_storing and self.hang_monitor.is_asking) or self._clock.is_paused
+        waits = (is_storing and self.hang_monitor.standstills.is_asking) or self._clock.is_paused
         return self.hang_monitor.deadline() if self._is_training and not waits else None
 
     def _flush(self) -> None:
@@ -272,19 +272,28 @@ class Coordinator:
     def _on_verified(self) -> None:
         if self._is_over:  # a damaged checkpoint was still being renamed
             return
-        latest = self._store.latest
+        latest, plan = self._store.latest, self.machine.plan
         if latest is None:
             self._verification.do(self._start_without_own, self._start_from)
+        elif latest.is_in_memory and plan is not None:
+            self._is_verifying = False
+            self._is_gathering = self._memory.begin(self._attempt, plan.hosts, self._on_gathered)
         else:
             self._start_from(str(latest.path))
 
     def _start_from(self, path: str | None) -> None:
         self._foreign_checkpoint = None if self._store.latest else path
         self._is_verifying = False
-        self._validations.start(self._loop)
-        if path != self._request.checkpoint:
+        if not self._is_doubtful:
+            self._validations.start(self._loop)
+        if path != self.machine.checkpoint:
             say(f"continuing {f'at {PurePath(path).name}' if path else 'from scratch'} instead")
-            self._happened(events.CheckpointAvailable(path))
+            self._start_at(path)
+
+    def _start_at(self, path: str | None) -> None:
+        if self.machine.plan is not None:
+            self.report_handler.begin(self._attempt, len(self.machine.plan.ranks))  # it looks at the latest checkpoint
+        self._happened(events.CheckpointAvailable(path))
 
     def _on_memory_change(self) -> None:
         latest = self._store.latest
@@ -293,10 +302,8 @@ class Coordinator:
 
     def _on_gathered(self, latest: CommittedCheckpoint | None) -> None:
         """Start the workers from a checkpoint in memory that all hosts have, or from one before it."""
-        assert self.machine.plan is not None
         self._is_gathering = False
-        self.report_handler.begin(self._attempt, len(self.machine.plan.ranks))  # it looks at the latest checkpoint
-        self._happened(events.CheckpointAvailable(str(latest.path) if latest else self._foreign_checkpoint))
+        self._start_at(str(latest.path) if latest else self._foreign_checkpoint)
 
     # -- messages of hosts ----------------------------------------------------------------------------------------
 
@@ -346,7 +353,7 @@ class Coordinator:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Running():
                 self.hang_monitor.progress()
-                self.hang_monitor.rank_begins(message.rank)
+                self.hang_monitor.standstills.ranks.add(message.rank)
                 self.report_handler.handle(message)
                 self._debuggers.rank_begins(message.rank)
                 self._happened(events.MessageReceived(host, message))
@@ -448,7 +455,7 @@ class Coordinator:
                 copying = self._host_files.is_busy(self.machine.plan.hosts)
                 return events.Outstanding(verifying=self._is_verifying or self._is_gathering, copying=copying)
             case RunState.SAVING:
-                failed, waiting = self.machine.failed_ranks, self.hang_monitor.waiting_ranks
+                failed, waiting = self.machine.failed_ranks, self.hang_monitor.standstills.waiting
                 return events.Outstanding(saving=self.report_handler.storing(failed, waiting))
         committing = self._store.is_committing or self._memory.is_settling
         uploading = self.report_handler.awaits_uploads(self.machine.lost_ranks)
@@ -511,6 +518,8 @@ class Coordinator:
         self._observers.tell(AttemptBegan(attempt, [rank.host for rank in plan.ranks], time.monotonic()))
         self._is_gathering = self._memory.begin(attempt, plan.hosts, self._on_gathered)
         self.report_handler.begin(attempt, len(plan.ranks))
+        if self._is_doubtful and self._store.latest and not self._is_gathering:
+            self._verify()
         self.evidence.begin(attempt)
         self.hang_monitor.begin(len(plan.ranks))
         self._debuggers.begin(attempt)
@@ -520,10 +529,9 @@ class Coordinator:
         if ended.attempt != self._attempt:  # its hosts were refused before it began
             return
         self._host_files.end_attempt()
+        self._is_doubtful = not self.report_handler.report_counts and any(f.kind == "exception" for f in ended.failures)
         self.report_handler.end()
         self.hang_monitor.end_hang()
-        if self.machine.hung is not None:
-            self._launch_checks.forget()
         self.outputs.flush()
         self._manifest.attempt_ended(ended.failures, ended.why)
         failures = culprit_first(ended.failures) if ended.failures and self.machine.stop_reason is None else []
@@ -631,6 +639,10 @@ class Coordinator:
             self._refuse(finding.host, finding.text)
         else:
             warn(f"{finding.host}: {finding.text}")
+
+    def _on_hang(self, hang: events.HangDetected) -> None:
+        self._launch_checks.forget()
+        self._happened(hang)
 
     # -- the end --------------------------------------------------------------------------------------------------
 

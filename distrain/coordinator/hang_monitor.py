@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -40,6 +40,7 @@ _PROOF_S = 8.0
 _Lines: TypeAlias = "tuple[str, ...]"
 
 
+@dataclass(eq=False)
 class HangMonitor:
     """Observe the progress of each attempt, and take stacks of its ranks.
 
@@ -49,32 +50,24 @@ class HangMonitor:
     tell: tells a fact.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        evidence: Evidence,
-        config: FailureConfig,
-        *,
-        ask_for_stacks: Callable[[bool], list[str]],
-        ask_ranks: Callable[[type[wire.ToWorker], Collection[int]], None],
-        on_hang: Callable[[HangDetected], None],
-        tell: Callable[[Fact], None],
-    ) -> None:
-        self._loop = loop
-        self._tell = tell
-        self._evidence = evidence
-        limits = ((config.hang_report_s, self._warn_of_silence), (config.hang_timeout_s, self._time_out))
+    loop: Loop
+    evidence: Evidence
+    config: FailureConfig
+    ask_for_stacks: Callable[[bool], list[str]]
+    ask_ranks: Callable[[type[wire.ToWorker], Collection[int]], None]
+    on_hang: Callable[[HangDetected], None]
+    tell: Callable[[Fact], None]
+
+    def __post_init__(self) -> None:
+        limits = ((self.config.hang_report_s, self._warn_of_silence), (self.config.hang_timeout_s, self._time_out))
         chosen = [(limit_s, action) for limit_s, action in limits if limit_s is not None and limit_s < math.inf]
         self._limits = sorted(chosen, key=itemgetter(0))
-        self._ask_for_stacks = ask_for_stacks
-        self._ask_ranks = ask_ranks
-        self._ends_deadlocks = config.hang_timeout_s is not None
-        self._on_hang = on_hang
         self.begin()
 
     def begin(self, ranks: int = 0) -> None:
         """Forget the last attempt. ``ranks``: the number of those of the next one."""
-        self._standstills = Standstills(expected=ranks)
+        self.standstills = Standstills(expected=ranks)
+        """Read it. The engine adds the ranks that enter train_func."""
         self._records: dict[int, dict[str, Any]] = {}
         """By rank that stands still: its flight recorder."""
         self._hang: Hang | None = None
@@ -100,7 +93,7 @@ class HangMonitor:
         """Record the hang that has ended, if there was one."""
         hang, self._hang = self._hang, None
         if self._hung_since is not None:
-            self._tell(HangEnded(self._hung_since, "" if hang is None else hang.headline()))
+            self.tell(HangEnded(self._hung_since, "" if hang is None else hang.headline()))
             self._hung_since = None
 
     def progress(self) -> None:
@@ -115,42 +108,23 @@ class HangMonitor:
         known = {rank: self._stacks[rank] for rank in ranks if rank in self._stacks}
         return tuple(summarize_stacks(known, silent=self._silent.intersection(ranks)))
 
-    @property
-    def finished(self) -> set[int]:
-        """The ranks that have finished train_func."""
-        return self._standstills.finished
-
     # -- hangs, by evidence ---------------------------------------------------------------------------------------
-
-    def rank_begins(self, rank: int) -> None:
-        """Note that a rank has entered train_func."""
-        self._standstills.ranks.add(rank)
 
     def rank_ended(self, rank: int, *, ok: bool) -> None:
         """Note that a rank has left train_func."""
-        self._standstills.ended(rank, time.monotonic(), ok=ok)
+        self.standstills.ended(rank, time.monotonic(), ok=ok)
         self._judged = False
-
-    @property
-    def waiting_ranks(self) -> set[int]:
-        """The ranks that stand still because they wait for others."""
-        return self._standstills.waiting
-
-    @property
-    def is_asking(self) -> bool:
-        """True while a rank waits for distrain."""
-        return self._standstills.is_asking
 
     def heard(self, message: wire.Standstill) -> None:
         """Note that a rank stands still, or moves again."""
-        was_asking = self.is_asking
-        self._standstills.heard(message, time.monotonic())
-        if was_asking and not self.is_asking:
+        was_asking = self.standstills.is_asking
+        self.standstills.heard(message, time.monotonic())
+        if was_asking and not self.standstills.is_asking:
             self.progress()  # it has its answer, and trains
         if not message.state:
             self._records.pop(message.rank, None)
         self._judged = False
-        if self._hang is not None and not self._standstills.all_stand:
+        if self._hang is not None and not self.standstills.all_stand:
             say(f"the ranks move again, after {duration(time.monotonic() - self._hang.since)}")
             self.end_hang()
 
@@ -160,35 +134,35 @@ class HangMonitor:
 
     def collectives(self) -> Comparison:
         """Return what is known about collectives that ranks lack, or that do not match."""
-        return compare(self._records, finished=self.finished)
+        return compare(self._records, finished=self.standstills.finished)
 
     def _judge(self, now: float) -> None:
         """Call it a hang if every rank stands still. Ask ranks for their stacks that say nothing."""
-        self._judged = self._standstills.is_due(now)
-        hang = self._standstills.hang(now)
+        self._judged = self.standstills.is_due(now)
+        hang = self.standstills.hang(now)
         if hang is not None and self._hang is None:
             self._hang = hang
             self._take_stacks(lambda lines: None)
-            self._ask_ranks(wire.DumpRecorder, self._standstills.ranks)
-            self._loop.call_in("records", _RECORDS_S, self._show_hang)
-        elif not self._looks and (unheard := self._standstills.unheard(now)):
+            self.ask_ranks(wire.DumpRecorder, self.standstills.ranks)
+            self.loop.call_in("records", _RECORDS_S, self._show_hang)
+        elif not self._looks and (unheard := self.standstills.unheard(now)):
             self._looks = True
-            self._ask_ranks(wire.TellStandstill, unheard)
-            self._loop.call_in("answers", _ANSWER_S, self._look_at_unheard)
+            self.ask_ranks(wire.TellStandstill, unheard)
+            self.loop.call_in("answers", _ANSWER_S, self._look_at_unheard)
 
     def _look_at_unheard(self) -> None:
-        if self._standstills.unheard(time.monotonic()):
+        if self.standstills.unheard(time.monotonic()):
             self._take_stacks(self._note_silence, watches=True)
         else:
             self._looks = False
 
     def _note_silence(self, _: _Lines) -> None:
         self._looks, now = False, time.monotonic()
-        unheard = self._standstills.unheard(now)
-        self._standstills.note_busy(unheard - self._silent - self._idle, now)
-        self._standstills.note_mute(unheard & self._silent)
+        unheard = self.standstills.unheard(now)
+        self.standstills.note_busy(unheard - self._silent - self._idle, now)
+        self.standstills.note_mute(unheard & self._silent)
         for rank in unheard & self._idle & self._stacks.keys():
-            self._standstills.note_held(rank, location(self._stacks[rank]))
+            self.standstills.note_held(rank, location(self._stacks[rank]))
         self._judge(now)
 
     def _show_hang(self) -> None:
@@ -196,28 +170,29 @@ class HangMonitor:
         if self._hang is None:
             return
         hang = self._hang = replace(self._hang, collectives=self.collectives())
-        self._tell(HangBegan(hang.headline(), self._note_hang(hang.since), hang.culprits, hang.headline))
+        self.tell(HangBegan(hang.headline(), self._note_hang(hang.since), hang.culprits, hang.headline))
         if self._shown < _MOST_SHOWN:
             self._shown += 1
-            where = f"stacks and flight recorders: {self._evidence.folder}"
+            where = f"stacks and flight recorders: {self.evidence.folder}"
             warn("\n    ".join([*self._evidence_lines(), *[hang.collectives.cure] * (not hang.stuck), where]))
-        if hang.stranded and self._ends_deadlocks:
-            self._loop.call_in("records", _PROOF_S, partial(self._prove, hang))
+        if hang.stranded and self.config.hang_timeout_s is not None:
+            self.loop.call_in("records", _PROOF_S, partial(self._prove, hang))
 
     def _prove(self, hang: Hang) -> None:
         """Look again at ranks that wait for one that has finished."""
         if self._hang is hang:
-            self._ask_ranks(wire.DumpRecorder, self._standstills.ranks)
-            self._loop.call_in("records", _RECORDS_S, partial(self._take_stacks, partial(self._end_deadlock, hang)))
+            self.ask_ranks(wire.DumpRecorder, self.standstills.ranks)
+            self.loop.call_in("records", _RECORDS_S, partial(self._take_stacks, partial(self._end_deadlock, hang)))
 
     def _end_deadlock(self, hang: Hang, lines: _Lines) -> None:
         """End the attempt if nothing has changed."""
         stranded = replace(hang, collectives=self.collectives()).stranded & hang.stranded
         if stranded and self._hang is hang:
             waiting = name_ranks(sorted({rank for rank, _, _ in stranded}))
+            gone = name_ranks(sorted(self.standstills.finished))
             deadlock = (
-                f"{waiting} can only wait for {name_ranks(sorted(self.finished))}, which finished train_func, so the "
-                "attempt ends; FailureConfig(hang_timeout_s=None) would let it wait"
+                f"{waiting} can only wait for {gone}, which finished train_func, so the attempt ends; "
+                "FailureConfig(hang_timeout_s=None) would let it wait"
             )
             self._time_out(round(time.monotonic() - hang.since), lines, deadlock)
 
@@ -231,7 +206,7 @@ class HangMonitor:
     def deadline(self) -> float | None:
         """Return when to call :meth:`tick` while ranks are at work (time.monotonic), or None."""
         moments = [self._progress_at + limit_s for limit_s, _ in self._limits[self._exceeded :]]
-        if not self._judged and (standing := self._standstills.deadline()) is not None:
+        if not self._judged and (standing := self.standstills.deadline()) is not None:
             moments.append(standing)
         return min(moments, default=None)
 
@@ -250,7 +225,8 @@ class HangMonitor:
 
         Until its first worker is seen, a host imports, and nothing can hang.
         """
-        if action == self._time_out and not self._have_started and not (self._standstills.ranks or self.finished):
+        have_begun = self.standstills.ranks or self.standstills.finished
+        if action == self._time_out and not (self._have_started or have_begun):
             self._have_started = bool(lines)
             self.progress()
         if self._exceeded:
@@ -263,14 +239,14 @@ class HangMonitor:
 
     def _warn_of_silence(self, after_s: float, lines: _Lines) -> None:
         """Show where all ranks are, without ending the attempt."""
-        folder = self._evidence.folder
+        folder = self.evidence.folder
         where_stacks_are = f"stacks are in {folder}" if lines else "no rank has been started yet"
         head = f"no rank has reported or printed anything for {after_s:g} s; {where_stacks_are}"
         warn("\n    ".join([head, *lines]))
 
     def _time_out(self, after_s: float, lines: _Lines, deadlock: str = "") -> None:
         blamed = suspects(self._stacks, silent=self._silent) if self._hang is None else self._hang.culprits
-        self._on_hang(HangDetected(after_s, (*self._evidence_lines(), *lines), tuple(blamed), deadlock))
+        self.on_hang(HangDetected(after_s, (*self._evidence_lines(), *lines), tuple(blamed), deadlock))
 
     # -- taking stacks --------------------------------------------------------------------------------------------
 
@@ -283,15 +259,15 @@ class HangMonitor:
         if len(self._callbacks) > 1:
             return
         self._stacks, self._silent, self._idle = {}, set(), set()
-        self._awaited_hosts = set(self._ask_for_stacks(watches))
-        self._loop.call_in("stacks", STACKS_TIMEOUT_S if self._awaited_hosts else 0.0, self._complete)
+        self._awaited_hosts = set(self.ask_for_stacks(watches))
+        self.loop.call_in("stacks", STACKS_TIMEOUT_S if self._awaited_hosts else 0.0, self._complete)
 
     def add_stacks(self, rank: int, body: bytes) -> None:
         """Take the stacks of a rank, whether asked for or taken before it was killed."""
         self._stacks[rank] = body.decode(errors="replace")
         self._silent.discard(rank)
         if not self._callbacks:
-            self._evidence.keep("stacks", rank, body)
+            self.evidence.keep("stacks", rank, body)
 
     def host_done(self, host: str, done: wire.StacksDone) -> None:
         """Note that a host has sent all stacks it could take. Older stacks of silent ranks are kept."""
@@ -302,11 +278,11 @@ class HangMonitor:
             self._complete()
 
     def _complete(self) -> None:
-        self._loop.cancel("stacks")
+        self.loop.cancel("stacks")
         callbacks, self._callbacks = self._callbacks, []
         for rank, text in self._stacks.items() if callbacks != [self._note_silence] else ():
-            self._evidence.keep("stacks", rank, text.encode())
-        lines = tuple(summarize_stacks(self._stacks, silent=self._silent, finished=self.finished))
+            self.evidence.keep("stacks", rank, text.encode())
+        lines = tuple(summarize_stacks(self._stacks, silent=self._silent, finished=self.standstills.finished))
         for callback in callbacks:
             callback(lines)
 
@@ -316,7 +292,7 @@ class HangMonitor:
         def show(lines: _Lines) -> None:
             notes = self._evidence_lines()
             if form == "json":
-                found = places_of(self._stacks, silent=self._silent, finished=self.finished)
+                found = places_of(self._stacks, silent=self._silent, finished=self.standstills.finished)
                 places = [{"ranks": ranks, "where": where} for ranks, where in found]
                 reply(json.dumps({"places": places, "notes": notes}))
                 return

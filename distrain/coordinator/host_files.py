@@ -71,7 +71,8 @@ class Shipping:
 class _Host:
     """The state of one host.
 
-    then: called once it is set up. question: the latest one. deliveries: callbacks for the answers that its mover owes.
+    then: called once it is set up. question: the latest one. brought: the directory that got the project last.
+    deliveries: callbacks for the answers that its mover owes.
     """
 
     then: list[Callable[[], None]] = field(default_factory=list)
@@ -82,6 +83,7 @@ class _Host:
     checkpoints: str = ""
     trial_dir: str = ""
     tries: int = 0
+    brought: str = ""
     mover: OrderLink | None = None
     deliveries: deque[Callable[[str | None], None]] = field(default_factory=deque)
 
@@ -115,12 +117,8 @@ class HostFiles:
         self._receive = receive
         self._refuse = refuse
         self._hosts: dict[str, _Host] = {}
-        self._is_read = False
-        """True once the digests of the project are known."""
-        self._searches = 0
-        """The number of threads' tasks that read the project, or find it as it is now."""
         self._waiting: set[str] = set()
-        """Hosts that are asked when the project was read."""
+        """Hosts that are asked when a thread has found the project as it is now."""
         self._announced: set[str] = set()
         self._lost: dict[str, str] = {}
         """By lost host that did not see the storage: where its ranks have written files."""
@@ -130,39 +128,32 @@ class HostFiles:
     def set_up(self, host: str, then: Callable[[], None]) -> None:
         """Ask a host what it lacks, and copy that to it. Call ``then`` when its workers can start."""
         self._hosts.setdefault(host, _Host()).then.append(then)
-        if self._is_read or host not in self._shipping.takes_project:
-            self._ask(host)
-        elif self._waiting:
+        if self._waiting and host in self._shipping.takes_project:
             self._waiting.add(host)
         else:
-            self._search({host}, lambda: self._shipping.project)
+            self._ask(host)
 
     def refresh(self, hosts: Iterable[str]) -> None:
         """Copy what has changed in the project since the last attempt."""
         known = {host for host in hosts if host in self._hosts and host in self._shipping.takes_project}
         for host in known:
             self._hosts[host].is_set_up = False
-        if known:
-            self._search(known, self._shipping.find_project)
+        self._search(known)
 
-    def _search(self, hosts: Iterable[str], find: Callable[[], Project | None]) -> None:
-        """Have a thread find and read the project, then ask hosts."""
-        self._searches += 1
-        self._waiting.update(hosts)
-        self._background.do(partial(_read, find), self._on_found)
+    def _search(self, hosts: set[str]) -> None:
+        """Have a thread find the project as it is now, then ask hosts."""
+        is_searching, self._waiting = bool(self._waiting), self._waiting | hosts
+        if hosts and not is_searching:
+            self._background.do(partial(_found_by, self._shipping.find_project), self._on_found)
 
     def _on_found(self, found: Project | str | None) -> None:
-        self._searches -= 1
-        if not isinstance(found, str):
-            self._project, self._is_read = found, True
-        elif self._is_read:
+        if isinstance(found, str):
             warn(f"the hosts keep the code of the last attempt: {found}")
+        else:
+            self._project = found
         waiting, self._waiting = self._waiting, set()
         for host in sorted(waiting & self._hosts.keys()):
-            if self._is_read:
-                self._ask(host)
-            else:
-                self._refuse(host, str(found))
+            self._ask(host)
 
     def _ask(self, host: str) -> None:
         state = self._hosts[host]
@@ -196,7 +187,7 @@ class HostFiles:
 
     def is_busy(self, hosts: Iterable[str]) -> bool:
         """Return whether workers of these hosts have to wait for files."""
-        return self._searches > 0 or any(host in self._hosts and not self._hosts[host].is_set_up for host in hosts)
+        return bool(self._waiting) or any(host in self._hosts and not self._hosts[host].is_set_up for host in hosts)
 
     def on_set_up(self, host: str, answer: wire.HostSetUp) -> None:
         """Handle the answer of a host."""
@@ -215,8 +206,6 @@ class HostFiles:
             state.storage_problem, state.checkpoints = answer.storage_problem, answer.checkpoints
             state.trial_dir = answer.trial_dir
             self._lost.pop(host, None)
-            if answer.storage_problem is not None:
-                self._mover(host).start()  # it connects while the workers start
             waiting, state.then = state.then, []
             for then in waiting:
                 then()
@@ -226,25 +215,27 @@ class HostFiles:
         assert state.question is not None
         files = state.question.files
         state.tries += 1
-        if state.tries > _MOST_TRIES:
-            self._refuse(host, f"files of your code that were copied to {answer.wanted} have vanished")
+        if state.brought == answer.wanted:
+            state.brought = ""
+            self._on_brought(host, state, "", f"files have changed meanwhile, or have vanished from {answer.wanted}")
             return
         if state.tries == 1:
             total = size(sum(ShippedFile(*fields).size for fields in files))
             say(f"copying {count(len(files), 'file')} ({total}) of your code to {host}")
             for note in self._project.notes if self._project else ():
                 warn_once(note)
-        order = wire.Deliver(folder=answer.wanted, root="/", files=files, staging=answer.checkpoints)
-        self.deliver(host, order, partial(self._on_brought, host, state))
+        folders = [folder.lstrip("/") for folder in state.question.folders]
+        order = wire.Deliver(folder=answer.wanted, root="/", files=files, staging=answer.checkpoints, folders=folders)
+        self.deliver(host, order, partial(self._on_brought, host, state, answer.wanted))
 
-    def _on_brought(self, host: str, state: _Host, failed: str | None) -> None:
+    def _on_brought(self, host: str, state: _Host, folder: str, failed: str | None) -> None:
         if failed is None:
+            state.brought = folder
             self._ask(host)
         elif is_full_disk(failed) or state.tries >= _MOST_TRIES:
             self._refuse(host, f"your code cannot be copied there: {failed}{full_cache_hint(failed)}")
-        else:  # a file has changed meanwhile, or the connection was turned away
-            again = partial(self._search, {host}, self._shipping.find_project)
-            self._loop.call_in(f"bring {host}", _RETRY_S * state.tries, again)
+        else:  # perhaps the connection was turned away
+            self._loop.call_in(f"bring {host}", _RETRY_S * state.tries, lambda: self._search({host}))
 
     # -- the storage ----------------------------------------------------------------------------------------------
 
@@ -343,11 +334,10 @@ class HostFiles:
             self.lost(host)
 
 
-def _read(find: Callable[[], Project | None]) -> Project | str | None:
-    """Find the project, and read its files. The result is a text if that is not possible."""
+def _found_by(find: Callable[[], Project | None]) -> Project | str | None:
+    """Find the project. The result is a text if that is not possible."""
     try:
-        project = find()
-        return project.with_digests() if project is not None else None
+        return find()
     except LaunchError as error:
         return str(error)
 

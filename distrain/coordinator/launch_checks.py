@@ -52,6 +52,7 @@ class LaunchChecks:
         self._imports = imports
         self._checks = HostChecks({}, {}, nonce="")
         self._checked: set[str] = set()
+        self._must_connect = must_connect(request)
         self.asked_at = 0.0
         """When the hosts were asked, in seconds since the epoch."""
         self._preparing: WorldPlan | None = None
@@ -97,14 +98,18 @@ class LaunchChecks:
             own_versions=own_versions,
             imported=own_versions.keys() - {*self._needed},
             nonce=uuid.uuid4().hex,
-            must_connect=must_connect(self._request),
+            must_connect=self._must_connect,
         )
         self._carry_out(self._checks.begin())
         self._loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
 
     def forget(self) -> None:
-        """Check all hosts again before the next attempt: the network may have failed since."""
+        """Check all hosts again when the next attempt starts: the network may have failed.
+
+        It may also come back, so a connection that fails then is only warned of.
+        """
         self._checked.clear()
+        self._must_connect = False
 
     @property
     def is_under_way(self) -> bool:

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.store.run_store import Publication
-from distrain.decisions.memory import KeptRounds, copy_hosts
+from distrain.decisions.memory import copy_hosts, to_keep
 from distrain.storage.commit import MemoryPart, MemoryRound
 from distrain.storage.files import advice_on
-from distrain.storage.retention import Retention, StoredRetention, best_first
+from distrain.storage.retention import best_first
 from distrain.system.log import warn
 from distrain.system.text import is_full_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from distrain.api.config import CheckpointConfig
     from distrain.coordinator.store.run_store import RunStore
     from distrain.hosts.world import WorldPlan
     from distrain.storage.records import CommittedCheckpoint
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 _MANY_FAILURES = 3
 """Copies, or tries to store at the end, that fail in a row before the user is told: a lost helper costs one."""
-
-
-_ANY_SCORE = StoredRetention()
 
 
 @dataclass(slots=True)
@@ -64,13 +62,12 @@ class MemoryRounds:
     send: sends a message to a host. upload: has files that are on a host stored. plan: of the latest attempt.
     racks: by host. storage_of: the run directory as a host sees it; empty if it does not. is_training: tells if the
     hosts have all that they need for uploads. on_change: called when a round is stored, or is found to be damaged.
-    retention: which checkpoints are to be kept. copy_every: copy every n-th round to other hosts.
     """
 
     def __init__(
         self,
         store: RunStore,
-        storage_every_s: float,
+        config: CheckpointConfig,
         *,
         send: Callable[[str, wire.Message], None],
         upload: Callable[[str, wire.Upload], None],
@@ -79,13 +76,11 @@ class MemoryRounds:
         storage_of: Callable[[str], str],
         is_training: Callable[[], bool],
         on_change: Callable[[], None],
-        retention: Retention = _ANY_SCORE,
-        copy_every: int = 1,
     ) -> None:
         self.is_off = False
         """True once a host was short of memory."""
         self._store = store
-        self._storage_every_s = storage_every_s
+        self._config = config
         self._send = send
         self._upload = upload
         self._plan = plan
@@ -93,14 +88,15 @@ class MemoryRounds:
         self._storage_of = storage_of
         self._is_training = is_training
         self._on_change = on_change
-        self._retention = retention
-        self._copy_every, self._copy_at = copy_every, 0
+        self._copy_at = 0
         """The first index of a round that is copied next."""
-        self._is_refused = False
-        """True if the storage has not taken the last round."""
         self._attempt = -1
         self._hosts: list[str] = []
-        self._kept = KeptRounds()
+        self._rounds: dict[str, MemoryRound] = {}
+        """Those that are kept, by name, in the order of their commits."""
+        self._safe = self._copying = self._start = ""
+        """The newest round of which every host's parts are on another host, too, the one that is being copied, and the
+        one that ranks may still read as the start of the attempt."""
         self._copying_hosts: set[str] = set()
         """The hosts that copy their parts of a round now."""
         self._copy_folders: dict[str, dict[str, str]] = {}
@@ -205,7 +201,7 @@ class MemoryRounds:
         copies = copy_hosts(plan.hosts, self._racks)
         manifest, known = new.manifest, {saved.path.name for saved in self._store.committed}
         name = manifest["name"] or self._store.paths.checkpoint(manifest["index"]).name
-        if name in {*known, *self._kept.rounds, self._kept.storing}:  # another one by that name may be somewhere
+        if name in {*known, *self._rounds, self._storing_name}:  # another one by that name may be somewhere
             name = f"{name}-{manifest['index']}"
         manifest["name"] = name
         parts = {}
@@ -214,17 +210,31 @@ class MemoryRounds:
             parts[rank] = MemoryPart(host, report.folder, copies[host])
         kept = MemoryRound(name, manifest, dict(self._store.metadata), dict(new.positions), parts)
         if not keeps_start:
-            self._kept.start = ""
-        self._kept.best = [saved.path.name for saved in self._best()]
-        self._kept.add(kept, known)
+            self._start = ""
+        self._drop(self._rounds.keys() - known)
+        self._rounds[name] = kept
+        needed = [self._start, self._copying, self._storing_name, *(saved.path.name for saved in self._best())]
+        self._drop(self._rounds.keys() - to_keep(list(self._rounds), safe=self._safe, needed=needed))
         self._tell_hosts(kept)
-        self._store_at = self._store_at or time.monotonic() + self._storage_every_s
+        self._store_at = self._store_at or time.monotonic() + self._config.storage_every_s
         new.done(self._store.location / name)
         self.store_or_copy()
 
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._rounds.pop(name, None)
+
+    @property
+    def _storing_name(self) -> str:
+        return self._storing.kept.name if self._storing else ""
+
+    @property
+    def _newest(self) -> MemoryRound | None:
+        return next(reversed(self._rounds.values()), None)
+
     def _tell_hosts(self, new: MemoryRound | None = None) -> None:
         """Tell the hosts what they keep, and forget what they no longer do."""
-        names, body = list(self._kept.rounds), new.encoded() if new else b""
+        names, body = list(self._rounds), new.encoded() if new else b""
         for host in self._hosts:
             self._send(host, wire.KeepRound(host=host, keep=names, run=self._storage_of(host), body=body))
         known = set(names)
@@ -245,12 +255,11 @@ class MemoryRounds:
 
         One that is being stored is not stored. If its files are complete already, its manifest says what is wrong.
         """
-        if self._kept.rounds:
-            known = {saved.path.name for saved in self._store.committed if saved.is_in_memory}
-            self._kept.drop(self._kept.rounds.keys() - known)
-            if self._kept.storing not in self._kept.rounds and not self.is_settling:
+        if self._rounds:
+            self._drop(self._rounds.keys() - {saved.path.name for saved in self._store.committed if saved.is_in_memory})
+            if self._storing_name not in self._rounds and not self.is_settling:
                 self._end_storing()
-            self._tell_hosts(self._kept.newest)
+            self._tell_hosts(self._newest)
 
     def free_all(self) -> None:
         """Drop all rounds: memory is short, and a newer checkpoint is on storage."""
@@ -262,7 +271,7 @@ class MemoryRounds:
 
     def _best(self) -> list[CommittedCheckpoint]:
         """Return the rounds that are not on storage, but have to be: ``num_to_keep`` keeps them by their score."""
-        saved, rule = self._store.committed, self._retention
+        saved, rule = self._store.committed, self._config
         best = best_first([each.metrics for each in saved], rule)[: rule.num_to_keep or 1]
         return [saved[n] for n in best if saved[n].is_in_memory and rule.checkpoint_score_attribute is not None]
 
@@ -273,25 +282,25 @@ class MemoryRounds:
 
         A round that ``num_to_keep`` keeps is stored once there is a newer one: only the newest is safe in memory.
         """
-        newest = self._kept.newest
+        newest = self._newest
         is_due = self._store_at is not None and time.monotonic() >= self._store_at and self._is_training()
         if self._is_ending or is_due:
             self.store_newest()
-        elif self._is_training() and not self._is_refused:
+        elif self._is_training() and not self._failed_tries:
             for saved in [saved for saved in self._best() if saved is not self._store.latest][:1]:
                 self._store_round(saved)
         if newest is None or newest.index < self._copy_at:
             return
         if not self._copying_hosts and newest.name not in self._copy_folders:
-            self._copy_at = newest.index + self._copy_every
+            self._copy_at = newest.index + (self._config.memory_every or 1)
             self._copy_folders[newest.name] = {}
             self._copying_hosts = {part.copy for part in newest.parts.values() if part.copy in self._hosts}
-            self._kept.copying = newest.name if self._copying_hosts else ""
+            self._copying = newest.name if self._copying_hosts else ""
             for host in self._copying_hosts:
                 self._send(host, wire.CopyRound(name=newest.name))
 
     def _on_copied(self, host: str, message: wire.RoundCopied) -> None:
-        if host not in self._copying_hosts or message.name != self._kept.copying:
+        if host not in self._copying_hosts or message.name != self._copying:
             return
         if message.failed is not None:
             self._failed_copies += 1
@@ -306,10 +315,10 @@ class MemoryRounds:
         self._copying_hosts.discard(host)
         if self._copying_hosts:
             return
-        name, self._kept.copying = self._kept.copying, ""
-        kept, there = self._kept.rounds.get(name), self._copy_folders.get(name, {})
+        name, self._copying = self._copying, ""
+        kept, there = self._rounds.get(name), self._copy_folders.get(name, {})
         if kept is not None and {part.copy for part in kept.parts.values()} <= there.keys():
-            self._kept.safe, self._failed_copies = kept.name, 0
+            self._safe, self._failed_copies = kept.name, 0
         self.store_or_copy()
 
     def lost(self, host: str) -> None:
@@ -336,10 +345,10 @@ class MemoryRounds:
         self._refuse_reads()
         if self._copying_hosts:  # nobody hears the answers
             self._copying_hosts.clear()
-            self._copy_folders.pop(self._kept.copying, None)
-        self._kept.copying = self._kept.start = ""
+            self._copy_folders.pop(self._copying, None)
+        self._copying = self._start = ""
         if len(hosts) == 1:
-            self._kept.safe = ""
+            self._safe = ""
         self._asking.clear()
         self._gathered.clear()  # every byte is compared again
         if not self.is_settling:  # nobody hears the answers to earlier orders
@@ -347,7 +356,7 @@ class MemoryRounds:
         latest = self._store.latest
         if latest is None or not latest.is_in_memory:
             return False
-        name = self._kept.start = latest.path.name
+        name = self._start = latest.path.name
         failures: dict[str, str] = {}
         waiting = set(hosts)
 
@@ -375,7 +384,7 @@ class MemoryRounds:
 
         def adopted() -> None:
             is_lost = self.has(str(self._store.location / name))
-            self._kept.drop([name])
+            self._drop([name])
             self._tell_hosts()
             if is_lost:
                 latest = self._store.latest
@@ -400,7 +409,7 @@ class MemoryRounds:
         waiting = self._asking.setdefault((host, name), [])
         waiting.append(then)
         if len(waiting) == 1:
-            self._send(host, wire.GatherRound(attempt=self._attempt, host=host, body=self._kept.rounds[name].encoded()))
+            self._send(host, wire.GatherRound(attempt=self._attempt, host=host, body=self._rounds[name].encoded()))
 
     def _on_gathered(self, host: str, answer: wire.RoundGathered) -> None:
         for note in [note for note in answer.notes if (answer.name, note) not in self._notes]:
@@ -428,10 +437,9 @@ class MemoryRounds:
         """Store a round, unless one is being stored."""
         if self._storing is not None:
             return
-        kept = self._kept.rounds[saved.path.name]
+        kept = self._rounds[saved.path.name]
         self._tries += 1
         storing = self._storing = _Storing(kept, time.monotonic(), -self._tries)
-        self._kept.storing = kept.name
         self._store.prepare(
             kept.manifest["attempt"], storing.ordinal, name=kept.name, then=partial(self._store_all, storing)
         )
@@ -523,32 +531,31 @@ class MemoryRounds:
         assert self._storing is not None
         text = f"cannot write {self._storing.kept.name} to {self._store.location}: {why}"
         self._failed_tries += 1
-        self._is_refused = True
         self._end_storing()
-        self._store_at = time.monotonic() + self._storage_every_s
+        self._store_at = time.monotonic() + self._config.storage_every_s
         if is_full_disk(text) or (self._is_ending and self._failed_tries >= _MANY_FAILURES):
             self._failed_tries = 0
             self._store.on_failure(f"{text}{advice_on(text)}")
         elif self._is_ending:
             self.store_newest()
         else:
-            warn(f"{text}; it stays in memory, and the next one is written in {self._storage_every_s:g} s")
+            warn(f"{text}; it stays in memory, and the next one is written in {self._config.storage_every_s:g} s")
 
     def _end_storing(self) -> None:
         """Forget the round that is being stored. If it is not stored, the newest one is due now."""
         if self._storing is not None:
-            self._storing, self._kept.storing, self._store_at = None, "", time.monotonic()
+            self._storing, self._store_at = None, time.monotonic()
 
     def _publish(self, storing: _Storing) -> None:
         kept = storing.kept
 
         def done(path: Path | RemotePath) -> None:
             self._end_storing()
-            self._failed_tries, self._is_refused = 0, False
+            self._failed_tries = 0
             self._store.note_stored(kept.manifest, manifest, path)
             took_s = round(time.monotonic() - storing.began, 3)
             self._store.append_event("stored", name=path.name, index=kept.index, seconds=took_s)
-            self._store_at = time.monotonic() + self._storage_every_s
+            self._store_at = time.monotonic() + self._config.storage_every_s
             self._on_change()
             self.store_or_copy()
 

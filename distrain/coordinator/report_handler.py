@@ -63,10 +63,6 @@ class _Unsettled:
     reports: dict[int, wire.Reported] = field(default_factory=dict)
     name: str | None = None
     """The name of the checkpoint's directory, if ranks have chosen one: all of them the same."""
-    commit: Commit | None = None
-    """The order that waits for parts in memory to be stored, as other ranks have stored theirs."""
-    from_memory: set[int] = field(default_factory=set)
-    """The ranks of these parts."""
 
     def add(self, report: wire.Reported) -> None:
         self.reports[report.rank] = report
@@ -130,7 +126,7 @@ class ReportHandler:
         """Unanswered requests, and when each came."""
         self._list_deadline: float | None = None
         """When the first of these requests stops waiting for other ranks."""
-        self._settled_up_to = (0.0, 0.0, 0.0)
+        self._settled_up_to = (0.0, 0.0, 0.0, math.inf)
         """See :meth:`_find_settled`."""
         self._uploads: set[tuple[int, int]] = set()
         """Rank and ordinal of the files that uploaders are storing."""
@@ -149,13 +145,12 @@ class ReportHandler:
         self._start_until = math.inf
         self._unheard = set(range(world_size))
         """The ranks that may still read the checkpoint that the attempt has started from."""
-        self._bringing: set[int] = set()
-        """The ranks that have reported a checkpoint, or have tried to."""
+        self._bringing: dict[int, int] = {}
+        """By rank that has reported a checkpoint, or has tried to: the number of the first such report."""
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size) if self._observers.hears(ReportsJoined) else None
         self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
-        self._acknowledged: dict[int, int] = {}
         self._troubles_shown: set[tuple[int, str, str]] = set()
         self._unacknowledged: dict[int, int] = {}
         """By rank: the report to acknowledge as soon as it is written."""
@@ -171,7 +166,7 @@ class ReportHandler:
             case wire.Reported(rank=rank, index=index, has_checkpoint=has_checkpoint, failed=str(why)):
                 self._count_report(rank, index)
                 if has_checkpoint:
-                    self._note_bringing(rank)
+                    self._note_bringing(rank, index)
                 self._do(self._assembly.failed(rank, index, why, now, has_checkpoint=has_checkpoint))
                 self._add_to_row(rank, index, None, now)
             case wire.FilesCopied():
@@ -190,7 +185,6 @@ class ReportHandler:
                 self._observers.tell(RankTrains(rank, time.monotonic()))
                 self._start_until = now + self._config.missing_rank_s
                 self._do(self._assembly.running(rank, now))
-                self._answer_list_requests()
             case wire.Vitals():
                 self._on_slow(self._observers.status.heard_vitals(message, time.monotonic()))
             case wire.FetchCheckpoint(rank=rank):
@@ -236,8 +230,7 @@ class ReportHandler:
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Return whether uploads are all that the next checkpoint waits for; those of ``lost`` ranks never end."""
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
-        from_memory = [one.from_memory for one in self._unsettled.values() if one.from_memory.isdisjoint(lost)]
-        return any(from_memory) or self._assembly.awaits_only(uploads)
+        return self._assembly.awaits_only(uploads)
 
     def storing(self, failed: Collection[int], standing: Collection[int]) -> CheckpointsInProgress:
         """Return what other ranks store, or may report, for checkpoints that need nothing more from ``failed`` ones.
@@ -245,7 +238,7 @@ class ReportHandler:
         standing: the ranks that stand still, and so will not report.
         """
         parts = self._assembly.storing(failed, self._uploads)
-        expected = self._assembly.expected(failed, self._uploads)
+        expected = self._assembly.expected(failed, self._uploads, self._clock.now())
         for rank in (*standing, *self._barriers.waiting):
             expected.pop(rank, None)
         return CheckpointsInProgress(parts, expected, self._config.missing_rank_s)
@@ -273,7 +266,6 @@ class ReportHandler:
 
     def _acknowledge(self, attempt: int, reports: Mapping[int, int], _: object) -> None:
         if attempt == self._attempt:
-            self._acknowledged |= reports
             for rank, index in reports.items():
                 self._send(wire.Acknowledged(attempt=attempt, rank=rank, index=index))
 
@@ -294,7 +286,7 @@ class ReportHandler:
         number = self._first_step + index
         self._observers.tell(Reported(rank, index, number, metrics, message.progress, time.monotonic()))
         if message.has_checkpoint:
-            self._note_bringing(rank)
+            self._note_bringing(rank, index)
             self._unsettled.setdefault(index, _Unsettled(now)).add(message)
         self._do(
             self._assembly.reported(
@@ -314,17 +306,19 @@ class ReportHandler:
         if self._rows:
             self._do(self._rows.reported(rank, index, metrics, now, has_checkpoint=index in self._unsettled))
 
-    def _note_bringing(self, rank: int) -> None:
+    def _note_bringing(self, rank: int, index: int) -> None:
         if rank not in self._bringing:
-            self._bringing.add(rank)
+            self._bringing[rank] = index
             self._disown(rank)
 
     def _disown(self, rank: int) -> None:
         """Give up the checkpoints of this attempt that were committed without a rank that is slow, and not silent.
 
-        The next attempt starts from an earlier one, if there is one.
+        Those that it had none for are whole. The next attempt starts from the newest of them, or an earlier one.
         """
-        if lacking := self._store.disown(rank, after=self._start):
+        first = self._first_step + self._bringing[rank]
+        whole = [saved.index for saved in self._store.committed if saved.step < first]
+        if lacking := self._store.disown(rank, after=max([self._start, *whole])):
             names = ", ".join(saved.path.name for saved in lacking)
             warn(f"the run will not continue from {names}: rank {rank} saves checkpoints, too, and they lack its files")
             latest = self._store.latest
@@ -332,9 +326,9 @@ class ReportHandler:
             self._on_commit(None if latest is None else str(latest.path))
 
     def _count_report(self, rank: int, index: int) -> None:
-        self.report_counts[rank] = index
-        if index >= self._acknowledged.get(rank, 0) + _ACKNOWLEDGE_AFTER:
+        if index // _ACKNOWLEDGE_AFTER > self.report_counts.get(rank, 0) // _ACKNOWLEDGE_AFTER:
             self._unacknowledged[rank] = index
+        self.report_counts[rank] = index
 
     def heard_troubles(self, host: str, message: wire.Troubles) -> None:
         """Show and record what is wrong with the memory and the GPUs of a host, or is over. A line appears once."""
@@ -372,25 +366,7 @@ class ReportHandler:
         report = self._report(rank, ordinal)
         if report is not None and self._needs_uploader(report) and (failed is not None or not report.in_memory):
             self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=failed))
-        if ordinal in self._unsettled and rank in self._unsettled[ordinal].from_memory:
-            self._on_stored_from_memory(self._unsettled[ordinal], rank, files, failed)
-            return
         self._do(self._assembly.stored(rank, ordinal, files, skipped, now, failed))
-
-    def _on_stored_from_memory(
-        self, unsettled: _Unsettled, rank: int, files: Sequence[Sequence[Any]], failed: str | None
-    ) -> None:
-        """Commit a checkpoint once the parts that were in memory are stored, with the bytes that were hashed there."""
-        commit = unsettled.commit
-        assert commit is not None
-        unsettled.from_memory.discard(rank)
-        expected = {file.path: (file.size, file.crc32) for file in commit.files if file.rank == rank}
-        if failed is not None or expected != {path: (size, crc32) for path, size, crc32 in files}:
-            why = failed or "they were damaged in memory"
-            warn(f"{self._assembly.name(commit.ordinal)} is dropped: files of rank {rank} cannot be stored: {why}")
-            self._do([Drop(commit.ordinal)])
-        elif not unsettled.from_memory:
-            self._commit(commit)
 
     def _on_written(self, message: wire.PartWritten, now: float) -> None:
         """Continue with a part that was still being written to memory when it was reported."""
@@ -450,7 +426,7 @@ class ReportHandler:
             return
         if self._needs_uploader(report):
             self._uploads.add((rank, ordinal))
-        if report.in_memory and rank not in unsettled.from_memory:
+        if report.in_memory and not action.from_memory:
             self._memory.hash(report, action.files)
             return
         order = partial(self._order_copy, self._attempt, action)
@@ -490,13 +466,6 @@ class ReportHandler:
         """Make the files of all ranks a checkpoint."""
         unsettled = self._unsettled[commit.ordinal]
         reports = [unsettled.reports[rank] for rank in commit.ranks]
-        in_memory = {report.rank for report in reports if report.in_memory}
-        if in_memory and len(in_memory) < len(reports) and unsettled.commit is None:
-            unsettled.commit, unsettled.from_memory = commit, set(in_memory)
-            for rank in in_memory:
-                files = (file.path for file in commit.files if file.rank == rank)
-                self._store_files(RequestFiles(rank, commit.ordinal, tuple(files)))
-            return
         of = [self._attempt, reports[0].index]
         validation = next(({**report.validation, "report": of} for report in reports if report.validation), None)
         folder = reports[0].folder if reports[0].in_place else None
@@ -504,8 +473,7 @@ class ReportHandler:
         positions = {report.rank: report.positions or {} for report in reports}
         if warning := other_data(positions):
             warn_once(warning)
-        by_rank = {report.rank: report for report in reports}
-        to_memory = partial(self._memory.publish, by_rank, keeps_start=self._is_start_read())
+        to_memory = partial(self._memory.publish, unsettled.reports, keeps_start=self._is_start_read())
         self._store.commit(
             self._attempt,
             commit,
@@ -515,7 +483,7 @@ class ReportHandler:
             progress=reports[0].progress,
             validation=validation,
             positions=merged_positions(positions),
-            to_memory=to_memory if len(in_memory) == len(reports) else None,
+            to_memory=to_memory if all(report.in_memory for report in reports) else None,
             then=then,
         )
 
@@ -551,7 +519,7 @@ class ReportHandler:
             self._validations.add(saved)
         if self._memory.is_off and not (latest.is_in_memory or self._is_start_read()):
             self._memory.free_all()
-        for rank in self._bringing.intersection(saved.silent):  # it came while this was committed
+        for rank in self._bringing.keys() & saved.silent:  # it came while this was committed
             self._disown(rank)
         self.after_change()
 
@@ -573,16 +541,13 @@ class ReportHandler:
         self._answer_list_requests()
 
     def _delete_surplus(self) -> None:
-        stored = [n for n, saved in enumerate(self._store.committed) if not saved.is_in_memory]
-        kept = [self._store.committed[n] for n in stored]
-        doubtful = {n for n, saved in enumerate(kept) if saved.silent}
-        needed = {
-            n
-            for n, saved in enumerate(kept)
-            if self._validations.awaits(saved) or (saved.index == self._start and self._is_start_read())
-        }
-        surplus = retention.surplus([saved.metrics for saved in kept], self._config, doubtful)
-        self._store.delete([stored[n] for n in surplus if n not in needed])
+        stored = [saved for saved in self._store.committed if not saved.is_in_memory]
+        doubtful = {n for n, saved in enumerate(stored) if saved.silent}
+        surplus = retention.surplus([saved.metrics for saved in stored], self._config, doubtful)
+        self._store.delete([stored[n] for n in surplus if not self._is_needed(stored[n])])
+
+    def _is_needed(self, saved: CommittedCheckpoint) -> bool:
+        return self._validations.awaits(saved) or (saved.index == self._start and self._is_start_read())
 
     def _is_start_read(self) -> bool:
         """Return whether a rank that has not reported yet may read the checkpoint that the attempt has started from."""
@@ -619,12 +584,11 @@ class ReportHandler:
         """
         now = self._clock.now()
         self._settled_up_to = self._find_settled()
-        head_start_ends = self._assembly.head_start_ends
         validating = any(map(self._validations.awaits, self._store.committed))
         body = b""
         for request, since in requests:
             reports = self.report_counts.get(request.rank, 0)
-            settled, settled_synced, settled_soon = self._settled_up_to
+            settled, settled_synced, settled_soon, head_start_ends = self._settled_up_to
             if request.synced:
                 settled = settled_soon if now >= head_start_ends else settled_synced
             limit = since + self._config.missing_rank_s + _COMMIT_S * self._store.is_committing
@@ -643,16 +607,17 @@ class ReportHandler:
             if request.synced and now >= limit and reports > settled:
                 self._do(self._assembly.write_off_laggards(reports))
 
-    def _find_settled(self) -> tuple[float, float, float]:
+    def _find_settled(self) -> tuple[float, float, float, float]:
         """Return the number of reports up to which the checkpoints of all ranks are committed or dropped.
 
         The second number leaves out checkpoints that ASYNC stores. The third one also leaves out ranks that have made
-        no report.
+        no report; it counts when the head start of the others, the last number, is over.
         """
         first = min(self._unsettled, default=math.inf)
         first_synced = min((n for n, unsettled in self._unsettled.items() if unsettled.is_synced), default=math.inf)
         fewest, fewest_soon = self._assembly.fewest_reports()
-        return min(fewest, first - 1), min(fewest, first_synced - 1), min(fewest_soon, first_synced - 1)
+        settled = [min(fewest, first - 1), min(fewest, first_synced - 1), min(fewest_soon, first_synced - 1)]
+        return settled[0], settled[1], settled[2], self._assembly.head_start_ends
 
     def _checkpoint_list(self) -> bytes:
         checkpoints = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain.api.backend import BackendConfig
 from distrain.api.config import DataConfig, RunConfig, ScalingConfig
-from distrain.api.ray_names import without
+from distrain.api.ray_names import checks_arguments
 from distrain.api.trainer_options import check_options, showing_options
 from distrain.coordinator.fit import run_work
 from distrain.coordinator.run.error_screen import show_if_uncaught
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from distrain.data.datasets import RunDatasets
 
 
-@without("preprocessor")
+@checks_arguments
 class DataParallelTrainer:
     """Run a training function on a group of workers.
 

@@ -5,7 +5,6 @@ Pure: no I/O, no clock. A worker says itself if its exception blames another ran
 
 from __future__ import annotations
 
-import enum
 import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -88,25 +87,6 @@ def _is_about_connection(failure: RankFailure) -> bool:
 # -- how the run has ended -------------------------------------------------------------------------------------------
 
 
-class Cause(enum.Enum):
-    """Why a run has not finished. It decides which exception fit() raises."""
-
-    STOP = "stop"
-    """The user asked it to stop."""
-    HANG = "hang"
-    """No rank made progress."""
-    RANKS = "ranks"
-    """Ranks failed."""
-    STORAGE = "storage"
-    """The run directory cannot be written."""
-    RESOURCES = "resources"
-    """The hosts do not have what the scaling config asks for."""
-    HOSTS = "hosts"
-    """Hosts were lost, or cannot continue."""
-    START = "start"
-    """No rank has ever entered train_func."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """The state of a run, and how it ended if it has. Facts about ranks are of the latest attempt.
@@ -146,22 +126,7 @@ class RunSummary:
     entered: bool = False
     earlier_attempts: Sequence[str] = ()
 
-    @property
-    def cause(self) -> Cause:
-        """Why the run has not finished."""
-        if self.stop_reason is not None:
-            return Cause.STOP
-        if self.hung is not None and not self.failures:
-            return Cause.HANG
-        if self.failures and not self._problem_explains_failures():
-            return Cause.RANKS
-        if self.storage_failed:
-            return Cause.STORAGE
-        if self.resources_missing:
-            return Cause.RESOURCES
-        return Cause.HOSTS if self.entered else Cause.START
-
-    def _problem_explains_failures(self) -> bool:
+    def problem_explains_failures(self) -> bool:
         """Return True if no rank is to blame: its host was lost, or its error came from the full disk of the run."""
         if self.problem and all(failure.lost for failure in self.failures):
             return True

@@ -13,9 +13,8 @@ checkpoint has a cursor, which passes every rank once.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.events import ShowLine
@@ -24,7 +23,7 @@ from distrain.storage.commit import Commit, CommittedFile
 from distrain.system.text import count, name_ranks, ranks_have
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from distrain.api.config import CheckpointConfig
 
@@ -40,6 +39,8 @@ _MOST_METRICS = 1000
 
 _SAY_IT = "If only some ranks save checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
 """The cure for waiting for ranks that never report a checkpoint."""
+_STARTING, _FETCHING, _ENDED = "starting", "fetching", "ended"
+"""Why a rank reports nothing now: it has not entered train_func, waits for the files of a checkpoint, or has ended."""
 
 # -- actions --------------------------------------------------------------------------------------------------------
 
@@ -49,11 +50,13 @@ class RequestFiles:
     """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host.
 
     They replace files of the same names that a higher rank has stored, which has not waited for this rank long enough.
+    from_memory: files in memory are stored, and not only hashed there, because other ranks have stored theirs.
     """
 
     rank: int
     ordinal: int
     files: tuple[str, ...]
+    from_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +136,19 @@ class _Pending:
     unstored: set[int] = field(default_factory=set)
     in_memory: set[int] = field(default_factory=set)
     """Ranks that write no further checkpoint to memory before this one is settled."""
+    supersedes: bool = False
+    """True if a rank has written an earlier one to memory, and did not wait until that was complete."""
     undecided: int = 0
     """A cursor: every lower rank has reported its part, or reports none."""
     is_wanted: bool = False
     """True once a rank has reported a part, or has tried to."""
     problem: str | None = None
     """Why a part is missing: the rest of the sentence "the checkpoint of report 3 is dropped"."""
+
+    @property
+    def since(self) -> float:
+        """When the first part was reported; infinite if there is none."""
+        return next((part.reported_at for part in self.parts.values()), math.inf)
 
     def other_name(self, rank: int, name: str | None) -> str | None:
         """Return why the rank's name for the directory differs from another rank's, or None if it does not."""
@@ -194,15 +204,14 @@ class _Pending:
                 return
             self.make_ready(rank)
 
-    def order_ready(self, ordinal: int, may_store: Callable[[_Part], bool]) -> list[Action]:
+    def order_ready(self, ordinal: int) -> list[Action]:
         """Order the files of ready ranks that no lower rank has reported, unless another rank stores some of them now.
 
         If two ranks stored a file of one name at the same time, the bytes of either could be the last ones.
-        may_store: tells if the files of a part may be stored yet.
         """
         actions: list[Action] = []
-        for rank in sorted(rank for rank in self.ready if may_store(self.parts[rank])):
-            self.ready.discard(rank)
+        ready, self.ready = sorted(self.ready), set()
+        for rank in ready:
             own = self.parts[rank].own
             storing = next((self.ordered[file] for file in own if self.ordered.get(file) in self.unstored), None)
             if storing is None:
@@ -226,7 +235,6 @@ class _RankRecord:
     """True while nobody waits for the rank, because it has not reported in time, in this attempt or before."""
     last_index: int = 0
     reported_at: float = -math.inf
-    finished: bool = False
 
 
 class CheckpointAssembly:
@@ -261,11 +269,8 @@ class CheckpointAssembly:
             for rank in silent:
                 self._ranks[rank].silent = True
                 self._counts.remove(rank)
-        self._absent = set(range(world_size))
-        """The ranks that are not in train_func, or wait for the files of a checkpoint."""
-        self._fetching: set[int] = set()
-        self._ended: set[int] = set()
-        """The ranks whose processes have ended, before train_func did."""
+        self._absent = dict.fromkeys(range(world_size), _STARTING)
+        """The ranks that are not in train_func, or wait for the files of a checkpoint, and why."""
         self._entered_at = -math.inf
         """When the last rank without a report has entered train_func, or continued there."""
         self._first_report_at = self._first_part_at = math.inf
@@ -273,12 +278,12 @@ class CheckpointAssembly:
         """When the last report came."""
         self._held_since: float | None = None
         """Since when files of some part wait for ranks that are behind."""
-        self._metrics_of_rank_0: dict[int, dict[str, Any]] = {}
-        """By number of the report: the latest ones."""
+        self._metrics_of_rank_0: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_METRICS)
+        """The latest ones, with the number of the report."""
         self._missing_rank_s = config.missing_rank_s
         self._pending: dict[int, _Pending] = {}
         self._settled = self._committed = 0
-        """The last ordinal that was committed or dropped, and that was committed."""
+        """The highest ordinal that was committed or dropped, and that was committed."""
         self._committing: set[int] = set()
         """The ordinals of checkpoints that are being committed."""
         self._ticked_at = -math.inf
@@ -288,16 +293,14 @@ class CheckpointAssembly:
 
     def running(self, rank: int, now: float) -> list[Action]:
         """Note that the rank is in train_func, or that it continues there with the files for which it has waited."""
-        self._absent.discard(rank)
-        self._fetching.discard(rank)
+        self._absent.pop(rank, None)
         if not self._ranks[rank].last_index:
             self._entered_at = now
         return self.tick(now)
 
     def fetching(self, rank: int) -> None:
         """Note that the rank waits for the files of a checkpoint. It is not written off meanwhile."""
-        self._absent.add(rank)
-        self._fetching.add(rank)
+        self._absent[rank] = _FETCHING
 
     def reported(
         self,
@@ -322,9 +325,7 @@ class CheckpointAssembly:
         """
         self._note_report(rank, index, now)
         if rank == 0:
-            self._metrics_of_rank_0[index] = metrics
-            if len(self._metrics_of_rank_0) > _MOST_METRICS:
-                del self._metrics_of_rank_0[next(iter(self._metrics_of_rank_0))]
+            self._metrics_of_rank_0.append((index, metrics))
         actions: list[Action] = []
         if files is not None:
             if self._declared is not None and not self._ranks[rank].brings:
@@ -332,7 +333,7 @@ class CheckpointAssembly:
             self._note_bringing(rank, index)
             if index <= self._committed:
                 return [Refuse(rank, index, self._too_late(rank)), *self.tick(now)]
-            if index <= self._settled:
+            if self._is_settled(index):
                 return [Drop(index), *self.tick(now)]
             actions = self._add_part(rank, index, _Part(now, frozenset(files), metrics, in_place, in_memory), name)
         return [*actions, *self.tick(now)]
@@ -349,14 +350,14 @@ class CheckpointAssembly:
 
     def _miss_part(self, rank: int, ordinal: int, why: str, now: float) -> None:
         """Note that a part is missing, or may be."""
-        if ordinal > self._settled:
+        if not self._is_settled(ordinal):
             pending = self._pending.setdefault(ordinal, _Pending())
             pending.last_at = now
             pending.problem = pending.problem or f", as report() has failed on rank {rank}: {why}"
 
     def _note_report(self, rank: int, index: int, now: float) -> None:
         record = self._ranks[rank]
-        for missed in range(record.last_index + 1, index):
+        for missed in range(record.last_index + 1, index) if self._declared is None or record.brings else ():
             self._miss_part(rank, missed, "an exception came before it was sent", now)
         record.last_index, record.reported_at = index, now
         self._reported_at = now
@@ -377,6 +378,7 @@ class CheckpointAssembly:
         self._first_part_at = min(self._first_part_at, part.reported_at)
         pending = self._pending.setdefault(ordinal, _Pending())
         pending.last_at, pending.is_wanted = part.reported_at, True
+        pending.supersedes |= bool(actions)
         pending.parts[rank] = part
         folders = _folders_of(part.files)
         clash = pending.other_name(rank, name) or pending.clash(rank, part.files, folders)
@@ -397,10 +399,12 @@ class CheckpointAssembly:
 
     def _supersede(self, rank: int, ordinal: int) -> list[Action]:
         """Drop the earlier checkpoints that the rank has in memory: it was allowed to proceed."""
-        older = [n for n, pending in sorted(self._pending.items()) if n < ordinal and rank in pending.parts]
-        for earlier in older:
-            del self._pending[earlier]
-            self._settled = earlier
+        older = []
+        for earlier, pending in sorted(self._pending.items()):
+            part = pending.parts.get(rank)
+            if earlier < ordinal and part is not None and part.in_memory and pending.problem is None:
+                older.append(earlier)
+                self._settle(earlier)
         return [Drop(earlier) for earlier in older]
 
     def _cannot_store(self, pending: _Pending, rank: int, why: str) -> None:
@@ -423,8 +427,10 @@ class CheckpointAssembly:
         if pending is None or rank not in pending.parts:
             return self.tick(now)  # it was refused, and an exception ended report() before the refusal arrived
         part = pending.parts[rank]
-        part.stored = tuple((str(p), int(s), int(c)) for p, s, c in files)
-        part.skipped = tuple((str(p), int(s), int(c)) for p, s, c in skipped)
+        stored = tuple((str(p), int(s), int(c)) for p, s, c in files)
+        if failed is None and part.stored and not set(stored) <= set(part.stored):
+            failed = "its files were damaged in memory"
+        part.stored, part.skipped = stored, tuple((str(p), int(s), int(c)) for p, s, c in skipped)
         pending.note_stored(rank)
         if failed is not None:
             self._cannot_store(pending, rank, failed)
@@ -437,15 +443,13 @@ class CheckpointAssembly:
 
     def finished(self, rank: int, now: float) -> list[Action]:
         """Note that the rank has done its work and will not report again."""
-        self._ranks[rank].finished = True
         self._ranks[rank].silent = False
         self._counts.remove(rank)
         return self.tick(now)
 
     def ended(self, rank: int) -> None:
         """Note that the rank's process has ended. Nobody knows what it would have reported, however long they wait."""
-        self._absent.add(rank)
-        self._ended.add(rank)
+        self._absent[rank] = _ENDED
 
     def close(self, now: float) -> list[Action]:
         """End the attempt: no rank will report again. Say which checkpoints are lost because they may lack ranks."""
@@ -467,6 +471,7 @@ class CheckpointAssembly:
             return None
         missing_s, held_since = self._missing_rank_s, self._held_since
         moments = [self._pending[min(self._pending)].last_at + missing_s]
+        moments += [pending.since + missing_s for pending in self._pending.values()]
         if self._counts.ranks_with(0):
             moments += [max(self._first_part_at, self._entered_at) + missing_s, self.head_start_ends]
         if held_since is not None:
@@ -505,10 +510,15 @@ class CheckpointAssembly:
         return math.inf
 
     def write_off_laggards(self, reports: int) -> list[Action]:
-        """Stop waiting for ranks with fewer reports that have never had a checkpoint, until they catch up."""
+        """Stop waiting for ranks with fewer reports that have never had a checkpoint, until they catch up.
+
+        Ranks that start, or wait for files, are still waited for.
+        """
         behind = [made for made in self._counts.numbers if made < reports]
         ranks = [rank for made in behind for rank in self._counts.ranks_with(made)]
-        return self._stop_waiting_for([rank for rank in ranks if not self._ranks[rank].brings])
+        return self._stop_waiting_for(
+            [rank for rank in ranks if not self._ranks[rank].brings and rank not in self._absent]
+        )
 
     def storing(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
         """Return the parts (rank, ordinal) that ranks store themselves, of checkpoints that can do without ``failed``.
@@ -526,11 +536,13 @@ class CheckpointAssembly:
             found |= {(rank, ordinal) for rank in storing}
         return frozenset(found)
 
-    def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> dict[int, int]:
+    def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]], now: float) -> dict[int, int]:
         """Return the ranks that have made fewer reports than all ``failed`` ones, and how many each has made.
 
-        These are only ranks that have had a checkpoint, that a checkpoint waits for, or that have never reported.
+        These are only ranks that have had a checkpoint, that a checkpoint waits for, or that have never reported and
+        have not had ``missing_rank_s`` to do so.
         """
+        is_new = now < max(self._first_report_at, self._entered_at) + self._missing_rank_s
         least = min((self._reports_made(rank, uploads) for rank in failed), default=0)
         return {
             rank: made
@@ -539,7 +551,7 @@ class CheckpointAssembly:
             for rank in self._counts.ranks_with(made)
             if rank not in failed
             and rank not in self._absent
-            and (self._pending or not made or self._ranks[rank].brings)
+            and (self._ranks[rank].brings or (self._pending if made else is_new))
         }
 
     def _reports_made(self, rank: int, uploads: Collection[tuple[int, int]]) -> int:
@@ -599,40 +611,31 @@ class CheckpointAssembly:
 
     def _order_files(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        uncommitted, is_held = len(self._committing), False
-
-        def may_store(ordinal: int, part: _Part) -> bool:
-            nonlocal is_held
-            if uncommitted <= MOST_UNCOMMITTED:
-                return True
-            if len(self._committing) > MOST_UNCOMMITTED:
-                return False
-            waits = self._waits_for_others(ordinal, part, now)
-            is_held = is_held or waits
-            return not waits
-
+        uncommitted = committing = len(self._committing)
+        is_held = False
         for ordinal, pending in sorted(self._pending.items()):
             uncommitted += not self._has_all_parts(ordinal)
+            waits = self._waits_for_others(ordinal, pending, now)
             self._pass_decided(ordinal, pending)
             pending.end_patience(now)
-            actions += pending.order_ready(ordinal, partial(may_store, ordinal))
+            if uncommitted <= MOST_UNCOMMITTED or not (waits or committing > MOST_UNCOMMITTED):
+                actions += pending.order_ready(ordinal)
             if pending.in_place and self._has_all_parts(ordinal):
                 actions += self._order_in_place(ordinal, pending)
-            if pending.in_memory and self._counts.fewest_above(0) >= ordinal and now >= self.head_start_ends:
-                ready = sorted(pending.in_memory - pending.unstored)
-                pending.in_memory.difference_update(ready)
-                actions += [Proceed(rank, ordinal) for rank in ready]
+            if not (waits or pending.unstored or self._has_all_parts(ordinal)):
+                actions += [Proceed(rank, ordinal) for rank in sorted(pending.in_memory)]
+                pending.in_memory.clear()
+            is_held |= waits and bool(pending.ready or (pending.supersedes and pending.in_memory))
         if not is_held:
             self._held_since = None
         elif self._held_since is None:
             self._held_since = now
         return actions
 
-    def _waits_for_others(self, ordinal: int, part: _Part, now: float) -> bool:
-        """Return whether the files of a rank that is far ahead are not stored yet."""
+    def _waits_for_others(self, ordinal: int, pending: _Pending, now: float) -> bool:
+        """Return whether ranks that are far ahead wait with their parts for the others."""
         behind = self._counts.fewest_above(0) < ordinal
-        limit = part.reported_at + self._missing_rank_s
-        return now < limit and (behind or now < self.head_start_ends)
+        return now < pending.since + self._missing_rank_s and (behind or now < self.head_start_ends)
 
     def _pass_decided(self, ordinal: int, pending: _Pending) -> None:
         """Move the cursor to the lowest rank that may still report a part. Lower ranks wait for no others."""
@@ -653,6 +656,14 @@ class CheckpointAssembly:
 
     # -- when to commit -------------------------------------------------------------------------------------------
 
+    def _settle(self, ordinal: int) -> None:
+        del self._pending[ordinal]
+        self._settled = max(self._settled, ordinal)
+
+    def _is_settled(self, ordinal: int) -> bool:
+        """Return whether a checkpoint is committed or dropped. An earlier one may still be pending."""
+        return ordinal <= self._settled and ordinal not in self._pending
+
     def _settle_next(self, now: float) -> list[Action] | None:
         """Commit or drop the next checkpoint. Return None if it has to wait."""
         if not self._pending:
@@ -663,8 +674,10 @@ class CheckpointAssembly:
             return self._warn_of_missing(ordinal, pending, now) or None
         if pending.unstored:
             return None
-        del self._pending[ordinal]
-        self._settled = ordinal
+        in_memory = [rank for rank, part in sorted(pending.parts.items()) if part.in_memory]
+        if in_memory and len(in_memory) < len(pending.parts) and pending.problem is None:
+            return self._store_from_memory(ordinal, pending, in_memory)
+        self._settle(ordinal)
         if not pending.is_wanted:
             return []
         if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:
@@ -674,12 +687,22 @@ class CheckpointAssembly:
         commit = self._commit(ordinal, pending.parts)
         return [*self._warn_of_differences(pending.parts, commit.files), commit]
 
+    def _store_from_memory(self, ordinal: int, pending: _Pending, ranks: Sequence[int]) -> list[Action]:
+        """Have parts in memory stored like those of the other ranks."""
+        actions: list[Action] = []
+        for rank in ranks:
+            part = pending.parts[rank]
+            part.in_memory = False
+            pending.unstored.add(rank)
+            actions.append(RequestFiles(rank, ordinal, tuple(sorted(part.own)), from_memory=True))
+        return actions
+
     def _commit(self, ordinal: int, parts: Mapping[int, _Part]) -> Commit:
         files: dict[str, CommittedFile] = {}
         for rank in sorted(parts):
             for path, size, crc32 in parts[rank].stored:
                 files.setdefault(path, CommittedFile(path, rank, size, crc32))
-        metrics = self._metrics_of_rank_0.get(ordinal) or parts[min(parts)].metrics
+        metrics = dict(self._metrics_of_rank_0).get(ordinal) or parts[min(parts)].metrics
         silent = tuple(rank for rank, record in self._ranks.items() if rank not in parts and record.silent)
         chosen = tuple(files[path] for path in sorted(files))
         return Commit(ordinal, chosen, tuple(sorted(parts)), metrics, world_size=len(self._ranks), silent=silent)
@@ -705,18 +728,18 @@ class CheckpointAssembly:
             return []
         missing = set(self._missing(ordinal))
         is_new = self._declared is None and missing <= self._counts.ranks_with(0) and missing.isdisjoint(self._absent)
-        if is_new or missing <= self._ended:
+        if is_new or all(self._absent.get(rank) == _ENDED for rank in missing):
             return []  # they are written off before long, or the attempt ends
         return self._warn_once(
             "missing",
             f"{self.name(ordinal)} of {name_ranks(pending.parts)} is not complete: "
-            f"{self._describe_missing(sorted(missing))}. It is committed when they have made that report, or finish.",
+            f"{self._describe_missing(sorted(missing))}. It will be committed once they make that report or finish.",
         )
 
     def _describe_missing(self, missing: Sequence[int]) -> str:
         """Return what keeps a checkpoint from being committed."""
-        if fetching := [rank for rank in missing if rank in self._fetching]:
-            return f"{ranks_have(fetching)} to wait for the files of a checkpoint to read"
+        if fetching := [rank for rank in missing if self._absent.get(rank) == _FETCHING]:
+            return f"{ranks_have(fetching)} not got the files of a checkpoint yet"
         if starting := [rank for rank in missing if rank in self._absent]:
             return f"{ranks_have(starting)} not entered train_func"
         if silent := [rank for rank in missing if not self._ranks[rank].last_index]:
@@ -778,7 +801,7 @@ def _folders_of(files: Iterable[str]) -> set[str]:
 
 
 def _mixed_directories(parts: Mapping[int, _Part]) -> str | None:
-    """Return the rest of the sentence "checkpoint_000001 is dropped" if the ranks do not agree on one directory."""
+    """Return the rest of the sentence "the checkpoint … is dropped" if the ranks do not agree on one directory."""
     if len({part.in_place for part in parts.values()}) == 1:
         return None
     directories = ", ".join(f"{part.in_place or 'files to copy'} (rank {rank})" for rank, part in sorted(parts.items()))

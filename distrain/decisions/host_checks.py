@@ -5,7 +5,6 @@ No I/O and no clock: the checks of a launch, or of ``--check``, send the questio
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from distrain.decisions.events import SendMessage
 from distrain.system.text import name_hosts, size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from distrain.decisions.events import RunRequest
     from distrain.hosts.gpu_health import GpuHealth
@@ -23,9 +22,8 @@ ANSWER_TIMEOUT_S = 15.0
 """Seconds to wait for the answers of a host before it counts as silent."""
 MAX_CLOCK_SKEW_S = 1.0
 MIN_FREE_DISK_BYTES = 1 << 30
-MOST_FULLY_CONNECTED = 32
-"""Number of hosts up to which each host connects to all others."""
-_FURTHER_PEERS = 4
+MOST_PEERS = 31
+"""Number of hosts to which each host connects, besides the first one."""
 _MEMORY_OF_DRIVER = 0.05
 """Share of a GPU's memory that its driver may take without any process."""
 _NETWORK_VARIABLES = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
@@ -131,7 +129,7 @@ class HostChecks:
     def _connections(self) -> list[SendMessage]:
         """Return the order to connect for each host, also for those that have no port themselves."""
         ports = {host: (opened.address, opened.port) for host, opened in self._ports.items() if opened.port}
-        chosen = peers_of([host for host in self._addresses if host in self._ports], self._nonce)
+        chosen = peers_of([host for host in self._addresses if host in self._ports])
         peers = {host: {name: ports[name] for name in names if name in ports} for host, names in chosen.items()}
         return [SendMessage(host, wire.ProbeHost(nonce=self._nonce, peers=peers[host])) for host in peers]
 
@@ -165,25 +163,15 @@ class HostChecks:
         return Finding(host, text)
 
 
-def peers_of(hosts: Sequence[str], seed: str) -> dict[str, list[str]]:
-    """Return the hosts to which each host connects: all others, or some of them if there are many hosts.
+def peers_of(hosts: Sequence[str]) -> dict[str, list[str]]:
+    """Return the hosts to which each host connects: the first one, as all ranks do, and those that follow it.
 
-    Of many hosts, each connects to the first one, as all ranks do, to the next one, and to some that ``seed`` chooses.
     So a host that the others cannot reach, or that reaches no other, is found, and the cost grows with the number of
     hosts, not with its square.
     """
-    count = len(hosts)
-    steps: Iterable[int] = range(1, count)
-    if count > MOST_FULLY_CONNECTED:
-        digest = hashlib.sha256(seed.encode()).digest()
-        chosen = (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 4 * _FURTHER_PEERS, 4))
-        steps = {1, *(2 + number % (count - 2) for number in chosen)}
-    peers = {}
-    for position, host in enumerate(hosts):
-        names = {hosts[(position + step) % count]: None for step in steps} | {hosts[0]: None}
-        names.pop(host, None)
-        peers[host] = list(names)
-    return peers
+    ring = [*hosts, *hosts]
+    nearest = {host: ring[at + 1 : at + 1 + MOST_PEERS] for at, host in enumerate(hosts)}
+    return {host: [name for name in dict.fromkeys((hosts[0], *near)) if name != host] for host, near in nearest.items()}
 
 
 def must_connect(request: RunRequest) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain.decisions.states import RankState
@@ -59,11 +60,9 @@ class Rank:
         outcome, exited = self.outcome, self.exited
         if self.failed_order is None or self.has_finished:
             return None  # whatever happens after a good outcome: gloo may abort when the interpreter exits
+        failure = partial(RankFailure, rank=self.plan.rank, host=self.plan.host, order=self.failed_order)
         if outcome is not None:
-            return RankFailure(
-                rank=self.plan.rank,
-                host=self.plan.host,
-                order=self.failed_order,
+            return failure(
                 summary=_summary(outcome, exited),
                 traceback=outcome.traceback,
                 exit_code=outcome.exit_code,
@@ -73,10 +72,7 @@ class Rank:
             )
         if exited is None or exited.by_us:
             return None
-        return RankFailure(
-            rank=self.plan.rank,
-            host=self.plan.host,
-            order=self.failed_order,
+        return failure(
             summary=_death(exited, entered=self.entered, reason=self.reason),
             traceback="",
             kind=_kind(exited),

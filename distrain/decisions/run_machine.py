@@ -39,14 +39,7 @@ from distrain.decisions.events import (
     WorkersStart,
 )
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
-from distrain.decisions.placement import (
-    Rendezvous,
-    endpoints_of,
-    fields_of,
-    make_plan,
-    rendezvous_address,
-    worker_spec,
-)
+from distrain.decisions.placement import Rendezvous, endpoints_of, fields_of, make_plan, rendezvous_address, worker_spec
 from distrain.decisions.ranks import Rank, Ranks
 from distrain.decisions.retries import RetryPolicy, start_without_checkpoint
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
@@ -599,7 +592,9 @@ class RunStateMachine:
         awaited = {rank for rank, _ in latest.parts} or latest.expected.keys()
         if not awaited:
             return self._stop_after_failure(now)
-        self._deadline = self._waits_since + (CHECKPOINT_GRACE_S if latest.parts else latest.within_s)
+        until = self._waits_since + latest.within_s  # a report that came by then may be stored
+        stored_by = min(now, until) + CHECKPOINT_GRACE_S if latest.parts else now
+        self._deadline = max(until, stored_by) if latest.expected else stored_by
         if before is not None or not (latest.parts or self._is_culprit_known):
             return []  # in the second case, an awaited rank may be the culprit
         aim = "store a checkpoint" if latest.parts else "make as many reports"

@@ -51,7 +51,8 @@ class Probe:
             return
         mirror, temporary = os.environ.get(MIRROR, ""), scratch_directory() or ""
         has_copy = is_below(os.getcwd(), mirror or self._order.folder)
-        if not confine((self._order.folder, mirror, temporary), self._order.roots) and not has_copy:
+        run = os.path.dirname(mirror)  # get_trial_dir() is beside the copy of the project
+        if not confine((self._order.folder, run, temporary), self._order.roots) and not has_copy:
             raise PermissionError("a drill cannot protect your files on this host, whose kernel has no Landlock")
         if any(is_below(root, tempfile.gettempdir()) for root in self._order.roots) and temporary:
             os.environ["TMPDIR"] = tempfile.tempdir = temporary

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import signal
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from distrain.api.backend import BackendConfig
-from distrain.api.ray_names import without
+from distrain.api.ray_names import checks_arguments
 from distrain.system.arguments import check_fields, check_seconds
 from distrain.worker.addresses import bypass_proxies
 from distrain.worker.session import session_of
@@ -29,13 +29,14 @@ _TOO_EARLY = (
 _TWICE = "JaxTrainer has called jax.distributed.initialize() before train_func: leave it out"
 
 
-@without("use_gpu", "use_tpu")
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class JaxConfig(BackendConfig):
     """Settings of JAX's workers.
 
     start_timeout_s: seconds to wait until every rank reaches train_func. After that the attempt fails, and the error
         names the missing ranks.
+    use_gpu: an argument of Ray without effect; ``ScalingConfig(use_gpu=True)`` gives workers GPUs.
 
     >>> JaxConfig(start_timeout_s=120).start_timeout_s
     120
@@ -45,8 +46,9 @@ class JaxConfig(BackendConfig):
     preload: ClassVar[tuple[str, ...]] = ("jax", "distrain.jax.config")
 
     start_timeout_s: float = 600
+    use_gpu: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, use_gpu: bool) -> None:
         check_fields(self, check_seconds, "start_timeout_s", above_zero=True)
 
     def setup(self, context: TrainContext) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.backend import config_argument
-from distrain.api.ray_names import without
+from distrain.api.ray_names import checks_arguments
 from distrain.api.trainer_options import showing_options
 from distrain.coordinator.trainer import DataParallelTrainer
 from distrain.jax.config import JaxConfig
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distrain.api.trainer_options import TrainerOptions
 
 
-@without()
+@checks_arguments
 class JaxTrainer(DataParallelTrainer):
     """Run a JAX training function in processes that ``jax.distributed`` connects.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distrain.errors import CheckpointError
+from distrain.storage.lock_probe import locked_directory
 from distrain.storage.separated import Separated, load
 from distrain.system.pickling import Pickler
 from distrain.system.remote_path import RemotePath, locate, own_temporary_directory
@@ -139,34 +140,32 @@ class Checkpoint:
         identity = f"{type(remote.filesystem).__name__} {remote.url} {self._read_file(MANIFEST_FILE)!r}"
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]
         folder = own_temporary_directory("checkpoints") / f"{key}-{remote.name}"
-        lock_path, complete = _lock_of(folder), folder / _COMPLETE
+        try:
+            with self._downloaded(remote, folder):
+                yield folder / "files"
+        finally:
+            delete_unread([folder])
+
+    @contextlib.contextmanager
+    def _downloaded(self, remote: RemotePath, folder: Path) -> Iterator[None]:
+        """Download the files, unless another process has done so, and keep them within the context."""
         while True:
-            with _open_lock(lock_path) as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a process that downloads
-                if not complete.exists():
-                    try:
-                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:  # not waited for: the other process may be a reader by now
-                        time.sleep(random.uniform(0.0, _RETRY_S))  # noqa: S311
-                        continue
-                    if _is_at(lock, lock_path) and not complete.exists():
-                        self._fill(folder, remote)
-                elif _is_at(lock, lock_path):
-                    try:
-                        yield folder / "files"
-                    finally:
-                        _delete_unless_read(folder, lock)
+            with locked_directory(folder) as lock:  # waits for a process that downloads
+                if (folder / _COMPLETE).exists():
+                    yield
                     return
+                with contextlib.suppress(BlockingIOError):  # not waited for: the other process may be a reader by now
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._fill(folder, remote)
+                    continue
+            time.sleep(random.uniform(0.0, _RETRY_S))  # noqa: S311
 
     def _fill(self, folder: Path, remote: RemotePath) -> None:
         """Download the files for all processes. First delete what killed ones have left, to make room."""
-        for other in folder.parent.glob("*.lock"):
-            if other != _lock_of(folder):
-                with contextlib.suppress(FileNotFoundError), _open_lock(other) as lock:
-                    _delete_unless_read(other.with_suffix(""), lock)
-        shutil.rmtree(folder, ignore_errors=True)
+        delete_unread(other for other in folder.parent.iterdir() if other != folder)
+        shutil.rmtree(folder / "files", ignore_errors=True)
         try:
-            (folder / "files").mkdir(parents=True)  # also for a checkpoint without files
+            (folder / "files").mkdir()  # also for a checkpoint without files
             self._download(remote, folder / "files")
             (folder / _COMPLETE).touch()
         except BaseException:
@@ -516,7 +515,7 @@ def _lock_alone(path: Path, stack: contextlib.ExitStack) -> bool:
         return False
     except OSError:  # the file does not exist, or the file system has no locks
         return True
-    return True
+    return _is_at(fd, path)  # else another process has deleted it, and a third one may have made it anew
 
 
 def _paths_to_lock(folder: Path) -> tuple[Path, Path]:
@@ -528,32 +527,11 @@ def _paths_to_lock(folder: Path) -> tuple[Path, Path]:
     return folder, folder / MANIFEST_FILE
 
 
-@contextlib.contextmanager
-def _open_lock(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _lock_of(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.lock")
-
-
 def _is_at(fd: int, path: Path) -> bool:
     """Return whether the open file is still the one at ``path``."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), path.stat())
     return False
-
-
-def _delete_unless_read(folder: Path, lock: int) -> None:
-    with contextlib.suppress(BlockingIOError):  # another process reads it
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(lock, _lock_of(folder)):
-            shutil.rmtree(folder, ignore_errors=True)
-            _lock_of(folder).unlink()
 
 
 def _located(path: str | os.PathLike[str], filesystem: Any) -> Path | RemotePath:

@@ -27,6 +27,8 @@ Files = list[tuple[str, int, int]]
 _READ_BYTES = 1 << 20
 _PART_BYTES = 16 << 20
 """Size of the parts of a large file that are copied and hashed at the same time."""
+_CRC32_POLYNOMIAL = 0xEDB88320
+_WRITING_THREADS, _HASHING_THREADS = 4, 8
 _TIME_OF_FILES = 5
 """The number of CLOCK_REALTIME_COARSE, from which the kernel takes the times of files."""
 _TICK_S = 0.001
@@ -57,14 +59,12 @@ def store_files(source: Path, target: Path, names: Sequence[str]) -> Files:
             begin_flush(file.fileno(), start, count)
             return _hash_part(file.fileno(), start, count)
 
-    files = _by_parts(source, names, store_part)
+    files = _by_parts(source, names, store_part, threads=_WRITING_THREADS)
     in_threads(flush, [target / name for name in names])
     return files
 
 
-def hash_files(
-    folder: Path, names: Sequence[str], *, threads: int = 4, is_needed: Callable[[], bool] = lambda: True
-) -> Files:
+def hash_files(folder: Path, names: Sequence[str], *, is_needed: Callable[[], bool] = lambda: True) -> Files:
     """Hash files of a directory, several parts of a large one at once. Raise OSError.
 
     is_needed: asked before each part; once it returns False, no more is read, and OSError is raised.
@@ -76,10 +76,10 @@ def hash_files(
         with (folder / name).open("rb", buffering=0) as file, naming(folder / name):
             return _hash_part(file.fileno(), start, count)
 
-    return _by_parts(folder, names, hash_part, threads=threads)
+    return _by_parts(folder, names, hash_part, threads=_HASHING_THREADS)
 
 
-def _by_parts(folder: Path, names: Sequence[str], do: Callable[[str, int, int], int], *, threads: int = 4) -> Files:
+def _by_parts(folder: Path, names: Sequence[str], do: Callable[[str, int, int], int], *, threads: int) -> Files:
     """Do something with each part of these files, in threads. ``do`` returns the crc32 of the part."""
     states = states_of(folder, names)
     sizes = {name: size for name, (_, size, _) in states.items()}
@@ -181,34 +181,31 @@ def _shorter() -> OSError:
 def combined_crc32(first: int, second: int, size: int) -> int:
     """Return the crc32 of two texts together, from the crc32 of each and the size of the second in bytes.
 
-    This is crc32_combine() of zlib, which Python does not have: ``first`` is multiplied with a matrix over the field of
-    two elements.
+    This is crc32_combine() of zlib, which Python does not have. A crc32 is a polynomial over the field of two elements,
+    modulo that of the algorithm, and its highest bit belongs to the power 0.
     """
-    return _product(_zeros(size), first) ^ second if first and size else first ^ second
+    return _product(_power(8 * size), first) ^ second
 
 
 @lru_cache(maxsize=64)
-def _zeros(size: int) -> list[int]:
-    """Return the matrix that appends ``size`` zero bytes. Most parts of files have one size."""
-    matrix = [0xEDB88320, *(1 << bit for bit in range(31))]  # appends one zero bit
-    for _ in range(3):
-        matrix = [_product(matrix, column) for column in matrix]
-    made = [1 << bit for bit in range(32)]
-    while size:
-        if size & 1:
-            made = [_product(matrix, column) for column in made]
-        size >>= 1
-        matrix = [_product(matrix, column) for column in matrix]
-    return made
+def _power(exponent: int) -> int:
+    """Return the polynomial x**exponent. Most parts of files have one size."""
+    power, factor = 1 << 31, 1 << 30
+    while exponent:
+        if exponent & 1:
+            power = _product(power, factor)
+        factor = _product(factor, factor)
+        exponent >>= 1
+    return power
 
 
-def _product(matrix: Sequence[int], vector: int) -> int:
-    """Multiply a matrix, given by its columns, with a vector of bits."""
+def _product(first: int, second: int) -> int:
+    """Multiply two polynomials."""
     product = 0
-    for column in matrix:
-        if vector & 1:
-            product ^= column
-        vector >>= 1
+    for bit in range(31, -1, -1):
+        if first >> bit & 1:
+            product ^= second
+        second = second >> 1 ^ (_CRC32_POLYNOMIAL if second & 1 else 0)
     return product
 
 
@@ -227,22 +224,17 @@ class LocalFiles:
         self._folders: dict[str, bool] = {}
         """By path: True if the directory was empty. A directory comes after those in it."""
         if self.folder.is_symlink():
-            self._files[str(self.folder)] = _state(self.folder.lstat())
-        else:
-            self._note_folder(str(self.folder))
+            self._note_file(str(self.folder))
+            return
+        for parent, folders, names in os.walk(self.folder, topdown=False):
+            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            for name in (*names, *links):
+                self._note_file(os.path.join(parent, name))
+            self._folders[parent] = not (names or folders)
 
-    def _note_folder(self, folder: str) -> None:
-        """Remember the files of a directory, and the directory after all that is in it."""
-        is_empty = True
-        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-            for entry in entries:
-                is_empty = False
-                if entry.is_dir(follow_symlinks=False):
-                    self._note_folder(entry.path)
-                else:
-                    with contextlib.suppress(FileNotFoundError):  # another rank deletes files of an earlier checkpoint
-                        self._files[entry.path] = _state(entry.stat(follow_symlinks=False))
-        self._folders[folder] = is_empty
+    def _note_file(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # another rank deletes files of an earlier checkpoint
+            self._files[path] = _state(os.lstat(path))
 
     def overlaps(self, folder: Path) -> bool:
         """Return whether one of the two directories is the other or is in it."""

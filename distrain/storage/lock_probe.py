@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
+from typing import TYPE_CHECKING
 
 from distrain.storage.names import LOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 _POLL_S = 0.025
 
@@ -27,6 +33,24 @@ def lock_alone(fd: int, deadline: float) -> bool:
             return False
         else:
             return True
+
+
+@contextlib.contextmanager
+def locked_directory(folder: Path) -> Iterator[int]:
+    """Make a directory that others may delete, and hold a shared lock on it. A file system without locks has none."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            is_there = False
+            with contextlib.suppress(FileNotFoundError):  # another process has deleted it just now
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                stack.callback(os.close, lock)
+                with contextlib.suppress(OSError):
+                    fcntl.flock(lock, fcntl.LOCK_SH)
+                is_there = os.path.samestat(os.fstat(lock), folder.stat())
+            if is_there:
+                yield lock
+                return
 
 
 def is_locked(run: str | os.PathLike[str]) -> bool:

@@ -10,7 +10,6 @@ an agent, or the next coordinator of the run.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
@@ -24,14 +23,14 @@ from distrain.storage.commit import MemoryRound
 from distrain.storage.file_transfer import store_files
 from distrain.storage.files import sync_directories, write_file
 from distrain.storage.flushing import flush
-from distrain.storage.lock_probe import is_locked, lock_alone
+from distrain.storage.lock_probe import is_locked, lock_alone, locked_directory
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import committed_at, complete_manifest
 from distrain.system.log import warn
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
 _PREFIX = ".memory-"
@@ -71,7 +70,7 @@ def store_alone(
     """
     own = {rank: folder for rank, folder in homes.items() if kept.parts[rank].host == host}
     hidden = run / f"{_PREFIX}{kept.name}"
-    with _lock_of(hidden) as lock:
+    with locked_directory(hidden) as lock:
         staging = hidden / f".new-{uuid.uuid4().hex}"
         is_newest = True
         try:
@@ -113,7 +112,7 @@ def take_over(run: Path, unwanted: Collection[int] = (), patience_s: float = _PA
     deadline = time.monotonic() + patience_s
     found: list[Path] = []
     while hidden := next(run.glob(f"{_PREFIX}*"), None):  # agents may begin with another one meanwhile
-        with _lock_of(hidden) as lock:
+        with locked_directory(hidden) as lock:
             try:
                 lock_alone(lock, 0.0)
             except BlockingIOError:
@@ -136,22 +135,6 @@ def described(run: Path) -> list[MemoryRound]:
             if not (path.parent / MANIFEST_FILE).exists():
                 found.append(MemoryRound.decoded(path.read_bytes()))
     return found
-
-
-@contextlib.contextmanager
-def _lock_of(hidden: Path) -> Iterator[int]:
-    """Make the directory, and hold a shared lock on it. A file system without locks has none."""
-    while True:
-        hidden.mkdir(exist_ok=True)
-        lock = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_SH)
-            if hidden.exists() and os.path.samestat(os.fstat(lock), hidden.stat()):
-                yield lock
-                return
-        finally:
-            os.close(lock)
 
 
 def _publish_or_delete(hidden: Path, unwanted: Collection[int] = ()) -> bool:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from distrain.storage.file_transfer import Files
 
-_THREADS = 8
-"""Threads that read the checkpoint to resume from."""
 PENDING = "PENDING_VALIDATION"
 
 
@@ -120,18 +118,6 @@ def file_entry(size: int, crc32: int, rank: int) -> dict[str, Any]:
     return {"size": size, "crc32": f"{crc32:08x}", "rank": rank}
 
 
-def recorded_files(checkpoint: Path) -> dict[str, tuple[int, int]]:
-    """Return size and crc32 of the files that the manifest of a local checkpoint names; {} without a manifest.
-
-    The metadata are left out, as users may change them. Raise OSError.
-    """
-    try:
-        files = parse_json(read_file(checkpoint / MANIFEST_FILE))["files"]
-        return {name: (fact["size"], int(fact["crc32"], 16)) for name, fact in files.items() if name != METADATA_FILE}
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
 def add_metadata(
     checkpoint: Path | RemotePath,
     metadata: Mapping[str, Any],
@@ -206,7 +192,7 @@ def damage_of(
             return None
 
     def hash_all(files: Mapping[str, Mapping[str, Any]]) -> Files:
-        return hash_files(checkpoint, list(files), threads=_THREADS, is_needed=is_needed) if read_files else []
+        return hash_files(checkpoint, list(files), is_needed=is_needed) if read_files else []
 
     return _difference(manifest, size_of, hash_all)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import zipfile
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TensorflowCheckpoint(Checkpoint):
-    """A checkpoint that holds one Keras model: as ``model.keras``, or an ``.h5`` file.
+    """A checkpoint that holds one Keras model, as ``model.keras``.
 
     To read one that was reported: ``TensorflowCheckpoint(result.checkpoint.path).get_model()``.
 
@@ -31,8 +30,6 @@ class TensorflowCheckpoint(Checkpoint):
     """
 
     MODEL_FILENAME = "model.keras"
-    MODEL_FILENAME_KEY = "_model_filename"
-    """Key of the metadata that names the file with the model."""
 
     @classmethod
     def from_model(cls, keras_model: Any, *, preprocessor: None = None) -> Self:
@@ -46,24 +43,14 @@ class TensorflowCheckpoint(Checkpoint):
         """
         if not hasattr(keras_model, "save"):
             raise TypeError(f"TensorflowCheckpoint.from_model takes a Keras model, got {type(keras_model).__name__}")
-        checkpoint = cls._temporary()
+        checkpoint = directory_of(cls, "distrain-checkpoint-")
         keras_model.save(os.path.join(checkpoint.path, cls.MODEL_FILENAME))
-        checkpoint.set_metadata({cls.MODEL_FILENAME_KEY: cls.MODEL_FILENAME})
         return checkpoint
 
     @classmethod
     def from_h5(cls, file_path: str | os.PathLike[str], *, preprocessor: None = None) -> Self:
-        """Make a checkpoint of a model that ``model.save("name.h5")`` has written. The file is copied.
-
-        Raises ValueError if there is no such file, or its name does not end in ``.h5``.
-        """
-        file = Path(file_path).expanduser()
-        if not file.is_file() or file.suffix != ".h5":
-            raise ValueError(f"TensorflowCheckpoint.from_h5: {file} is not a file whose name ends in .h5")
-        checkpoint = cls._temporary()
-        shutil.copy(file, checkpoint.path)
-        checkpoint.set_metadata({cls.MODEL_FILENAME_KEY: file.name})
-        return checkpoint
+        """Make a checkpoint of a model that ``model.save("name.h5")`` of ``tf.keras`` has written."""
+        return cls.from_model(import_module("tensorflow").keras.models.load_model(os.fspath(file_path)))
 
     def get_model(self) -> Any:
         """Load the model with the Keras that has saved it (2 or 3), which may differ from ``tf.keras``.
@@ -77,15 +64,12 @@ class TensorflowCheckpoint(Checkpoint):
         with self.as_directory() as folder:
             if (Path(folder) / DICT_FILE).is_file() and "model" in (data := self.to_dict()):
                 return data["model"]  # as in Ray AIR
-            name = self.get_metadata().get(self.MODEL_FILENAME_KEY, self.MODEL_FILENAME)
-            model = Path(folder) / name
+            model = Path(folder) / self.MODEL_FILENAME
             if not model.is_file():
-                raise CheckpointError(f"{self.path or self} has no {name}, so no TensorflowCheckpoint was saved there")
-            return _load(model, os.path.join(self.path or str(self), name))
-
-    @classmethod
-    def _temporary(cls) -> Self:
-        return directory_of(cls, "distrain-checkpoint-")
+                raise CheckpointError(
+                    f"{self.path or self} has no {model.name}, so no TensorflowCheckpoint was saved there"
+                )
+            return _load(model, os.path.join(self.path or str(self), model.name))
 
 
 def _load(model: Path, shown: str) -> Any:
@@ -116,25 +100,8 @@ def _keras_of(model: Path, shown: str) -> Any:
 
 def _major_version(model: Path, shown: str) -> int:
     """Return the major version of the model's Keras. Raises CheckpointError, BadZipFile or OSError without a model."""
-    version = _version_in_zip if model.suffix == ".keras" else _version_in_h5
-    return int(version(model, shown).partition(".")[0])
-
-
-def _version_in_zip(model: Path, shown: str) -> str:
     with zipfile.ZipFile(model) as archive:
         try:
-            return str(json.loads(archive.read("metadata.json"))["keras_version"])
+            return int(json.loads(archive.read("metadata.json"))["keras_version"].partition(".")[0])
         except (KeyError, ValueError) as error:
             raise CheckpointError(_damaged(shown, error)) from error
-
-
-def _version_in_h5(model: Path, shown: str) -> str:
-    import h5py
-
-    with h5py.File(model) as file:
-        if "model_config" not in file.attrs:
-            raise CheckpointError(
-                f"{shown} has no model, but only weights, as model.save_weights() writes: build the model, and call "
-                "its load_weights() with the file; or save the whole model, with model.save()"
-            )
-        return str(file.attrs["keras_version"])

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from distrain.api.backend import BackendConfig
-from distrain.api.ray_names import without
+from distrain.api.ray_names import checks_arguments
 from distrain.system.arguments import check_fields, check_seconds
 from distrain.worker.addresses import bypass_proxies
 from distrain.worker.session import session_of
@@ -43,7 +43,7 @@ _NO_KERAS_2 = (
 )
 
 
-@without()
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class TensorflowConfig(BackendConfig):
     """Settings of TensorFlow's workers, for MultiWorkerMirroredStrategy or another strategy that reads TF_CONFIG.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.api import current
 from distrain.api.backend import BackendConfig
-from distrain.api.ray_names import without
+from distrain.api.ray_names import checks_arguments
 from distrain.system.arguments import check_fields, check_seconds, check_type
 from distrain.system.imports import require
 from distrain.worker import flight_recorder
@@ -48,7 +48,7 @@ _MEETING_ELSEWHERE = {"horovod", "mpi4py"}
 """Packages with collectives of their own."""
 
 
-@without("init_method")
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig(BackendConfig):
     """Settings of ``torch.distributed``'s process group.

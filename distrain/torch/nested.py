@@ -18,38 +18,19 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """
     if isinstance(value, torch.Tensor) or callable(getattr(value, "to", None)):
         return change(value)
+    if isinstance(value, (list, MutableMapping)):
+        clone = copy.copy(value)  # its constructor may take other arguments, like that of defaultdict
+        for place, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            clone[place] = map_leaves(item, change)
+        return clone
     if isinstance(value, Mapping):
-        return _mapping(value, change)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_leaves(item, change) for item in value))
-    if isinstance(value, (list, tuple)):
-        return _sequence(value, change)
+        return type(value)({key: map_leaves(item, change) for key, item in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple):
+        changed = (map_leaves(item, change) for item in value)
+        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _dataclass(value, change)
     return change(value)
-
-
-def _mapping(value: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
-    changed = {key: map_leaves(item, change) for key, item in value.items()}
-    if type(value) is dict:
-        return changed
-    if isinstance(value, MutableMapping):  # its constructor may take other arguments, like that of defaultdict
-        clone: MutableMapping[Any, Any] = copy.copy(value)
-        for key, item in changed.items():
-            clone[key] = item
-        return clone
-    return type(value)(changed)  # type: ignore[call-arg]
-
-
-def _sequence(value: list[Any] | tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
-    changed = [map_leaves(item, change) for item in value]
-    if type(value) is list:
-        return changed
-    if isinstance(value, list):
-        clone = copy.copy(value)
-        clone[:] = changed
-        return clone
-    return type(value)(changed)
 
 
 def _dataclass(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -1,6 +1,6 @@
 """The process that carries files between this machine and one host that does not share them.
 
-The coordinator starts one for each such host, at the latest with the first order for it. Orders come in on stdin:
+The coordinator starts one for each such host with the first order for it. Orders come in on stdin:
 fetch files of a checkpoint (:class:`~distrain.wire.Upload`) or all others (:class:`~distrain.wire.BringBack`), or copy
 files to the host (:class:`~distrain.wire.Deliver`). Answers go out on stdout, in the order of the orders. The process
 ends with its parent, and its stream ends with it.
@@ -21,10 +21,10 @@ import secrets
 import shutil
 import signal
 import subprocess
-import threading
+import tempfile
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.storage.flushing import flush
@@ -35,13 +35,12 @@ from distrain.system.background import in_threads
 from distrain.system.stacks import without_noise
 from distrain.system.text import count, size
 from distrain.transfer.stream import (
-    Arrivals,
     Reader,
     RefusedError,
     StreamEndedError,
-    as_digest,
     checked_name,
     make_folders,
+    receive_contents,
     send_contents,
     send_header,
 )
@@ -57,6 +56,7 @@ _RETRIES_S = (0.2, 2.0)
 """Seconds before each further try of an order whose connection has broken: sshd may have been busy."""
 _BATCH_BYTES = 16 << 20
 """Bytes of files that come back together. A connection that breaks loses no others."""
+_LONGEST_WORDS = 1 << 20
 _LAST_WORDS_BYTES = 2 << 10
 _LAST_WORDS_S = 2.0
 
@@ -64,7 +64,6 @@ _LAST_WORDS_S = 2.0
 def main(arguments: list[str]) -> None:
     """Run the mover. ``arguments``: the pid of the parent, and the command line that opens a stream, as JSON."""
     channel, mover = channel_to_parent(arguments[0]), Mover(json.loads(arguments[1]))
-    mover.connect()
     while not channel.at_end:
         for frame in channel.wait():
             channel.send(mover.do(frame.message()))
@@ -92,11 +91,6 @@ class Mover:
                     return wire.failed_answer(order, error, "what could not be stored is in {} on that host")
                 time.sleep(pause_s)
         raise AssertionError("the last try has returned")
-
-    def connect(self) -> None:
-        """Open the stream before there are orders. If that fails, the first order tries again."""
-        with contextlib.suppress(OSError, StreamEndedError):
-            self._stream = Stream(self._argv)
 
     def _carry_out(self, order: wire.Message) -> wire.Message:
         if self._stream is None:
@@ -162,9 +156,8 @@ class Mover:
             "folders": order.folders,
             "files": [(os.path.relpath(file.path, order.root), *file[1:]) for file in files],
         }
-        send_header(stream.write_fd, request)
-        send_contents(stream.write_fd, [(file.path, file.size) for file in files])
-        stream.reader.header()
+        stream.ask(request)
+        stream.ask({"crcs": send_contents(stream.write_fd, [(file.path, file.size) for file in files])})
         return wire.OrderDone()
 
 
@@ -191,15 +184,13 @@ class Stream:
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
-        self._process = process.spawn(argv, stderr=subprocess.PIPE)
-        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        with tempfile.TemporaryFile() as said:
+            self._process = process.spawn(argv, stderr=said.fileno())
+            self._said = os.dup(said.fileno())
+        stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        assert stderr is not None
-        self._pipes = (stdin, stdout)
-        self._said = b""
-        self._listener = threading.Thread(target=self._listen, args=(stderr,), daemon=True)
-        self._listener.start()
+        self._files = (stdin, stdout, os.fdopen(self._said))
         self.write_fd, self.reader = stdin.fileno(), Reader(stdout.fileno())
         try:
             self.reader.skip_chatter()
@@ -207,7 +198,7 @@ class Stream:
             raise StreamEndedError(self.end(str(error))) from None
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request without contents, and return the answer. Raise RefusedError or StreamEndedError."""
+        """Send a header, and return the one that answers it. Raise RefusedError or StreamEndedError."""
         send_header(self.write_fd, request)
         return self.reader.header()
 
@@ -219,38 +210,24 @@ class Stream:
         Raise OSError, RefusedError or StreamEndedError.
         """
         listing = self.ask({"do": "get", "folder": folder, "files": names, "others": others, "facts": facts or {}})
-        arrivals = Arrivals(self.reader)
         make_folders(directory, [*listing["folders"], *map(os.path.dirname, names)])
         sizes = dict(zip(names, listing["sizes"], strict=True))
-        paths = {name: os.path.join(directory, name) for name in sizes}
-        digests = [arrivals.store(paths[name], size) for name, size in sizes.items()]
-        end = self.reader.header()  # raises RefusedError if a file has changed
-        if arrivals.problem is not None:
-            raise arrivals.problem
-        for name, digest, crc in zip(sizes, digests, end["crcs"], strict=True):
-            if digest != as_digest(crc):
-                raise RefusedError(f"{name} was damaged on the way from the host")
-        in_threads(flush, list(paths.values()))
+        end = receive_contents(self.reader, directory, sizes)
+        in_threads(flush, [os.path.join(directory, name) for name in names])
         files = [(name, size, crc) for (name, size), crc in zip(sizes.items(), end["crcs"], strict=True)]
         return files, [(name, size, crc) for name, size, crc in end["others"]]
-
-    def _listen(self, stderr: IO[bytes]) -> None:
-        with stderr:
-            while data := os.read(stderr.fileno(), _LAST_WORDS_BYTES):
-                self._said = (self._said + data)[-_LAST_WORDS_BYTES:]
 
     def end(self, found: str) -> str:
         """Close the stream, and return why it has ended, as far as that is known: its last words, or ``found``."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_WORDS_S)
-        code = self.close()
-        self._listener.join(_LAST_WORDS_S)  # a grandchild may keep the pipe open
-        said = "\n".join(without_noise(self._said.decode(errors="replace").strip().splitlines()))
+        said = os.pread(self._said, _LONGEST_WORDS, 0)[-_LAST_WORDS_BYTES:].decode(errors="replace").strip()
+        code, said = self.close(), "\n".join(without_noise(said.splitlines()))
         return f"the connection for files has ended (exit code {code}): {said or found}"
 
     def close(self) -> int:
         """End the process, close the stream, and return the exit code."""
         process.kill_group(self._process.pid, signal.SIGKILL)
-        for pipe in self._pipes:
-            pipe.close()
+        for file in self._files:
+            file.close()
         return self._process.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
@@ -31,7 +30,7 @@ _FLUSH_S = 0.1
 
 
 class OrderLink:
-    """A process that carries out orders, started with the first one or by :meth:`start`.
+    """A process that carries out orders, started with the first one.
 
     It answers orders in their order. If it dies, open orders fail, except those that another process may repeat.
 
@@ -73,12 +72,6 @@ class OrderLink:
     def is_idle(self) -> bool:
         """True if every order is answered."""
         return not self._open
-
-    def start(self) -> None:
-        """Start the process now, if possible, so that the first order does not wait for that."""
-        if self._child is None:
-            with contextlib.suppress(OSError):  # the first order fails with it, too
-                self._start(opens=False)
 
     def order(self, order: wire.Message) -> None:
         """Send an order. If the process cannot be started, the order is answered with that failure."""

@@ -5,14 +5,16 @@ that, such as the greeting of a login shell, are skipped. Then the mover sends o
 the answer to each. A header is its size (4 bytes, big-endian) and JSON. Contents are the bytes of all files, one after
 the other; the header before them has their sizes. An end that cannot send what it has announced closes the stream.
 
-- ``put`` (folder, staging, folders, files) is followed by contents. The server stores them in ``staging``, compares
-  their digests, and renames it to ``folder``. The answer is a header: empty, or with ``failed``.
-- ``get`` (folder, files, others) is answered by a header with ``failed``, or with the ``sizes`` of the files and all
-  ``folders`` in the directory; then come the contents, and a header with the ``crcs`` of the files, and name, size and
-  crc32 of each of the ``others``.
+- ``put`` (folder, staging, folders, files) is answered by a header, and followed by contents and a header with their
+  ``crcs``. The server stores them in ``staging``, compares them, and renames it to ``folder``. The answer is a header.
+- ``get`` (folder, files, others) is answered by a header with the ``sizes`` of the files and all ``folders`` in the
+  directory; then come the contents, and a header with the ``crcs`` of the files, and name, size and crc32 of each of
+  the ``others``.
 - ``list`` (folder) is answered by a header with a
   :class:`~distrain.wire.shipped_file.ShippedFile` for each of the ``files`` in a directory.
 - ``delete`` (folder, files) is answered by an empty header. Directories that are empty then are deleted, too.
+
+A header with ``failed`` takes the place of any other answer.
 
 Runs in: mover, stream server.
 """
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
+import io
 import json
 import os
 import zlib
@@ -33,7 +35,7 @@ from distrain.storage.flushing import begin_flush, naming
 from distrain.wire.channel import widen_pipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _CHUNK_BYTES = 1 << 20
 _SIZE_BYTES = 4
@@ -41,7 +43,6 @@ _LARGEST_HEADER = 256 << 20
 _CHATTER_KEPT = 4 << 10
 _FLUSHED_BYTES = 8 << 20
 """Bytes of a file after which the kernel begins to write them to disk."""
-_CRC32 = "crc32:"
 
 
 class StreamEndedError(DistrainError):
@@ -60,11 +61,6 @@ def checked_name(name: str) -> str:
     return name
 
 
-def as_digest(crc: int) -> str:
-    """Return the digest of a file whose crc32 is known."""
-    return f"{_CRC32}{crc}"
-
-
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -73,22 +69,17 @@ class Reader:
 
     def __init__(self, fd: int) -> None:
         widen_pipe(fd)
-        self._fd = fd
-        self._buffer = memoryview(bytearray(_CHUNK_BYTES))
-        self._start = self._end = 0
+        self._file = io.BufferedReader(io.FileIO(fd, closefd=False), _CHUNK_BYTES)
 
-    def some(self, most: int) -> memoryview:
-        """Return the next bytes, at least one, without copying them. They are valid until the next call."""
-        if self._start == self._end:
-            try:
-                self._start, self._end = 0, os.readv(self._fd, [self._buffer])
-            except OSError as error:
-                raise StreamEndedError(str(error)) from None
-            if not self._end:
-                raise StreamEndedError("it has ended")
-        start = self._start
-        self._start = min(self._end, start + most)
-        return self._buffer[start : self._start]
+    def some(self, most: int) -> bytes:
+        """Return the next bytes, at least one."""
+        try:
+            data = self._file.read1(min(most, _CHUNK_BYTES))
+        except OSError as error:
+            raise StreamEndedError(str(error)) from None
+        if not data:
+            raise StreamEndedError("it has ended")
+        return data
 
     def exactly(self, size: int) -> bytes:
         """Return so many bytes."""
@@ -112,34 +103,46 @@ class Reader:
         seen = b""
         try:
             while not seen.endswith(wire.MAGIC):
-                seen = seen[-_CHATTER_KEPT:] + bytes(self.some(1))
+                seen = seen[-_CHATTER_KEPT:] + self.some(1)
         except StreamEndedError:
             raise StreamEndedError(seen.decode(errors="replace").strip()) from None
 
 
-class Arrivals:
-    """Files that arrive over a stream and are stored. All bytes are read, also after an error."""
+def receive_contents(reader: Reader, folder: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Store the files that arrive in a directory, and return the header after them. All is read, also after an error.
+
+    sizes: by their paths below the directory. Raise OSError, StreamEndedError, and RefusedError if the other end could
+    not read a file, or if one has been damaged.
+    """
+    arrivals = _Arrivals(reader)
+    crcs = [arrivals.store(os.path.join(folder, checked_name(name)), size) for name, size in sizes.items()]
+    end = reader.header()
+    if arrivals.problem is not None:
+        raise arrivals.problem
+    for name, found, sent in zip(sizes, crcs, end["crcs"], strict=True):
+        if found != sent:
+            raise RefusedError(f"{name} was damaged on the way")
+    return end
+
+
+class _Arrivals:
+    """Files that arrive over a stream and are stored. problem: the first error of the disk."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self.problem: OSError | None = None
-        """The first error of the disk."""
 
-    def store(self, path: str, size: int, digest: str = _CRC32) -> str:
-        """Store the next file, and return its digest, of the same kind as ``digest``. Raise StreamEndedError."""
-        sha256, crc = None if digest.startswith(_CRC32) else hashlib.sha256(), 0
-        fd, start, flushed = -1, 0, 0
-        with self.noting(path):
+    def store(self, path: str, size: int) -> int:
+        """Store the next file, and return its crc32. Raise StreamEndedError."""
+        fd, crc, start, flushed = -1, 0, 0, 0
+        with self._noting(path):
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             while start < size:
                 data = self._reader.some(size - start)
-                if sha256 is None:
-                    crc = zlib.crc32(data, crc)
-                else:
-                    sha256.update(data)
+                crc = zlib.crc32(data, crc)
                 start += len(data)
-                with self.noting(path):
+                with self._noting(path):
                     while data and self.problem is None:
                         data = data[os.write(fd, data) :]
                 if start - flushed >= _FLUSHED_BYTES or start == size:
@@ -147,12 +150,12 @@ class Arrivals:
                     flushed = start
         finally:
             if fd >= 0:
-                with self.noting(path):  # some file servers tell only now that the disk is full
+                with self._noting(path):  # some file servers tell only now that the disk is full
                     os.close(fd)
-        return as_digest(crc) if sha256 is None else sha256.hexdigest()
+        return crc
 
     @contextlib.contextmanager
-    def noting(self, path: str) -> Iterator[None]:
+    def _noting(self, path: str) -> Iterator[None]:
         """Take an OSError as a problem with a file. The next files still have to be read."""
         try:
             with naming(path):
@@ -214,3 +217,12 @@ def make_folders(top: str, names: Sequence[str]) -> None:
     for name in sorted({*filter(None, names)}):
         with contextlib.suppress(FileExistsError, NotADirectoryError):  # another rank has a file of that name
             os.makedirs(os.path.join(top, checked_name(name)), exist_ok=True)
+
+
+def folders_below(top: str) -> list[str]:
+    """Return the relative paths of all directories in a directory. Follow links."""
+    return [
+        os.path.relpath(os.path.join(parent, name), top)
+        for parent, names, _ in os.walk(top, followlinks=True)
+        for name in names
+    ]

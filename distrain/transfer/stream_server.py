@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from distrain import wire
 from distrain.system import process
 from distrain.transfer.stream import (
-    Arrivals,
     Reader,
     RefusedError,
     StreamEndedError,
     checked_name,
+    folders_below,
     make_folders,
+    receive_contents,
     send_contents,
     send_header,
     write_all,
@@ -51,7 +52,7 @@ def serve(read_fd: int, write_fd: int) -> None:
         try:
             match request["do"]:
                 case "put":
-                    _put(reader, request)
+                    _put(reader, write_fd, request)
                     send_header(write_fd, {})
                 case "get":
                     _get(write_fd, **request)
@@ -64,49 +65,30 @@ def serve(read_fd: int, write_fd: int) -> None:
             send_header(write_fd, {"failed": str(error)})
 
 
-def _put(reader: Reader, request: dict[str, Any]) -> None:
+def _put(reader: Reader, write_fd: int, request: dict[str, Any]) -> None:
     """Store files. Raise OSError, RefusedError or StreamEndedError."""
     folder, staging = request["folder"], request["staging"]
-    files = {checked_name(name): ShippedFile(name, *fields) for name, *fields in request["files"]}
-    arrivals = Arrivals(reader)
+    files = [ShippedFile(*fields) for fields in request["files"]]
     try:
-        with arrivals.noting(staging):
-            os.mkdir(staging, 0o700)  # its parent is the directory of the run: without that, nobody would delete this
-            make_folders(staging, [*request["folders"], *map(os.path.dirname, files)])
-        _receive(arrivals, staging, files)
+        os.mkdir(staging, 0o700)  # its parent is the directory of the run: without that, nobody would delete this
+        make_folders(staging, [*request["folders"], *(os.path.dirname(file.path) for file in files)])
+        send_header(write_fd, {})
+        receive_contents(reader, staging, {file.path: file.size for file in files})
+        for file in files:
+            path = os.path.join(staging, file.path)
+            os.chmod(path, file.mode | 0o600)
+            os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
         if not os.path.isdir(folder):  # else another run has copied the same
             os.rename(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _receive(arrivals: Arrivals, staging: str, files: dict[str, ShippedFile]) -> None:
-    """Store files in the staging directory, and compare their digests."""
-    damaged = []
-    for name, file in files.items():
-        path = os.path.join(staging, name)
-        if arrivals.store(path, file.size, file.digest) != file.digest:
-            damaged.append(name)
-        if arrivals.problem is None:
-            with arrivals.noting(path):
-                os.chmod(path, file.mode | 0o600)
-                os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
-    if arrivals.problem is not None:
-        raise arrivals.problem
-    if damaged:
-        raise RefusedError(f"{damaged[0]} has changed while it was copied, or was damaged on the way")
-
-
 def _get(fd: int, do: str, folder: str, files: list[str], others: list[str], facts: Mapping[str, list[int]]) -> None:
     """Send files. Raise OSError, RefusedError or StreamEndedError; end the program if the contents cannot be sent."""
     paths = [os.path.join(folder, checked_name(name)) for name in files]
     sizes = [os.stat(path).st_size for path in paths]
-    folders = [
-        os.path.relpath(os.path.join(parent, name), folder)
-        for parent, names, _ in os.walk(folder, followlinks=True)
-        for name in names
-    ]
-    send_header(fd, {"sizes": sizes, "folders": folders})
+    send_header(fd, {"sizes": sizes, "folders": folders_below(folder)})
     try:
         crcs = send_contents(fd, list(zip(paths, sizes, strict=True)))
     except OSError as error:  # the mover waits for the rest of the contents
@@ -118,9 +100,7 @@ def _list(folder: str) -> Iterator[ShippedFile]:
     """Yield all files, and those that links lead to, with their paths below the directory."""
     for path in Path(folder).rglob("*"):
         if path.is_file():
-            status = path.stat()
-            name = str(path.relative_to(folder))
-            yield ShippedFile(name, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, "")
+            yield ShippedFile.found(str(path.relative_to(folder)), path.stat())
 
 
 def _delete(folder: str, files: list[str]) -> None:

@@ -759,10 +759,9 @@ class Deliver(Message):
     """Copy files into the new directory ``folder`` of the host.
 
     root: the directory of this machine that ``folder`` stands for. files: the fields of a
-    :class:`~distrain.wire.shipped_file.ShippedFile` for each file below ``root``; the digests are as
-    :func:`~distrain.wire.shipped_file.digest_of` returns them, or ``crc32:`` and the number. staging: a directory of
-    the run on the host, for files until all have arrived. folders: directories to make below ``folder``, also if no
-    file is in them.
+    :class:`~distrain.wire.shipped_file.ShippedFile` for each file below ``root``. staging: a directory of the run on
+    the host, for files until all have arrived. folders: directories to make below ``folder``, also if no file is in
+    them.
 
     Coordinator -> mover; answered by :class:`OrderDone`.
     """
@@ -1031,7 +1030,8 @@ class Reported(FromWorker):
 
     index: counts the rank's calls in the attempt from 1. body: the metrics as JSON. progress: None, or the step and the
     number of steps that the user has given. waited: seconds since the rank's last report in which it waited for
-    ``data``, or in report() for a ``checkpoint``; None if it did not wait. With a checkpoint (has_checkpoint):
+    ``data``, or in report() for a ``checkpoint``; None if it did not wait. ordinal: ``index`` if it has a
+    checkpoint, else None. With a checkpoint:
 
     folder: the directory with its files. files: the relative path of each. in_place: ``folder`` is in the run
     directory, and all ranks write into it; ``files`` is empty. in_memory: ``folder`` is in the memory of the host, see
@@ -1049,7 +1049,7 @@ class Reported(FromWorker):
     """
 
     index: int
-    has_checkpoint: bool
+    ordinal: int | None
     time: float = 0.0
     files: list[str] = field(default_factory=list)
     facts: dict[str, list[int]] | None = None
@@ -1065,6 +1065,10 @@ class Reported(FromWorker):
     progress: list[float] | None = None
     waited: dict[str, float] | None = None
     failed: str | None = None
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self.ordinal is not None
 
 
 @message

@@ -28,7 +28,12 @@ class ShippedFile(NamedTuple):
     size: int
     mtime_ns: int
     mode: int
-    digest: str
+    digest: str = ""
+
+    @classmethod
+    def found(cls, path: str, status: os.stat_result, digest: str = "") -> ShippedFile:
+        """Return a file with this status."""
+        return cls(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, digest)
 
     @property
     def is_in_place(self) -> bool:
@@ -53,7 +58,7 @@ def digest_of(path: Path, size: int) -> str:
     return hasher.hexdigest()
 
 
-def project_digest(files: Iterable[ShippedFile]) -> str:
-    """Return the digest of a whole project: of the paths, modes and contents of its files, in their order."""
-    lines = "".join(f"{file.path!r} {file.mode:o} {file.digest}\n" for file in files)
+def project_digest(files: Iterable[ShippedFile], folders: Iterable[str]) -> str:
+    """Return the digest of a whole project: its folders, and paths, modes and contents of its files, in their order."""
+    lines = "".join(f"{file.path!r} {file.mode:o} {file.digest}\n" for file in files) + repr(sorted(folders))
     return hashlib.sha256(lines.encode(errors="backslashreplace")).hexdigest()[:40]

@@ -20,12 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distrain import wire
 from distrain.api import current
 from distrain.api.config import CheckpointUploadMode
-from distrain.api.context import (
-    CheckpointConsistencyMode,
-    ReportedCheckpoint,
-    ReportedCheckpointStatus,
-    TrainContext,
-)
+from distrain.api.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus, TrainContext
 from distrain.api.store_options import StoreOptions
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import POSITIONS, Checkpoint
@@ -245,7 +240,8 @@ class Session:
                 self._reports, self._checkpoints = before + 1, self._checkpoints + has_checkpoint
                 with contextlib.suppress(Exception):  # of __str__, of a signal handler, or the coordinator is gone
                     failed = f"{type(error).__name__}: {error}"
-                    self.send(wire.Reported, index=self._reports, has_checkpoint=has_checkpoint, failed=failed)
+                    ordinal = self._reports if has_checkpoint else None
+                    self.send(wire.Reported, index=self._reports, ordinal=ordinal, failed=failed)
             raise
 
     def _note_blocked(self, since: float) -> None:
@@ -262,23 +258,15 @@ class Session:
         self, body: bytes, progress: list[float] | None, local_files: LocalFiles | None = None, **checkpoint: Any
     ) -> int:
         """Send a report, with the fields of a checkpoint if it has one. Return its number."""
-        report = wire.Reported(
-            attempt=self.context.attempt,
-            rank=self.context.world_rank,
-            index=self._reports + 1,
-            time=time.time(),
-            has_checkpoint=bool(checkpoint),
-            body=body,
-            progress=progress,
-            waited=self._new_waits(),
-            **{"files": [], **checkpoint},
-        )
+        now, waited = time.time(), self._new_waits()
+        fields = {"time": now, "body": body, "progress": progress, "waited": waited, **checkpoint}
+        index = self._reports + 1
         # Counted just before it is sent: the coordinator waits for a number that an alarm kept from being sent.
-        self._reports, self._checkpoints = report.index, self._checkpoints + report.has_checkpoint
+        self._reports, self._checkpoints = index, self._checkpoints + bool(checkpoint)
         if local_files is not None:
-            self._local_files[report.index] = local_files
-        self._channel.send(report)
-        return report.index
+            self._local_files[index] = local_files
+        self.send(wire.Reported, index=index, ordinal=index if checkpoint else None, **fields)
+        return index
 
     def _prepare(
         self, checkpoint: Checkpoint, options: StoreOptions
@@ -725,7 +713,8 @@ class Session:
             case wire.FilesStored(ordinal=ordinal, failed=failed):
                 self._uploading.pop(ordinal, None)
                 was_short = self._memory_is_short and ordinal == self._in_memory  # nothing is wrong with the next one
-                self._end_in_memory(ordinal, is_dropped=failed is not None)
+                if ordinal == self._in_memory:
+                    self._end_in_memory(ordinal, is_dropped=failed is not None)
                 if failed is not None and not was_short:
                     self._local_files.pop(ordinal, None)
                     self._storing_errors.append(f"a checkpoint of this rank could not be stored: {failed}")

@@ -216,7 +216,7 @@ class Player:
             rank=rank,
             index=index,
             time=time.time(),
-            has_checkpoint=has_checkpoint,
+            ordinal=index if has_checkpoint else None,
             files=files,
             body=body,
         )

@@ -107,40 +107,6 @@ def test_a_module_that_fails_shows_its_own_lines(tmp_path: Path, monkeypatch: py
     assert "ModuleNotFoundError: ray has no 'serve' here: distrain does not serve models" in trace.splitlines()[-1]
 
 
-PREEMPTED = """
-import os, signal, time
-from ray import train
-from ray.train import RunConfig, ScalingConfig
-from ray.train.collective import barrier
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-
-def train_func(config):
-    assert train.get_preemption_info() is None
-    barrier()
-    if train.get_context().get_world_rank() == 0:
-        os.kill(config["pid"], signal.SIGTERM)
-    while (info := train.get_preemption_info()) is None:
-        time.sleep(0.01)
-    train.report({"ranks": info.preempted_ranks, "hosts": len(info.preempted_node_ids)})
-
-DataParallelTrainer(
-    train_func,
-    train_loop_config={"pid": os.getpid()},
-    scaling_config=ScalingConfig(num_workers=2),
-    run_config=RunConfig(name="run", storage_path="runs"),
-).fit()
-"""
-
-
-@sampled
-def test_a_script_hears_that_its_run_is_preempted(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PREEMPTED)
-    command = [sys.executable, "-m", "distrain", "run", "--as-ray", "train.py"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
-    assert "distrain: stopped ──" in done.stderr
-    assert Result.from_path(tmp_path / "runs" / "run").metrics == {"ranks": [0, 1], "hosts": 1}
-
-
 @sampled
 def test_a_notebook_imports_it_in_a_cell(tmp_path: Path) -> None:
     shown = run_notebook(

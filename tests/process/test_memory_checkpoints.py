@@ -162,6 +162,28 @@ def test_a_way_of_its_own_on_one_rank_loses_no_checkpoint(fit: Fit, rank: int) -
     assert result.checkpoint.to_dict()["step"] == 2
 
 
+@pytest.mark.parametrize("mode", [MEMORY, CheckpointUploadMode.SYNC])
+def test_a_damaged_checkpoint_is_found_when_ranks_cannot_load_it(fit: Fit, mode: CheckpointUploadMode) -> None:
+    """The next attempt starts from the one before, in memory or on storage."""
+
+    def train() -> list[int]:
+        checkpoint = distrain.get_checkpoint()
+        start = checkpoint.to_dict()["step"] if checkpoint else 0
+        for step in range(start + 1, 5):
+            way = mode if step in (2, 3) else CheckpointUploadMode.SYNC
+            distrain.report({"step": step}, Checkpoint.from_dict({"step": step}), checkpoint_upload_mode=way)
+        newest = distrain.get_checkpoint()
+        assert newest is not None
+        if not start:
+            [file] = [path for path in Path(newest.path).iterdir() if path.suffix == ".pkl"]
+            file.write_bytes(b"damaged")
+            raise RuntimeError("now it cannot be loaded")
+        return [start, newest.to_dict()["step"]]
+
+    result = fit(train, workers=1, failure_config=FailureConfig(max_failures=3))
+    assert result.return_value == [3, 4]
+
+
 def train(config: dict[str, int]) -> None:
     checkpoint = distrain.get_checkpoint()
     start = checkpoint.to_dict()["step"] if checkpoint else 0

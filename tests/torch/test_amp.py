@@ -128,58 +128,16 @@ def test_a_gpu_that_would_emulate_bfloat16_lacks_it(
     assert not amp._lacks_bfloat16(torch.device("cpu"))
 
 
-@pytest.fixture
-def without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def test_there_a_model_computes_in_full_precision_and_the_user_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(amp, "_lacks_bfloat16", lambda device: True)
     with acting_as(0, 1):
         accelerate(amp=True)
-        yield
-
-
-@pytest.mark.usefixtures("without_bfloat16")
-def test_there_a_model_computes_in_float16_with_a_scaled_loss() -> None:
-    model = prepare_model(Probe())
-    backward(model(torch.ones(2, 4))["logits"].sum())
-    assert model.seen == [torch.float16]
-    assert model.layer.weight.grad.abs().max() > 1000  # type: ignore[union-attr, operator]
-
-
-@pytest.mark.usefixtures("without_bfloat16")
-def test_scaled_steps_are_those_of_the_unscaled_loss() -> None:
-    """Of two optimizers for one loss, while the scale changes after each step, and with a scheduler."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
-    other = copy.deepcopy(model)
-    optimizers = [prepare_optimizer(torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.9)) for part in model]
-    plain = torch.optim.SGD(other.parameters(), lr=0.01, momentum=0.9)
-    schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 2) for optimizer in (*optimizers, plain)]
-    amp._scaler().set_growth_interval(1)  # type: ignore[union-attr]
-    for number in range(4):
-        x = torch.full((2, 3), number + 1.0)
-        for optimizer in (*optimizers, plain):
-            optimizer.zero_grad()
-        backward(model(x).square().mean())
-        other(x).square().mean().backward()
-        for changes in (*optimizers, plain, *schedulers):
-            changes.step()
-    torch.testing.assert_close(model.state_dict(), other.state_dict())
-    assert type(pickle.loads(pickle.dumps(optimizers[0]))) is torch.optim.SGD
-
-
-@pytest.mark.usefixtures("without_bfloat16")
-def test_gradients_that_overflow_are_not_applied() -> None:
-    model = nn.Linear(3, 1)
-    optimizer = prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    before = copy.deepcopy(model.state_dict())
-    backward(model(torch.full((1, 3), 1e38)).sum())
-    optimizer.step()
-    torch.testing.assert_close(model.state_dict(), before)
-    optimizer.zero_grad()
-    backward(model(torch.ones(1, 3)).sum())
-    optimizer.step()
-    torch.testing.assert_close(model.weight, before["weight"] - 0.1)
-    with pytest.raises(RuntimeError, match="already been called since the last update"):
-        optimizer.step()
+        model = prepare_model(Probe())
+        model(torch.ones(2, 4))
+    assert model.seen == [torch.float32]
+    assert "for float16, use torch.autocast and torch.amp.GradScaler" in capsys.readouterr().err
 
 
 # -- with real ranks ---------------------------------------------------------------------------------------------------

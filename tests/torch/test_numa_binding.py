@@ -49,20 +49,17 @@ _DEVICE = next(
 )  # its name differs among versions
 
 
-def torchrun_binds(mode: str, gpu: int) -> Any:
+def torchrun_binds(gpu: int) -> Any:
     """Return the CPUs of a rank; None if torchrun raises, or would bind the rank to no CPU."""
-    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+    options = binding.NumaOptions(affinity_mode=binding.AffinityMode("node"))
     try:
         return binding._get_logical_cpus_to_bind_to(**{_DEVICE: gpu}, numa_options=options) or None
     except (RuntimeError, ValueError, ZeroDivisionError):
         return None
 
 
-@pytest.mark.parametrize("mode", ["node", "socket"])
-def test_ranks_get_the_cpus_that_torchrun_gives_them(
-    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng, compared = random.Random(mode), 0
+def test_ranks_get_the_cpus_that_torchrun_gives_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, compared = random.Random("node"), 0
     for number in range(40):
         machine, root = any_machine(rng), tmp_path / str(number)
         machine.write(root)
@@ -71,23 +68,22 @@ def test_ranks_get_the_cpus_that_torchrun_gives_them(
             allowed = set(rng.sample(machine.cpus, rng.randint(1, len(machine.cpus))))
         stand_on(machine, root, allowed, monkeypatch)
         gpus = range(len(machine.gpu_nodes))
-        expected = [torchrun_binds(mode, gpu) for gpu in gpus]
+        expected = [torchrun_binds(gpu) for gpu in gpus]
         monkeypatch.undo()
         nodes = [numa_node_of(pci_address(gpu), root) or 0 for gpu in gpus]
         cpus, near = read_cpus(allowed, root), nodes_near_gpus(nodes, 1, len(gpus))
         if all(expected):
-            assert bind(mode, cpus, near) == expected
+            assert bind(cpus, near) == expected
             compared += 1
-        elif mode != "socket" or not set(near) <= {cpu.node for cpu in cpus}:  # it fails if any node has no CPU left
+        else:  # it fails if any node has no CPU left
             with pytest.raises(ValueError, match="numa_binding"):
-                bind(mode, cpus, near)
+                bind(cpus, near)
     assert compared >= 10
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["node", "socket"])
-def test_ranks_near_real_gpus_get_the_cpus_that_torchrun_gives_them(mode: str) -> None:
+def test_ranks_near_real_gpus_get_the_cpus_that_torchrun_gives_them() -> None:
     gpus, _ = find_gpus(os.environ)
-    expected = [torchrun_binds(mode, gpu) for gpu in range(len(gpus))]
+    expected = [torchrun_binds(gpu) for gpu in range(len(gpus))]
     nodes = nodes_near_gpus([numa_node_of(gpu.pci) or 0 for gpu in gpus], 1, len(gpus))
-    assert bind(mode, read_cpus(), nodes) == expected
+    assert bind(read_cpus(), nodes) == expected

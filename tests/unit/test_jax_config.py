@@ -41,8 +41,7 @@ def test_it_can_be_pickled_and_is_the_trainers_default() -> None:
 def test_rays_options_are_refused_or_have_their_place() -> None:
     with pytest.raises(TypeError, match="TPUs are not supported"):
         JaxConfig(use_tpu=True)  # type: ignore[call-arg]
-    with pytest.warns(UserWarning, match=r"see ScalingConfig\(use_gpu=...\)"):
-        assert JaxConfig(use_gpu=True) == JaxConfig()  # type: ignore[call-arg]
+    assert JaxConfig(use_gpu=True) == JaxConfig()
 
 
 def test_workers_that_share_a_gpu_are_refused() -> None:

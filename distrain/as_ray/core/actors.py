@@ -11,9 +11,8 @@ from distrain.as_ray.core.exceptions import ActorDiedError
 from distrain.as_ray.core.tasks import ObjectRef, RemoteFunction, call, check_plain, note_options, packed, unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-_RETURNS = "__ray_num_returns__"
 _actors: dict[str, ActorHandle] = {}
 """The living actors of this process, by their ids."""
 
@@ -31,16 +30,6 @@ def remote(*args: Any, **options: Any) -> Any:
 
 def _remote(target: Any, options: Mapping[str, Any]) -> ActorClass | RemoteFunction:
     return ActorClass(target, options) if inspect.isclass(target) else RemoteFunction(target, options)
-
-
-def method(*, num_returns: int = 1, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator for a method of an actor; ``num_returns`` has an effect."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        setattr(function, _RETURNS, num_returns)
-        return function
-
-    return decorate
 
 
 class ActorClass:
@@ -106,23 +95,16 @@ def _handle_in(pid: int, key: str) -> ActorHandle:
 class ActorMethod:
     """A method that ``.remote()`` calls."""
 
-    def __init__(self, handle: ActorHandle, name: str, returns: int | None = None) -> None:
+    def __init__(self, handle: ActorHandle, name: str) -> None:
         self._handle = handle
         self._name = name
-        self._returns = returns
 
     def remote(self, *args: Any, **named: Any) -> Any:
         """Call the method, and return the reference to its result."""
         if self._handle._key not in _actors:
             return ObjectRef(ActorDiedError("the actor was killed, or ray.shutdown() was called"))
         actor = self._handle._actor
-        bound = getattr(actor, self._name)
-        returns = getattr(bound, _RETURNS, 1) if self._returns is None else self._returns
-        return call(f"{type(actor).__name__}.{self._name}", bound, args, named, returns)
-
-    def options(self, *, num_returns: int | None = None, **options: Any) -> ActorMethod:
-        """Return the method with other options."""
-        return ActorMethod(self._handle, self._name, num_returns)
+        return call(f"{type(actor).__name__}.{self._name}", getattr(actor, self._name), args, named)
 
     def __call__(self, *args: object, **named: object) -> Any:
         raise TypeError(f"{self._name}() is a method of an actor: call {self._name}.remote()")

@@ -6,7 +6,6 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from distrain.api import current
 from distrain.as_ray.core.actors import kill_all
 from distrain.hosts.host_info import host_info
 from distrain.hosts.network import own_address
@@ -91,17 +90,6 @@ def nodes() -> list[dict[str, Any]]:
     return [{**facts, "Resources": cluster_resources()}]
 
 
-def get_gpu_ids() -> list[str]:
-    """Return the GPUs of this process, as CUDA_VISIBLE_DEVICES names them: in a worker its own, else all."""
-    count = len(host_info(with_gpus=True).gpus or ())
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = [part.strip() for part in listed.split(",")][:count] if listed else [str(place) for place in range(count)]
-    if current.session is None:
-        return found
-    rank = current.session.context.get_local_rank()
-    return found[rank : rank + 1] or found
-
-
 class RuntimeContext:
     """``ray.get_runtime_context()``."""
 
@@ -121,7 +109,3 @@ class RuntimeContext:
         """Return None, as in Ray's driver."""
 
     get_task_id = get_actor_id
-
-    def get_accelerator_ids(self) -> dict[str, list[str]]:
-        """Return the GPUs of this process."""
-        return {"GPU": get_gpu_ids()}

@@ -83,12 +83,3 @@ def plain_value(value: Any) -> Any:
 def names_of(names: str | Sequence[str]) -> list[str]:
     """Return a list of names for one name, or for several."""
     return [names] if isinstance(names, str) else list(names)
-
-
-def arrow_type(column: np.ndarray[Any, Any]) -> Any:
-    """Return Arrow's type of a column, or numpy's if Arrow has none."""
-    pa = require("pyarrow")
-    try:
-        return pa.array(column).type
-    except (pa.ArrowException, ValueError, TypeError):
-        return column.dtype

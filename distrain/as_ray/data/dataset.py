@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from distrain.as_ray.data.arguments import (
     ELSEWHERE,
     all_batches,
-    arrow_type,
     check_options,
     constructed,
     for_rows,
@@ -20,8 +19,8 @@ from distrain.as_ray.data.arguments import (
     plain,
     plain_value,
 )
-from distrain.as_ray.data.groups import AGGREGATES, GroupedData
-from distrain.as_ray.data.writing import SaveMode, write_files
+from distrain.as_ray.data.groups import GroupedData
+from distrain.as_ray.data.writing import write_files
 from distrain.data.blocks import (
     as_block,
     column_of,
@@ -36,16 +35,17 @@ from distrain.data.blocks import (
 from distrain.data.dataset import Dataset as PlainDataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
-from distrain.data.sources import MemorySource, Schema, TableSource
+from distrain.data.sources import MemorySource, TableSource
 from distrain.data.transforms import Batched
 from distrain.errors import DataError
-from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distrain.data.blocks import Block
     from distrain.data.order import Span
+
+_AGGREGATES = ("max", "mean", "min", "std", "sum")
 
 
 class Dataset(PlainDataset):
@@ -67,7 +67,7 @@ class Dataset(PlainDataset):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in AGGREGATES:
+        if name in _AGGREGATES:
             return partial(self._aggregated, name)
         raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {ELSEWHERE}")
 
@@ -209,17 +209,9 @@ class Dataset(PlainDataset):
         for row in self.take(limit):
             print(row)
 
-    def schema(self, fetch_if_missing: bool = True) -> Schema:
-        """Return the names and types of the columns: Arrow's types, and numpy's for arrays of more dimensions."""
-        found = super().schema()
-        if all(isinstance(kind, require("pyarrow").DataType) for kind in found.types):
-            return found
-        columns = to_columns(self.open().sample())
-        return Schema(list(columns), [arrow_type(column) for column in columns.values()])
-
     def columns(self, fetch_if_missing: bool = True) -> list[str]:
         """Return the names of the columns."""
-        return list(super().schema().names)
+        return list(self.schema().names)
 
     # -- batches in this process ----------------------------------------------------------------------------------
 
@@ -298,13 +290,13 @@ class Dataset(PlainDataset):
         _check_columns(function, names_of(names), frame)
         return frame
 
-    def write_parquet(self, path: str, *, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
+    def write_parquet(self, path: str, **options: Any) -> None:
         """Write a Parquet file into a directory. ``options``: of ``pyarrow.parquet.write_table()``."""
-        write_files(self.read(), path, "parquet", mode, options)
+        write_files(self.read(), path, "parquet", options)
 
-    def write_csv(self, path: str, *, mode: SaveMode = SaveMode.APPEND, **options: Any) -> None:
+    def write_csv(self, path: str, **options: Any) -> None:
         """Write a CSV file into a directory. ``options``: of ``pyarrow.csv.write_csv()``."""
-        write_files(self.read(), path, "csv", mode, options)
+        write_files(self.read(), path, "csv", options)
 
 
 def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distrain.system.imports import require
@@ -172,20 +171,19 @@ def sample_from(func: Callable[..., Any]) -> Domain:
     takes_config = bool(inspect.signature(func).parameters)
 
     def draw(_: Any, config: Any) -> Any:
-        if not takes_config:
-            return func()
-        try:
-            return func(config)
-        except AttributeError:  # a function of earlier versions: `lambda spec: spec.config.a`
-            return func(SimpleNamespace(config=_Attributes(config)))
+        return func(_Attributes(config)) if takes_config else func()
 
     return Domain(f"sample_from({getattr(func, '__name__', func)})", draw, comes_last=True)
 
 
 class _Attributes(dict[str, Any]):
-    """A config whose keys are attributes, too."""
+    """A config whose keys are attributes, too. It is its own ``config``, for ``lambda spec: spec.config.a``."""
 
     def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            if name == "config":
+                return self
+            raise AttributeError(f"the config has no {name!r}; it has {', '.join(map(str, self))}")
         value = self[name]
         return _Attributes(value) if isinstance(value, dict) else value
 

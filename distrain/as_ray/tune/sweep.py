@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.result import Result
@@ -139,7 +139,6 @@ class TrialResult(Result):
         else:
             error = TrainingFailedError(f"the trial {trial.location.name} has not begun; start the sweep again")
             result = Result(metrics=None, checkpoint=None, path=str(trial.location), error=error)
-        values = {each.name: getattr(result, each.name) for each in fields(Result)}
         began, ended = manifest.get("started", 0.0), manifest.get("updated", 0.0)
         metrics = {
             "training_iteration": sum(1 for _ in read_metrics(trial.location / names.METRICS)) if manifest else 0,
@@ -149,7 +148,7 @@ class TrialResult(Result):
             **(result.metrics or {}),
             "config": trial.config,
         }
-        return cls(**{**values, "metrics": metrics}, config=trial.config)
+        return cls(**{**vars(result), "metrics": metrics}, config=trial.config)
 
 
 class ResultGrid(Sequence[TrialResult]):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distrain.api.config import RunConfig, ScalingConfig, UserCallback
-from distrain.api.ray_names import without
+from distrain.api.ray_names import checks_arguments
 from distrain.session import report as report_metrics
 from distrain.system.arguments import check_type
 from distrain.system.text import flatten
@@ -33,28 +33,23 @@ def with_parameters(trainable: Callable[..., Any], **parameters: Any) -> Callabl
     return function
 
 
-@dataclass(frozen=True)
-class WithResources:
-    """A function, and what each of its trials needs."""
-
-    trainable: Callable[..., Any]
-    resources: Mapping[str, float]
-
-
-def with_resources(trainable: Callable[..., Any], resources: Mapping[str, float]) -> WithResources:
+def with_resources(trainable: Callable[..., Any], resources: Mapping[str, float]) -> Callable[..., Any]:
     """Return the function with the resources of a trial, as ``{"cpu": 2, "gpu": 1}``."""
     check_type("with_resources(resources)", resources, Mapping)
-    return WithResources(trainable, resources)
+    function = with_parameters(trainable)
+    vars(function)["resources"] = resources
+    return function
 
 
-def scaling_for(resources: Mapping[str, float]) -> ScalingConfig:
+def scaling_for(trainable: Callable[..., Any]) -> ScalingConfig:
     """Return the ScalingConfig of a trial. Raises ValueError for resources that distrain does not know."""
     names = {"cpu": "CPU", "gpu": "GPU"}
+    resources: Mapping[str, float] = getattr(trainable, "resources", {})
     needs = {names.get(name, name): amount for name, amount in resources.items() if amount}
     return ScalingConfig(num_workers=1, use_gpu="GPU" in needs, resources_per_worker=needs or None)
 
 
-@without("local_dir", "log_to_file", "progress_reporter", "sync_config", "verbose")
+@checks_arguments
 @dataclass(frozen=True, kw_only=True)
 class TuneRunConfig(RunConfig):
     """``ray.tune.RunConfig``, which has one more field.

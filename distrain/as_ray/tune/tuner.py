@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from distrain.api.config import RunConfig, ScalingConfig
 from distrain.as_ray.tune.search_space import configs, generator_of
 from distrain.as_ray.tune.sweep import ResultGrid, Sweep, Trial
-from distrain.as_ray.tune.trainables import Function, WithResources, scaling_for
+from distrain.as_ray.tune.trainables import Function, scaling_for
 from distrain.coordinator.trainer import DataParallelTrainer
 from distrain.errors import PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.storage.paths import read_manifest
@@ -102,10 +102,6 @@ class Tuner:
         check_type("Tuner(param_space)", param_space, Mapping, optional=True)
         check_type("Tuner(tune_config)", tune_config, TuneConfig, optional=True)
         check_type("Tuner(run_config)", run_config, RunConfig, optional=True)
-        needs: Mapping[str, float] = {}
-        if isinstance(trainable, WithResources):
-            trainable, needs = trainable.trainable, trainable.resources
-        self._needs = needs
         is_trainer = isinstance(trainable, DataParallelTrainer)
         if not is_trainer and (not callable(trainable) or inspect.isclass(trainable)):
             raise TypeError(f"Tuner() takes a function or a trainer, got {trainable!r}")
@@ -178,7 +174,7 @@ class Tuner:
         return DataParallelTrainer(
             Function(self._trainable, self._stop),
             train_loop_config=trial.config,
-            scaling_config=scaling_for(self._needs),
+            scaling_config=scaling_for(self._trainable),
             run_config=run,
         )
 

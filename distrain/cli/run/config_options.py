@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import re
 import types
 from dataclasses import MISSING, fields
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 
 from distrain.api import config as configs
 from distrain.api.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
+from distrain.system.text import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +38,8 @@ NO_OPTION = (
     *("checkpoint_config", "failure_config", "logging_config", "shipping_config"),  # their fields have options
 )
 """Fields that make no sense on a command line."""
+PATH = "PATH"
+"""The metavar of options that are paths."""
 _NAMES = {
     "enabled": ("--no-ship",),
     "fetch_limit_bytes": ("--fetch-limit",),
@@ -78,45 +82,15 @@ def parse_ranks(text: str) -> list[int]:
 
 _KEYWORDS: dict[str, dict[str, Any]] = {
     "checkpoint_ranks": {"type": lambda text: text if text == "all" else parse_ranks(text), "metavar": "0,2-5"},
-    "checkpoint_score_order": {"help": "the better scores: the higher or the lower ones (default: max)"},
-    "debug_rank": {"metavar": "RANK"},
     "enabled": {"help": "copy no code to other hosts: they have it at the same paths"},
-    "env_from": {"metavar": "FILE"},
-    "fetch_limit_bytes": {"help": "largest size of other files that come back from each host (default: 1GB)"},
-    "hostfile": {
-        "metavar": "FILE",
-        "help": "file with the hosts to train on, one per line: alpha slots=4 (default: DISTRAIN_HOSTFILE, else the "
-        "nodes of the Slurm job, else this machine)",
-    },
-    "hosts": {"metavar": "alpha:4,beta:4", "help": "the hosts to train on, each with its slots"},
-    "include": {"type": str, "action": "append", "default": [], "metavar": "PATH"},
-    "limit_bytes": {"help": "largest size of all that is copied (default: 100MB)"},
-    "log_dir": {"metavar": "DIR"},
-    "name": {
-        "help": "name of the run; an unfinished run of that name continues (default: the name of the script, the time "
-        "and a random suffix)",
-    },
-    "progress": {
-        "help": "how the progress is shown: live, a footer on a terminal; plain, a line every 30 s; off (default: "
-        "auto, live on a terminal, else plain)",
-    },
+    "hosts": {"metavar": "alpha:4,beta:4"},
+    "include": {"type": str, "action": "append", "default": [], "metavar": PATH},
     "resources_per_worker": {"type": _resources, "metavar": "CPU=4,memory=8e9"},
-    "ssh_args": {"metavar": "ARGS", "help": 'further arguments for ssh, such as --ssh-args="-i my_key"'},
-    "stop_grace_s": {"help": "time for workers to end when a signal stops the run (default: 10, and 30 for a script)"},
-    "stop_signals": {
-        "type": lambda text: text.split(","),
-        "metavar": "SIGTERM,SIGUSR1",
-        "help": "signals that stop the run (default: SIGINT,SIGTERM,SIGHUP,SIGQUIT; in Slurm also SIGUSR1,SIGUSR2)",
-    },
-    "storage_path": {"metavar": "DIR"},
-    "transport": {
-        "metavar": "HOW",
-        "help": "how hosts are reached: local, ssh, slurm (by srun, in a job), or a command line such as 'docker exec "
-        "-i {host}' (default: auto, slurm for the nodes of a Slurm job, ssh for other hosts)",
-    },
-    "use_gpu": {"help": "give every worker a GPU"},
+    "ssh_args": {"metavar": "ARGS"},
+    "stop_signals": {"type": lambda text: text.split(","), "metavar": "SIGTERM,SIGUSR1"},
+    "transport": {"metavar": "HOW"},
 }
-"""Keywords for argparse of fields whose config does not say it, or not as briefly as a help has to."""
+"""Keywords for argparse that do not follow from a field."""
 
 
 def fields_with_option(config: type) -> Iterator[Field[Any]]:
@@ -157,14 +131,17 @@ def _keywords(field: Field[Any], hint: Any, about: str) -> dict[str, Any]:
     if isinstance(default, bool):
         return {"action": "store_false" if default else "store_true", "default": default, "help": about}
     kinds = [one for one in get_args(hint) if one is not type(None)] if _is_union(hint) else [hint]
-    shown = f"{default:g}" if isinstance(default, float) else default
+    is_size = field.name.endswith("_bytes")
+    shown = f"{default:g}" if isinstance(default, float) else size(default or 0) if is_size else default
     keywords = {"default": default, "help": f"{about} (default: {shown})" if shown not in (None, ()) else about}
     if get_origin(kinds[0]) is Literal:
         return keywords | {"choices": get_args(kinds[0])}
     if kinds[0] not in (int, float, str) and field.name not in _KEYWORDS:
         raise TypeError(f"{field.name}: there is no rule for options of type {hint}; add it to one of the tables above")
     kind, metavar = kinds[0], {float: "SECONDS", int: "N"}.get(kinds[0], "NAME")
-    if field.name.endswith("_bytes"):
+    if os.PathLike in {get_origin(one) for one in kinds}:
+        metavar = PATH
+    if is_size:
         kind, metavar = _size, "SIZE"
     if kind is not str and len(kinds) < len(get_args(hint)):
         kind = _or_none(kind)

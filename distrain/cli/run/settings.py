@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.api.tracker import VARIABLE as TRACKERS
 from distrain.cli.run.config_file import layers
+from distrain.cli.run.config_options import PATH
 from distrain.cli.run.driver import VARIABLES
 from distrain.cli.run.options import make_parser, parse
 from distrain.cli.text import echo, screen, table, write_json
@@ -28,7 +29,6 @@ _RIVALS = _PAIRS | {second: first for first, second in _PAIRS.items()}
 _NOT_IN_FILES = {"as_ray", "check", "config", "help", "json", "module", "no_config", "on", "set", "version"}
 """Options about a single command, and what it runs."""
 _TYPED = "command line"
-_PATHS = ("DIR", "FILE", "PATH")
 _VARIABLES = {**VARIABLES, "tracker": TRACKERS}
 """Options, and the variables that count without them."""
 
@@ -86,9 +86,9 @@ def _value(parser: Parser, layer: Layer, action: argparse.Action, value: Any) ->
     if isinstance(value, dict):
         value = [f"{name}={_typed(item)}" for name, item in value.items()]
     adds_up = isinstance(action, argparse._AppendAction)
-    if action.metavar in _PATHS and not adds_up:
+    if action.metavar == PATH and not adds_up:
         return layer.path(value)
-    convert = layer.path if action.metavar in _PATHS else _typed
+    convert = layer.path if action.metavar == PATH else _typed
     texts = [convert(item) for item in (value if isinstance(value, list) else [value])]
     if adds_up:
         return [*(action.default or ()), *texts]

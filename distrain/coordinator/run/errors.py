@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain.coordinator.stop_signals import exit_code
-from distrain.decisions.blame import Cause, culprit_first, hang_failures, is_refusal
+from distrain.decisions.blame import culprit_first, hang_failures, is_refusal
 from distrain.decisions.failure_screen import failure_screen
 from distrain.decisions.health.collectives import UNKNOWN, Comparison
 from distrain.decisions.retries import start_without_checkpoint
@@ -19,7 +19,6 @@ from distrain.errors import (
     LaunchError,
     PreemptionError,
     ResourcesError,
-    StandInError,
     TrainingFailedError,
     WorkerGroupError,
 )
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain.decisions.blame import RunSummary
+    from distrain.decisions.events import HangDetected
     from distrain.errors import RankFailure
 
 _LOADING = re.compile(
@@ -91,35 +91,31 @@ class RunErrors:
     def error(self) -> BaseException:
         """Return the exception to raise. Show what else went wrong before Ctrl-C: that exception has no text."""
         summary = self.summary
+        if summary.stop_reason is not None:
+            return self._stop_error(summary.stop_reason)
+        if summary.hung is not None and not summary.failures:
+            return self._hang_error(summary.hung)
+        if summary.failures and not summary.problem_explains_failures():
+            return self._worker_group_error()
         problem = summary.problem or "all workers have ended, but no rank has failed; their logs may show why"
         problem = in_users_words(problem)
-        match summary.cause:
-            case Cause.STOP:
-                return self._stop_error()
-            case Cause.HANG:
-                return self._hang_error()
-            case Cause.RANKS:
-                return self._worker_group_error()
-            case Cause.STORAGE:
-                return ControllerError(_text([problem, *self._facts("once that is fixed, ")]))
-            case Cause.RESOURCES:
-                return ResourcesError(_text([problem]))
-            case Cause.HOSTS:
-                return ControllerError(_text([problem, *self._postscript()]))
-            case Cause.START:
-                return LaunchError(_text([problem, *self._postscript()]))
+        if summary.storage_failed:
+            return ControllerError(_text([problem, *self._facts("once that is fixed, ")]))
+        if summary.resources_missing:
+            return ResourcesError(_text([problem]))
+        kind = ControllerError if summary.entered else LaunchError
+        return kind(_text([problem, *self._postscript()]))
 
-    def _stop_error(self) -> BaseException:
-        summary, reason = self.summary, self.summary.stop_reason
-        assert reason is not None
+    def _stop_error(self, reason: str) -> BaseException:
         lines: list[str] = []
-        if own := summary.own_failures({exit_code("SIGTERM"), exit_code(reason)}):
+        if own := self.summary.own_failures({exit_code("SIGTERM"), exit_code(reason)}):
             screen = failure_screen(own, stopped=(), last_lines=self.last_lines)
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
         if self.where:
-            killed = "ranks that had not stopped were killed; RunConfig.stop_grace_s gives them more time:"
-            head = in_users_words(killed) if summary.grace_is_over else "before that, the ranks were last seen here:"
-            lines += [head, *(f"    {line}" for line in self.where)]
+            head = "before that, the ranks were last seen here:"
+            if self.summary.grace_is_over:
+                head = "ranks that had not stopped were killed; RunConfig.stop_grace_s gives them more time:"
+            lines += [in_users_words(head), *(f"    {line}" for line in self.where)]
         lines += self._other_problems()
         if reason != "SIGINT":
             text = _text([f"the run was stopped by {reason}", *lines, *self._facts()])
@@ -128,23 +124,14 @@ class RunErrors:
             warn("\n    ".join(lines))
         return KeyboardInterrupt()
 
-    def _hang_error(self) -> HangError:
-        summary, hung = self.summary, self.summary.hung
-        assert hung is not None
+    def _hang_error(self, hung: HangDetected) -> WorkerGroupError:
+        summary = self.summary
         where = "they were:" if hung.where else "no rank had been started"
         why = hung.deadlock or f"no rank has reported or printed anything for {hung.after_s:g} s"
         lines = [f"{in_users_words(why)}; {where}", *(f"    {line}" for line in hung.where)]
         hosts = {rank: summary.hosts[rank] for rank in sorted({*summary.stopped_ranks, *hung.suspects})}
         failures = hang_failures(hosts, hung.suspects, after_s=hung.after_s, finished=summary.finished)
-        return HangError(
-            _text([*lines, *self._postscript()]),
-            worker_failures={failure.rank: StandInError(failure.summary) for failure in failures},
-            culprit=failures[0].rank,
-            failures=failures,
-            stopped=summary.stopped_ranks,
-            where=hung.where,
-            last_lines=self.last_lines,
-        )
+        return self._group_error(HangError, failures, [*lines, *self._postscript()], hung.where)
 
     def _worker_group_error(self) -> WorkerGroupError:
         summary = self.summary
@@ -157,15 +144,21 @@ class RunErrors:
             last_lines=self.last_lines,
             cure=self.collectives.cure,
         )
-        return WorkerGroupError(
-            _text([screen, *self._collectives_of(failures[0]), *self._other_problems(), *self._postscript()]),
-            worker_failures={f.rank: summary.errors.get(f.rank) or original(f) for f in failures},
+        lines = [screen, *self._collectives_of(failures[0]), *self._other_problems(), *self._postscript()]
+        return self._group_error(WorkerGroupError, failures, lines, self.where)
+
+    def _group_error(
+        self, kind: type[WorkerGroupError], failures: Sequence[RankFailure], lines: Sequence[str], where: Sequence[str]
+    ) -> WorkerGroupError:
+        return kind(
+            _text(lines),
+            worker_failures={one.rank: self.summary.errors.get(one.rank) or original(one) for one in failures},
             culprit=failures[0].rank,
             exit_code=failures[0].exit_code,
             failures=failures,
-            stopped=summary.stopped_ranks,
-            where=self.where,
-            last_lines={failure.rank: self.last_lines.get(failure.rank, ()) for failure in failures},
+            stopped=self.summary.stopped_ranks,
+            where=where,
+            last_lines={one.rank: self.last_lines.get(one.rank, ()) for one in failures},
         )
 
     def _collectives_of(self, culprit: RankFailure) -> list[str]:

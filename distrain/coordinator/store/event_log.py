@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from distrain.api.observer import Fact
     from distrain.coordinator.store.run_store import RunStore
 
+_OF_CHECKPOINTS = ("attempt", "name", "index", "step", "bytes", "seconds", "ranks")
+"""What is noted of a checkpoint."""
+
 
 class EventLog:
     """Adds a line to events.jsonl for each fact that people look up later."""
@@ -27,17 +30,8 @@ class EventLog:
             case AttemptBegan():
                 self._attempt = fact.attempt
             case Committed():
-                add(
-                    "checkpoint",
-                    attempt=fact.attempt,
-                    name=fact.name,
-                    index=fact.index,
-                    step=fact.step,
-                    bytes=fact.bytes,
-                    seconds=fact.seconds,
-                    ranks=list(fact.ranks),
-                    **({"tier": "memory"} if fact.is_in_memory else {}),
-                )
+                tier = {"tier": "memory"} if fact.is_in_memory else {}
+                add("checkpoint", **{name: getattr(fact, name) for name in _OF_CHECKPOINTS}, **tier)
             case BecameSlow():
                 add("slow", attempt=attempt, **asdict(fact))
             case TroubleBegan(host, trouble):

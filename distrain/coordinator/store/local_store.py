@@ -78,9 +78,9 @@ class LocalStore(RunStore):
         def find() -> dict[Path, str]:
             """Return the damage of each checkpoint that is younger than the latest intact one."""
             damages: dict[Path, str] = {}
-            for path in [self.paths.root / saved.path.name for saved in reversed(self.committed)]:
-                damage = _damage_of(path, is_needed=is_needed)
-                if damage is None:
+            for saved in reversed(self.committed):
+                path = self.paths.root / saved.path.name
+                if saved.is_in_memory or (damage := _damage_of(path, is_needed=is_needed)) is None:
                     break
                 damages[path] = damage
             return damages

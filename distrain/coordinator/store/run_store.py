@@ -486,10 +486,10 @@ class RunStore(ABC):
     def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
         """Replace fields of a checkpoint's manifest. Warn if that fails."""
 
-    def delete(self, positions: Sequence[int]) -> None:
-        """Delete checkpoints, given by their positions in ``committed``."""
-        chosen = [self.committed.pop(position) for position in sorted(positions, reverse=True)]
+    def delete(self, chosen: Sequence[CommittedCheckpoint]) -> None:
+        """Delete checkpoints."""
         if chosen:
+            self.committed = [saved for saved in self.committed if saved not in chosen]
             self._delete_checkpoints(chosen)
 
     @abstractmethod

@@ -29,9 +29,9 @@ MOST_BUSY = 0.15
 class Fitness:
     """The findings of a deep check about a host.
 
-    kind: what must be equal for a comparison with others; empty if the host was not measured. results: in the end with
-    the best of its links, which are by the names of its partners. error: why a link is broken; it has 0 GB/s. busy: the
-    share of the CPU time that other programs use. slow: why the host is to blame; empty if it is not.
+    kind: what must be equal for a comparison with others; empty if the host was not measured. error: why a link is
+    broken; it has 0 GB/s. busy: the share of the CPU time that other programs use. Known in the end: slow, why the host
+    is to blame, empty if it is not; links, by the names of its partners; and among the results, those of the best link.
     """
 
     kind: str = ""
@@ -52,24 +52,20 @@ class Measurements:
 
     def add_pair(self, pair: Hosts, results: Results, error: str) -> None:
         """Add a measurement of a pair. Of several, the better one counts. error: why there is none."""
-        link = self.pairs.setdefault(pair, {})
-        keep_better(link, results)
-        for host, other in (pair, pair[::-1]):
-            self.hosts[host].links[other] = link
+        keep_better(self.pairs.setdefault(pair, {}), results)
+        for host in pair:
             self.hosts[host].error = error or self.hosts[host].error
 
     def remove(self, host: str) -> None:
         """Forget a host and its pairs."""
         self.hosts.pop(host, None)
         self.pairs = {pair: link for pair, link in self.pairs.items() if host not in pair}
-        for one in self.hosts.values():
-            one.links.pop(host, None)
 
     def results(self) -> dict[str, Results]:
         """Return the results of each host, with those of its best link."""
         found = {host: dict(one.results) for host, one in self.hosts.items()}
-        for host, one in self.hosts.items():
-            for link in one.links.values():
+        for pair, link in self.pairs.items():
+            for host in pair:
                 keep_better(found[host], link)
         return found
 
@@ -109,6 +105,8 @@ class Measurements:
             findings += [Finding(name, why, is_fatal=not slow.value) for name in names]
         for host, results in self.results().items():
             self.hosts[host].results = results
+        for (one, other), link in self.pairs.items():
+            self.hosts[one].links[other] = self.hosts[other].links[one] = link
         return findings
 
 

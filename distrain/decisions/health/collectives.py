@@ -168,16 +168,20 @@ def _stranded(
     members: Mapping[str, Sequence[int]],
     finished: Collection[int],
 ) -> Iterator[tuple[int, str, int]]:
-    """Yield the last calls that wait for a rank which has finished, and has not made the same call."""
+    """Yield the last calls that wait for a rank which has finished, and has not made the same call.
+
+    A finished rank tells its latest calls: one that is older than these was made.
+    """
     for rank in records.keys() - finished:
         in_order = sorted(records[rank]["entries"], key=lambda entry: entry.get("time_created_ns", 0))
         for last in in_order[-1:]:
             key, number = last["process_group"][0], last["collective_seq_id"]
-            theirs = [calls.get(gone, {}).get(key, {}).get(number) for gone in members.get(key, ()) if gone in finished]
             if last["is_p2p"] or last["retired"] or records[rank]["has_failed"]:
                 continue
-            if any(call is None or call.kind != calls[rank][key][number].kind for call in theirs):
-                yield rank, key, number
+            own = calls[rank][key][number]
+            for theirs in (calls.get(one, {}).get(key, {}) for one in members.get(key, ()) if one in finished):
+                if number > max(theirs, default=0) or theirs.get(number, own).kind != own.kind:
+                    yield rank, key, number
 
 
 def _calls(record: Mapping[str, Any]) -> dict[str, dict[int, _Call]]:

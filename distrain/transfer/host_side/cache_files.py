@@ -10,14 +10,11 @@ import errno
 import fcntl
 import os
 import shutil
-import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-COMPLETE = "complete"
-"""File of an environment that is not half-made."""
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system without locks."""
 
@@ -55,15 +52,11 @@ def try_lock(fd: int, how: int) -> None:
 
 def delete(path: str | Path) -> None:
     """Delete whatever is there, as far as possible. Follow no links."""
-    try:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
+    if os.path.islink(path) or not os.path.isdir(path):
+        with contextlib.suppress(OSError):
             os.unlink(path)
-            return
-    except OSError:
         return
+    for parent, _, _ in os.walk(path):
+        with contextlib.suppress(OSError):  # directories in it may be read-only
+            os.chmod(parent, 0o700)
     shutil.rmtree(path, ignore_errors=True)
-    if os.path.lexists(path):  # directories in it may be read-only
-        for parent, _, _ in os.walk(path):
-            with contextlib.suppress(OSError):
-                os.chmod(parent, 0o700)
-        shutil.rmtree(path, ignore_errors=True)

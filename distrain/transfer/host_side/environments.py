@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 
 from distrain.system import process
 from distrain.system.text import count
-from distrain.transfer.host_side.cache_files import COMPLETE, delete, lock_folder, try_lock
+from distrain.transfer.host_side.cache_files import delete, lock_folder, try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+_COMPLETE = "complete"
 _SHOW_EVERY_S = 5.0
 """Seconds between two lines about the progress."""
 _POLL_S = 0.1
@@ -50,21 +51,23 @@ def make_environment(folder: Path, requirements: str, *, python: str, show: Call
     parts = (requirements, python, sys.platform, platform.machine())
     home = folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     interpreter = home / "venv" / "bin" / "python"
-    progress = _Progress(show)
+    is_waiting = False
     while True:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (fd := lock_folder(home, fcntl.LOCK_SH)) is not None:  # stays open
-            if (home / COMPLETE).exists() and interpreter.exists():  # the Python that it links to may be gone
+            if (home / _COMPLETE).exists() and interpreter.exists():  # the Python that it links to may be gone
                 return interpreter
             try:
                 try_lock(fd, fcntl.LOCK_EX)
             except BlockingIOError:
                 os.close(fd)
             else:
-                _build(home, requirements, python, progress, fd)
+                _build(home, requirements, python, show, fd)
                 try_lock(fd, fcntl.LOCK_SH)
                 return interpreter
-        progress.show("waiting for another run on this host, which makes the same virtual environment")
+        if not is_waiting:
+            show("waiting for another run on this host, which makes the same virtual environment")
+        is_waiting = True
         time.sleep(_POLL_S)
 
 
@@ -73,23 +76,7 @@ def find_uv() -> str:
     return _find("uv", os.path.dirname(sys.executable))
 
 
-class _Progress:
-    """The lines about the progress: at most one in some seconds, besides the first and the last of a build."""
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self._show = show
-        self._began = time.monotonic()
-        self._shown_at = -_SHOW_EVERY_S
-
-    def show(self, text: str, *, always: bool = False) -> None:
-        """Show a text with the seconds so far, unless another was shown just before."""
-        now = time.monotonic() - self._began
-        if always or now - self._shown_at >= _SHOW_EVERY_S:
-            self._shown_at = now
-            self._show(text if now < _TICK_S else f"{text} ({now:.0f} s)")
-
-
-def _build(home: Path, requirements: str, version: str, progress: _Progress, lock: int) -> None:
+def _build(home: Path, requirements: str, version: str, show: Callable[[str], None], lock: int) -> None:
     """Make the environment with uv, or with venv and pip of such a Python. Raise OSError, and leave nothing."""
     uv = find_uv()
     base = sys.executable if sys.version.startswith(f"{version}.") else _find(f"python{version}")
@@ -101,7 +88,7 @@ def _build(home: Path, requirements: str, version: str, progress: _Progress, loc
     for name in os.listdir(home):
         delete(home / name)
     packages = count(sum(1 for line in requirements.splitlines() if re.match(r"\s*[^\s#-]", line)), "package")
-    progress.show(f"making a virtual environment for Python {version} with {uv or base}: {packages}, in {home}")
+    show(f"making a virtual environment for Python {version} with {uv or base}: {packages}, in {home}")
     (home / "requirements.txt").write_text(requirements)
     venv, listed = str(home / "venv"), ["-r", str(home / "requirements.txt")]
     python = f"{venv}/bin/python"
@@ -117,12 +104,12 @@ def _build(home: Path, requirements: str, version: str, progress: _Progress, loc
         ]
     try:
         for argv in commands:
-            _run(argv, str(home), f"installing {packages} with {'uv' if uv else 'pip'}", progress, lock)
-        (home / COMPLETE).touch()
+            _run(argv, str(home), f"installing {packages} with {'uv' if uv else 'pip'}", show, lock)
+        (home / _COMPLETE).touch()
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
-    progress.show("the virtual environment is ready", always=True)
+    show("the virtual environment is ready")
 
 
 def _index_strategy(requirements: str) -> list[str]:
@@ -131,14 +118,20 @@ def _index_strategy(requirements: str) -> list[str]:
     return ["--index-strategy", "unsafe-best-match"] if several else []
 
 
-def _run(argv: Sequence[str], directory: str, what: str, progress: _Progress, lock: int) -> None:
-    """Run a tool and show how far it is. Raise OSError if it fails."""
+def _run(argv: Sequence[str], directory: str, what: str, show: Callable[[str], None], lock: int) -> None:
+    """Run a tool, and show now and then how far it is. Raise OSError if it fails."""
     last: deque[str] = deque(maxlen=_LAST_LINES)
+    began = shown_at = time.monotonic()
 
     def read(line: str) -> None:
+        nonlocal shown_at
         if line.strip():
             last.append(line.rstrip())
-        progress.show(f"{what}: {last[-1].strip()[:120]}" if last else what)
+        now = time.monotonic()
+        if now - shown_at >= _SHOW_EVERY_S:
+            shown_at = now
+            text = f"{what}: {last[-1].strip()[:120]}" if last else what
+            show(f"{text} ({now - began:.0f} s)")
 
     code = process.run_tied(argv, read, directory=directory, tick_s=_TICK_S, pass_fds=(lock,))
     if code:

@@ -7,25 +7,25 @@
         runs/{place}/           one directory for each run; see run_mirror
         environments/{key}/     virtual environments; see environments
         programs/{key}/         distrain itself, put there by the bootstrap
-        .trim.lock              locked by a process that deletes what is old; see cache_cleaning
+        .trim.lock              locked by a process that deletes what is old
         CACHEDIR.TAG            says that the directory is distrain's; backup programs leave it out
 
 The processes that use a directory have locked it. So a kill needs no repair. Whatever begins with ``.new-`` is
-incomplete.
+incomplete. Directories are deleted as a whole, by one process at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from distrain.storage.names import numbered
 from distrain.transfer.host_side.cache_files import delete, lock_folder
-from distrain.transfer.host_side.run_mirror import RunMirror
+from distrain.transfer.host_side.run_mirror import RunMirror, end_killed_run
 from distrain.wire.shipped_file import digest_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,18 @@ _TAG_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# See https://bford.in
 _FORMER_AGENT_S = 2.0
 """Seconds to wait for a former agent of the same run, which may be ending."""
 _POLL_S = 0.02
+_INCOMPLETE = ".new-"
+_INCOMPLETE_S = 3600.0
+"""Seconds for which a process may be making or deleting an entry that has such a name."""
 _CURE = "name another directory with env.DISTRAIN_CACHE=/path in the hostfile"
+
+
+class _Entry(NamedTuple):
+    """Something that is deleted as a whole. used: time of the last use. size: in bytes."""
+
+    path: Path
+    used: float
+    size: int
 
 
 class HostCache:
@@ -50,8 +61,7 @@ class HostCache:
     def __init__(self, root: Path | None = None) -> None:
         """Make the directory if necessary. root: None for the usual place.
 
-        Raise PermissionError if it is a link or another user's, FileExistsError if it has files that are not
-        distrain's, and OSError if it cannot be made.
+        Raise OSError if it cannot be made, is a link or another user's, or has files that are not distrain's.
         """
         self.root = usual_root() if root is None else root
         self._used: set[str] = set()
@@ -64,8 +74,6 @@ class HostCache:
             for kind in KINDS:
                 (self.root / kind).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            if _CURE in str(error):
-                raise
             text = f"cannot use {self.root} for the files of runs on this host ({error.strerror or error}); {_CURE}"
             raise OSError(error.errno or 0, text) from error
 
@@ -90,18 +98,41 @@ class HostCache:
     def claim_run(self, place: str) -> RunMirror:
         """Make and lock the directory of a run: ``place``, or another one if a living process uses that.
 
-        The lock lasts as long as this process, or until RunMirror.end(). Raise OSError, and ValueError if ``place`` is
-        not a file name.
+        The lock lasts as long as this process, or until RunMirror.end(). Raise OSError.
         """
-        if place.startswith(".") or not place or "/" in place:
-            raise ValueError(f"the directory of a run must have a plain name, got {place!r}")
         deadline = time.monotonic() + _FORMER_AGENT_S
         while (run := RunMirror.claim(self.runs / place)) is None:
             if time.monotonic() > deadline:
-                others = (self.runs / f"{place}-{number}" for number in itertools.count(2))
-                return next(filter(None, map(RunMirror.claim, others)))
+                return next(filter(None, (RunMirror.claim(self.runs / name) for name in numbered(place))))
             time.sleep(_POLL_S)
         return run
+
+    def trim(self, limit_bytes: int | None = None) -> None:
+        """Delete what killed runs have left, and then what was not used for the longest time, down to a limit, if any.
+
+        What is in use stays even above the limit. Raise OSError, such as BlockingIOError if another process deletes
+        files here, also on a file system without locks.
+        """
+        with (self.root / ".trim.lock").open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in self.runs.iterdir():
+                end_killed_run(path)
+            entries = self._entries() if limit_bytes is not None else []
+            surplus = sum(entry.size for entry in entries) - (limit_bytes or 0)
+            for entry in sorted(entries, key=lambda entry: entry.used):
+                if surplus > 0 and _delete(entry.path):
+                    surplus -= entry.size
+
+    def _entries(self) -> list[_Entry]:
+        """Return all that may be deleted: nothing that a process may be making or deleting."""
+        found = []
+        for path in self.root.glob("*/*"):
+            with contextlib.suppress(OSError):  # it is gone
+                used = path.lstat().st_mtime
+                is_incomplete = path.name.startswith(_INCOMPLETE) and time.time() - used < _INCOMPLETE_S
+                if path.is_dir() and not path.is_symlink() and not is_incomplete:
+                    found.append(_Entry(path, used, _bytes_of(path)))
+        return found
 
 
 def _is_intact(path: Path, file: ShippedFile) -> bool:
@@ -127,13 +158,37 @@ def _make_private(root: Path) -> None:
     """Let only this user use the directory, and mark it as distrain's. Raise OSError."""
     status = os.lstat(root)
     if root.is_symlink():
-        raise PermissionError(f"{root} is a link, which distrain does not follow for its cache; {_CURE}")
+        raise PermissionError("it is a link, which distrain does not follow for its cache")
     if status.st_uid != os.geteuid():
-        raise PermissionError(f"{root} belongs to another user (number {status.st_uid}); {_CURE}")
+        raise PermissionError(f"it belongs to another user, number {status.st_uid}")
     names = [name for name in os.listdir(root) if not name.startswith(".") and name not in _MADE_BEFORE]
     if names and not (root / _TAG).exists():  # looked at last: another process may be here for the first time, too
-        raise FileExistsError(f"{root} has files that are not distrain's, such as {names[0]}; {_CURE}")
-    if status.st_mode & 0o777 != 0o700:
-        root.chmod(0o700)
+        raise FileExistsError(f"it has files that are not distrain's, such as {names[0]}")
+    root.chmod(0o700)
     if not names:
         (root / _TAG).write_text(_TAG_TEXT)
+
+
+def _bytes_of(folder: Path) -> int:
+    """Return the bytes on disk. A file with several names counts in part: uv links those of environments to its own."""
+    total = 0
+    for parent, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            with contextlib.suppress(OSError):
+                status = os.lstat(os.path.join(parent, name))
+                total += (status.st_blocks * 512 or status.st_size) // max(1, status.st_nlink)
+    return total
+
+
+def _delete(path: Path) -> bool:
+    """Return whether an entry is gone. It stays if a process has locked it."""
+    with contextlib.suppress(OSError):
+        if (fd := lock_folder(path, fcntl.LOCK_EX)) is not None:
+            try:
+                doomed = path.with_name(f"{_INCOMPLETE}old-{path.name}")  # nobody sees a part of it under its name
+                delete(doomed)  # of a process that was killed here
+                os.rename(path, doomed)
+                delete(doomed)
+            finally:
+                os.close(fd)
+    return not path.exists()

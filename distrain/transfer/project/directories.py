@@ -52,8 +52,8 @@ def repository_of(folder: str) -> str | None:
     return None if top is None or holds_more_than_a_project(top) else top
 
 
-def listed_by_git(folder: str) -> list[tuple[str, bool]] | None:
-    """Return the paths of files, links and nested repositories that are not ignored, and if they are tracked.
+def listed_by_git(folder: str) -> list[str] | None:
+    """Return the paths of files, links and nested repositories that are not ignored.
 
     There are none if the directory is in no repository. Return None if git cannot tell.
     """
@@ -72,7 +72,7 @@ def listed_by_git(folder: str) -> list[tuple[str, bool]] | None:
         if not tracked and path.endswith(f"/{_ENVIRONMENT}")
     )
     return [
-        (f"{folder}/{path.rstrip('/')}", tracked)
+        f"{folder}/{path.rstrip('/')}"
         for path, tracked in entries
         if tracked or not (path.startswith(environments) or _SKIPPED_IN_PATH.search(path))
     ]

@@ -47,22 +47,18 @@ class LeftOut:
         """Directories with a repository that git could not read. Their code is shipped."""
         self.links: dict[str, str] = {}
         """Links that lead out of the project, and their targets."""
-        self._secrets: set[str] = set()
+        self.secrets: set[str] = set()
         self._large: set[str] = set()
 
-    def refuses(self, path: str, size: int, *, tracked: bool) -> bool:
+    def refuses(self, path: str, size: int) -> bool:
         """Tell if a file is left out because it may hold a secret or is too large, and remember it."""
         if may_hold_secret(path):
-            self.add_secret(path, tracked=tracked)
+            self.secrets.add(path)
             return True
         if size > _SMALL_BYTES and not path.endswith(CODE):
             self._large.add(path)
             return True
         return False
-
-    def add_secret(self, path: str, *, tracked: bool) -> None:
-        if tracked:  # nobody expects the others to be copied
-            self._secrets.add(path)
 
     def notes(self, shipped: Set[str]) -> Iterator[str]:
         """Yield lines for the user. Paths that are shipped after all, as the user names them, are not in these."""
@@ -73,7 +69,7 @@ class LeftOut:
         if paths := sorted(self.links.keys() - shipped):
             leads = [f"{shown(path)} (to {shown(self.links[path])})" for path in paths]
             yield f"not shipped because these links lead out of the project: {_some(leads)}; {_CURE}"
-        if paths := sorted(self._secrets - shipped):
+        if paths := sorted(self.secrets - shipped):
             yield f"not shipped because they may hold secrets: {some_paths(paths)}; {_CURE}"
         if paths := sorted(self._large - shipped):
             yield f"not shipped because they are larger than {size(_SMALL_BYTES)}: {some_paths(paths)}; {_CURE}"

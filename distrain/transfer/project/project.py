@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,7 @@ _MOST_FILES = 20_000
 class Project:
     """The user's own files that hosts need.
 
-    files: sorted by their paths; at first without digests. folders: absolute paths of the user's own directories: the
+    files: sorted by their paths. folders: absolute paths of the user's own directories: the
     working directory, those of sys.path, those of scripts, and those that hold a package which is imported in another
     way. notes: lines for the user about what is left out.
     """
@@ -62,25 +62,16 @@ class Project:
     folders: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def with_digests(self) -> Project:
-        """Read the files, and return the project with their digests. Raise LaunchError if a file cannot be read."""
-        read = (_read(file.path) for file in self.files)
-        return replace(self, files=tuple(file for file in read if file is not None))
-
 
 def _read(path: str) -> ShippedFile | None:
     """Read a file. Return None if it has just been deleted."""
     try:
         status = os.stat(path)
-        return _shipped_file(path, status, digest_of(Path(path), status.st_size))
+        return ShippedFile.found(path, status, digest_of(Path(path), status.st_size))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise unreadable(path, error) from error
-
-
-def _shipped_file(path: str, status: os.stat_result, digest: str = "") -> ShippedFile:
-    return ShippedFile(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, digest)
 
 
 def find_project(
@@ -92,7 +83,7 @@ def find_project(
     named: Sequence[str] = (),
     limit_bytes: int,
 ) -> Project:
-    """Return the files that workers need, without reading them. Raise LaunchError if they are too many or too large.
+    """Find and read the files that workers need. Raise LaunchError if one cannot be read, or they are too large.
 
     directory: the working directory, which other paths may be relative to. targets: scripts that the workers run.
     modules: those that this process has imported; by default sys.modules. named: files and directories to ship as they
@@ -114,7 +105,7 @@ def find_project(
         found.add_imported(dict(sys.modules if modules is None else modules))
         for path in named:
             found.add_named(path)
-        found.leave_out_runs()
+        found.leave_out_distrain()
         found.check_size(limit_bytes)
         return found
 
@@ -154,7 +145,6 @@ class _Search:
         self._own = [path for path in own if path not in self._left_out.crowded]
         self._inside = {os.path.realpath(path) for path in self._own}
         """Directories that a link may lead to."""
-        self._distrain = tuple({f"{path}/" for path in (str(own_package()), os.path.realpath(own_package()))})
         self._parents_of_named: set[str] = set()
 
     # -- what to search
@@ -185,7 +175,7 @@ class _Search:
                 continue
             if file.startswith(own):
                 self.add_one(file)
-            elif not file.startswith(self._distrain):
+            else:
                 elsewhere[name] = file
         for origin in sorted(origins_of(elsewhere).union(editable_installs(modules))):
             if origin.name != own_package().name:
@@ -224,24 +214,21 @@ class _Search:
 
     # -- directories and files
 
-    def _add_tree(self, folder: str, wanted: Wanted, sites: tuple[str, ...] = ()) -> None:
-        """Add what git knows of a directory, or ``wanted`` if that is nothing because the whole directory is ignored.
-
-        sites: real paths of the directories that hold the links which lead here.
-        """
+    def _add_tree(self, folder: str, wanted: Wanted) -> None:
+        """Add what git knows of a directory, or ``wanted`` if the whole directory is ignored."""
         listed = listed_by_git(folder) if wanted is not Wanted.ALL else []
         if listed is None:
             self._left_out.unlisted.add(folder)
-        for path, tracked in listed or ():
-            self._add(path, Wanted.SMALL, sites, tracked=tracked)
+        for path in listed or ():
+            self._add(path, Wanted.SMALL)
         if not listed:
-            self._walk(folder, wanted, sites)
+            self._walk(folder, wanted)
 
-    def _walk(self, folder: str, wanted: Wanted, sites: tuple[str, ...] = (), *, deep: bool = True) -> None:
+    def _walk(self, folder: str, wanted: Wanted, *, deep: bool = True) -> None:
         for path in files_below(folder, wanted, deep=deep):
-            self._add(path, wanted, sites)
+            self._add(path, wanted)
 
-    def _add(self, path: str, wanted: Wanted, sites: tuple[str, ...], *, tracked: bool = False) -> None:
+    def _add(self, path: str, wanted: Wanted) -> None:
         """Add a file, what a link leads to, or a nested repository. Other kinds of files are not shipped."""
         try:
             status = os.lstat(path)
@@ -250,22 +237,22 @@ class _Search:
         except OSError as error:
             raise unreadable(path, error) from error
         if stat.S_ISREG(status.st_mode):
-            self._add_file(path, status, wanted, tracked=tracked)
+            self._add_file(path, status, wanted)
         elif stat.S_ISLNK(status.st_mode):
-            self._add_link(path, wanted, sites, tracked=tracked)
+            self._add_link(path, wanted)
         elif os.path.lexists(f"{path}/.git"):  # else it is a submodule that is not there
-            self._add_tree(path, wanted, sites)
+            self._add_tree(path, wanted)
 
-    def _add_file(self, path: str, status: os.stat_result, wanted: Wanted, *, tracked: bool = False) -> None:
-        if path in self._found or path.startswith(self._distrain):
+    def _add_file(self, path: str, status: os.stat_result, wanted: Wanted) -> None:
+        if path in self._found:
             return
-        if wanted is not Wanted.ALL and self._left_out.refuses(path, status.st_size, tracked=tracked):
+        if wanted is not Wanted.ALL and self._left_out.refuses(path, status.st_size):
             return
         self._found[path] = status
         if len(self._found) > _MOST_FILES:
             raise too_many(self._found, _MOST_FILES, self._roots)
 
-    def _add_link(self, path: str, wanted: Wanted, sites: tuple[str, ...], *, tracked: bool) -> None:
+    def _add_link(self, path: str, wanted: Wanted) -> None:
         target = os.path.realpath(path)
         try:
             status = os.stat(target)
@@ -275,28 +262,24 @@ class _Search:
         if wanted is not Wanted.ALL and not any(is_below(target, folder) for folder in self._inside):
             self._left_out.links[path] = target
         elif stat.S_ISDIR(status.st_mode):
-            self._add_linked_tree(path, target, wanted, sites)
-        elif not stat.S_ISREG(status.st_mode) or target.startswith(self._distrain):
+            is_circle = any(is_below(os.path.realpath(parent), target) for parent in Path(path).parents)
+            if not is_circle:
+                self._add_tree(path, wanted)
+        elif not stat.S_ISREG(status.st_mode):
             return
         elif wanted is not Wanted.ALL and may_hold_secret(target):
-            self._left_out.add_secret(path, tracked=tracked)
+            self._left_out.secrets.add(path)
         else:
-            self._add_file(path, status, wanted, tracked=tracked)
-
-    def _add_linked_tree(self, path: str, target: str, wanted: Wanted, sites: tuple[str, ...]) -> None:
-        sites = (*sites, os.path.realpath(os.path.dirname(path)))
-        is_circle = any(is_below(site, target) for site in sites)
-        if not is_circle and not target.startswith(self._distrain) and f"{target}/" not in self._distrain:
-            self._add_tree(path, wanted, sites)
+            self._add_file(path, status, wanted)
 
     # -- the result
 
-    def leave_out_runs(self) -> None:
-        """Leave out run directories of distrain, which may be in the project and need not be ignored by git."""
+    def leave_out_distrain(self) -> None:
+        """Leave out the package, and run directories, which may be in the project and need not be ignored by git."""
         tops = (os.path.dirname(path) for path in self._found if path.endswith("/run.json"))
-        runs = tuple(f"{top}/" for top in tops if os.path.exists(f"{top}/metrics.jsonl"))
-        if runs:
-            self._found = {path: status for path, status in self._found.items() if not path.startswith(runs)}
+        runs = [f"{top}/" for top in tops if os.path.exists(f"{top}/metrics.jsonl")]
+        own = (*runs, f"{own_package()}/", f"{os.path.realpath(own_package())}/")
+        self._found = {path: status for path, status in self._found.items() if not path.startswith(own)}
 
     def check_size(self, limit_bytes: int) -> None:
         """Raise LaunchError if the files are larger than the limit."""
@@ -310,8 +293,8 @@ class _Search:
         return self.folders | self._parents_of_named
 
     def files(self) -> tuple[ShippedFile, ...]:
-        """Return all files, without digests."""
-        return tuple(_shipped_file(path, self._found[path]) for path in sorted(self._found))
+        """Read all files. Raise LaunchError if that is not possible."""
+        return tuple(filter(None, map(_read, sorted(self._found))))
 
     def notes(self) -> Iterator[str]:
         """Yield lines for the user about what is left out."""

@@ -22,7 +22,7 @@ from distrain.transfer.host_side import environments
 from distrain.wire.shipped_file import ShippedFile, digest_of, project_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 PLACE = "run-1234"
 NONCE = "this run"
@@ -55,7 +55,9 @@ class Host:
 
     @property
     def mirror(self) -> str:
-        return f"{self.cache}/runs/{PLACE}/files"
+        """The copy of the project that workers use."""
+        assert self.setup._mirror is not None
+        return str(self.setup._mirror.project)
 
     def hide(self) -> None:
         """The host does not see the project."""
@@ -97,20 +99,18 @@ class Host:
         """Wait until the thread has nothing to do."""
         self.wait_until(lambda: not self.setup._thread.pending)
 
-    def deliver(self, answer: wire.HostSetUp) -> None:
+    def deliver(self, answer: wire.HostSetUp, folders: Sequence[str] = ()) -> None:
         """Do what the mover does."""
+        for folder in folders:
+            Path(answer.wanted, folder[1:]).mkdir(parents=True, exist_ok=True)
         for file in self.files:
             target = Path(answer.wanted, file.path[1:])
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file.path.replace(str(self.there), str(self.elsewhere)), target)
 
-    def bring_nothing(self, question: wire.SetUpHost) -> None:
-        Path(self.ask(question).wanted).mkdir(parents=True)
-        self.ask(question)
-
     def bring(self, question: wire.SetUpHost) -> wire.HostSetUp:
         """Set up the host, which does not see the project."""
-        self.deliver(self.ask(question))
+        self.deliver(self.ask(question), question.folders)
         answer = self.ask(question)
         assert (answer.wanted, answer.failed) == ("", None)
         return answer
@@ -169,7 +169,7 @@ def test_a_host_that_sees_none_of_the_files_gets_copies(host: Host) -> None:
     host.hide()
     question = host.question(folders=[str(host.there), str(host.there / "empty")])
     answer = host.ask(question)
-    assert answer.wanted == f"{host.cache}/projects/{project_digest(host.files)}"
+    assert answer.wanted == f"{host.cache}/projects/{project_digest(host.files, question.folders)}"
     assert answer.checkpoints == f"{host.cache}/runs/{PLACE}/checkpoints"
     assert host.bring(question).storage_problem is None
     for file in host.files:
@@ -187,7 +187,7 @@ def test_a_host_with_another_version_of_one_file_gets_copies_of_all(host: Host) 
 def test_a_host_without_one_of_the_directories_gets_copies(host: Host) -> None:
     question = host.question(files=[], folders=[str(host.there), str(host.there / "data")])
     host.files = []
-    host.bring_nothing(question)
+    host.bring(question)
     assert Path(f"{host.mirror}{host.there}/data").is_dir()
     assert host.setup.worker(spec(host.there)).directory == f"{host.mirror}{host.there}"
 
@@ -452,7 +452,6 @@ def test_what_workers_have_written_stays_at_the_end(host: Host) -> None:
     host.settle()
     host.setup.end()
     assert written.exists()
-    assert not Path(f"{host.mirror}{host.there}/train.py").exists()
 
 
 def test_two_agents_of_one_run_on_one_machine_have_different_copies(
@@ -465,17 +464,18 @@ def test_two_agents_of_one_run_on_one_machine_have_different_copies(
     host.bring(host.question())
     first, host.setup = host.setup, HostSetup(host.loop, host.sent.append)
     assert host.ask(host.question()).wanted == ""
-    directory = host.setup.worker(spec(host.there)).directory
-    assert directory != first.worker(spec(host.there)).directory
+    directory, own = (setup.worker(spec(host.there)).directory for setup in (host.setup, first))
+    assert directory != own
     assert os.path.isfile(f"{directory}/train.py")
     host.setup.end()
-    assert os.path.isfile(f"{host.mirror}{host.there}/train.py")
+    assert os.path.isfile(f"{own}/train.py")
     first.end()
 
 
 def test_the_cache_is_kept_within_its_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[int] = []
-    monkeypatch.setattr("distrain.transfer.host_side.cache_cleaning.trim", lambda cache, limit: limits.append(limit))
+    trim = "distrain.transfer.host_side.host_cache.HostCache.trim"
+    monkeypatch.setattr(trim, lambda cache, limit: limits.append(limit))
     host.ask(host.question())
     host.settle()
     assert limits == []  # there is none

@@ -54,9 +54,7 @@ def begins(rank: int) -> Recorded:
 
 def reports(rank: int, index: int, **metrics: Any) -> Recorded:
     body = json.dumps(metrics).encode()
-    return host_of(rank), wire.Reported(
-        attempt=0, rank=rank, index=index, time=0.0, has_checkpoint=False, files=[], body=body
-    )
+    return host_of(rank), wire.Reported(attempt=0, rank=rank, index=index, time=0.0, ordinal=None, files=[], body=body)
 
 
 def returns(rank: int, value: object = None) -> Recorded:

@@ -43,8 +43,7 @@ class Run:
             on_hang=self.ended.append, tell=self.told.append,
         )  # fmt: skip
         self.monitor.begin(ranks)
-        for rank in range(ranks):
-            self.monitor.rank_begins(rank)
+        self.monitor.standstills.ranks.update(range(ranks))
 
     def ask_for_stacks(self, watches: bool) -> list[str]:
         self.asked += 1
@@ -176,7 +175,7 @@ def test_a_question_about_deadlines_changes_nothing(run: Run) -> None:
     before = repr(vars(run.monitor))
     for _ in range(3):
         run.monitor.deadline()
-        assert run.monitor.is_asking
+        assert run.monitor.standstills.is_asking
     assert repr(vars(run.monitor)) == before
 
 
@@ -185,7 +184,7 @@ def test_the_time_begins_again_when_a_rank_has_its_answer(monkeypatch: pytest.Mo
     run.stand("asks", 0)
     run.now += 3600.0
     run.stand("", 0, seconds=0.0)
-    assert not run.monitor.is_asking
+    assert not run.monitor.standstills.is_asking
     assert run.monitor.deadline() == run.now + 60
 
 

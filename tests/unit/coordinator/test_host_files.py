@@ -29,19 +29,12 @@ QUESTION = wire.SetUpHost(files=[], folders=[], place="run", storage=RUN, probe_
 HOSTS = ["a", "b", "c"]
 
 
-class Read(Project):
-    """A project whose files exist only here."""
-
-    def with_digests(self) -> Project:
-        return self
-
-
 def shipped(path: str, content: str, size: int = 10) -> ShippedFile:
     return ShippedFile(path, size, 1, 0o644, f"{content:0<40}")
 
 
 def project(*files: ShippedFile) -> Project:
-    return Read(files=files, folders=("/project",), notes=("data.bin is not shipped",))
+    return Project(files=files, folders=("/project",), notes=("data.bin is not shipped",))
 
 
 CODE, MODEL = shipped("/project/train.py", "c0de"), shipped("/project/model.py", "30de1", size=20)
@@ -79,10 +72,6 @@ class Mover:
         self.orders: list[wire.Message] = []
         self.is_idle = True
         self.is_closed = False
-        self.is_started = False
-
-    def start(self) -> None:
-        self.is_started = True
 
     def order(self, order: wire.Message) -> None:
         self.orders.append(order)
@@ -218,36 +207,36 @@ def test_the_directory_of_a_run_is_named_after_its_storage(tmp_path: Path) -> No
 # -- setting up ------------------------------------------------------------------------------------------------------
 
 
-def test_the_project_is_read_once_before_hosts_are_asked(lab: Lab) -> None:
+def test_a_host_that_joins_while_the_project_is_searched_is_asked_afterwards(lab: Lab) -> None:
     held: list[Callable[[], None]] = []
-    lab.background = type("Held", (), {"do": lambda self, work, then: held.append(lambda: then(work()))})()
-    lab.set_up(*HOSTS)
-    assert [len(lab.asked(host)) for host in HOSTS] == [0, 0, 1]
-    assert lab.files.is_busy([])
-    lab.files.lost("b")
-    (read,) = held
-    read()
-    assert [len(lab.asked(host)) for host in HOSTS] == [1, 0, 1]
-    assert not lab.files.is_busy([])
-    assert lab.searches == 0
-
-
-def test_a_project_that_cannot_be_read_refuses_the_hosts() -> None:
-    class Unreadable(Project):
-        def with_digests(self) -> Project:
-            raise LaunchError("/project/train.py cannot be shipped")
-
-    found = Unreadable(files=(CODE,), folders=(), notes=())
-    lab = Lab(Shipping(question=QUESTION, project=found, takes_project=("a",)))
     lab.set_up("a")
-    assert lab.refused == [("a", "/project/train.py cannot be shipped")]
+    lab.background = type("Held", (), {"do": lambda self, work, then: held.append(lambda: then(work()))})()
+    lab.answer("a")
+    lab.found = NEWER
+    lab.files.refresh(["a"])
+    lab.files.refresh(["a"])
+    lab.set_up("b", "c")
+    assert [len(lab.asked(host)) for host in HOSTS] == [1, 0, 1]
+    assert lab.files.is_busy([])
+    lab.files.lost("a")
+    (search,) = held
+    search()
+    assert [len(lab.asked(host)) for host in HOSTS] == [1, 1, 1]
+    assert lab.asked("b")[0].files == [*NEWER.files]
+    assert not lab.files.is_busy([])
 
 
 def test_what_a_host_lacks_is_copied_there(lab: Lab, lines: list[str]) -> None:
     lab.set_up("a")
     lab.answer("a", wanted="/cache/projects/d1", checkpoints="/cache/run")
     assert lab.orders("a") == [
-        wire.Deliver(folder="/cache/projects/d1", root="/", files=[*PROJECT.files], staging="/cache/run")
+        wire.Deliver(
+            folder="/cache/projects/d1",
+            root="/",
+            files=[*PROJECT.files],
+            staging="/cache/run",
+            folders=["project"],
+        )
     ]
     assert lines == ["copying 2 files (30 B) of your code to a", "data.bin is not shipped"]
     assert (lab.mover("a").argv, lab.mover("a").flags) == (("mover", '["ssh", "a"]'), ("-P",))
@@ -337,11 +326,26 @@ def test_a_host_gets_the_files_that_it_was_asked_about(lab: Lab) -> None:
 
 def test_a_host_that_never_finds_what_was_copied_is_refused(lab: Lab) -> None:
     lab.set_up("a")
-    for _ in range(3):
-        lab.bring("a")
-        assert not lab.refused
+    lab.bring("a")
     lab.answer("a", wanted="/cache/a/project")
-    assert lab.refused == [("a", "files of your code that were copied to /cache/a/project have vanished")]
+    lab.loop.fire("bring a")
+    lab.bring("a")
+    assert not lab.refused
+    lab.answer("a", wanted="/cache/a/project")
+    why = "files have changed meanwhile, or have vanished from /cache/a/project"
+    assert lab.refused == [("a", f"your code cannot be copied there: {why}")]
+
+
+def test_a_project_that_changes_while_it_is_copied_is_copied_as_it_is_then(lab: Lab) -> None:
+    """The host compares what has arrived with the digests."""
+    lab.set_up("a")
+    lab.bring("a")
+    lab.found = NEWER
+    lab.answer("a", wanted="/cache/a/project")
+    lab.loop.fire("bring a")
+    assert lab.asked("a")[-1].files == [*NEWER.files]
+    lab.answer("a", wanted="/cache/a/newer", checkpoints="/cache/run")
+    assert lab.orders("a")[-1].files == [*NEWER.files]
 
 
 def test_a_host_that_does_not_answer_is_announced_and_then_refused(lab: Lab, lines: list[str]) -> None:
@@ -450,7 +454,6 @@ def test_hosts_that_do_not_see_the_storage_are_announced_once(lab: Lab, lines: l
     lab.answer("c", storage_problem="is not there")
     assert [lab.files.is_apart(host) for host in [*HOSTS, "unknown"]] == [True, False, True, False]
     assert lab.files.checkpoints_on("a") == "/cache/a/checkpoints"
-    assert [lab.mover(host).is_started for host in ("a", "c")] == [True, True]
     for _ in range(2):
         lab.files.announce(HOSTS)
     [line] = lines
@@ -527,7 +530,6 @@ def test_a_host_that_is_lost_before_the_project_is_found_is_not_asked(lab: Lab) 
     held: list[Callable[[], None]] = []
     lab.background = type("Held", (), {"do": lambda self, work, then: held.append(lambda: then(work()))})()
     lab.set_up("a")
-    held.pop()()
     lab.bring("a", failed="no")
     lab.loop.fire("bring a")
     lab.files.lost("a")

@@ -125,3 +125,19 @@ def test_a_host_that_hangs_is_reported_once_and_only_a_check_of_hosts_fails(chec
     assert not launch.checks.is_under_way
     launch.checks.handle("one", LACKING)
     assert launch.found == [found]
+
+
+def test_after_a_hang_hosts_are_checked_again_and_a_failed_connection_ends_nothing() -> None:
+    launch = Launch()
+    plan, found = launch.plan("a", "b"), []
+    for fails in (False, True):
+        launch.checks.begin(plan)
+        for host in ("one", "two"):
+            launch.checks.handle(host, replace(GOOD, address=f"at-{host}", port=1))
+        for host in ("one", "two"):
+            failed_peers = {"two": "no answer"} if fails and host == "one" else {}
+            launch.checks.handle(host, replace(GOOD, failed_peers=failed_peers))
+        found.append([(one.host, one.is_fatal) for one in launch.found])
+        launch.checks.forget()
+    assert found == [[], [("two", False)]]
+    assert not launch.checks.is_under_way

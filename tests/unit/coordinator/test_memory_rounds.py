@@ -38,7 +38,7 @@ def plan_of(*hosts: str) -> WorldPlan:
 class Run:
     """A run with one rank on each host."""
 
-    def __init__(self, folder: Path, *hosts: str, every_s: float = 1000.0, **options: Any) -> None:
+    def __init__(self, folder: Path, *hosts: str, **config: Any) -> None:
         self.folder, self.hosts = folder, hosts
         self.sent: list[tuple[str, Any]] = []
         self.orders: list[tuple[str, wire.Upload]] = []
@@ -48,7 +48,7 @@ class Run:
         plan = plan_of(*hosts)
         self.memory = MemoryRounds(
             self.store,
-            every_s,
+            CheckpointConfig(**{"storage_every_s": 1000.0, **config}),
             send=lambda host, message: self.sent.append((host, message)),
             upload=lambda host, order: self.orders.append((host, order)),
             plan=lambda: plan,
@@ -56,7 +56,6 @@ class Run:
             storage_of=lambda host: str(self.store.location),
             is_training=lambda: True,
             on_change=self.note_change,
-            **options,
         )
         self.memory.begin(0, hosts, self.chosen.append)
 
@@ -78,7 +77,7 @@ class Run:
             part = self.folder / f"part_{rank}_{number}"
             part.mkdir()
             (part / f"file_{rank}").write_text(f"{number}")
-            reports[rank] = wire.Reported(attempt=0, rank=rank, index=number, has_checkpoint=True, folder=str(part))
+            reports[rank] = wire.Reported(attempt=0, rank=rank, index=number, ordinal=number, folder=str(part))
             files += [CommittedFile(path, rank, size, crc) for path, size, crc in hash_files(part, [f"file_{rank}"])]
         saved: list[CommittedCheckpoint] = []
         self.store.commit(
@@ -304,7 +303,7 @@ def test_a_new_attempt_stores_into_another_directory(two: Run) -> None:
 
 
 def test_a_round_is_stored_from_time_to_time(tmp_path: Path) -> None:
-    run = Run(tmp_path, "a", every_s=0.0)
+    run = Run(tmp_path, "a", storage_every_s=0.0)
     assert run.memory.deadline() is None
     run.commit(1)
     assert run.orders
@@ -347,7 +346,7 @@ def test_the_best_are_on_storage_as_if_all_had_been_stored(
     tmp_path: Path, scores: list[float], number: int | None, order: Any, stores: str
 ) -> None:
     config = CheckpointConfig(num_to_keep=number, checkpoint_score_attribute="acc", checkpoint_score_order=order)
-    run = Run(tmp_path, "a", retention=config)
+    run = Run(tmp_path, "a", num_to_keep=number, checkpoint_score_attribute="acc", checkpoint_score_order=order)
     for step, acc in enumerate(scores, start=1):
         run.commit(step, metrics={"acc": acc})
         assert len(run.kept) <= 3 + (number or 1)
@@ -364,7 +363,7 @@ def test_the_best_are_on_storage_as_if_all_had_been_stored(
 
 
 def test_only_what_leaves_memory_is_stored_before_the_end(tmp_path: Path) -> None:
-    run = Run(tmp_path, "a", retention=CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="acc"))
+    run = Run(tmp_path, "a", num_to_keep=1, checkpoint_score_attribute="acc")
     for step in range(1, 101):
         run.commit(step, metrics={"acc": step})
         run.upload_all()
@@ -373,7 +372,7 @@ def test_only_what_leaves_memory_is_stored_before_the_end(tmp_path: Path) -> Non
 
 
 def test_the_best_survives_when_memory_is_short(tmp_path: Path) -> None:
-    run = Run(tmp_path, "a", retention=CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="acc"))
+    run = Run(tmp_path, "a", num_to_keep=1, checkpoint_score_attribute="acc")
     best = run.commit(1, metrics={"acc": 2})
     run.memory.short_of_memory(0, "it is full")
     run.memory.free_all()
@@ -387,7 +386,7 @@ def test_the_best_survives_when_memory_is_short(tmp_path: Path) -> None:
 def test_a_best_one_that_the_storage_refuses_is_not_tried_at_every_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(tmp_path, "a", retention=CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="acc"))
+    run = Run(tmp_path, "a", num_to_keep=1, checkpoint_score_attribute="acc")
     best = run.commit(1, metrics={"acc": 2})
     run.commit(2, metrics={"acc": 1})
     fail_to_store(run, "[Errno 5] Input/output error: '/storage/checkpoint/file_0'")
@@ -403,7 +402,7 @@ def test_a_best_one_that_the_storage_refuses_is_not_tried_at_every_report(
 
 
 def test_every_third_round_is_copied_to_the_other_host(tmp_path: Path) -> None:
-    run = Run(tmp_path, "a", "b", copy_every=3)
+    run = Run(tmp_path, "a", "b", memory_every=3)
     names = [run.commit(1)]
     run.copied(names[0])
     for number in range(2, 8):
@@ -628,7 +627,7 @@ def test_rounds_are_copied_while_one_is_stored(two: Run) -> None:
 
 
 def test_a_round_that_is_due_is_stored_while_another_is_copied(tmp_path: Path) -> None:
-    run = Run(tmp_path, "a", "b", every_s=0.0)
+    run = Run(tmp_path, "a", "b", storage_every_s=0.0)
     name = run.commit(1)
     assert run.orders
     assert run.only(wire.CopyRound)[-1][1].name == name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.observers import Observers
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.store.local_store import LocalStore
+from distrain.decisions.checkpoint_assembly import HEAD_START_S
 from distrain.decisions.run_status import RunStatus
 from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.storage.records import CommittedCheckpoint
@@ -32,7 +32,10 @@ class NoValidations:
         return False
 
 
-def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_rank_s: float = 60.0) -> ReportHandler:
+def handler_of(
+    store: LocalStore, sent: list[Any], world_size: int, *, missing_rank_s: float = 60.0, running: int | None = None
+) -> ReportHandler:
+    """``running``: how many of the ranks have entered train_func; None for all."""
     observers = Observers(RunStatus("/runs/run", started=0.0))
     handler = ReportHandler(
         store,
@@ -44,7 +47,7 @@ def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_r
         validations=NoValidations(),  # type: ignore[arg-type]
         memory=MemoryRounds(
             store,
-            math.inf,
+            CheckpointConfig(),
             send=lambda host, message: sent.append(message),
             upload=lambda host, order: None,
             plan=lambda: WorldPlan(
@@ -58,7 +61,7 @@ def handler_of(store: LocalStore, sent: list[Any], world_size: int, *, missing_r
     )
     observers.tell(AttemptBegan(0, ["localhost"] * world_size, 0.0))
     handler.begin(0, world_size)
-    for rank in range(world_size):
+    for rank in range(world_size if running is None else running):
         handler.handle(wire.Running(attempt=0, rank=rank))
     return handler
 
@@ -71,7 +74,7 @@ def report(handler: ReportHandler, rank: int, number: int, *files: str) -> None:
             rank=rank,
             index=number,
             time=0.0,
-            has_checkpoint=True,
+            ordinal=number,
             files=list(files),
             body=b"{}",
             folder="/source",
@@ -121,7 +124,8 @@ def test_a_checkpoint_that_one_rank_writes_to_memory_and_another_to_storage_is_s
     assert [saved.is_in_memory for saved in store.committed] == ([] if end else [False])
     assert [bool(done.path) for done in only(wire.CommitDone, sent)] == [not end] * 2
     if end:
-        assert "the checkpoint of report 1 is dropped: files of rank 1 cannot be stored: " in capsys.readouterr().err
+        assert "the checkpoint of report 1 is dropped, as rank 1 could not store its part: " in capsys.readouterr().err
+    assert not handler._assembly._committing
 
 
 def only(kind: type[Any], sent: list[Any]) -> list[Any]:
@@ -169,8 +173,24 @@ def test_a_rank_whose_first_report_fails_brings_checkpoints_too(tmp_path: Path) 
     store_files(handler, only(wire.CopyFiles, sent)[-1])
     handler.tick()
     assert [saved.silent for saved in store.committed] == [(1,)]
-    handler.handle(wire.Reported(attempt=0, rank=1, index=1, has_checkpoint=True, failed="ValueError"))
+    handler.handle(wire.Reported(attempt=0, rank=1, index=1, ordinal=1, failed="ValueError"))
     assert not store.committed
+    store.close()
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_only_checkpoints_that_lack_files_of_a_slow_rank_are_given_up(tmp_path: Path, first: int) -> None:
+    """It was not waited for. ``first``: its first report with a checkpoint."""
+    store, sent = LocalStore(tmp_path / "run"), []
+    handler = handler_of(store, sent, 2, missing_rank_s=0.0)
+    report(handler, 0, 1, "shard-0")
+    store_files(handler, only(wire.CopyFiles, sent)[-1])
+    handler.tick()
+    assert [saved.silent for saved in store.committed] == [(1,)]
+    for index in range(1, first):
+        handler.handle(wire.Reported(attempt=0, rank=1, index=index, ordinal=None, body=b"{}"))
+    report(handler, 1, first, "shard-1")
+    assert [saved.step for saved in store.committed] == list(range(1, first))
     store.close()
 
 
@@ -185,6 +205,26 @@ def test_get_checkpoint_waits_for_a_commit_that_is_under_way(tmp_path: Path, mon
         assert not only(wire.CheckpointList, sent)
     handler.tick()
     assert only(wire.CheckpointList, sent)
+    store.close()
+
+
+def test_many_ranks_enter_train_func_while_others_wait_in_get_checkpoint(tmp_path: Path) -> None:
+    """These are answered when the time is over in which the last ones may make their first report."""
+    world_size = 8000
+    store, sent = LocalStore(tmp_path / "run"), []
+    handler = handler_of(store, sent, world_size, running=world_size // 2)
+    for rank in range(world_size // 2):
+        handler.handle(wire.Reported(attempt=0, rank=rank, index=1, ordinal=None, body=b"{}"))
+        handler.handle(
+            wire.AskCheckpointList(attempt=0, rank=rank, index=1, validated=False, at_once=False, synced=True)
+        )
+    began = time.process_time()
+    for rank in range(world_size // 2, world_size):
+        handler.handle(wire.Running(attempt=0, rank=rank))
+    assert time.process_time() - began < 2
+    deadline = handler.deadline()
+    assert deadline is not None
+    assert deadline - time.monotonic() < HEAD_START_S
     store.close()
 
 

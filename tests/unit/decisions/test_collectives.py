@@ -162,6 +162,7 @@ def test_a_rank_is_stranded_in_a_collective_that_a_finished_one_cannot_call() ->
 def test_nothing_else_is_proof_of_a_deadlock() -> None:
     waits, gone = record(STEP, STEP), of(record(STEP, pending=False))
     has_called = of(record(STEP, STEP))  # it has done its part, and data may be on its way
+    far_ahead = of(record(STEP, STEP, STEP, STEP, pending=False)[3:])  # it tells its last ones only
     over = of(record(STEP, STEP, pending=False))
     later = {"time_created_ns": 9}
     in_subgroup = of([*waits, record(STEP, group="1", name="")[0] | later], _1=[0, 2])
@@ -170,6 +171,7 @@ def test_nothing_else_is_proof_of_a_deadlock() -> None:
     for rank, other, finished in (
         (of(waits), gone, []),
         (of(waits), has_called, [1]),
+        (of(waits), far_ahead, [1]),
         (over, gone, [1]),
         (in_subgroup, gone, [1]),
         (between_two, gone, [1]),

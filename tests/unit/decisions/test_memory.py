@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from distrain.decisions.memory import KeptRounds, copy_hosts
-from distrain.storage.commit import MemoryRound
+from distrain.decisions.memory import copy_hosts, to_keep
 
 
-def a_round(number: int) -> MemoryRound:
-    return MemoryRound(f"checkpoint_{number:06}", {"index": number, "files": {}}, {}, {}, {})
-
-
-def add(kept: KeptRounds, *numbers: int) -> list[int]:
-    for number in numbers:
-        kept.add(a_round(number), set(kept.rounds))
-    return [one.manifest["index"] for one in kept.rounds.values()]
+def add(rounds: str, *, safe: str = "", needed: str = "") -> str:
+    """Return which rounds are kept, of some whose names are letters, when another one was committed."""
+    kept = to_keep(list(rounds), safe=safe, needed=[*needed, ""])
+    return "".join(name for name in rounds if name in kept)
 
 
 def test_the_copies_of_a_host_are_on_the_next_one() -> None:
@@ -28,35 +23,16 @@ def test_the_copies_of_a_host_are_in_another_rack_if_there_is_one() -> None:
 
 
 def test_one_host_keeps_the_newest_round_and_the_one_before() -> None:
-    assert add(KeptRounds(), 0, 1, 2, 3) == [2, 3]
+    assert add("a") == "a"
+    assert add("abcd") == "cd"
 
 
 def test_the_round_that_is_on_two_hosts_is_kept_until_a_newer_one_is() -> None:
-    kept = KeptRounds()
-    add(kept, 0)
-    kept.safe = "checkpoint_000000"
-    assert add(kept, 1, 2) == [0, 2]
-    kept.safe = "checkpoint_000002"
-    assert add(kept, 3) == [2, 3]
+    assert add("abc", safe="a") == "ac"
+    assert add("acd", safe="c") == "cd"
+    assert add("cde", safe="b") == "de", "it is no longer a checkpoint of the run"
 
 
 def test_rounds_that_are_read_or_on_their_way_are_kept() -> None:
-    kept = KeptRounds()
-    add(kept, 0, 1)
-    kept.safe, kept.storing = "checkpoint_000000", "checkpoint_000001"
-    add(kept, 2)
-    kept.copying = "checkpoint_000002"
-    assert add(kept, 3, 4) == [0, 1, 2, 4]
-    assert len(kept.rounds) + 1 <= 5  # and the one that the ranks are writing
-    kept.start = "checkpoint_000001"
-    kept.copying = kept.storing = ""
-    assert add(kept, 5) == [0, 1, 5]
-
-
-def test_a_round_that_is_no_longer_a_checkpoint_of_the_run_is_dropped() -> None:
-    kept = KeptRounds()
-    add(kept, 0, 1)
-    kept.add(a_round(2), {"checkpoint_000000"})
-    assert list(kept.rounds) == ["checkpoint_000000", "checkpoint_000002"]
-    kept.drop(["checkpoint_000002"])
-    assert list(kept.rounds) == ["checkpoint_000000"]
+    assert add("abcde", safe="a", needed="bc") == "abce"
+    assert add("abcef", safe="a", needed="b") == "abf"

@@ -565,6 +565,17 @@ def test_a_rank_that_is_due_to_bring_a_checkpoint_is_not_waited_for_without_limi
     assert stops(play.happens(Tick())) == {"one": 0.0, "two": 0.0}
 
 
+@pytest.mark.parametrize("others", [(), (2,)])
+def test_a_late_report_of_a_rank_that_is_due_is_stored(others: tuple[int, ...]) -> None:
+    play = play_that_expects(0, *others)
+    play.now += WITHIN_S - 1
+    assert saving(play, {(0, 7)}, expected=others) == []
+    play.now += CHECKPOINT_GRACE_S - 1
+    assert play.happens(Tick()) == []
+    play.now += 1
+    assert stops(play.happens(Tick())) == {"one": 0.0, "two": 0.0}
+
+
 def test_reports_of_others_do_not_prolong_the_wait_for_a_rank_that_is_due() -> None:
     play = play_that_expects(0)
     until = play.machine.deadline()

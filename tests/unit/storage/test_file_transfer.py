@@ -60,9 +60,10 @@ def hashed(folder: Path) -> tuple[int, int]:
 
 def test_hashing_ends_early_when_nobody_needs_it_any_more(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distrain.storage.file_transfer._PART_BYTES", 1)
+    monkeypatch.setattr("distrain.storage.file_transfer._HASHING_THREADS", 1)
     needed = iter([True, True])
     with pytest.raises(OSError, match="canceled"):
-        hash_files(source, ["deep/file"], threads=1, is_needed=lambda: next(needed, False))
+        hash_files(source, ["deep/file"], is_needed=lambda: next(needed, False))
 
 
 def test_many_files_are_copied_in_their_order(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_reopened_run_knows_its_checkpoints_and_numbers_on(root: Path) -> None
 def test_deleted_checkpoints_are_gone_and_numbers_are_not_used_again(store: LocalStore) -> None:
     for ordinal in (1, 2, 3):
         commit(store, ordinal)
-    store.delete([0, 1])
+    store.delete(store.committed[:2])
     assert [path.name for path in store.paths.checkpoints()] == ["checkpoint_000002"]
     assert [saved.path.name for saved in store.committed] == ["checkpoint_000002"]
     assert commit(store, 4).path.name == "checkpoint_000003"
@@ -124,11 +124,11 @@ def test_large_checkpoints_are_deleted_while_the_loop_runs(store: LocalStore, mo
         unlink(*arguments, **options)
 
     monkeypatch.setattr(os, "unlink", slow)
-    store.delete([0])
+    store.delete(store.committed[:1])
     assert not folders[0].exists()
     aside = next(store.paths.staging.glob("deleted-*"))
     assert (aside / "model.pt").exists()
-    store.delete([0])
+    store.delete(store.committed[:1])
     assert not folders[1].exists()
     may_go_on.set()
     wait_until(lambda: not list(store.paths.staging.iterdir()))
@@ -137,10 +137,10 @@ def test_large_checkpoints_are_deleted_while_the_loop_runs(store: LocalStore, mo
 def test_a_checkpoint_that_is_being_read_is_not_deleted(store: LocalStore) -> None:
     folders = [commit(store, ordinal, {0: {"model.pt": b"x"}}).path for ordinal in (1, 2)]
     with Checkpoint(folders[0]).as_directory() as folder:
-        store.delete([0])
+        store.delete(store.committed[:1])
         assert Path(folder, "model.pt").read_bytes() == b"x"
         assert [saved.path for saved in store.committed] == folders
-    store.delete([0])
+    store.delete(store.committed[:1])
     assert [saved.path for saved in store.committed] == folders[1:]
     assert not folders[0].exists()
 
@@ -165,7 +165,7 @@ def test_a_checkpoint_that_is_deleted_as_a_reader_opens_it_is_not_read(
     def delete_when_opened(path: Any, flags: int, *rest: Any) -> int:
         fd = opened(path, flags, *rest)
         monkeypatch.setattr(os, "open", opened)
-        store.delete([0])
+        store.delete(store.committed[:1])
         return fd
 
     monkeypatch.setattr(os, "open", delete_when_opened)
@@ -247,7 +247,7 @@ def test_a_copy_that_a_user_has_made_is_neither_offered_nor_deleted(root: Path) 
         shutil.copytree(folders[1], root / copy)
     store = reopened(first)
     assert [saved.path for saved in store.committed] == folders
-    store.delete([0])
+    store.delete(store.committed[:1])
     assert commit(store, 3).path.name == "checkpoint_000008"
     store.close()
     assert (root / "keep-this-one" / "model.pt").exists()

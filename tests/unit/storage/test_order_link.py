@@ -13,19 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_process_that_is_started_early_gets_the_first_order(tmp_path: Path) -> None:
-    answers: list[wire.Message] = []
-    link = OrderLink(None, answers.append, "uploader", flags=())
-    try:
-        link.start()
-        pid = link.pid
-        link.order(wire.OpenStorage(url=f"file://{tmp_path}", filesystem=""))
-        link.settle(lambda: None)
-        assert (link.pid, answers) == (pid, [wire.StorageStatus()])
-    finally:
-        link.close()
-
-
 def test_an_uploader_that_is_killed_while_it_opens_the_storage_is_replaced(tmp_path: Path) -> None:
     answers: list[wire.Message] = []
     link = OrderLink(None, answers.append, "uploader", flags=())

@@ -55,7 +55,7 @@ def project(tmp_path: Path) -> Project:
 
 def deliver(cache: HostCache, *files: ShippedFile) -> Path:
     """Do what the mover does, and return the directory of the project."""
-    folder = cache.projects / project_digest(files)
+    folder = cache.projects / project_digest(files, [])
     for file in files if not folder.exists() else ():
         target = folder / file.path[1:]
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def deliver(cache: HostCache, *files: ShippedFile) -> Path:
 def place(run: RunMirror, cache: HostCache, *files: ShippedFile) -> None:
     folder = deliver(cache, *files)
     assert cache.has_project(folder.name, files)
-    run.place(folder, [])
+    run.place(folder)
 
 
 def below(folder: Path) -> dict[str, str]:

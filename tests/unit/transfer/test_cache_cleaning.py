@@ -6,23 +6,23 @@ import fcntl
 import itertools
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.transfer.host_side import cache_cleaning
-from distrain.transfer.host_side.cache_cleaning import clear_leftovers, trim
+from distrain.agent.guard import clear_cache
 from distrain.transfer.host_side.cache_files import lock_folder
 from tests.unit.transfer.conftest import HOUR, KB, age, below, in_a_child, place, put
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from distrain.transfer.host_side.host_cache import HostCache
     from tests.unit.transfer.conftest import Project
 
 
 def size_of(cache: HostCache) -> int:
-    return sum(entry.size for entry in cache_cleaning._entries(cache))
+    return sum(entry.size for entry in cache._entries())
 
 
 def old_run(cache: HostCache, name: str, old: float) -> Path:
@@ -53,9 +53,9 @@ def test_the_least_recently_used_goes_first(cache: HostCache) -> None:
     os.link(paths[0] / "lib" / "file", cache.root.parent / "in-the-cache-of-uv")
     assert round(size_of(cache) / KB, -2) == 500  # a file with two names counts in part
     for path, count in zip(paths, itertools.count(1)):
-        trim(cache, size_of(cache))
+        cache.trim(size_of(cache))
         assert path.exists()
-        trim(cache, size_of(cache) - 1)
+        cache.trim(size_of(cache) - 1)
         assert [path.exists() for path in paths] == [False] * count + [True] * (len(paths) - count)
     assert size_of(cache) == 0
 
@@ -69,14 +69,14 @@ def test_what_is_in_use_stays(cache: HostCache, project: Project) -> None:
     fd = lock_folder(used, fcntl.LOCK_SH)
     assert fd is not None
     age(run.path, 9 * HOUR)
-    trim(cache, 0)
+    cache.trim(0)
     [project_in_use] = cache.projects.iterdir()
     left = {path for kind in ("environments", "programs", "runs") for path in (cache.root / kind).iterdir()}
     assert left == {used, run.path}
-    assert len(below(run.files)) == 1
+    assert len(below(run.project)) == 1
     os.close(fd)
     run.end()
-    trim(cache, 0)
+    cache.trim(0)
     assert project_in_use.exists()  # this process uses it
     assert not used.exists()
 
@@ -84,7 +84,7 @@ def test_what_is_in_use_stays(cache: HostCache, project: Project) -> None:
 def test_what_a_killed_process_was_deleting_is_not_in_the_way(cache: HostCache) -> None:
     half_deleted = entry(cache, "projects/.new-old-a", 0)
     path = entry(cache, "projects/a", 9 * HOUR)
-    trim(cache, 0)
+    cache.trim(0)
     assert not path.exists()
     assert not half_deleted.exists()
 
@@ -97,37 +97,40 @@ def test_what_cannot_be_deleted_is_not_locked_afterwards(cache: HostCache, monke
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "rename", fail)
-        trim(cache, 0)
+        cache.trim(0)
     fd = lock_folder(path, fcntl.LOCK_SH)
     assert fd is not None
     os.close(fd)
 
 
-def test_leftovers_go_also_below_the_limit(cache: HostCache, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_killed_runs_have_left_goes_also_below_the_limit(
+    cache: HostCache, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def be_killed() -> None:
         for name in ("r", "s"):
             run = cache.claim_run(name)
             place(run, cache, project.write("a.py", "a"))
             put(run.checkpoints / "model")
-        put(Path(run.mirrored(str(project.folder / "out"))))
+        put(run.files / "out")
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_a_child(be_killed) == -signal.SIGKILL
     monkeypatch.setenv("DISTRAIN_CACHE", str(cache.root))
-    clear_leftovers()
+    clear_cache()
     assert [path.name for path in cache.runs.iterdir()] == ["s"]
-    assert list(below(cache.runs / "s")) == [f"files/{project.folder.relative_to('/')}/out"]
-    old = [entry(cache, "programs/.new-x1", 2 * HOUR), entry(cache, "environments/half", 0)]
-    (old[1] / "complete").unlink()
-    young, plain = entry(cache, "programs/.new-x2", 0), entry(cache, "projects/a", 9 * HOUR)
-    trim(cache, 1 << 40)
-    assert [path.exists() for path in [*old, young, plain]] == [False] * 2 + [True] * 2
-    trim(cache, 0)
-    assert young.exists()  # it may be arriving
+    assert list(below(cache.runs / "s")) == ["files/out"]
+
+
+def test_what_may_be_arriving_stays(cache: HostCache) -> None:
+    old, young = entry(cache, "programs/.new-x1", 2 * HOUR), entry(cache, "programs/.new-x2", 0)
+    cache.trim(0)
+    assert [path.exists() for path in (old, young)] == [False, True]
 
 
 def test_only_one_process_trims(cache: HostCache) -> None:
     path = entry(cache, "projects/a", 9 * HOUR)
-    with cache_cleaning._exclusive(cache), pytest.raises(BlockingIOError):
-        trim(cache, 0)
+    with (cache.root / ".trim.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            cache.trim(0)
     assert path.exists()

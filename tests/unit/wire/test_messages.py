@@ -81,17 +81,15 @@ def test_any_split_of_the_stream_gives_the_same_messages(messages: list[wire.Mes
 
 
 def test_a_frame_keeps_the_bytes_it_came_in() -> None:
-    raw = wire.encode(wire.Reported(attempt=1, rank=0, index=1, time=0.5, has_checkpoint=False, files=[], body=b"{}"))
+    raw = wire.encode(wire.Reported(attempt=1, rank=0, index=1, time=0.5, ordinal=None, files=[], body=b"{}"))
     [frame] = wire.Decoder().feed(raw)
     assert frame.raw == raw
 
 
 def test_defaults_do_not_travel() -> None:
-    message = wire.Reported(
-        attempt=1, rank=0, index=1, time=0.5, has_checkpoint=True, files=[], name="best", body=b"{}"
-    )
+    message = wire.Reported(attempt=1, rank=0, index=1, time=0.5, ordinal=1, files=[], name="best", body=b"{}")
     [frame] = wire.Decoder().feed(wire.encode(message))
-    assert set(frame.header) == {"attempt", "rank", "index", "time", "has_checkpoint", "files", "name"}
+    assert set(frame.header) == {"attempt", "rank", "index", "time", "ordinal", "files", "name"}
     assert frame.message() == message
 
 

@@ -481,6 +481,18 @@ def test_without_room_a_loop_that_stays_as_it_is_gets_what_sync_promises(
         assert (said.index, said.in_memory, said.waits) == (ordinal, False, True)
 
 
+@pytest.mark.parametrize("failed", [None, "refused"])
+def test_a_checkpoint_that_an_uploader_stores_is_not_the_one_in_memory(worker: Worker, failed: str | None) -> None:
+    report()
+    report(mode=CheckpointUploadMode.ASYNC)
+    worker.tell(wire.FilesStored, ordinal=2, failed=failed)
+    worker.session.poll()
+    assert worker.session._in_memory == 1
+    worker.commit(1)
+    worker.session.poll()
+    assert worker.session._in_memory is None
+
+
 def test_the_directory_of_the_user_stays_unless_it_is_not_wanted(worker: Worker, tmp_path: Path) -> None:
     for ordinal, delete in enumerate((None, True), start=1):
         source = tmp_path / f"source-{ordinal}"
