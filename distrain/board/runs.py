@@ -147,12 +147,11 @@ class WatchedRun:
                 self._troubles.pop(str((host, rank, problem)), None)
 
     def _add_report(self, record: dict[str, Any]) -> None:
-        progress: Any = record.get("progress")
         try:
             if record["attempt"] not in self._reports.attempts:
                 self._samples.clear()
             self._reports.add(record)
-            done = progress[0] if _is_progress(progress) else record["index"]
+            done = record["progress"][0] if "progress" in record else record["index"]
             self._samples.append((float(record["time"]), float(done)))
             if self._last.get("time", 0.0) <= record["time"]:
                 self._last = self._reports.last or {}
@@ -174,7 +173,6 @@ class WatchedRun:
 
     def _make_row(self, metrics: Iterable[str], most: int) -> dict[str, Any]:
         run, last = self.run, self._last
-        progress, reported = last.get("progress"), last.get("time")
         rate, interval = self._pace()
         return {
             "name": run.name,
@@ -187,8 +185,8 @@ class WatchedRun:
             "more_hosts": max(0, len(run.hosts) - _MOST_HOSTS),
             "ranks": run.ranks,
             "step": last.get("step"),
-            "reported": reported,
-            "progress": progress if _is_progress(progress) else None,
+            "reported": last.get("time"),
+            "progress": last.get("progress"),
             "rate": rate,
             "interval": interval,
             "metrics": _plain(last.get("metrics")),
@@ -311,7 +309,3 @@ def _plain(values: object) -> dict[str, float | str]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def _is_progress(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)) and value[1] > 0

@@ -57,7 +57,7 @@ def _prepared(
         checkpoint_config=replace(run.checkpoint_config, num_to_keep=None),
     )
     uses_torch = "torch" in work.backend.preload
-    probe = Probe(order.probe, folder=order.folder, roots=order.roots, began=order.began, uses_torch=uses_torch)
+    probe = Probe(replace(order, trainer=None), uses_torch=uses_torch)
     return replace(work, before=probe), replace(scaling, num_workers=order.workers or scaling.num_workers), trial
 
 

@@ -23,9 +23,7 @@ from distrain.system.scratch import scratch_directory
 from distrain.transfer.project.directories import is_below
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from distrain.drilling.order import ProbeOrder, Unit
+    from distrain.drilling.order import Order, Unit
 
 MARK = "\x1edrill "
 """Begins a line of notes."""
@@ -37,15 +35,10 @@ _LINGERS_S = 0.5
 
 
 class Probe:
-    """Watches the session of this process, and training with torch.
+    """Watches the session of this process, and training with torch. ``order``: that of the trial."""
 
-    folder, roots: as in :class:`~distrain.drilling.order.Order`. began: when the drill did.
-    """
-
-    def __init__(self, order: ProbeOrder, *, folder: str, roots: Sequence[str], began: float, uses_torch: bool) -> None:
-        self._order = order
-        self._folder, self._roots, self._began = folder, roots, began
-        self._uses_torch = uses_torch
+    def __init__(self, order: Order, *, uses_torch: bool) -> None:
+        self._order, self._uses_torch = order, uses_torch
         self._counts: dict[Unit, int] = {"report": 0, "step": 0}
         self.steps_done = 0
         """Steps that have ended, while those that are counted have begun."""
@@ -54,14 +47,14 @@ class Probe:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Protect the files that this host sees, before anything else of the work is unpickled, which may run code."""
         vars(self).update(state)
-        if inside_file(Path(self._folder)).exists():
+        if inside_file(Path(self._order.folder)).exists():
             return
         mirror, temporary = os.environ.get(MIRROR, ""), scratch_directory() or ""
-        has_copy = is_below(os.getcwd(), mirror or self._folder)
+        has_copy = is_below(os.getcwd(), mirror or self._order.folder)
         run = os.path.dirname(mirror)  # get_trial_dir() is beside the copy of the project
-        if not confine((self._folder, run, temporary), self._roots) and not has_copy:
+        if not confine((self._order.folder, run, temporary), self._order.roots) and not has_copy:
             raise PermissionError("a drill cannot protect your files on this host, whose kernel has no Landlock")
-        if any(is_below(root, tempfile.gettempdir()) for root in self._roots) and temporary:
+        if any(is_below(root, tempfile.gettempdir()) for root in self._order.roots) and temporary:
             os.environ["TMPDIR"] = tempfile.tempdir = temporary
 
     def __call__(self) -> None:
@@ -81,7 +74,7 @@ class Probe:
         report, should_stop = session.report, session.should_stop
 
         def noted_report(metrics: Any, checkpoint: Any = None, *more: Any, **options: Any) -> None:
-            if checkpoint is not None and self._order.act == "kill before report" and self._is_due():
+            if checkpoint is not None and self._order.probe.act == "kill before report" and self._is_due():
                 self._kill(os.getpid())
             began = time.time()
             report(metrics, checkpoint, *more, **options)
@@ -104,7 +97,7 @@ class Probe:
             is_code = path.endswith((".py", ".pyc")) or os.path.abspath(path).startswith(_LIBRARIES)
             if is_reading and not is_code and path not in self._opened:
                 self._opened.add(path)
-                if os.path.isfile(path) and os.path.getmtime(path) < self._began:
+                if os.path.isfile(path) and os.path.getmtime(path) < self._order.began:
                     self.note("open", path=path)
 
     def note(self, what: str, **facts: Any) -> None:
@@ -119,9 +112,9 @@ class Probe:
         """Note a report or a step, and act if it is time."""
         self.note(unit, **facts)
         self._counts[unit] += 1
-        if unit != self._order.unit or not self._is_due():
+        if unit != self._order.probe.unit or not self._is_due():
             return
-        match self._order.act:
+        match self._order.probe.act:
             case "kill":
                 self._kill(os.getpid())
             case "kill host":
@@ -130,12 +123,12 @@ class Probe:
                 self.note("pause")
                 while True:
                     time.sleep(1)
-            case "linger" if self._counts[unit] == self._order.at:
+            case "linger" if self._counts[unit] == self._order.probe.at:
                 self.note("linger")
                 time.sleep(_LINGERS_S)
 
     def _is_due(self) -> bool:
-        context, order = self._session.context, self._order
+        context, order = self._session.context, self._order.probe
         is_meant = context.attempt == 0 and context.world_rank == order.rank
         return is_meant and 0 < order.at <= self._counts[order.unit]
 

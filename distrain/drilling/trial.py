@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from distrain.drilling.causes import Cause
 from distrain.drilling.isolation import mirror
 from distrain.drilling.journal import Journal, read_journal
+from distrain.storage.runs.details import error_of, failures_in
 from distrain.system.pickling import pickled
 from distrain.system.process import kill_tree, spawn_quiet
 
@@ -142,10 +142,10 @@ class Trial:
 
     def why_failed(self) -> tuple[str, list[Cause]]:
         """Return the error of the run, or the last that the process has said, and what it points to."""
-        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-            error = json.loads((self._folder / "runs/run/error.json").read_text())
+        error = error_of(self._folder / "runs/run")
+        for failure in failures_in(error)[:1]:
             is_prefix = "state_dict" in error["message"] and "module." in error["message"]
-            why = str(error["failures"][0]["summary"])
+            why = str(failure["summary"])
             hint = f" ({_PROTECTED})" if any(f"[Errno {number}]" in why for number in _REFUSALS) else ""
             return why + hint, [Cause("prefix", "")] if is_prefix else []
         said = (self._folder / "console.log").read_text(errors="replace").splitlines()

@@ -19,7 +19,7 @@ from distrain.errors import StorageError
 from distrain.page.reports import read_reports
 from distrain.page.time_use import AttemptTimes, where_time_went
 from distrain.storage import names
-from distrain.storage.lines import read_events
+from distrain.storage.lines import is_number, read_events
 from distrain.storage.runs.details import (
     checkpoints_of,
     command_of,
@@ -31,7 +31,7 @@ from distrain.storage.runs.details import (
     newest_in_memory,
     verdict,
 )
-from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, run_at
+from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, number_in, run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
 from distrain.system import __version__
 from distrain.system.text import amount, count, duration, flatten, rank_list, size, without_controls
@@ -128,12 +128,8 @@ def _plain(value: Any) -> Any:
     return _COLOURS.sub("", without_controls(value[-_LONGEST_TEXT:]))
 
 
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and abs(value) < 1e15 else None
-
-
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e15 else None
+    return number_in(value) if is_number(value) else None
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: Iterable[int] = ()) -> Table | None:
@@ -334,17 +330,17 @@ def _checkpoints(run: Run, kept: Sequence[CommittedCheckpoint], events: Sequence
     rows = []
     for name in [*made, *(name for name in there if name not in made)]:
         event, saved = made.get(name, {}), there.get(name)
-        step = _whole(event.get("step", saved and saved.step))
-        held = _whole(event.get("bytes", saved and saved.bytes))
+        step = _number(event.get("step", saved and saved.step))
+        held = _number(event.get("bytes", saved and saved.bytes))
         seconds = _number(event.get("seconds"))
         flat = flatten(saved.metrics) if saved else {}
         metrics = [f"{key}={amount(item)}" for key, item in flat.items() if isinstance(item, (int, float))]
         rows.append(
             (
                 name,
-                "?" if step is None else f"{step:,}",
+                "?" if step is None else f"{step:,.0f}",
                 _after(run, saved.time if saved and saved.time else event.get("time")),
-                size(held or 0),
+                size(int(held or 0)),
                 "?" if seconds is None else duration(seconds),
                 ("kept" if saved else "in memory" if newest and name == newest.get("name") else "deleted")
                 + (f"; attempts from it: {rank_list(used[name])}" if name in used else ""),

@@ -210,11 +210,12 @@ def event_in(line: bytes) -> dict[str, Any] | None:
     if not isinstance(event, dict) or not {"time", "event", "attempt"} <= event.keys():
         return None
     since = 0 if event["event"] == "slow" else event.get("since", 0)  # a slow rank has been so since a step, as text
-    is_usable = isinstance(event.get("name", ""), str) and _is_count(event["time"]) and _is_count(since)
+    is_usable = isinstance(event.get("name", ""), str) and is_number(event["time"]) and is_number(since)
     return event if is_usable else None
 
 
-def _is_count(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value in a file of a run is a number to compute with."""
     return type(value) in (int, float) and abs(value) < 1e15
 
 
@@ -254,8 +255,11 @@ def record_in(line: bytes, where: str) -> dict[str, Any] | None:
         record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
         if not isinstance(record["metrics"], dict):
             raise TypeError("the metrics must be an object")
-        if not all(map(_is_count, (record["rank"], record["attempt"], record["index"], record["time"]))):
+        if not all(map(is_number, (record["rank"], record["attempt"], record["index"], record["time"]))):
             raise ValueError("rank, attempt, index and time must be numbers")
+        progress = record.pop("progress", None)
+        if isinstance(progress, list) and len(progress) == 2 and all(map(is_number, progress)) and progress[1] > 0:
+            record["progress"] = progress
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
         warnings.warn(f"skipped {where}: it cannot be parsed ({why})", stacklevel=3)

@@ -18,7 +18,7 @@ from distrain.storage.lines import parse_json, read_file, read_metrics
 from distrain.storage.ownership import MOST_NAMES, list_names
 from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.records import CommittedCheckpoint, committed_at
-from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run, number_in
+from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run
 from distrain.system.remote_path import RemotePath
 from distrain.system.text import LIBRARY_FILE, count, duration, printable
 
@@ -192,8 +192,7 @@ def _hang_of(run: Run, last: Mapping[str, Any] | None, events: Sequence[Mapping[
 def _where(last: Mapping[str, Any] | None) -> str:
     if last is None:
         return ", without a report"
-    progress = last.get("progress")
-    if isinstance(progress, list) and len(progress) == 2 and all(map(number_in, progress)):
+    if progress := last.get("progress"):
         return f" at step {progress[0]:,} of {progress[1]:,} ({progress[0] / progress[1]:.0%})"
     return f" at report {last['step']:,}"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain.storage import names
-from distrain.storage.lines import MOST_BYTES, last_record, parse_json, read_file
+from distrain.storage.lines import MOST_BYTES, is_number, last_record, parse_json, read_file
 from distrain.storage.lock_probe import is_locked
 from distrain.system.text import did_you_mean
 
@@ -164,7 +164,7 @@ def _is_whole(value: object) -> bool:
 
 def number_in(value: object) -> float:
     """Return a number of a file of a run as one to compute with; 0 for anything else."""
-    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e15 else 0.0
+    return float(value) if is_number(value) else 0.0  # type: ignore[arg-type]
 
 
 _CHECKS: dict[str, Callable[[object], object]] = {"training": number_in, "ended": number_in, "first_step": _is_whole}
