@@ -89,19 +89,15 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def is_users(frame: FrameType) -> bool:
-    """Return whether a frame is of the user's own code: neither of distrain nor of a library."""
-    return _is_users_code(frame.f_code)
-
-
-def _is_users_code(code: CodeType) -> bool:
+def is_users(code: CodeType) -> bool:
+    """Return whether code is the user's own: neither of distrain nor of a library."""
     return not code.co_filename.startswith(_OWN_FILES) and not LIBRARY_FILE.search(code.co_filename)
 
 
 def names_in_reach(frame: FrameType) -> set[str]:
     """Return the names in the user's code that is running, and in the functions and classes to which it refers."""
     names: set[str] = set()
-    found = {one.f_code: one.f_globals for one in outwards(frame) if is_users(one)}
+    found = {one.f_code: one.f_globals for one in outwards(frame) if is_users(one.f_code)}
     todo = list(found)
     while todo:
         code = todo.pop()
@@ -111,7 +107,7 @@ def names_in_reach(frame: FrameType) -> set[str]:
         values += [each for value in values if isinstance(value, type) for each in vars(value).values()]
         reached = {const: found[code] for const in code.co_consts if isinstance(const, CodeType)}
         reached |= {value.__code__: value.__globals__ for value in values if isinstance(value, FunctionType)}
-        new = {code: space for code, space in reached.items() if code not in found and _is_users_code(code)}
+        new = {code: space for code, space in reached.items() if code not in found and is_users(code)}
         found |= new
         todo += new
     return names
@@ -174,7 +170,7 @@ def _call(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
     """Return the user's innermost frame, and that of the function that it has called, without wrappers."""
     called = None
     for outer in outwards(frame):
-        if is_users(outer):
+        if is_users(outer.f_code):
             return outer, called
         if not WRAPPERS.match(outer.f_code.co_name):
             called = None if PRIVATE.match(outer.f_code.co_name) else outer
