@@ -155,8 +155,9 @@ class TorchConfig(BackendConfig):
         steps = itertools.count(1)
 
         def after_step(*_: object) -> None:
-            if next(steps) == _FIRST_STEPS and not any(map(_MEETING.match, names_in_reach(sys._getframe(1)))):
-                self.at_end(context)
+            with contextlib.suppress(Exception):  # of a property of the user's, for example
+                if next(steps) == _FIRST_STEPS and not any(map(_MEETING.match, names_in_reach(sys._getframe(1)))):
+                    self.at_end(context)
 
         if context.world_rank == 0 and context.world_size > 1 and "torch.optim" in sys.modules:
             from torch.optim.optimizer import register_optimizer_step_post_hook
