@@ -155,8 +155,9 @@ class TorchConfig(BackendConfig):
         steps = itertools.count(1)
 
         def after_step(*_: object) -> None:
-            if next(steps) == _FIRST_STEPS and not any(map(_MEETING.match, names_in_reach(sys._getframe(1)))):
-                self.at_end(context)
+            with contextlib.suppress(Exception):  # of a property of the user's, for example
+                if next(steps) == _FIRST_STEPS and not any(map(_MEETING.match, names_in_reach(sys._getframe(1)))):
+                    self.at_end(context)
 
         if context.world_rank == 0 and context.world_size > 1 and "torch.optim" in sys.modules:
             from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -241,10 +242,9 @@ def _join_group(backend: str, device: str | None, timeout: timedelta) -> None:
     import torch
     from torch import distributed
 
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    served, rank, world_size = next(distributed.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
     # torchrun's store outlives a fit(): the next group of this process must not read the addresses of the last.
-    prefix = f"distrain/{next(_group_numbers)}"
-    store = distributed.PrefixStore(prefix, _open_store(rank, world_size, timeout))  # type: ignore[attr-defined]
+    store = distributed.PrefixStore(f"distrain/{next(_group_numbers)}", served)  # type: ignore[attr-defined]
     distributed.init_process_group(
         backend=backend,
         store=store,
@@ -260,28 +260,6 @@ def _join_group(backend: str, device: str | None, timeout: timedelta) -> None:
             store.set(f"all {name}", "")
         if name == "connected" or rank == 0:
             store.wait([f"all {name}"], timeout)
-
-
-def _open_store(rank: int, world_size: int, timeout: timedelta) -> Any:
-    """Return the store of this group. Rank 0 serves it, unless torchrun does.
-
-    Rank 0 does not wait here until all ranks are connected, as it does with ``init_method="env://"``: torch polls for
-    that every 10 ms, and the ranks wait for each other when they join the group.
-    """
-    from torch import distributed
-
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return next(distributed.rendezvous("env://", timeout=timeout))[0]  # type: ignore[attr-defined]
-    return distributed.TCPStore(  # type: ignore[attr-defined]
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        world_size,
-        is_master=rank == 0,
-        timeout=timeout,
-        wait_for_workers=False,
-        multi_tenant=True,
-        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
-    )
 
 
 def _accelerate_variables(context: TrainContext) -> dict[str, str]:

@@ -10,8 +10,9 @@ import re
 import sys
 import threading
 import time
-from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 from distrain.system.stacks import PRIVATE, WRAPPERS
 from distrain.system.text import LIBRARY_FILE
@@ -89,31 +90,40 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def is_users(frame: FrameType) -> bool:
-    """Return whether a frame is of the user's own code: neither of distrain nor of a library."""
-    return _is_users_code(frame.f_code)
-
-
-def _is_users_code(code: CodeType) -> bool:
+def is_users(code: CodeType) -> bool:
+    """Return whether code is the user's own: neither of distrain nor of a library."""
     return not code.co_filename.startswith(_OWN_FILES) and not LIBRARY_FILE.search(code.co_filename)
 
 
 def names_in_reach(frame: FrameType) -> set[str]:
     """Return the names in the user's code that is running, and in the functions and classes to which it refers."""
     names: set[str] = set()
-    found = {one.f_code: one.f_globals for one in outwards(frame) if is_users(one)}
-    todo = list(found)
+    modules: list[ModuleType] = []
+    running = {one.f_code: one.f_globals for one in outwards(frame) if is_users(one.f_code)}
+    todo: list[tuple[object, dict[str, Any]]] = list(running.items())
+    todo += [(one, {}) for one in gc.get_referrers(*running) if isinstance(one, FunctionType)]  # they have the closures
+    seen: dict[int, object] = {}
     while todo:
-        code = todo.pop()
-        names.update(code.co_names)
-        values = [found[code].get(name) for name in code.co_names]
-        values += [getattr(value, name, None) for value in values if isinstance(value, ModuleType) for name in names]
-        values += [each for value in values if isinstance(value, type) for each in vars(value).values()]
-        reached = {const: found[code] for const in code.co_consts if isinstance(const, CodeType)}
-        reached |= {value.__code__: value.__globals__ for value in values if isinstance(value, FunctionType)}
-        new = {code: space for code, space in reached.items() if code not in found and _is_users_code(code)}
-        found |= new
-        todo += new
+        found, space = todo.pop()
+        if id(found) in seen:
+            continue
+        seen[id(found)] = found
+        if isinstance(found, CodeType) and is_users(found):
+            names.update(found.co_names)
+            todo += [(value, space) for value in (*found.co_consts, *map(space.get, found.co_names))]
+            todo += [(vars(module).get(name), space) for module in modules for name in found.co_names]
+        elif isinstance(found, FunctionType):
+            parts = (found.__code__, vars(found).get("__wrapped__"), *(found.__closure__ or ()))
+            todo += [(part, found.__globals__) for part in parts]
+        elif isinstance(found, ModuleType):
+            modules.append(found)
+            todo += [(vars(found).get(name), space) for name in names]
+        elif isinstance(found, type):
+            todo += [(value, space) for value in vars(found).values()]
+        elif isinstance(found, (CellType, MethodType, partial, staticmethod, classmethod, property)):
+            todo += [(value, space) for value in gc.get_referents(found)]
+        else:
+            todo.append((type(found), space))
     return names
 
 
@@ -174,7 +184,7 @@ def _call(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
     """Return the user's innermost frame, and that of the function that it has called, without wrappers."""
     called = None
     for outer in outwards(frame):
-        if is_users(outer):
+        if is_users(outer.f_code):
             return outer, called
         if not WRAPPERS.match(outer.f_code.co_name):
             called = None if PRIVATE.match(outer.f_code.co_name) else outer

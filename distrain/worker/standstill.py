@@ -148,7 +148,7 @@ class Standstill:
 def _where(frame: FrameType) -> tuple[object, ...]:
     """Return the user's innermost function, and the lines of its callers: they stay the same in a standstill."""
     frames = list(outwards(frame))
-    users = next((number for number, one in enumerate(frames) if is_users(one)), 0)
+    users = next((number for number, one in enumerate(frames) if is_users(one.f_code)), 0)
     return frames[users].f_code, *((one.f_code, one.f_lasti) for one in frames[users + 1 :])
 
 

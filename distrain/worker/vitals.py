@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.errors import DistrainError
@@ -33,8 +33,6 @@ _SAMPLE_S = 0.1
 """The mean time between two samples. It varies, as steps of that length would always be seen at the same point."""
 _NAP_S = 0.01
 """At most so long is the last part of that time, after which Python code is seen as often as native code."""
-
-
 _LAST_CALLS = 20
 """Collectives that a rank names when it has finished."""
 
@@ -67,9 +65,9 @@ class VitalsSampler:
         self._over.set()
         with contextlib.suppress(OSError, DistrainError):
             if error is None or isinstance(error, SystemExit):  # others may wait for this rank now
-                self._send_dump("last_collectives", flight_recorder.dump(most=_LAST_CALLS))
+                self.dump_recorder("last_collectives", most=_LAST_CALLS)
             elif is_of_communication(error):
-                self._send_dump("flight_recorder", flight_recorder.dump(has_failed=True))
+                self.dump_recorder(has_failed=True)
 
     def _sample(self) -> None:
         """Take samples until the end of the context, or until the agent, or rank 0, is gone."""
@@ -125,10 +123,7 @@ class VitalsSampler:
             place_s=round(place_s, 3),
         )
 
-    def dump_recorder(self) -> None:
-        """Send what torch's flight recorder has."""
-        self._send_dump("flight_recorder", flight_recorder.dump())
-
-    def _send_dump(self, what: str, body: bytes) -> None:
-        if body:
+    def dump_recorder(self, what: str = "flight_recorder", **which: Any) -> None:
+        """Send what torch's flight recorder has. ``which``: see :func:`flight_recorder.dump`."""
+        if body := flight_recorder.dump(**which):
             self._session.send(wire.Dump, what=what, body=body)
