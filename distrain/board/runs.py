@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LOOK_S, _MEMORY_S = 0.8, 5.0
 """Seconds between two looks at all runs, and at the memory of one. They may be asked for more often."""
 _CHUNK, _LONGEST_LINE = 64 << 10, 1 << 20
-"""Bytes that are read at once, and of the longest line, as nobody waits long for one."""
+"""Bytes that are read at once, and of the longest line: nobody waits long for one."""
 _BINS = 256
 """Of a curve in memory. There may be thousands of curves."""
 SPARKLINE = 40
@@ -38,9 +38,9 @@ _MOST_METRICS, _LONGEST, _MOST_HOSTS = 30, 300, 8
 
 
 class Tail:
-    """A file of lines that grows. ``unread``: bytes that were there at the last look, and are not read yet.
+    """A file of lines that grows. ``unread``: bytes that the last look found, and that are not read yet.
 
-    left_out: a sentence about the beginning of a very long file and lines that are too long, which are not read.
+    left_out: a sentence about what is not read: the beginning of a very long file, and lines that are too long.
     """
 
     def __init__(self, path: str) -> None:
@@ -49,10 +49,10 @@ class Tail:
         self.position, self.unread = 0, 0
         self.left_out = ""
         self._is_in_line = False
-        """True if the position is within a line that is left out."""
+        """True if the position is inside a line that is left out."""
 
     def look(self) -> bool:
-        """Look how much there is to read. Return False if the file has lost lines that were read."""
+        """See how much there is to read. Return False if the file has lost lines that were read."""
         found = (_stamp(self._path) or (0, 0))[1]
         if not self.position and found > MOST_OF_LINES:
             self.position, self._is_in_line = found - MOST_OF_LINES, True
@@ -69,7 +69,7 @@ class Tail:
         end, was_in_line = data.rfind(b"\n") + 1, self._is_in_line
         if not end and len(data) >= _LONGEST_LINE:
             end, self._is_in_line = len(data), True
-            self.left_out = self.left_out or f"lines of {self._name} beyond {size(_LONGEST_LINE)} are not shown"
+            self.left_out = self.left_out or f"lines of {self._name} longer than {size(_LONGEST_LINE)} are not shown"
         elif end:
             self._is_in_line = False
         self.position += end

@@ -63,7 +63,7 @@ class MemoryRounds:
 
     send: sends a message to a host. upload: has files that are on a host stored. plan: of the latest attempt.
     racks: by host. storage_of: the run directory as a host sees it; empty if it does not. is_training: tells if the
-    hosts have all that they need for uploads. on_change: called when a round is stored, or is found to be damaged.
+    hosts have everything that uploads need. on_change: called when a round is stored, or is found to be damaged.
     retention: which checkpoints are to be kept. copy_every: copy every n-th round to other hosts.
     """
 
@@ -95,9 +95,9 @@ class MemoryRounds:
         self._on_change = on_change
         self._retention = retention
         self._copy_every, self._copy_at = copy_every, 0
-        """The first index of a round that is copied next."""
+        """The first index from which a round is copied again."""
         self._is_refused = False
-        """True if the storage has not taken the last round."""
+        """True if the storage has refused the last round."""
         self._attempt = -1
         self._hosts: list[str] = []
         self._kept = KeptRounds()
@@ -143,7 +143,7 @@ class MemoryRounds:
 
     @property
     def is_settling(self) -> bool:
-        """True once the files of a round are stored, or cannot be: nothing may start before the rest is done."""
+        """True once the files of a round are stored, or cannot be. Nothing may start until the rest is done."""
         return self._storing is not None and bool(self._storing.directory) and not self._storing.unstored
 
     def has(self, path: str | None) -> bool:
@@ -205,7 +205,7 @@ class MemoryRounds:
         copies = copy_hosts(plan.hosts, self._racks)
         manifest, known = new.manifest, {saved.path.name for saved in self._store.committed}
         name = manifest["name"] or self._store.paths.checkpoint(manifest["index"]).name
-        if name in {*known, *self._kept.rounds, self._kept.storing}:  # another one by that name may be somewhere
+        if name in {*known, *self._kept.rounds, self._kept.storing}:  # another one with that name may still exist
             name = f"{name}-{manifest['index']}"
         manifest["name"] = name
         parts = {}
@@ -241,9 +241,9 @@ class MemoryRounds:
             warn(f"{self._host_of(rank)} cannot keep checkpoints in memory: {why}; from now on, they go to storage")
 
     def drop_others(self) -> None:
-        """Drop the rounds from which the run does not continue any more, and tell the hosts what is new about others.
+        """Drop the rounds from which the run will not continue, and tell the hosts what is new about the others.
 
-        One that is being stored is not stored. If its files are complete already, its manifest says what is wrong.
+        If one of them is being stored, that stops. If its files are complete already, its manifest says what is wrong.
         """
         if self._kept.rounds:
             known = {saved.path.name for saved in self._store.committed if saved.is_in_memory}
@@ -261,7 +261,7 @@ class MemoryRounds:
             self.store_or_copy()
 
     def _best(self) -> list[CommittedCheckpoint]:
-        """Return the rounds that are not on storage, but have to be: ``num_to_keep`` keeps them by their score."""
+        """Return the rounds that must be stored, and are not yet: ``num_to_keep`` keeps them because of their score."""
         saved, rule = self._store.committed, self._retention
         best = best_first([each.metrics for each in saved], rule)[: rule.num_to_keep or 1]
         return [saved[n] for n in best if saved[n].is_in_memory and rule.checkpoint_score_attribute is not None]
@@ -269,9 +269,9 @@ class MemoryRounds:
     # -- copies on other hosts ------------------------------------------------------------------------------------
 
     def store_or_copy(self) -> None:
-        """Store the newest round if that is due, and copy it if it has no copy: one at a time, so that few are kept.
+        """Store the newest round if that is due, and copy it if it has no copy. Do one at a time, so that few are kept.
 
-        A round that ``num_to_keep`` keeps is stored once there is a newer one: only the newest is safe in memory.
+        A round that ``num_to_keep`` keeps is stored as soon as there is a newer one: only the newest is safe in memory.
         """
         newest = self._kept.newest
         is_due = self._store_at is not None and time.monotonic() >= self._store_at and self._is_training()
@@ -342,7 +342,7 @@ class MemoryRounds:
             self._kept.safe = ""
         self._asking.clear()
         self._gathered.clear()  # every byte is compared again
-        if not self.is_settling:  # nobody hears the answers to earlier orders
+        if not self.is_settling:  # the answers to earlier orders are ignored
             self._end_storing()
         latest = self._store.latest
         if latest is None or not latest.is_in_memory:
@@ -371,7 +371,7 @@ class MemoryRounds:
         return True
 
     def _give_up(self, name: str, why: str, then: Callable[[], None]) -> None:
-        """Drop a round that cannot be used, and say what is used instead, unless agents have stored it by now."""
+        """Drop a round that cannot be used, and say what is used instead, unless agents have stored it meanwhile."""
 
         def adopted() -> None:
             is_lost = self.has(str(self._store.location / name))
@@ -425,7 +425,7 @@ class MemoryRounds:
             self._store_round(saved)
 
     def _store_round(self, saved: CommittedCheckpoint) -> None:
-        """Store a round, unless one is being stored."""
+        """Store a round, unless another one is being stored."""
         if self._storing is not None:
             return
         kept = self._kept.rounds[saved.path.name]

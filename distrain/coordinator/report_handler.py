@@ -56,17 +56,17 @@ _INCOMPARABLE = (DICT_FILE, ".keras")
 
 @dataclass(slots=True)
 class _Unsettled:
-    """The n-th reports of those ranks that have checkpoints, until these are committed or dropped."""
+    """The n-th reports that have a checkpoint, until it is committed or dropped."""
 
     since: float
     """When the first report came, on the clock of the handler."""
     reports: dict[int, wire.Reported] = field(default_factory=dict)
     name: str | None = None
-    """The name of the checkpoint's directory, if ranks have chosen one: all of them the same."""
+    """The name of the checkpoint's directory, if ranks have chosen one. All must choose the same."""
     commit: Commit | None = None
-    """The order that waits for parts in memory to be stored, as other ranks have stored theirs."""
+    """The commit that waits until parts in memory are stored, because other ranks have stored theirs."""
     from_memory: set[int] = field(default_factory=set)
-    """The ranks of these parts."""
+    """The ranks whose parts it waits for."""
 
     def add(self, report: wire.Reported) -> None:
         self.reports[report.rank] = report
@@ -240,7 +240,7 @@ class ReportHandler:
         return any(from_memory) or self._assembly.awaits_only(uploads)
 
     def storing(self, failed: Collection[int], standing: Collection[int]) -> CheckpointsInProgress:
-        """Return what other ranks store, or may report, for checkpoints that need nothing more from ``failed`` ones.
+        """Return what other ranks store, or may still report, for checkpoints that don't need the ``failed`` ones.
 
         standing: the ranks that stand still, and so will not report.
         """
@@ -380,7 +380,7 @@ class ReportHandler:
     def _on_stored_from_memory(
         self, unsettled: _Unsettled, rank: int, files: Sequence[Sequence[Any]], failed: str | None
     ) -> None:
-        """Commit a checkpoint once the parts that were in memory are stored, with the bytes that were hashed there."""
+        """Commit a checkpoint once its parts in memory are stored, with the same bytes that were hashed there."""
         commit = unsettled.commit
         assert commit is not None
         unsettled.from_memory.discard(rank)
@@ -521,7 +521,7 @@ class ReportHandler:
 
     def _on_committed(self, attempt: int, commit: Commit, saved: CommittedCheckpoint) -> None:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""
-        latest, ranks = self._store.committed[-1], frozenset(commit.ranks)  # perhaps one that was committed faster
+        latest, ranks = self._store.committed[-1], frozenset(commit.ranks)  # a newer one may have been committed faster
         path = str(latest.path)
         self._on_commit(path)
         unsettled = self._unsettled[commit.ordinal] if attempt == self._attempt else None

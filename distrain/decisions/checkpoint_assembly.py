@@ -2,7 +2,7 @@
 
 Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 
-The n-th calls of report() of all ranks belong together, whichever of them have a checkpoint. The *ordinal* of a
+The n-th calls of report() on all ranks belong together, even if only some have a checkpoint. The *ordinal* of a
 checkpoint is this n, counted from 1 in each attempt. It is complete when every rank has made its n-th report or has
 finished. If several ranks report a file of the same name, that of the lowest rank is kept.
 
@@ -32,11 +32,11 @@ PATIENCE_S = 1.0
 """Seconds for which the files of a rank wait for lower ranks, which may report the same ones. This saves copying them
 twice; it never decides which are kept."""
 HEAD_START_S = 2.0
-"""Seconds after the first report in which ranks that are ahead wait for those without one: many never report."""
+"""Seconds after the first report for which ranks that are ahead wait for ranks without one, which may never report."""
 MOST_UNCOMMITTED = 4
-"""Checkpoints that wait for other ranks, or for the disk. A rank with a further one waits in report()."""
+"""Checkpoints that may wait for other ranks, or for the disk. A rank with another one waits in report()."""
 _MOST_METRICS = 1000
-"""Reports of rank 0 that are remembered, for the checkpoints of ranks that are behind."""
+"""Reports of rank 0 that are remembered for the checkpoints of slower ranks."""
 
 _SAY_IT = "If only some ranks save checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
 """The cure for waiting for ranks that never report a checkpoint."""
@@ -74,7 +74,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Let the rank write its next checkpoint to memory, although this one waits for ranks that have never reported."""
+    """Let the rank write its next checkpoint to memory, though this one still waits for ranks that never reported."""
 
     rank: int
     ordinal: int
@@ -132,11 +132,11 @@ class _Pending:
     """The lowest rank whose host was ordered to list the files that are in place."""
     unstored: set[int] = field(default_factory=set)
     in_memory: set[int] = field(default_factory=set)
-    """Ranks that write no further checkpoint to memory before this one is settled."""
+    """Ranks that write no other checkpoint to memory until this one is settled."""
     undecided: int = 0
     """A cursor: every lower rank has reported its part, or reports none."""
     is_wanted: bool = False
-    """True once a rank has reported a part, or has tried to."""
+    """True once a rank has reported a part, or tried to."""
     problem: str | None = None
     """Why a part is missing: the rest of the sentence "the checkpoint of report 3 is dropped"."""
 
@@ -223,7 +223,7 @@ class _RankRecord:
     brings: bool = False
     """True once the rank has reported a part, or tried to, or if the user says that it does."""
     silent: bool = False
-    """True while nobody waits for the rank, because it has not reported in time, in this attempt or before."""
+    """True while nobody waits for the rank, because it did not report in time, in this attempt or an earlier one."""
     last_index: int = 0
     reported_at: float = -math.inf
     finished: bool = False
@@ -233,7 +233,7 @@ class CheckpointAssembly:
     """The checkpoints of one attempt, joined from the parts of its ranks.
 
     incomparable: endings of file names whose bytes differ although their contents are the same.
-    silent: the ranks that had not reported in time for the latest checkpoint of as many ranks, in an earlier attempt.
+    silent: the ranks that did not report in time for the latest checkpoint of an earlier attempt with as many ranks.
     before: the reports of a rank before this attempt. Messages to users count these, too.
     """
 
@@ -267,7 +267,7 @@ class CheckpointAssembly:
         self._ended: set[int] = set()
         """The ranks whose processes have ended, before train_func did."""
         self._entered_at = -math.inf
-        """When the last rank without a report has entered train_func, or continued there."""
+        """When a rank without a report last entered train_func, or continued there."""
         self._first_report_at = self._first_part_at = math.inf
         self._reported_at = -math.inf
         """When the last report came."""
@@ -287,7 +287,7 @@ class CheckpointAssembly:
     # -- events ---------------------------------------------------------------------------------------------------
 
     def running(self, rank: int, now: float) -> list[Action]:
-        """Note that the rank is in train_func, or that it continues there with the files for which it has waited."""
+        """Note that the rank is in train_func, or continues there with the files that it waited for."""
         self._absent.discard(rank)
         self._fetching.discard(rank)
         if not self._ranks[rank].last_index:
@@ -317,8 +317,8 @@ class CheckpointAssembly:
         name: the name that the rank gives to the checkpoint's directory.
         in_place: the directory of the run directory that the ranks have filled themselves; empty if ``files`` are to be
             copied. Its files are listed when every rank has reported it.
-        in_memory: the rank has written the files into the memory of its host, and writes no others before this
-            checkpoint is settled, or :class:`Proceed`.
+        in_memory: the rank has written the files into the memory of its host. It writes no others there until this
+            checkpoint is settled, or :class:`Proceed` arrives.
         """
         self._note_report(rank, index, now)
         if rank == 0:
@@ -338,7 +338,7 @@ class CheckpointAssembly:
         return [*actions, *self.tick(now)]
 
     def failed(self, rank: int, index: int, why: str, now: float, *, has_checkpoint: bool) -> list[Action]:
-        """Handle a call of report() that has raised: its checkpoint is dropped, and no other one."""
+        """Handle a call of report() that has raised: only its checkpoint is dropped."""
         self._note_report(rank, index, now)
         if has_checkpoint and (self._declared is None or self._ranks[rank].brings):
             self._note_bringing(rank, index)
@@ -396,7 +396,7 @@ class CheckpointAssembly:
         return actions
 
     def _supersede(self, rank: int, ordinal: int) -> list[Action]:
-        """Drop the earlier checkpoints that the rank has in memory: it was allowed to proceed."""
+        """Drop the rank's earlier checkpoints in memory: it was allowed to proceed."""
         older = [n for n, pending in sorted(self._pending.items()) if n < ordinal and rank in pending.parts]
         for earlier in older:
             del self._pending[earlier]
@@ -491,21 +491,21 @@ class CheckpointAssembly:
         return bool(unstored) and self._has_all_parts(ordinal) and all((rank, ordinal) in uploads for rank in unstored)
 
     def fewest_reports(self) -> tuple[float, float]:
-        """Return how many reports the slowest rank has made, of those that may still report checkpoints.
+        """Return how many reports the slowest rank has made, among those that may still report checkpoints.
 
-        The second number leaves out those that have never reported.
+        The second number leaves out ranks that have never reported.
         """
         return self._counts.fewest, self._counts.fewest_above(0)
 
     @property
     def head_start_ends(self) -> float:
-        """Until when ranks that are ahead wait for those that have never reported; infinite if these are starting."""
+        """When ranks that are ahead stop waiting for those that never reported; infinite while these are starting."""
         if self._counts.ranks_with(0).isdisjoint(self._absent):
             return max(self._first_report_at, self._entered_at) + HEAD_START_S
         return math.inf
 
     def write_off_laggards(self, reports: int) -> list[Action]:
-        """Stop waiting for ranks with fewer reports that have never had a checkpoint, until they catch up."""
+        """Stop waiting for ranks with fewer reports and no checkpoint so far, until they catch up."""
         behind = [made for made in self._counts.numbers if made < reports]
         ranks = [rank for made in behind for rank in self._counts.ranks_with(made)]
         return self._stop_waiting_for([rank for rank in ranks if not self._ranks[rank].brings])
@@ -529,7 +529,7 @@ class CheckpointAssembly:
     def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> dict[int, int]:
         """Return the ranks that have made fewer reports than all ``failed`` ones, and how many each has made.
 
-        These are only ranks that have had a checkpoint, that a checkpoint waits for, or that have never reported.
+        Only ranks count that have had a checkpoint, that a checkpoint waits for, or that have never reported.
         """
         least = min((self._reports_made(rank, uploads) for rank in failed), default=0)
         return {
@@ -554,7 +554,7 @@ class CheckpointAssembly:
     # -- ranks that are not waited for ----------------------------------------------------------------------------
 
     def _is_decided(self, rank: int, ordinal: int) -> bool:
-        """Return whether the rank has reported its part, or will not report one."""
+        """Return whether the rank has reported its part, or won't report one."""
         return rank not in self._counts or self._ranks[rank].last_index >= ordinal
 
     def _has_all_parts(self, ordinal: int) -> bool:
@@ -564,7 +564,7 @@ class CheckpointAssembly:
     def _write_off(self, now: float) -> list[Action]:
         """Stop waiting for ranks that have had ``missing_rank_s`` to report, until they catch up or have a checkpoint.
 
-        That is, for those that have never reported, and for those without a checkpoint of which others are far ahead.
+        These are ranks that have never reported, and ranks without a checkpoint that are far behind the others.
         """
         if self._declared is not None or not self._pending:
             return []
@@ -629,7 +629,7 @@ class CheckpointAssembly:
         return actions
 
     def _waits_for_others(self, ordinal: int, part: _Part, now: float) -> bool:
-        """Return whether the files of a rank that is far ahead are not stored yet."""
+        """Return whether the files of a rank that is far ahead must wait for other ranks."""
         behind = self._counts.fewest_above(0) < ordinal
         limit = part.reported_at + self._missing_rank_s
         return now < limit and (behind or now < self.head_start_ends)
@@ -706,11 +706,11 @@ class CheckpointAssembly:
         missing = set(self._missing(ordinal))
         is_new = self._declared is None and missing <= self._counts.ranks_with(0) and missing.isdisjoint(self._absent)
         if is_new or missing <= self._ended:
-            return []  # they are written off before long, or the attempt ends
+            return []  # they are written off soon, or the attempt ends
         return self._warn_once(
             "missing",
             f"{self.name(ordinal)} of {name_ranks(pending.parts)} is not complete: "
-            f"{self._describe_missing(sorted(missing))}. It is committed when they have made that report, or finish.",
+            f"{self._describe_missing(sorted(missing))}. It will be committed when they make that report, or finish.",
         )
 
     def _describe_missing(self, missing: Sequence[int]) -> str:

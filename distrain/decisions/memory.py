@@ -34,8 +34,8 @@ class KeptRounds:
     """The rounds that are kept, by name, in the order of their commits.
 
     safe: the newest one of which every host's parts are on another host, too. copying, storing: those that are being
-    copied or stored. start: the one that ranks may still read as the start of the attempt. best: those that num_to_keep
-    keeps by their score, and that are not on storage.
+    copied or stored. start: the one that ranks may still read as the start of the attempt. best: those that
+    num_to_keep keeps because of their score, and that are not on storage yet.
     """
 
     rounds: dict[str, MemoryRound] = field(default_factory=dict)

@@ -145,7 +145,7 @@ def read_journal(root: Path) -> Journal:
 
 
 def _checkpoints(paths: RunPaths) -> Iterator[tuple[int, Path]]:
-    """Yield the checkpoints with the numbers of their reports, without those that are being deleted."""
+    """Yield the checkpoints with the numbers of their reports, except for those that are being deleted."""
     for path in paths.checkpoints():
         with contextlib.suppress(FileNotFoundError):
             yield json.loads((path / MANIFEST_FILE).read_text())["step"], path

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MARK = "\x1edrill "
 """Begins a line of notes."""
 _MOST_OPENED = 5000
-"""Files that are looked at."""
+"""Files that are looked at, at most."""
 _LIBRARIES = (sys.prefix, sys.base_prefix, str(own_package()), "/usr", "/etc", "/proc", "/sys", "/dev")
 _LINGERS_S = 0.5
 """Seconds in which the drill sends a signal."""
@@ -39,7 +39,7 @@ _LINGERS_S = 0.5
 class Probe:
     """Watches the session of this process, and training with torch.
 
-    folder, roots: as in :class:`~distrain.drilling.order.Order`. began: when the drill did.
+    folder, roots: as in :class:`~distrain.drilling.order.Order`. began: when the drill began.
     """
 
     def __init__(self, order: ProbeOrder, *, folder: str, roots: Sequence[str], began: float, uses_torch: bool) -> None:
@@ -52,14 +52,14 @@ class Probe:
         self._opened: set[str] = set()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Protect the files that this host sees, before anything else of the work is unpickled, which may run code."""
+        """Protect the files that this host sees before the rest of the work is unpickled, which may run code."""
         vars(self).update(state)
         if inside_file(Path(self._folder)).exists():
             return
         mirror, temporary = os.environ.get(MIRROR, ""), scratch_directory() or ""
         has_copy = is_below(os.getcwd(), mirror or self._folder)
         if not confine((self._folder, mirror, temporary), self._roots) and not has_copy:
-            raise PermissionError("a drill cannot protect your files on this host, whose kernel has no Landlock")
+            raise PermissionError("a drill cannot protect your files on this host: its kernel lacks Landlock")
         if any(is_below(root, tempfile.gettempdir()) for root in self._roots) and temporary:
             os.environ["TMPDIR"] = tempfile.tempdir = temporary
 
@@ -95,7 +95,7 @@ class Probe:
         session.report, session.should_stop = noted_report, noted_should_stop
 
     def _note_reading(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Note a file from before the drill that the script reads, which may be a snapshot of an earlier training."""
+        """Note a file older than the drill that the script reads: it may be a snapshot of an earlier training."""
         if event != "open" or len(self._opened) == _MOST_OPENED:
             return
         with contextlib.suppress(OSError, TypeError, ValueError):  # such as a descriptor instead of a path

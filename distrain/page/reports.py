@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_METRICS = 100
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 MOST_ATTEMPTS = MOST_RANKS = 100_000
-"""Lines of others count as damaged."""
+"""Lines of other ranks and attempts count as damaged."""
 
 
 @dataclass(slots=True)
@@ -65,8 +65,8 @@ class RankReports:
 class Reports:
     """The reports of a run. Of those that were repeated after a restart, the later ones are drawn.
 
-    known: for each attempt, its number, its first step (None: unknown), and if its ranks have trained. May be replaced
-    when an attempt begins. most_bins: of each curve.
+    known: for each attempt, its number, its first step (None: unknown), and whether its ranks have trained. May be
+    replaced when an attempt begins. most_bins: of each curve.
 
     Attributes: ``attempts`` and ``ranks`` by number, ``waits`` of each rank over all attempts, ``curves`` of rank 0's
     metrics, ``more_metrics``: their names beyond :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
@@ -83,12 +83,12 @@ class Reports:
         self._most_bins = most_bins
 
     def set_known(self, known: Sequence[tuple[int, int | None, bool]]) -> None:
-        """Replace what is known of the attempts, when one begins."""
+        """Replace what is known about the attempts, when one begins."""
         self.known = known
         self._firsts = {number: first for number, first, _ in known[::-1]}
         ordered = sorted((-number, first) for number, first, trained in known if trained and first is not None)
         self._trained = [number for number, _ in ordered]
-        """The numbers of the attempts, negative and in order, and the lowest first step of so many of them."""
+        """The negative numbers of the attempts, in order, and for each prefix of them the lowest first step."""
         self._lowest = list(accumulate((first for _, first in ordered), min, initial=math.inf))
 
     def add(self, record: Mapping[str, Any]) -> None:

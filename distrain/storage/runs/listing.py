@@ -105,7 +105,7 @@ class Run(NamedTuple):
 
     def last_report(self, most: int = MOST_BYTES) -> dict[str, Any] | None:
         """Return rank 0's last line among the last bytes of metrics.jsonl, or None. Warn of damaged lines."""
-        try:  # a Path object takes as long as the reading
+        try:  # making a Path takes as long as the reading
             path = f"{self.path}/{names.METRICS}" if "://" not in self.path else self.location / names.METRICS
             return last_record(path, most)
         except OSError:
@@ -130,7 +130,7 @@ class Run(NamedTuple):
 
 
 def _attempts_in(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the attempts that have what all readers need, without other times that are damaged."""
+    """Return the attempts that have what all readers need, without damaged times."""
     listed = manifest["attempts"]
     found = (one for one in listed if isinstance(one, dict)) if isinstance(listed, list) else ()
     return [
@@ -145,14 +145,14 @@ def _is_whole(value: object) -> bool:
 
 
 def number_in(value: object) -> float:
-    """Return a number of a file of a run as one to compute with; 0 for anything else."""
+    """Return a number from a file of a run if it is usable, and 0 for anything else."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < 1e15 else 0.0
 
 
 def _size_of(folder: str | Path) -> int:
     total, folders = 0, [str(folder)]
     while folders:
-        with suppress(OSError), os.scandir(folders.pop()) as entries:  # it may be deleted meanwhile
+        with suppress(OSError), os.scandir(folders.pop()) as entries:  # it may be deleted in the meantime
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
