@@ -54,16 +54,16 @@ def report(
     ``metrics`` is copied: numbers, strings, booleans, None, and dicts and lists of them; numpy, torch and TensorFlow
     scalars become numbers. Without a checkpoint the call waits for no other rank, and for the coordinator only if
     1,000 reports of this rank are on their way. With a checkpoint it returns when the checkpoint's files may be deleted
-    or overwritten. The n-th calls of all ranks belong together: the checkpoint has all files that they come with, and
-    is committed once every rank has made its n-th call or has finished.
+    or overwritten. The n-th calls of all ranks belong together: the checkpoint has the files of all of them, and is
+    committed once every rank has made its n-th call or has finished.
 
     checkpoint_dir_name: the name of the checkpoint's directory in the run directory, instead of ``checkpoint_000000``.
         Ranks that give one must give the same. A number is added to a name that is taken already.
     checkpoint_upload_mode: see :class:`~distrain.CheckpointUploadMode`. With ASYNC, do not touch the files after the
         call. At most two checkpoints of a rank are uploaded at the same time, and the run ends when all are stored. If
         one cannot be stored, a later call raises the error. With MEMORY, the files may be changed after the call, and
-        it first waits until this rank's checkpoint before is committed or dropped. If the memory of a host is short,
-        they are stored as with ASYNC; ranks that distrain did not start store them as with SYNC.
+        it first waits until this rank's previous checkpoint is committed or dropped. If a host is short of memory, the
+        files are stored as with ASYNC; ranks that distrain did not start store them as with SYNC.
     delete_local_checkpoint_after_upload: default: True with ASYNC, else False. After the commit, the worker deletes
         the local files at its next report with a checkpoint, or when train_func returns. Then it waits for the commit,
         for up to 5 seconds more when all ranks have finished. It never deletes files of the directory that is just

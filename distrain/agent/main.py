@@ -111,7 +111,7 @@ class Agent:
         """The latest order to end the attempt."""
         self._takes_last_stacks = False
         self._worked: dict[int, float] = {}
-        """By rank that is watched: what it had done when its stacks were asked for."""
+        """By rank that is watched: the CPU seconds that it had used when its stacks were asked for."""
         self._rests = False
         self._is_renewing = False
         """True while a forkserver of an earlier run gets ready for this one."""

@@ -321,12 +321,12 @@ class CheckpointConfig:
         scores rank worst, whatever the order.
     checkpoint_score_order: the better scores: the higher ones (``"max"``) or the lower ones (``"min"``).
     checkpoint_ranks: the ranks that report checkpoints, such as ``[0]`` if only rank 0 saves, or ``"all"``. A
-        checkpoint waits for the n-th report of all of these, and of no other rank. None: of all ranks, and
+        checkpoint waits for the n-th report of these ranks only. With None, it waits for all ranks, but only
         ``missing_rank_s`` for those that have never reported.
     missing_rank_s: seconds for which a checkpoint waits for a rank that has never called ``report()``.
     memory_every: keep checkpoints in the memory of the hosts, as ``CheckpointUploadMode.MEMORY`` does, and copy every
-        n-th to another host. This is for those that ``report()`` gets without another ``checkpoint_upload_mode`` than
-        SYNC, a ``checkpoint_upload_fn`` and a ``validation``. None leaves the choice to ``report()``.
+        n-th to another host. Calls of ``report()`` with another ``checkpoint_upload_mode`` than SYNC, with a
+        ``checkpoint_upload_fn`` or with a ``validation`` are not affected. None leaves the choice to ``report()``.
     storage_every_s: seconds between two checkpoints in memory that are also written to storage.
 
     >>> CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min").num_to_keep

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _LOOK_S, _MEMORY_S = 0.8, 5.0
 """Seconds between two looks at all runs, and at the memory of one. They may be asked for more often."""
 _CHUNK, _LONGEST_LINE = 64 << 10, 1 << 20
-"""Bytes that are read at once, and of the longest line, as nobody waits long for one."""
+"""Bytes that are read at once, and of the longest line: nobody waits long for one."""
 _BINS = 256
 """Of a curve in memory. There may be thousands of curves."""
 SPARKLINE = 40
@@ -41,7 +41,7 @@ _MOST_METRICS, _LONGEST, _MOST_HOSTS = 30, 300, 8
 class GrowingFile:
     """A file of lines that grows. ``unread``: bytes that were there at the last look, and are not read yet.
 
-    left_out: a sentence about the beginning of a very long file and lines that are too long, which are not read.
+    left_out: a sentence about what is not read: the beginning of a very long file, and lines that are too long.
     """
 
     def __init__(self, path: str) -> None:

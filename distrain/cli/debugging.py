@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 64 << 10
 _ESTABLISHED = "01"
-"""The state of a connection in /proc/net/tcp. In others, that of a process that has left belongs to root."""
+"""A state of connections in /proc/net/tcp. In other states, a connection whose process has left belongs to root."""
 _CONNECT_S = 10.0
-"""Seconds in which a run that has answered connects."""
+"""Seconds within which a run that has answered connects."""
 _NOTICE_S = 1.0
 """Seconds to wait for the rank before a line says where it is."""
 
@@ -201,7 +201,7 @@ def _relay(listener: socket.socket, channel: Channel, rank: int) -> str:
             editor.close()
             editor = None
             if uid not in refused:
-                echo(f"refused a connection of another user (uid {'unknown' if uid is None else uid})")
+                echo(f"refused a connection from another user (uid {'unknown' if uid is None else uid})")
             refused.add(uid)
         else:
             data = b""

@@ -52,7 +52,7 @@ def _prepared(
         failure_config=replace(
             failures, max_failures=(failures.max_failures or 3) if order.probe.act.startswith("kill") else 0
         ),
-        # A file that no other host has, so that all work in copies of the project, even if they share its directory.
+        # A file that no other host has, so all of them work in copies of the project, even if they share its directory.
         shipping_config=replace(shipping, include=(*shipping.include, *filter(Path.exists, [inside_file(folder)]))),
         checkpoint_config=replace(run.checkpoint_config, num_to_keep=None),
     )
@@ -66,8 +66,8 @@ def run_trial(path: str, user_path: Sequence[str]) -> int:
     with open(path, "rb") as file:
         order: Order = pickle.load(file)  # noqa: S301 - made by the drill
         _isolate(order)
-        order = pickle.load(file)  # noqa: S301 - the same with the trainer, which imports the user's modules
-    if order.trainer is None and not order.arguments:  # which tries out whether this is possible
+        order = pickle.load(file)  # noqa: S301 - the same, with the trainer, which imports the user's modules
+    if order.trainer is None and not order.arguments:  # the order only tries out whether this is possible
         return 0
     die_with_parent(os.getppid())
     fit.prepare = partial(_prepared, order)
@@ -80,7 +80,7 @@ def run_trial(path: str, user_path: Sequence[str]) -> int:
 
 
 def _isolate(order: Order) -> None:
-    """Return once this process cannot change the user's files. It may have to be executed again."""
+    """Return once this process cannot change the user's files. This may execute its program again."""
     folder = Path(order.folder)
     if order.copies:
         confine([order.folder], order.roots)

@@ -42,7 +42,7 @@ drill may stand anywhere; `--` before the script's arguments keeps those of the 
 examples:
   distrain drill --workers 2 train.py --epochs 3
   distrain drill --workers 2 train.py --output {drill}/out     {drill}: a directory of the run
-  distrain drill --workers 2 --fresh 'snapshot*.pt' train.py   without those of an earlier training
+  distrain drill --workers 2 --fresh 'snapshot*.pt' train.py   hides an earlier training's files
   distrain drill --hosts alpha:4,beta:4 --only kill,host --page drill.html train.py:train_func
   distrain drill --as-ray ray_train.py
 
@@ -112,7 +112,7 @@ def drill_parser() -> argparse.ArgumentParser:
     add("--minutes", type=_positive, default=2.0, metavar="M", help="its longest time (default: 2)")
     add("--only", default=kinds, metavar="KIND,...", help=f"disturbances (default: {kinds})")
     add("--failures-per-day", type=_positive, default=1.0, metavar="F", help="for the checkpoint interval (default: 1)")
-    add("--fresh", action="append", default=[], metavar="PATTERN", help="files that the runs begin without")
+    add("--fresh", action="append", default=[], metavar="PATTERN", help="files to hide from the runs")
     parsers.add_json(parser)
     add("--page", metavar="FILE.html", help="also write the report as a page")
     add("--keep", action="store_true", help="keep the directory with all runs")

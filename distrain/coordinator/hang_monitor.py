@@ -36,7 +36,7 @@ _MOST_SHOWN = 3
 _ANSWER_S = 0.5
 """Seconds to wait for ranks that were asked where they are, before their stacks show it."""
 _PROOF_S = 8.0
-"""Seconds after which a rank that waits for one that has finished is looked at again; then the attempt ends."""
+"""Seconds until distrain looks again at a rank that waits for one that has finished; then the attempt ends."""
 _Lines: TypeAlias = "tuple[str, ...]"
 
 
@@ -45,9 +45,9 @@ class HangMonitor:
     """Observe the progress of each attempt, and take stacks of its ranks.
 
     ask_for_stacks: makes every host take stacks, and returns the names of the hosts; if its argument is true, the hosts
-    also watch which ranks get something done. ask_ranks: sends ranks a question.
-    on_hang: is called when there was no progress for ``FailureConfig.hang_timeout_s``, and when there can be none.
-    tell: tells a fact.
+    also watch which ranks make progress. ask_ranks: sends ranks a question.
+    on_hang: called when there was no progress for ``FailureConfig.hang_timeout_s``, or when there can be none.
+    tell: tells observers a fact.
     """
 
     loop: Loop
@@ -78,9 +78,9 @@ class HangMonitor:
         self._silent: set[int] = set()
         self._idle: set[int] = set()
         self._looks = False
-        """True from when ranks that say nothing are asked where they are, until that is known."""
+        """True while distrain finds out where the ranks are that say nothing."""
         self._have_started = False
-        """True once workers were seen, whether or not they had entered train_func."""
+        """True once a worker was seen, even outside train_func."""
         self._awaited_hosts: set[str] = set()
         self._callbacks: list[Callable[[_Lines], None]] = []
         self._progress_at = time.monotonic()
@@ -223,7 +223,7 @@ class HangMonitor:
     def _act(self, action: Callable[[float, _Lines], None], limit_s: float, lines: _Lines) -> None:
         """Do what a limit asks for, unless a rank has made progress while stacks were taken.
 
-        Until its first worker is seen, a host imports, and nothing can hang.
+        Until the first worker is seen, hosts are still importing, and nothing can hang.
         """
         have_begun = self.standstills.ranks or self.standstills.finished
         if action == self._time_out and not (self._have_started or have_begun):

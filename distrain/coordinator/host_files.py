@@ -281,7 +281,7 @@ class HostFiles:
         self.deliver(host, order, partial(_warn_of_left_files, host, folder))
 
     def warn_of_lost(self, hosts: Iterable[str]) -> None:
-        """Say which of these hosts are lost, so that their files cannot come back."""
+        """Say which of these hosts are lost, so that their files cannot be fetched."""
         for host in self._lost.keys() & set(hosts):
             _warn_of_left_files(host, self._lost[host], "the host is lost")
 

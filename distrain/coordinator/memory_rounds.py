@@ -139,7 +139,7 @@ class MemoryRounds:
 
     @property
     def is_settling(self) -> bool:
-        """True once the files of a round are stored, or cannot be: nothing may start before the rest is done."""
+        """True once the files of a round are stored, or cannot be. Nothing may start until the rest is done."""
         return self._storing is not None and bool(self._storing.directory) and not self._storing.unstored
 
     def has(self, path: str | None) -> bool:
@@ -251,9 +251,9 @@ class MemoryRounds:
             warn(f"{self._host_of(rank)} cannot keep checkpoints in memory: {why}; from now on, they go to storage")
 
     def drop_others(self) -> None:
-        """Drop the rounds from which the run does not continue any more, and tell the hosts what is new about others.
+        """Drop the rounds from which the run will not continue, and tell the hosts what is new about the others.
 
-        One that is being stored is not stored. If its files are complete already, its manifest says what is wrong.
+        If one of them is being stored, that stops. If its files are complete already, its manifest says what is wrong.
         """
         if self._rounds:
             self._drop(self._rounds.keys() - {saved.path.name for saved in self._store.committed if saved.is_in_memory})
@@ -278,9 +278,9 @@ class MemoryRounds:
     # -- copies on other hosts ------------------------------------------------------------------------------------
 
     def store_or_copy(self) -> None:
-        """Store the newest round if that is due, and copy it if it has no copy: one at a time, so that few are kept.
+        """Store the newest round if that is due, and copy it if it has no copy. Do one at a time, so that few are kept.
 
-        A round that ``num_to_keep`` keeps is stored once there is a newer one: only the newest is safe in memory.
+        A round that ``num_to_keep`` keeps is stored as soon as there is a newer one: only the newest is safe in memory.
         """
         newest = self._newest
         is_due = self._store_at is not None and time.monotonic() >= self._store_at and self._is_training()
@@ -351,7 +351,7 @@ class MemoryRounds:
             self._safe = ""
         self._asking.clear()
         self._gathered.clear()  # every byte is compared again
-        if not self.is_settling:  # nobody hears the answers to earlier orders
+        if not self.is_settling:  # the answers to earlier orders are ignored
             self._end_storing()
         latest = self._store.latest
         if latest is None or not latest.is_in_memory:
@@ -380,7 +380,7 @@ class MemoryRounds:
         return True
 
     def _give_up(self, name: str, why: str, then: Callable[[], None]) -> None:
-        """Drop a round that cannot be used, and say what is used instead, unless agents have stored it by now."""
+        """Drop a round that cannot be used, and say what is used instead, unless agents have stored it meanwhile."""
 
         def adopted() -> None:
             is_lost = self.has(str(self._store.location / name))
@@ -434,7 +434,7 @@ class MemoryRounds:
             self._store_round(saved)
 
     def _store_round(self, saved: CommittedCheckpoint) -> None:
-        """Store a round, unless one is being stored."""
+        """Store a round, unless another one is being stored."""
         if self._storing is not None:
             return
         kept = self._rounds[saved.path.name]

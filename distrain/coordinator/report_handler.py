@@ -56,7 +56,7 @@ _INCOMPARABLE = (DICT_FILE, ".keras")
 
 @dataclass(slots=True)
 class _Unsettled:
-    """The n-th reports of those ranks that have checkpoints, until these are committed or dropped."""
+    """The n-th reports that have a checkpoint, until it is committed or dropped."""
 
     since: float
     """When the first report came, on the clock of the handler."""
@@ -233,7 +233,7 @@ class ReportHandler:
         return self._assembly.awaits_only(uploads)
 
     def storing(self, failed: Collection[int], standing: Collection[int]) -> CheckpointsInProgress:
-        """Return what other ranks store, or may report, for checkpoints that need nothing more from ``failed`` ones.
+        """Return what other ranks store, or may still report, for checkpoints that don't need the ``failed`` ones.
 
         standing: the ranks that stand still, and so will not report.
         """
@@ -489,7 +489,7 @@ class ReportHandler:
 
     def _on_committed(self, attempt: int, commit: Commit, saved: CommittedCheckpoint) -> None:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""
-        latest, ranks = self._store.committed[-1], frozenset(commit.ranks)  # perhaps one that was committed faster
+        latest, ranks = self._store.committed[-1], frozenset(commit.ranks)  # a newer one may have been committed faster
         path = str(latest.path)
         self._on_commit(path)
         unsettled = self._unsettled[commit.ordinal] if attempt == self._attempt else None

@@ -59,7 +59,7 @@ class Requests:
             self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             made = os.fstat(self._pipe)
             if not stat.S_ISFIFO(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o077:
-                self.close()  # another user has replaced it meanwhile
+                self.close()  # another user has replaced it in the meantime
                 return
             self._loop.on_readable(self._pipe, self._read)
 

@@ -61,7 +61,7 @@ def rows_at(block: Block, places: np.ndarray[Any, Any]) -> Block:
 
 
 def kept_rows(block: Block, function: Callable[[Any], bool]) -> Block:
-    """Return the rows for which a function of the user's returns True."""
+    """Return the rows for which the user's function returns True."""
     kept = [place for place, row in enumerate(to_rows(block)) if function(row)]
     return block if len(kept) == row_count(block) else rows_at(block, np.array(kept, dtype=np.int64))
 

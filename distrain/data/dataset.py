@@ -171,8 +171,8 @@ class Dataset:
     def _part(self, span_of: Callable[[int], Span], *, seed: int | None = None, most: int | None = None) -> Self:
         """Return the rows of a span that depends on the number of rows.
 
-        seed: of the random order in which the rows are counted; None: that of ``random_shuffle()``, if it came before.
-        most: the number of rows to keep of a stream, which does not know its number; None: there are none for streams.
+        seed: of the random order in which rows are counted; None: that of an earlier ``random_shuffle()``, if any.
+        most: the number of rows to keep of a stream, which does not know its own number; None: streams are refused.
         """
         if seed is None and self._shuffle:
             seed = self._shuffle[0]

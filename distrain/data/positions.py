@@ -23,7 +23,7 @@ class DataLoop:
 
     is_stopping: tells if train_func knows that the run is being stopped.
     is_first: no loop over the same data came before.
-    batches: those that train_func has got.
+    batches: the number that train_func has got.
     began, newest, ended: when it began, when train_func got the last batch, and when it came to the end or left it;
         nanoseconds.
     """
@@ -61,7 +61,7 @@ class DataLoop:
     def interrupt(self, newest: int) -> bool:
         """Note that train_func has raised a Rollback. Return whether that has ended this loop.
 
-        newest: when it got its last batch of any loop. A loop that it left before that was over, or only a look.
+        newest: when it got its last batch of any loop. A loop that it left before then was over, or only a look.
         """
         self._is_interrupted = not self._is_ended and (self.is_open or self.ended >= newest)
         return self._is_interrupted
@@ -81,8 +81,8 @@ class DataLoop:
     def is_over(self) -> bool:
         """True if a position that is asked for now is the beginning of the next epoch.
 
-        After ``break`` it is. It is not if train_func has left the loop because the run is being stopped, or because of
-        an exception, which it handles now, or a Rollback.
+        This is so after ``break``, but not if train_func has left the loop because the run is being stopped, because of
+        an exception that it handles now, or because of a Rollback.
         """
         if self._is_ended:
             return True

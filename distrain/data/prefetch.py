@@ -26,7 +26,7 @@ class Prefetched(Generic[_T]):
         self._items = items
         self._count = count
         self._lock = threading.Lock()
-        """For all that follows."""
+        """For everything that follows."""
         self._changed = threading.Condition(self._lock)
         self._made: deque[list[_T]] = deque()
         """Groups that are complete."""
@@ -53,7 +53,7 @@ class Prefetched(Generic[_T]):
             self._tell_to_stop()
 
     def _next_group(self) -> list[_T]:
-        """Return what is there. Wait for one item if nothing is; return nothing at the end."""
+        """Return the items that are ready. Wait for one if there are none; return nothing at the end."""
         with self._lock:
             if not self._changed.wait_for(self._has_news, _TOGETHER_S) and not self._group:
                 self._is_awaited = True

@@ -86,7 +86,7 @@ class TableSource(ABC):
 
     @property
     def row_bytes(self) -> float:
-        """The size of a row in memory, about; 0 if it does not matter, as all rows can be shuffled."""
+        """The approximate size of a row in memory; 0 if it does not matter because all rows can be shuffled."""
         return 0
 
     @abstractmethod

@@ -65,7 +65,7 @@ class Stream:
     readers: _Readers = field(default_factory=lambda: _Readers())
 
     def mapped(self, *functions: Callable[[Block], Block]) -> Stream:
-        """Return the stream after functions for its blocks."""
+        """Return the stream with functions applied to its blocks."""
         return replace(self, functions=(*self.functions, *functions))
 
     def limited(self, rows: int) -> Stream:

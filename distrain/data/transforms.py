@@ -1,6 +1,6 @@
-"""Datasets on the worker, and what is made of their rows: some of them, or others. Runs in: worker.
+"""Datasets on the worker, with rows that are selected or changed. Runs in: worker.
 
-The functions of the user's are :class:`Batched`.
+The user's functions are :class:`Batched`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 _NUMBERS_AT_ONCE = 1 << 16
 _ROWS_TO_TRY = 128
-"""Rows that tell if a function of the user's changes their number."""
+"""Rows that show whether the user's function changes their number."""
 
 
 class IndexedSource(RandomSource):
-    """Rows of a source that finds any row at once.
+    """Rows of a source that can find any row directly.
 
-    dataset: the source with functions for the rows. places: turns a row's number into that of the source.
+    dataset: the source with functions for the rows. places: turns the number of a row into its number in the source.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class IndexedSource(RandomSource):
 class SlicedSource(TableSource):
     """The rows of another source whose places in an order are in a span.
 
-    seed: of the order; None: it is that of the source.
+    seed: of the order; None: the order of the source.
     """
 
     inner: TableSource
@@ -135,9 +135,9 @@ class SlicedSource(TableSource):
 
 @dataclass(eq=False)
 class RemadeSource(TableSource):
-    """The rows that a function makes of those of another source. It counts them in a pass over all rows.
+    """The rows that a function makes from those of another source. A pass over all rows counts them.
 
-    columns: returns the columns if the function may leave all rows out; None: the first row has them.
+    columns: returns the columns, if the function may leave out all rows; None: the first row has them.
     """
 
     inner: TableSource
@@ -146,7 +146,7 @@ class RemadeSource(TableSource):
 
     @cached_property
     def _sizes(self) -> Indices:
-        """The rows of each block before the function. A source that finds any row is cut because it is one block."""
+        """The rows of each block before the function. A source that can find any row is one block, so it is cut."""
         if not self.inner.is_random:
             return self.inner.block_rows
         starts = np.arange(0, self.inner.rows, ROWS_AT_ONCE)
@@ -288,7 +288,7 @@ def for_lists(function: Callable[[Any], Iterable[Any]]) -> Batched:
 class OpenDataset:
     """A dataset on the worker.
 
-    functions: are applied to each batch, in turn; they keep the number of rows.
+    functions: applied to each batch, in turn. They keep the number of rows.
     """
 
     source: TableSource | Stream
@@ -296,7 +296,7 @@ class OpenDataset:
     order: RowOrder = field(default_factory=RowOrder)
 
     def finished(self, block: Block) -> Block:
-        """Return rows of the source after the functions."""
+        """Return rows of the source with the functions applied."""
         for function in self.functions:
             block = function(block)
         return block
@@ -306,21 +306,21 @@ class OpenDataset:
         return [] if self.functions else self.source.schema().no_rows()
 
     def first(self, rows: int) -> Block:
-        """Return some of the first rows after the functions, at least one if there are any."""
+        """Return some of the first rows, with the functions applied; at least one if there are any."""
         found = self.source.first(rows)
         return self.finished(found) if row_count(found) else found
 
     def sample(self) -> Block:
-        """Return a block of one row; of none if there are no rows."""
+        """Return a block of one row, or an empty one if there are no rows."""
         found = self.first(1)
         return rows_between(found, 0, 1) if row_count(found) else self.no_rows()
 
     def schema(self) -> Schema:
-        """Return the columns after the functions."""
+        """Return the columns, with the functions applied."""
         return schema_of(self.sample()) if self.functions else self.source.schema()
 
     def mapped(self, function: Batched) -> OpenDataset:
-        """Apply a function to each batch, or beforehand to all rows if it changes their number."""
+        """Apply a function to each batch, or to all rows beforehand if it changes their number."""
         keeps_rows = function.keeps_rows
         if keeps_rows is None:
             keeps_rows = isinstance(self.source, Stream) or function.keeps(self.first(_ROWS_TO_TRY))
@@ -346,9 +346,9 @@ class OpenDataset:
     def part(self, span_of: Callable[[int], Span], seed: int | None, most: int | None) -> OpenDataset:
         """Keep the rows of a span that depends on their number.
 
-        seed: of the random order in which they are counted; None: they are in their own order. Parts with other places
-            in the same order have other rows.
-        most: the number of rows to keep of a stream, which does not know its number; None: no stream has such a part.
+        seed: of the random order in which they are counted; None: their own order. Parts with different places in the
+            same order have different rows.
+        most: the number of rows to keep of a stream, which does not know its own number; None: streams are refused.
         """
         if isinstance(self.source, Stream):
             if most is None:

@@ -29,7 +29,7 @@ def hang_failures(
 ) -> list[RankFailure]:
     """Return a failure for each rank of ``hosts``, the suspects first.
 
-    finished: those that had finished, while others waited for them.
+    finished: ranks that had finished while others waited for them.
     suspects: ranks that the others may have waited for; all ranks if it is empty.
     """
     blamed = set(suspects or hosts)
@@ -67,7 +67,7 @@ def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
 
 
 def finished_early(failures: Sequence[RankFailure], finished: Collection[int]) -> str | None:
-    """Return the blame if all failures only follow from the end of ranks that had finished."""
+    """Return a sentence that blames ranks that had finished, if all failures are consequences of that."""
     if not (failures and finished and all(failure.consequence for failure in failures)):
         return None
     them = "it" if len(finished) == 1 else "them"

@@ -2,7 +2,7 @@
 
 Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 
-The n-th calls of report() of all ranks belong together, whichever of them have a checkpoint. The *ordinal* of a
+The n-th calls of report() on all ranks belong together, even if only some have a checkpoint. The *ordinal* of a
 checkpoint is this n, counted from 1 in each attempt. It is complete when every rank has made its n-th report or has
 finished. If several ranks report a file of the same name, that of the lowest rank is kept.
 
@@ -31,11 +31,11 @@ PATIENCE_S = 1.0
 """Seconds for which the files of a rank wait for lower ranks, which may report the same ones. This saves copying them
 twice; it never decides which are kept."""
 HEAD_START_S = 2.0
-"""Seconds after the first report in which ranks that are ahead wait for those without one: many never report."""
+"""Seconds after the first report for which ranks that are ahead wait for ranks without one, which may never report."""
 MOST_UNCOMMITTED = 4
-"""Checkpoints that wait for other ranks, or for the disk. A rank with a further one waits in report()."""
+"""Checkpoints that may wait for other ranks, or for the disk. A rank with another one waits in report()."""
 _MOST_METRICS = 1000
-"""Reports of rank 0 that are remembered, for the checkpoints of ranks that are behind."""
+"""Reports of rank 0 that are remembered for the checkpoints of slower ranks."""
 
 _SAY_IT = "If only some ranks save checkpoints, name them: CheckpointConfig(checkpoint_ranks=[0])"
 """The cure for waiting for ranks that never report a checkpoint."""
@@ -77,7 +77,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Let the rank write its next checkpoint to memory, although this one waits for ranks that have never reported."""
+    """Let the rank write its next checkpoint to memory, though this one still waits for ranks that never reported."""
 
     rank: int
     ordinal: int
@@ -141,7 +141,7 @@ class _Pending:
     undecided: int = 0
     """A cursor: every lower rank has reported its part, or reports none."""
     is_wanted: bool = False
-    """True once a rank has reported a part, or has tried to."""
+    """True once a rank has reported a part, or tried to."""
     problem: str | None = None
     """Why a part is missing: the rest of the sentence "the checkpoint of report 3 is dropped"."""
 
@@ -232,7 +232,7 @@ class _RankRecord:
     brings: bool = False
     """True once the rank has reported a part, or tried to, or if the user says that it does."""
     silent: bool = False
-    """True while nobody waits for the rank, because it has not reported in time, in this attempt or before."""
+    """True while nobody waits for the rank, because it did not report in time, in this attempt or an earlier one."""
     last_index: int = 0
     reported_at: float = -math.inf
 
@@ -241,7 +241,7 @@ class CheckpointAssembly:
     """The checkpoints of one attempt, joined from the parts of its ranks.
 
     incomparable: endings of file names whose bytes differ although their contents are the same.
-    silent: the ranks that had not reported in time for the latest checkpoint of as many ranks, in an earlier attempt.
+    silent: the ranks that did not report in time for the latest checkpoint of an earlier attempt with as many ranks.
     before: the reports of a rank before this attempt. Messages to users count these, too.
     """
 
@@ -272,7 +272,7 @@ class CheckpointAssembly:
         self._absent = dict.fromkeys(range(world_size), _STARTING)
         """The ranks that are not in train_func, or wait for the files of a checkpoint, and why."""
         self._entered_at = -math.inf
-        """When the last rank without a report has entered train_func, or continued there."""
+        """When a rank without a report last entered train_func, or continued there."""
         self._first_report_at = self._first_part_at = math.inf
         self._reported_at = -math.inf
         """When the last report came."""
@@ -320,8 +320,8 @@ class CheckpointAssembly:
         name: the name that the rank gives to the checkpoint's directory.
         in_place: the directory of the run directory that the ranks have filled themselves; empty if ``files`` are to be
             copied. Its files are listed when every rank has reported it.
-        in_memory: the rank has written the files into the memory of its host, and writes no others before this
-            checkpoint is settled, or :class:`Proceed`.
+        in_memory: the rank has written the files into the memory of its host. It writes no others there until this
+            checkpoint is settled, or :class:`Proceed` arrives.
         """
         self._note_report(rank, index, now)
         if rank == 0:
@@ -339,7 +339,7 @@ class CheckpointAssembly:
         return [*actions, *self.tick(now)]
 
     def failed(self, rank: int, index: int, why: str, now: float, *, has_checkpoint: bool) -> list[Action]:
-        """Handle a call of report() that has raised: its checkpoint is dropped, and no other one."""
+        """Handle a call of report() that has raised: only its checkpoint is dropped."""
         self._note_report(rank, index, now)
         if has_checkpoint and (self._declared is None or self._ranks[rank].brings):
             self._note_bringing(rank, index)
@@ -496,15 +496,15 @@ class CheckpointAssembly:
         return bool(unstored) and self._has_all_parts(ordinal) and all((rank, ordinal) in uploads for rank in unstored)
 
     def fewest_reports(self) -> tuple[float, float]:
-        """Return how many reports the slowest rank has made, of those that may still report checkpoints.
+        """Return how many reports the slowest rank has made, among those that may still report checkpoints.
 
-        The second number leaves out those that have never reported.
+        The second number leaves out ranks that have never reported.
         """
         return self._counts.fewest, self._counts.fewest_above(0)
 
     @property
     def head_start_ends(self) -> float:
-        """Until when ranks that are ahead wait for those that have never reported; infinite if these are starting."""
+        """When ranks that are ahead stop waiting for those that never reported; infinite while these are starting."""
         if self._counts.ranks_with(0).isdisjoint(self._absent):
             return max(self._first_report_at, self._entered_at) + HEAD_START_S
         return math.inf
@@ -566,7 +566,7 @@ class CheckpointAssembly:
     # -- ranks that are not waited for ----------------------------------------------------------------------------
 
     def _is_decided(self, rank: int, ordinal: int) -> bool:
-        """Return whether the rank has reported its part, or will not report one."""
+        """Return whether the rank has reported its part, or won't report one."""
         return rank not in self._counts or self._ranks[rank].last_index >= ordinal
 
     def _has_all_parts(self, ordinal: int) -> bool:
@@ -576,7 +576,7 @@ class CheckpointAssembly:
     def _write_off(self, now: float) -> list[Action]:
         """Stop waiting for ranks that have had ``missing_rank_s`` to report, until they catch up or have a checkpoint.
 
-        That is, for those that have never reported, and for those without a checkpoint of which others are far ahead.
+        These are ranks that have never reported, and ranks without a checkpoint that are far behind the others.
         """
         if self._declared is not None or not self._pending:
             return []

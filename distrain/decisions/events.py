@@ -177,11 +177,11 @@ class CheckpointAvailable:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsInProgress:
-    """The checkpoints that other ranks can still complete although some ranks have failed.
+    """The checkpoints that other ranks can still complete after some ranks have failed.
 
     parts: pairs of a rank that is storing its part inside report(), and the number of that report.
     expected: ranks that have made fewer reports than all failed ones, and how many each has made.
-    within_s: for how long these are waited for.
+    within_s: how long to wait for these.
     """
 
     parts: frozenset[tuple[int, int]] = frozenset()
@@ -191,11 +191,11 @@ class CheckpointsInProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outstanding:
-    """Unfinished work with files for which an attempt cannot start, or end. Comes whenever the machine waits for it.
+    """Unfinished work with files that keeps an attempt from starting or ending. Sent whenever the machine waits for it.
 
     verifying: the checkpoint to start from is being compared with its manifest.
     copying: hosts are getting files that their workers need.
-    saving: checkpoints that ranks may complete after others have failed.
+    saving: the checkpoints that ranks may complete after others have failed.
     committing: a checkpoint is being committed.
     uploading: an upload is all that the next checkpoint waits for, or the newest one is only in memory.
     lost: the rank whose part of the newest checkpoint is lost, and how.
@@ -211,12 +211,12 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class HangDetected:
-    """No rank has made progress for longer than ``FailureConfig.hang_timeout_s``, or none can make any.
+    """No rank has made progress for longer than ``FailureConfig.hang_timeout_s``, or none ever can.
 
     after_s: seconds without progress.
     where: lines that describe what the ranks are doing.
     suspects: ranks that the other ranks may be waiting for.
-    deadlock: why there can be no progress, if that is known.
+    deadlock: why progress is impossible, if that is known.
     """
 
     after_s: float

@@ -59,7 +59,7 @@ class ReportCounts:
 
     @property
     def numbers(self) -> Collection[int]:
-        """The numbers of reports that ranks have made. They change with the next call."""
+        """The numbers of reports that ranks have made. The next call may change them."""
         return self._ranks_with.keys()
 
     @property
@@ -68,7 +68,7 @@ class ReportCounts:
         return min(self._ranks_with, default=math.inf)
 
     def fewest_above(self, least: int) -> float:
-        """Return the number of reports of the slowest of those ranks that have made more than ``least``."""
+        """Return the number of reports of the slowest rank among those that have made more than ``least``."""
         return min((number for number in self._ranks_with if number > least), default=math.inf)
 
 

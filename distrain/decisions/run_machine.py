@@ -576,10 +576,10 @@ class RunStateMachine:
         return []
 
     def _save(self, latest: CheckpointsInProgress, now: float) -> list[Action]:
-        """Stop the other ranks, unless they store a checkpoint, or may make a report that the failed ranks have made.
+        """Stop the other ranks, unless they are storing a checkpoint, or may catch up with the reports of failed ranks.
 
-        The checkpoint must be one that can be committed without the failed ranks, and that was in progress when the
-        first failed.
+        It must be possible to commit this checkpoint without the failed ranks, and it must have been in progress when
+        the first one failed.
         """
         before = self._saving
         if before is not None:
@@ -652,7 +652,7 @@ class RunStateMachine:
         self.checkpoint, self._skips[back.path or ""] = back.path, back.skip_to
         text = f"{asked}; back to {self._name_start()}"
         if back.suspect:
-            text += f", as the newer {back.suspect} has led to several rollbacks"
+            text += f", because the newer {back.suspect} has led to several rollbacks"
         self.earlier_attempts.append(f"attempt {self.attempt} before: {text}")
         if asked.skip_to is not None:
             left_out = "the rows since then are left out"
@@ -875,7 +875,7 @@ class RunStateMachine:
         return []
 
     def _lose_work(self, number: int, why: str) -> None:
-        """Let a rank fail that had finished, because what it has saved is lost."""
+        """Let a rank that had finished fail, because what it has saved is lost."""
         rank = self._ranks[number]
         rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=why)
         self._ranks.drop_outcome(rank)

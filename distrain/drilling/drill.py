@@ -48,14 +48,14 @@ def drill(
 
     All runs have a directory of their own, which is deleted. See docs/drill.md.
 
-    reports: of an undisturbed run, which goes on until it has three checkpoints, too.
+    reports: the number of reports of an undisturbed run, which also continues until it has three checkpoints.
     minutes: the longest time of an undisturbed run.
     only: some of ``kill`` (of a rank), ``all`` (everything is killed), ``stop`` (SIGTERM), ``report`` (a rank dies
         before it reports a checkpoint), ``host`` (the loss of one of several) and ``workers`` (one fewer).
     keep: do not delete the directory, which is ``report.directory``.
-    fresh: patterns of files, such as ``snapshot*.pt``, that the runs begin without.
+    fresh: patterns of files to hide from the runs, such as ``snapshot*.pt``.
 
-    Raises JobError if the trainer fails undisturbed, or reports too little to compare, and what pickling it raises. ::
+    Raises JobError if the trainer fails undisturbed or reports too little to compare, and errors from pickling it. ::
 
         report = distrain.drill(TorchTrainer(train_func, scaling_config=ScalingConfig(num_workers=2)))
         assert report.ok, [verdict.text for verdict in report.verdicts]
@@ -67,7 +67,7 @@ class Drill:
     """One drill. ``folder`` has its files.
 
     template: what all trials run. tell: hears each verdict as soon as it is known. Others: see :func:`drill`.
-    roots: directories that trials get overlays of, beside the working directory and the home.
+    roots: directories of which trials get overlays, in addition to the working directory and the home.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Drill:
         self._checkpoints: list[Mapping[int, Path]] = []
         """Those of the undisturbed runs."""
         self._written: set[str] = set()
-        """Files that an undisturbed run has written beside its run directory."""
+        """Files that an undisturbed run has written outside its run directory."""
         self._files: set[str] = set()
         """The same, if it has finished."""
         self._trial: Trial | None = None
@@ -154,7 +154,7 @@ class Drill:
         )
 
     def _choose_isolation(self) -> None:
-        """Find out whether trials can have overlays, and what they must not see. Raise JobError for wrong patterns."""
+        """Find out whether trials can have overlays, and which files to hide. Raise JobError for wrong patterns."""
         here, found = os.path.realpath("."), set()
         for pattern in self._patterns:
             matches = [os.path.relpath(path) for path in Path.cwd().glob(os.path.relpath(pattern))]
@@ -168,7 +168,7 @@ class Drill:
         if trial.wait():
             self._template = replace(self._template, copies=trial.why_failed()[0])
             if not landlock_version():
-                warn("this kernel cannot keep a script from changing files by absolute paths")
+                warn("this kernel cannot keep a script from changing files under absolute paths")
 
     def _advice(self, first: Journal) -> str:
         """Say how more could be compared."""
@@ -177,8 +177,8 @@ class Drill:
         opened = dict.fromkeys(str(note["path"]) for note in first.attempts[0].of("open"))
         usual = [path for path in opened if path.endswith(_SNAPSHOTS)]
         return continued(self._written & opened.keys() or usual or opened) or (
-            "The script ends by itself: train for longer or, if it has continued an earlier training, have it begin "
-            "without that: --fresh PATTERN"
+            "The script ends by itself: train for longer or, if it has continued an earlier training, hide the files "
+            "of that: --fresh PATTERN"
         )
 
     def _add(self, verdict: Verdict) -> None:
@@ -380,13 +380,13 @@ class Drill:
 
 
 def continued(paths: Collection[str]) -> str:
-    """Say that the script may have continued an earlier training, whose files it has read; ``""`` without any."""
+    """Say that the script may have continued an earlier training whose files it has read; ``""`` without such files."""
     parents = Counter(map(os.path.dirname, paths))
     named = {parent if (parent := os.path.dirname(path)) and parents[parent] > 2 else path for path in sorted(paths)}
     options = [f"--fresh {shlex.quote(path)}" for path in sorted(named) if not path.startswith("..")]
-    cure = f"The drill begins without: {' '.join(options[:5])}" if options else "Move that away for the drill"
+    cure = f"Hide them from the drill: {' '.join(options[:5])}" if options else "Move them away for the drill"
     more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-    text = f"The script has read {', '.join(sorted(named)[:3])}{more}, from before the drill"
+    text = f"The script has read {', '.join(sorted(named)[:3])}{more}, older than the drill"
     return f"{text}, and may have continued an earlier training. {cure}" if named else ""
 
 

@@ -1,9 +1,9 @@
 """The isolation of a trial: whatever it writes, the user's files stay as they are. Runs in: coordinator, worker.
 
-Where the kernel allows it, a trial has a mount namespace of its own. The working directory, that of the script and the
-home are overlays there: the user's files are read, and changes go to the trial's directory, for every path and program.
-All else is read-only, except for :data:`_SHARED` and caches. Where that is not allowed, a trial works in a copy, and
-Landlock makes all else read-only. So do ranks on other hosts, which get copies of the project.
+Where the kernel allows it, a trial has a mount namespace of its own. There, the working directory, the script's
+directory and the home are overlays: the user's files are read, and changes go to the trial's directory, for every path
+and program. Everything else is read-only, except for :data:`_SHARED` and caches. Otherwise, a trial works in a copy,
+and Landlock makes everything else read-only. The same holds for ranks on other hosts, which get copies of the project.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _SHARED = ("/dev", "/proc", "/run")
-"""Directories of the system in which trials write as any program does."""
+"""System directories in which trials write like any other program."""
 _TEMPORARY = ("/var/tmp", "/tmp")  # noqa: S108 - the system's
-"""Those for temporary files: the one with the drill's own directory is shared, the other one gets an overlay."""
+"""Directories for temporary files: the one with the drill's own directory is shared, the other gets an overlay."""
 _CACHES = ("~/.cache", "~/.nv", "~/.triton", "/tmp/nvidia-mps")  # noqa: S108 - that is its name
-"""Those that stay the user's, so that nothing is downloaded or compiled again; and the sockets of CUDA's server."""
+"""The user's own, so that nothing is downloaded or compiled again, and the sockets of CUDA's server."""
 _CHECKED_BY_SSH = ("/etc/ssh/ssh_config.d", "/etc/crypto-policies/back-ends")
-"""Files that ssh only reads if they are the user's, or root's, whom a namespace of a user does not know."""
+"""Files that ssh reads only if they belong to the user or to root, who is unknown in a user namespace."""
 _MOST_COPIED = 2_000_000_000
 """Bytes that are copied for a trial, where no overlay is allowed."""
 _MOST_FILES = 200_000
@@ -66,7 +66,7 @@ def _number(value: int, length: int = 8) -> bytes:
 
 
 def scratch(roots: Collection[str]) -> Path:
-    """Make the directory of a drill, outside of the directories that it isolates."""
+    """Make the directory of a drill, outside the directories that it isolates."""
     usual = os.path.realpath(tempfile.gettempdir())
     tops = [top for top in (usual, *_TEMPORARY, usual) if os.access(top, os.W_OK) and not _is_in(top, _own(roots))]
     apart = [top for top in tops if top != _TEMPORARY[1] and not any(is_below(root, top) for root in roots)]
@@ -74,7 +74,7 @@ def scratch(roots: Collection[str]) -> Path:
 
 
 def _own(roots: Collection[str]) -> list[str]:
-    """Return the directories of the user: some, and the home unless it is in one."""
+    """Return the user's directories: ``roots``, and the home unless it is in one of them."""
     home = os.path.realpath(os.path.expanduser("~"))
     return [*roots] if home == "/" or _is_in(home, roots) else [home, *roots]
 
@@ -84,7 +84,7 @@ def _is_in(path: str, folders: Iterable[str]) -> bool:
 
 
 def _caches(roots: Collection[str]) -> list[str]:
-    """Return the user's caches, unless they hold a directory to be isolated, or are in one."""
+    """Return the user's caches, except for those that contain a directory to be isolated, or are in one."""
     named = [
         value
         for name, value in os.environ.items()
@@ -102,7 +102,7 @@ def _caches(roots: Collection[str]) -> list[str]:
 
 
 def inside_file(folder: Path) -> Path:
-    """Return a file that only processes in the namespace of a trial see."""
+    """Return a file that only processes in the namespace of a trial can see."""
     return folder / "inside/here"
 
 
@@ -127,11 +127,11 @@ def enter(folder: Path, roots: Sequence[str]) -> None:
     clones = {path: _clone(path) for path in (*shared, str(folder.parent))}
     _call(_MOUNT_SETATTR, _AT_FDCWD, "/", _RECURSIVE, _number(1) + bytes(24), 32)  # read-only
     _attach(clones)
-    own = {path: _file_systems(path) for path in (*temporary, *_own(roots))}  # before any overlay hides another one
+    own = {path: _file_systems(path) for path in (*temporary, *_own(roots))}  # before an overlay hides another one
     for index, (path, found) in enumerate(own.items()):
         try:
             _overlay(found, folder, str(roots.index(path)) if path in roots else f"other {index}")
-        except OSError:  # the home stays read-only, then
+        except OSError:  # then the home stays read-only
             if path in roots:
                 raise
     _attach(caches)
@@ -144,7 +144,7 @@ def enter(folder: Path, roots: Sequence[str]) -> None:
 
 
 def _replace(place: str, files: Mapping[str, bytes]) -> None:
-    """Have a directory hold only these files, in memory, for processes of this namespace."""
+    """Make a directory hold only these files, in memory, for processes of this namespace."""
     _call("mount", "tmpfs", place, "tmpfs", ctypes.c_ulong(0), "mode=755")
     for name, data in files.items():
         Path(place, name).write_bytes(data)
@@ -152,7 +152,7 @@ def _replace(place: str, files: Mapping[str, bytes]) -> None:
 
 
 def _clone(path: str) -> int:
-    """Return the descriptor of a copy of the mounts at a path, for :func:`_attach`."""
+    """Return a descriptor of a copy of the mounts at a path, for :func:`_attach`."""
     return _call(_OPEN_TREE, _AT_FDCWD, path, _CLONE | _RECURSIVE | os.O_CLOEXEC)
 
 
@@ -163,7 +163,7 @@ def _attach(clones: dict[str, int]) -> None:
 
 
 def _file_systems(root: str) -> list[tuple[str, int, int]]:
-    """Return a directory, and where file systems are mounted in it, with descriptors: as it is, and of a clone."""
+    """Return a directory and the mount points in it, each with a descriptor of itself and of a clone."""
     lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
     code = re.compile(rb"\\([0-7]{3})")
     points = {os.fsdecode(code.sub(lambda found: bytes([int(found[1], 8)]), line.split()[4])) for line in lines}
@@ -172,9 +172,9 @@ def _file_systems(root: str) -> list[tuple[str, int, int]]:
 
 
 def _overlay(file_systems: list[tuple[str, int, int]], folder: Path, name: str) -> None:
-    """Mount an overlay on each. All but the first may stay read-only. Raise OSError."""
+    """Mount an overlay on each. Only the first must succeed; others may stay read-only. Raise OSError."""
     is_root = os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[1:] == ["0", "4294967295"]
-    options = "redirect_dir=on" if is_root else "userxattr"  # root in a user namespace has no right to do the former
+    options = "redirect_dir=on" if is_root else "userxattr"  # root in a user namespace may not do the former
     for index, (path, lower, clone) in enumerate(file_systems):
         upper, work = (folder / use / name / str(index) for use in ("changes", "kernel"))
         layers = f"lowerdir=/proc/self/fd/{lower},upperdir={upper},workdir={work},index=off,{options}"
@@ -198,7 +198,7 @@ def mirror(source: str, target: Path, why: str, fresh: Collection[str] = ()) -> 
 
     why: why it cannot be isolated without a copy. fresh: relative paths that are left out.
 
-    Raises JobError if more than :data:`_MOST_COPIED` had to be copied.
+    Raises JobError if more than :data:`_MOST_COPIED` would have to be copied.
     """
     copies: list[tuple[str, Path]] = []
     sizes: Counter[str] = Counter()
@@ -208,7 +208,7 @@ def mirror(source: str, target: Path, why: str, fresh: Collection[str] = ()) -> 
         made.mkdir()
         for name in [*folders, *names]:
             path, inside = os.path.join(parent, name), os.path.normpath(os.path.join(relative, name))
-            with contextlib.suppress(FileNotFoundError):  # it has gone
+            with contextlib.suppress(FileNotFoundError):  # it has vanished
                 mode = os.lstat(path).st_mode
                 is_copied = inside not in fresh and not os.path.exists(os.path.join(path, "pyvenv.cfg"))
                 if name in folders and (stat.S_ISLNK(mode) or not is_copied):
@@ -224,11 +224,11 @@ def mirror(source: str, target: Path, why: str, fresh: Collection[str] = ()) -> 
         largest = ", ".join(f"{path} ({size(one)})" for path, one in sizes.most_common(3))
         raise JobError(
             f"{source} is too large to copy for each run: {count(len(copies), 'file')}, {size(sizes.total())}. The "
-            f"largest are {largest}. Root needs no copy, nor do users who may make namespaces (here: {why}). Else move "
-            "large files elsewhere, and pass their absolute paths; or leave files out with --fresh PATTERN"
+            f"largest are {largest}. Root doesn't need a copy, nor do users who may create namespaces (here: {why}). "
+            "Otherwise, move large files elsewhere and pass absolute paths, or hide files with --fresh PATTERN"
         )
     for path, copy in copies:
-        with contextlib.suppress(PermissionError):  # nor can the script read it
+        with contextlib.suppress(PermissionError):  # the script cannot read it either
             shutil.copy2(path, copy)
     for parent, _, _ in os.walk(target, topdown=False):
         shutil.copystat(os.path.join(source, os.path.relpath(parent, target)), parent)
@@ -251,7 +251,7 @@ def landlock_version() -> int:
 def confine(allowed: Iterable[str], roots: Sequence[str]) -> bool:
     """Make everything but shared directories and ``allowed`` read-only for this thread and all that it starts.
 
-    roots: the user's directories; shared ones that hold one are read-only, too. Return whether the kernel can do it.
+    roots: the user's directories; shared ones that contain one are read-only, too. Return whether the kernel can do it.
     """
     if not (version := landlock_version()):
         return False
@@ -271,7 +271,7 @@ def confine(allowed: Iterable[str], roots: Sequence[str]) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Delete the directory of a drill, in which the kernel has made some that nobody may read."""
+    """Delete the directory of a drill, including those inside it that the kernel has made unreadable."""
     for path in folder.glob("*/kernel/*/*/work"):
         path.chmod(0o700)
     delete(folder)

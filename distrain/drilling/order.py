@@ -31,12 +31,12 @@ class ProbeOrder:
 class Order:
     """The order for a process.
 
-    arguments: those of ``distrain run``, with the config file for ``directory``. trainer: is run instead.
+    arguments: those of ``distrain run``, with the config file of ``directory``. trainer: run instead, if given.
     storage: the storage path of the run, whose name is ``run``.
     workers: the number of workers, or None for the script's own.
     folder: the directory of the trial. roots: the user's directories that are isolated, the working directory first.
-    copies: why the trial works in a copy; empty if it has a namespace. fresh: relative paths that it does not see.
-    began: when the drill did.
+    copies: why the trial works in a copy; empty if it has a namespace. fresh: relative paths that are hidden from it.
+    began: when the drill began.
     """
 
     arguments: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MARK = "\x1edrill "
 """Begins a line of notes."""
 _MOST_OPENED = 5000
-"""Files that are looked at."""
+"""Files that are looked at, at most."""
 _LIBRARIES = (sys.prefix, sys.base_prefix, str(own_package()), "/usr", "/etc", "/proc", "/sys", "/dev")
 _LINGERS_S = 0.5
 """Seconds in which the drill sends a signal."""
@@ -45,7 +45,7 @@ class Probe:
         self._opened: set[str] = set()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Protect the files that this host sees, before anything else of the work is unpickled, which may run code."""
+        """Protect the files that this host sees before the rest of the work is unpickled, which may run code."""
         vars(self).update(state)
         if inside_file(Path(self._order.folder)).exists():
             return
@@ -89,7 +89,7 @@ class Probe:
         session.report, session.should_stop = noted_report, noted_should_stop
 
     def _note_reading(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Note a file from before the drill that the script reads, which may be a snapshot of an earlier training."""
+        """Note a file older than the drill that the script reads: it may be a snapshot of an earlier training."""
         if event != "open" or len(self._opened) == _MOST_OPENED:
             return
         with contextlib.suppress(OSError, TypeError, ValueError):  # such as a descriptor instead of a path

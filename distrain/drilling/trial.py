@@ -30,9 +30,9 @@ _POLL_S = 0.1
 _STOP_S = 15.0
 """Seconds in which a run ends after two signals."""
 _REFUSALS = (errno.EACCES, errno.EROFS, errno.EOVERFLOW)
-"""Errors of Landlock, of what is read-only, and of an overlay over directories of other users."""
+"""Errors of Landlock, of read-only file systems, and of overlays over directories of other users."""
 _PROTECTED = (
-    "a drill protects what is outside of your directory: use relative paths or, in arguments, {drill}, as in "
+    "a drill protects everything outside your directory: use relative paths or, in arguments, {drill}, as in "
     "--output {drill}/out"
 )
 
@@ -130,7 +130,7 @@ class Trial:
         return self._process.wait()
 
     def files(self) -> set[str]:
-        """Return the files that the run has written beside its run directory, relative to the working directory."""
+        """Return the files that the run has written outside its run directory, relative to the working directory."""
         changed = {self._folder / "changes" / str(index) / "0": root for index, root in enumerate(self._template.roots)}
         places = {self._folder / "files": "{drill}", self._folder / "work": ".", **changed}
         found = ((path, folder, root) for folder, root in places.items() for path in folder.rglob("*"))

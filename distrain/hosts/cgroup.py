@@ -107,7 +107,7 @@ def count_in(path: Path, name: str = "oom_kill") -> int:
 
 
 def text_in(path: Path) -> str:
-    """Return what a file of the kernel says; nothing if it cannot be read."""
+    """Return the content of a kernel file; nothing if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

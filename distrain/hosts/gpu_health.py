@@ -100,5 +100,5 @@ def _slowdowns(nvml: Any, reasons: int) -> list[str]:
 
 
 def _describe(process: Any) -> str:
-    name = text_in(Path(f"/proc/{process.pid}/comm"))  # none if it is of another container, or has just ended
+    name = text_in(Path(f"/proc/{process.pid}/comm"))  # empty if it belongs to another container, or has just ended
     return f"{name or 'a process'} (pid {process.pid})"

@@ -61,7 +61,7 @@ Table = dict[str, Any]
 def page_data(folder: Path | RemotePath, known_as: Path | RemotePath | None = None) -> dict[str, Any]:
     """Return what the page shows. Raise StorageError if there is neither a manifest nor a report.
 
-    known_as: where the run is, if ``folder`` is another name of it.
+    known_as: where the run is, if ``folder`` is another name for it.
     """
     root = known_as or folder
     run = run_at(folder)._replace(name=root.name)

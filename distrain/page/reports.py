@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_METRICS = 100
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 MOST_ATTEMPTS = MOST_RANKS = 100_000
-"""Lines of others count as damaged."""
+"""Lines of other ranks and attempts count as damaged."""
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Reports:
         self._firsts = {one["attempt"]: one["first_step"] for one in known[::-1]}
         ordered = sorted((-one["attempt"], one["first_step"]) for one in known if one.get("training"))
         self._trained = [number for number, _ in ordered]
-        """The numbers of the attempts, negative and in order, and the lowest first step of so many of them."""
+        """The negative numbers of the attempts, in order, and for each prefix of them the lowest first step."""
         self._lowest = list(accumulate((first for _, first in ordered), min, initial=math.inf))
 
     def add(self, record: Mapping[str, Any]) -> None:

@@ -241,7 +241,7 @@ class Checkpoint:
     def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
         """Make a checkpoint from a dict of picklable values, as in Ray AIR. It becomes one file when reported.
 
-        Tensors of all dtypes come back, on the CPU. Those that share memory still do, and its bytes are stored once.
+        Tensors of all dtypes come back on the CPU. Those that share memory still do so, and its bytes are stored once.
         """
         if not isinstance(data, Mapping):
             raise TypeError(f"Checkpoint.from_dict takes a dict, got {data!r} ({type(data).__name__})")

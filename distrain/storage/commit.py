@@ -61,7 +61,7 @@ class MemoryRound:
 
     @property
     def index(self) -> int:
-        """The number of the checkpoint over the whole run."""
+        """The number of the checkpoint, counted over the whole run."""
         return int(self.manifest["index"])
 
     @cached_property

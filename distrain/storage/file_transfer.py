@@ -30,7 +30,7 @@ _PART_BYTES = 16 << 20
 _CRC32_POLYNOMIAL = 0xEDB88320
 _WRITING_THREADS, _HASHING_THREADS = 4, 8
 _TIME_OF_FILES = 5
-"""The number of CLOCK_REALTIME_COARSE, from which the kernel takes the times of files."""
+"""CLOCK_REALTIME_COARSE, from which the kernel takes the times of files."""
 _TICK_S = 0.001
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """Errors of copy_file_range where it cannot be used: between file systems, on old kernels, in sandboxes."""
@@ -97,19 +97,19 @@ def _by_parts(folder: Path, names: Sequence[str], do: Callable[[str, int, int], 
 
 
 def states_of(folder: Path, names: Iterable[str]) -> dict[str, list[int]]:
-    """Return by name what changes when a file is written or replaced. Raise OSError."""
+    """Return by name the facts that change when a file is written or replaced. Raise OSError."""
     return {name: _state((folder / name).stat()) for name in names}
 
 
 def wait_for_tick(states: Mapping[str, Sequence[int]]) -> None:
-    """Wait until the files cannot be written with the time that they have, which many kernels advance every 4 ms."""
+    """Wait until a write would give the files a new time. Many kernels advance their clock only every 4 ms."""
     while any(state[2] == time.clock_gettime_ns(_TIME_OF_FILES) for state in states.values()):
         time.sleep(_TICK_S)
 
 
 @contextlib.contextmanager
 def unchanged(folder: Path, states: Mapping[str, Sequence[int]]) -> Iterator[None]:
-    """Raise OSError for a file that has another state afterwards: what was read may belong to another step."""
+    """Raise OSError for a file whose facts have changed: what was read may belong to another step."""
     try:
         yield
     except OSError:
@@ -123,7 +123,7 @@ def _check_states(folder: Path, states: Mapping[str, Sequence[int]]) -> None:
         if _state((folder / name).stat()) != list(state):
             raise OSError(
                 f"{folder / name} was written or replaced before it was stored. Write each checkpoint into a directory "
-                "of its own, and let nobody else write there; or use CheckpointUploadMode.SYNC"
+                "of its own, and let nothing else write there, or use CheckpointUploadMode.SYNC"
             )
 
 

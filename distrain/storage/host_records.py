@@ -7,8 +7,8 @@
         checks      by host: kind and results of its latest deep checks
 
 A trouble makes a host a bad one: it was lost, its GPU has failed, or it was slow, as measured in a deep check or in a
-run. The end of a rank is none of them: a crash, a hang or a lack of memory is usually due to what it runs. Entries
-that a newer version has written are ignored, and kept.
+run. The end of a rank is not a trouble: crashes, hangs and lack of memory are usually caused by what it runs. Entries
+of a newer version are ignored, but kept.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ KEPT_S = 7 * 86400.0
 TROUBLES = ("lost", "GPU", "slow")
 _NUMBER = (int, float)
 _TROUBLE = {"host": str, "time": _NUMBER, "what": str, "text": str, "run": str}
-_LOCK_S = 10.0  # to wait for another process that changes the file
+_LOCK_S = 10.0  # to wait for another process that is changing the file
 _MOST_TROUBLES, _MOST_CHECKS = 1000, 20
 
 
 @dataclass(slots=True)
 class HostRecords:
-    """Troubles and deep checks of hosts, the oldest first. others: what a newer version has written, to be kept."""
+    """Troubles and deep checks of hosts, the oldest first. others: entries of a newer version, to be kept."""
 
     troubles: list[dict[str, Any]] = field(default_factory=list)
     checks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class HostRecords:
 
 
 def read_records() -> HostRecords:
-    """Return what is known. What is damaged or unknown is ignored, with a warning: nothing depends on it."""
+    """Return what is known. Damaged and unknown entries are ignored, with a warning: nothing depends on them."""
     path = _path()
     try:
         others = dict(json.loads(path.read_bytes()))
@@ -76,7 +76,7 @@ def read_records() -> HostRecords:
     checked = {host: of for host, of in checks.items() if _are_checks(of)} if isinstance(checks, dict) else {}
     if others or checked != checks or known != troubles or any(one["what"] not in TROUBLES for one in known):
         warn_once(f"{path} has entries that this version of distrain does not know; it ignores them")
-    now = time.time()  # a clock that was wrong may have written a time of the future
+    now = time.time()  # a wrong clock may have written a time in the future
     return HostRecords([one for one in known if now - KEPT_S < one["time"] < now + KEPT_S], checked, others)
 
 

@@ -1,7 +1,7 @@
 """The files of a run as all readers read them: JSON, lines, and numbers that JSON lacks. Runs in: anywhere.
 
-A run may be damaged, or a stranger's. So nothing here waits for a pipe, follows a stranger's link, or takes more time
-and memory than its constants allow. Files on remote storage are read as they are.
+A run may be damaged, or belong to a stranger. So nothing here waits for a pipe, follows a stranger's link, or takes
+more time and memory than the constants allow. Files on remote storage are read as they are.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 MOST_BYTES, MOST_OF_LINES, LONGEST_LINE = 64 << 20, 256 << 20, 8 << 20
-"""Bytes of a file that is read as a whole, of the end of a metrics.jsonl that is shown, and of a line."""
+"""The most bytes of a file that is read as a whole, of the end of a metrics.jsonl that is shown, and of a line."""
 _MOST_DAMAGED, _DEEPEST = 1000, 100
-"""Damaged lines after which the rest of a file is left out, and levels of objects and lists in one another."""
+"""Damaged lines after which the rest of a file is left out, and levels of nested objects and lists."""
 _TAIL, _LONG_LINE = 1 << 20, 1000
 """Bytes in which the last lines of a file are searched: at least, and for each line."""
 _FIRST_STEP, _STEP = 4 << 10, 1 << 20
@@ -92,7 +92,7 @@ def parse_json(data: bytes) -> Any:
 def read_file(path: str | Path | RemotePath, run: str | Path | None = None, *, most: int = MOST_BYTES) -> bytes:
     """Return the content of a file of a run, whose directory is ``run``, by default that of the file.
 
-    Raise FileNotFoundError if there is no regular file, OSError, also for a local file of more than ``most`` bytes.
+    Raise FileNotFoundError if there is no regular file, OSError otherwise, and for a local file above ``most`` bytes.
     """
     if not isinstance(path, (str, Path)):
         return path.read_bytes()
@@ -101,7 +101,7 @@ def read_file(path: str | Path | RemotePath, run: str | Path | None = None, *, m
         found = os.fstat(file.fileno()).st_size
         if found > most:
             raise OSError(errno.EFBIG, f"it has {size(found)}, more than {size(most)}", str(path))
-        return file.read(found)  # what is added meanwhile belongs to the next look
+        return file.read(found)  # what is added in the meantime is for the next look
 
     return read_with(path, read, run)
 
@@ -145,7 +145,7 @@ class Tail:
 
 
 def last_lines(file: IO[bytes], most: int) -> list[bytes]:
-    """Return the last whole lines, and what follows them; of a long line its end. Leave the position at the end."""
+    """Return the last whole lines and what follows them; of a long line, the end. Leave the position at the end."""
     start = max(0, file.seek(0, os.SEEK_END) - max(_TAIL, _LONG_LINE * most))
     file.seek(start)
     lines = file.readlines()
@@ -161,7 +161,7 @@ def read_metrics(path: Path | RemotePath, *, rank: int | None = 0, most: int = 0
     """Yield the lines of a metrics.jsonl, of one rank or (None) of all, with non-finite numbers restored.
 
     A torn last line, which a power cut may leave, is skipped. Other damaged lines are skipped with a warning. A missing
-    file has no lines. most: bytes of a larger file that are read, at its end. Raise OSError.
+    file has no lines. most: bytes at the end of a larger file that are read. Raise OSError.
     """
 
     def parse(line: bytes, number: int) -> dict[str, Any] | None:
@@ -181,7 +181,7 @@ def read_events(path: Path | RemotePath) -> Iterator[dict[str, Any]]:
 def _records(
     path: Path | RemotePath, parse: Callable[[bytes, int], dict[str, Any] | None], most: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield what ``parse`` makes of lines and their numbers, unless it is empty, until too many are damaged (None)."""
+    """Yield the non-empty results of ``parse`` for lines and their numbers, until too many are damaged (None)."""
     try:
         file = os.fdopen(open_to_read(path), "rb") if isinstance(path, Path) else io.BytesIO(path.read_bytes())
     except FileNotFoundError:
@@ -195,7 +195,7 @@ def _records(
             record = parse(line, number)
             damaged += record is None
             if damaged > _MOST_DAMAGED:
-                warnings.warn(f"{path} was left out from line {number:,} on: too many are damaged", stacklevel=3)
+                warnings.warn(f"{path} was left out from line {number:,} on: too many lines are damaged", stacklevel=3)
                 return
             if record:
                 yield record
@@ -220,7 +220,7 @@ def is_number(value: Any) -> bool:
 
 
 def last_record(path: str | Path | RemotePath, most: int = MOST_OF_LINES) -> dict[str, Any] | None:
-    """Return rank 0's last line in a metrics.jsonl, or None, also if that is further from the end than ``most`` bytes.
+    """Return rank 0's last line in a metrics.jsonl, or None if it has none in the last ``most`` bytes.
 
     The file is read from its end. Raise OSError.
     """
@@ -244,7 +244,7 @@ def last_record(path: str | Path | RemotePath, most: int = MOST_OF_LINES) -> dic
 
 
 def may_be_of(rank: int, line: bytes) -> bool:
-    """Return whether a line of a metrics.jsonl is of a rank or damaged. It need not be decoded to know that."""
+    """Return whether a line of a metrics.jsonl belongs to a rank, or is damaged, without decoding it."""
     return b'"rank":%d' % rank in line.replace(b" ", b"") or not line.rstrip().endswith(b"}")
 
 

@@ -1,10 +1,10 @@
 """A checkpoint that the agents store from memory after they have lost their coordinator. Runs in: agent, coordinator.
 
 They write into one hidden directory, ``.memory-checkpoint_000123`` in the run directory, without talking to each
-other, except that the first to come describes the checkpoint there: others may not have heard that it was committed.
-Each holds a shared lock on it as long as it writes or waits. The manifest is written once all files are there. Whoever
-gets the lock alone ends it: with a manifest, the directory is renamed and is a checkpoint; else it is deleted. That is
-an agent, or the next coordinator of the run.
+other. The first one describes the checkpoint there, because others may not have heard that it was committed. Each holds
+a shared lock on the directory while it writes or waits. The manifest is written once all files are there. An agent, or
+the next coordinator of the run, then gets the lock alone: if there is a manifest, it renames the directory, which makes
+it a checkpoint; otherwise it deletes it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _PREFIX = ".memory-"
 _ROUND_FILE = ".round.json"
-"""Describes a checkpoint to agents that have not heard that it was committed."""
+"""The file that describes a checkpoint to agents that have not heard that it was committed."""
 _QUIET_S = 5.0
 """Seconds without a new byte of other hosts after which their files are taken from copies."""
 _PATIENCE_S = 60.0
@@ -63,10 +63,10 @@ def store_alone(
 ) -> bool:
     """Store a checkpoint together with the agents of other hosts. Raise OSError.
 
-    Return False if files are missing, or if other agents try a newer one, which this host has not tried.
+    Return False if files are missing, or if other agents try a newer checkpoint that this host has not tried.
 
     host: this one. homes: by rank, the directories of its parts and of the copies. may_write: set when writing may
-    begin. tried: the indices of checkpoints that lack files, to which this one is added if it does.
+    begin. tried: the indices of checkpoints that lack files; this one is added if it does.
     """
     own = {rank: folder for rank, folder in homes.items() if kept.parts[rank].host == host}
     hidden = run / f"{_PREFIX}{kept.name}"
@@ -105,7 +105,7 @@ def store_alone(
 
 
 def take_over(run: Path, unwanted: Collection[int] = (), patience_s: float = _PATIENCE_S) -> list[Path]:
-    """End what agents have begun to store, before the run continues. Return the new checkpoints. Raise OSError.
+    """Finish or delete what agents began to store, before the run continues. Return new checkpoints. Raise OSError.
 
     unwanted: the indices of checkpoints that are deleted, even if they are complete.
     """
@@ -119,7 +119,7 @@ def take_over(run: Path, unwanted: Collection[int] = (), patience_s: float = _PA
                 if not patience_s:
                     break
                 name = hidden.name.removeprefix(_PREFIX)
-                warn(f"waiting up to {patience_s:g} s for the hosts that still store {name} from their memory")
+                warn(f"waiting up to {patience_s:g} s for the hosts that are still storing {name} from memory")
                 with contextlib.suppress(BlockingIOError):
                     lock_alone(lock, deadline)
             if hidden.exists() and _publish_or_delete(hidden, unwanted):

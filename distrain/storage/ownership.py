@@ -1,6 +1,6 @@
 """Run directories that somebody else may have prepared, where others may write to the storage path. Runs in: anywhere.
 
-Who reads such a run may show, send or store what is in it. So it must not lead to files that its makers could not read.
+Readers of such a run may show, send or store what is in it. So it must not lead to files that its makers couldn't read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 100_000
 _LOOK = os.O_PATH | os.O_CLOEXEC
-"""It opens nothing but a name, so it neither waits for a pipe nor disturbs a device."""
+"""Opens only a name, so it neither waits for a pipe nor disturbs a device."""
 _OPEN = "/proc/self/fd/"
 
 
@@ -27,7 +27,7 @@ def open_to_read(
 ) -> int:
     """Open a file of a run, or a directory (``is_folder``), and return its descriptor.
 
-    run: the run directory; by default that of the file. below: a directory that the run only names, with the file.
+    run: the run directory; by default that of the file. below: a directory elsewhere with the file, named by the run.
 
     Raise FileNotFoundError if there is no regular file, PermissionError for what may be a stranger's trap, OSError.
     """
@@ -41,7 +41,7 @@ def open_to_read(
             os.close(at)
             at, is_safe = inner, is_safe and _is_safe(found, link, top)
         mode = os.fstat(at).st_mode
-        if stat.S_ISFIFO(mode):  # whoever waits for a reader to write into it is let go
+        if stat.S_ISFIFO(mode):  # release a writer that waits for a reader
             os.close(os.open(f"{_OPEN}{at}", os.O_RDONLY | os.O_NONBLOCK))
         if not is_safe:
             raise _not_safe(path)
@@ -85,10 +85,10 @@ def _look(path: str, at: int | None = None) -> tuple[int, os.stat_result, os.sta
 
 
 def _is_safe(found: os.stat_result, link: os.stat_result | None, top: os.stat_result) -> bool:
-    """Return whether what was found in a run directory (``top``) can be shown to everybody who may read that.
+    """Return whether a file found in a run directory (``top``) can be shown to everybody who may read that directory.
 
-    In a stranger's directory, a link and a second name of a file may lead to what only the user may read. In the
-    user's own, a stranger may have put files if everybody may write there; a group that may write is trusted.
+    In a stranger's directory, a link, or a second name of a file, may lead to what only the user may read. In the
+    user's own, strangers may have put files if everybody may write there; a group that may write is trusted.
     """
     own = os.geteuid(), 0
     if link is not None:
@@ -115,7 +115,7 @@ def list_names(folder: str | Path, run: str | Path | None, below: str | Path | N
 
 @contextlib.contextmanager
 def pinned(folder: Path) -> Iterator[Path]:
-    """Give a path of a directory that stays the same one, whatever its name leads to meanwhile. Raise OSError."""
+    """Give a path that keeps leading to the same directory, even if another one gets its name. Raise OSError."""
     fd, _ = _look_at_run(folder)
     try:
         yield Path(f"{_OPEN}{fd}")

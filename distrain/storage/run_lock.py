@@ -278,7 +278,7 @@ def is_in_use(run: Path | RemotePath) -> bool:
     """Return False if no process holds the lock of a run, True if one does or if that is unknown.
 
     An owner of a remote run on another machine counts as dead long after its last heartbeat. A run without a lock has
-    no owner: one that misses its lock writes nothing more. Raise OSError if remote storage cannot be read, StorageError
+    no owner: an owner that misses its lock stops writing. Raise OSError if remote storage cannot be read, StorageError
     if its lock is damaged.
     """
     if not isinstance(run, RemotePath):
@@ -292,5 +292,5 @@ def is_in_use(run: Path | RemotePath) -> bool:
         fields = _fields_of(lock, lock.read_bytes())
     except FileNotFoundError:  # another process takes the lock just now
         return True
-    is_recent = abs(time.time() - fields["beat"]) < _LONG_AGO_S  # one of the future is of a clock that was wrong
+    is_recent = abs(time.time() - fields["beat"]) < _LONG_AGO_S  # a time in the future comes from a wrong clock
     return is_recent and not fields["released"] and not _owner_of(fields).is_dead()

@@ -113,7 +113,7 @@ class Separated(Pickler):
             return None
         try:
             clones = [(target, source.clone()) for target, source in pairs]
-        except cuda.OutOfMemoryError:  # what is free is in pieces, or another process has taken it
+        except cuda.OutOfMemoryError:  # the free memory is in pieces, or another process has taken it
             return None
         streams = {device: cuda.Stream(device) for device in needed}
         for device, stream in streams.items():

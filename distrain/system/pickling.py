@@ -41,7 +41,7 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
 
 
 class _StorageBytes:
-    """The bytes of a storage of torch. They are pickled once, whatever tensors share them."""
+    """The bytes of a torch storage. They are pickled once, however many tensors share them."""
 
     def __init__(self, untyped: Any) -> None:
         self._untyped = untyped
@@ -56,7 +56,7 @@ class _StorageBytes:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's pickler, with file names. By name go modules of a subclass, as torch.backends.cudnn, and main.
+    """cloudpickle's pickler, with file names. It pickles ``__main__`` and modules like torch.backends.cudnn by name.
 
     by_value: False leaves functions and classes where they are, as ``pickle`` does.
     """
@@ -90,7 +90,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _reduce_storage(self, storage: Any) -> tuple[Any, ...]:
         """Reduce a storage of torch, to a typed one, as torch.load() does.
 
-        torch's own way fails for those of newer dtypes, such as float8.
+        torch's own way fails for newer dtypes, such as float8.
         """
         torch: Any = sys.modules["torch"]
         untyped, dtype = getattr(storage, "_untyped_storage", storage), getattr(storage, "dtype", torch.uint8)

@@ -168,8 +168,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def _without_prefix(state_dict: Mapping[str, Any], names: Collection[str] = ()) -> Mapping[str, Any]:
     """Return a copy without the prefixes that wrappers give to all keys, if every value is a tensor.
 
-    Other dicts are returned as they are. ``module.`` may also be the name of a submodule. It is removed if a wrapped
-    model of this process has these keys, or to find those in ``names``: the keys of the model to load.
+    Other dicts are returned as they are. ``module.`` may also be the name of a submodule, so it is removed only if a
+    wrapped model of this process has these keys, or if that gives the keys in ``names``: those of the model to load.
     """
     if not state_dict or not all(isinstance(value, torch.Tensor) for value in state_dict.values()):
         return state_dict
@@ -188,7 +188,7 @@ def _without_prefix(state_dict: Mapping[str, Any], names: Collection[str] = ()) 
 
 
 def _is_wrapped(state_dict: Mapping[str, Any]) -> bool:
-    """Return whether a DistributedDataParallel has these keys. All that the process has are found once."""
+    """Return whether a DistributedDataParallel of this process has these keys. Searches for such models once."""
     if not any(state_dict.keys() <= wrapper.state_dict().keys() for wrapper in _wrappers):
         _wrappers.update(each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
     return any(state_dict.keys() <= wrapper.state_dict().keys() for wrapper in _wrappers)

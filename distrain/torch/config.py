@@ -36,12 +36,12 @@ ranks trained independently: no collective was ever called, so each has a model 
 DistributedDataParallel trains one model; with Lightning, Trainer(strategy=TrainDDPStrategy()). If this is what you \
 want, call distrain.collective.barrier() once"""
 _FIRST_STEPS = 20
-"""Steps of optimizers after which ranks that have not met are told so."""
+"""Optimizer steps after which ranks that never communicated are told so."""
 _MEETING = re.compile(
     r"(i?send|i?recv|(monitored_)?barrier|broadcast|scatter|gather|all_?(reduce|gather)|all_to_all|reduce)(_\w+)?$|"
     r"average_parameters|DistributedDataParallel|DDP|FSDP|FullyShardedDataParallel|fully_shard|distribute_\w+|prepare"
 )
-"""Names that the user's code has if the ranks are to meet."""
+"""Names in the user's code that show that ranks are meant to communicate."""
 _NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available", "not compiled with CUDA enabled")
 """Words of torch about a device that is not there."""
 _MEETING_ELSEWHERE = {"horovod", "mpi4py"}
@@ -151,7 +151,7 @@ class TorchConfig(BackendConfig):
         return plain
 
     def at_begin(self, context: TrainContext) -> None:
-        """Have the first steps of optimizers counted, to see whether the ranks train together."""
+        """Count the first steps of optimizers, to see whether the ranks train together."""
         steps = itertools.count(1)
 
         def after_step(*_: object) -> None:
@@ -165,7 +165,7 @@ class TorchConfig(BackendConfig):
             register_optimizer_step_post_hook(after_step)
 
     def at_end(self, context: TrainContext) -> None:
-        """Say so, once, if the ranks have trained models, but never together."""
+        """Say once if the ranks have trained models, but never together."""
         session = current.session
         if session is None or session.collectives or session.has_prepared_model:
             return

@@ -113,10 +113,10 @@ def _delete(folder: str, files: list[str]) -> None:
 
 
 def _hashes(folder: str, names: list[str], facts: Mapping[str, list[int]]) -> list[tuple[str, int, int]]:
-    """Return the hashes of these files. Raise OSError if one that has facts has changed."""
+    """Return the hashes of these files. Raise OSError if one with facts has changed."""
     if not names and not facts:
         return []
-    from distrain.storage.file_transfer import hash_files, unchanged  # not on top, as each stream waits for the imports
+    from distrain.storage.file_transfer import hash_files, unchanged  # not at the top: each stream waits for imports
 
     with unchanged(Path(folder), facts):
         return hash_files(Path(folder), names)

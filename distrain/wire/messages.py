@@ -338,7 +338,7 @@ class HostIdle(Message):
 class TakeStacks(Message):
     """Find out where the workers of the attempt are in their code.
 
-    watches: find out, too, which of them get nothing done for a second.
+    watches: also find out which of them make no progress for a second.
 
     Coordinator -> agent; answered by :class:`StackDump` for each rank, then by :class:`StacksDone`.
     """
@@ -361,7 +361,7 @@ class StackDump(Message):
 
 @message
 class StacksDone(Message):
-    """All stacks that arrived in time were sent; ``silent`` ranks sent none, ``idle`` ones were seen to do nothing.
+    """All stacks that arrived in time were sent; ``silent`` ranks sent none; ``idle`` ones made no progress.
 
     Agent -> coordinator.
     """
@@ -503,7 +503,7 @@ class StorageStatus(Message):
 
 @message
 class Upload(Message):
-    """Store ``files`` of ``source`` in ``directory``, and hash the ``others``, while the rank trains on.
+    """Store ``files`` of ``source`` in ``directory``, and hash the ``others``, while the rank keeps training.
 
     source: empty if the ranks have written the files into ``directory`` themselves; then all its files are hashed.
     others: files that a lower rank reports. directory: a path, or a name in a remote run directory. ordinal: below 0
@@ -586,7 +586,7 @@ class OrderDone(Message):
 class HashFiles(ToMemory):
     """Compute size and crc32 of files that a rank has written into the memory of its host.
 
-    folder: their directory; ``files`` are relative to it. facts: size and crc32 that they have had in the rank.
+    folder: their directory; ``files`` are relative to it. facts: the size and crc32 that the rank has computed.
 
     Coordinator -> agent; answered by :class:`FilesCopied`.
     """
@@ -931,7 +931,7 @@ class Standstill(FromWorker):
 
 @message
 class TellStandstill(ToWorker):
-    """Say whether the main thread stands still. Stacks may be taken, which makes it write.
+    """Say whether the main thread stands still. Stacks may be taken next, which makes it write.
 
     Coordinator -> worker; answered by :class:`Standstill`, unless native code holds the GIL.
     """
@@ -950,7 +950,7 @@ class Dump(FromWorker):
     """Evidence of what a rank was doing, for the attempt's evidence folder.
 
     what: see :data:`~distrain.storage.names.EVIDENCE_SUFFIXES`; or ``last_collectives`` of a rank that has finished,
-    of which no file is made.
+    which are not kept as a file.
 
     Worker -> coordinator.
     """
@@ -1073,9 +1073,9 @@ class Reported(FromWorker):
 
 @message
 class PartWritten(FromWorker):
-    """All bytes of a part are in memory; or (``failed``) why they are not. facts: as in :class:`Reported`.
+    """All bytes of a part are in memory, or (``failed``) why not. facts: as in :class:`Reported`.
 
-    ordinal: 0 if there was no room, and the checkpoint is stored instead.
+    ordinal: 0 if there was no room, so that the checkpoint is stored instead.
 
     Worker -> coordinator.
     """
@@ -1133,7 +1133,7 @@ class FilesCopied(FromWorker):
 
 @message
 class FilesStored(ToWorker):
-    """An uploader has stored the rank's files, or (``failed``) why nobody will.
+    """An uploader has stored the rank's files, or (``failed``) why that is impossible.
 
     ordinal: the number of the report that they came with. For files in memory, the message means that the rank may
     write its next checkpoint there, though this one is not committed yet.

@@ -30,7 +30,7 @@ def counts() -> str:
 
 
 def dump(*, has_failed: bool = False, most: int | None = None) -> bytes:
-    """Return the records as JSON, empty if there are none; or the ``most`` last ones, even if there are none.
+    """Return the records as JSON, or nothing if there are none. ``most``: only the last ones, as JSON even if none.
 
     entries: those of torch's own. groups: the ranks in each group of this rank, by its name. has_failed: the rank has
     raised an exception of torch.distributed, and then torch counts the collective that failed as done.

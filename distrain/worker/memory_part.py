@@ -103,7 +103,7 @@ class MemoryParts:
         self._is_written.wait(timeout_s)
 
     def drop(self, name: str) -> None:
-        """Have the next part use the directory of this one, whose checkpoint was dropped."""
+        """Let the next part use the directory of this one, whose checkpoint was dropped."""
         with contextlib.suppress(OSError):  # it was not written to memory, or the agent has freed it
             (self._folder / name).rename(self._folder / f"free-{name}")
 
@@ -159,7 +159,7 @@ class MemoryParts:
             if isinstance(content, Separated):
                 self._fill(part, file, content)
             elif not size:
-                path.write_bytes(b"")  # it may have bytes of an older part
+                path.write_bytes(b"")  # it may contain bytes of an older part
                 part.facts[file] = [0, 0]
             else:
                 memory = map_file(path, size)
@@ -219,7 +219,7 @@ class MemoryParts:
 def is_short(error: Exception) -> bool:
     """Return whether memory is too small, or cannot be used at all, so that checkpoints must go to storage."""
     is_full = isinstance(error, MemoryError) or getattr(error, "errno", None) in _NO_ROOM
-    return is_full or "out of memory" in str(error)  # of a GPU: several classes have no other sign
+    return is_full or "out of memory" in str(error)  # of a GPU: several exception classes have no other sign
 
 
 def _size(content: Any) -> int:

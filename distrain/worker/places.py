@@ -96,7 +96,7 @@ def is_users(code: CodeType) -> bool:
 
 
 def names_in_reach(frame: FrameType) -> set[str]:
-    """Return the names in the user's code that is running, and in the functions and classes to which it refers."""
+    """Return the names in the user's running code, and in the functions and classes that it refers to."""
     names: set[str] = set()
     modules: list[ModuleType] = []
     running = {one.f_code: one.f_globals for one in outwards(frame) if is_users(one.f_code)}
@@ -136,7 +136,7 @@ def is_waiting(frame: FrameType) -> bool:
 
 
 def is_asking(frame: FrameType) -> bool:
-    """Return whether a thread waits for an answer of distrain, and not for other ranks."""
+    """Return whether a thread waits for an answer from distrain, and not for other ranks."""
     in_channel = frame.f_code.co_filename == _CHANNEL_FILE
     return in_channel and not any(one.f_code.co_name == "meet" for one in outwards(frame))
 

@@ -133,7 +133,7 @@ class Session:
         self._memory: MemoryParts | None = None
         """Writes checkpoints into the memory of this host; None if no agent keeps them."""
         self._prefers_memory = False
-        """True if checkpoints that SYNC could store go to memory."""
+        """True if checkpoints that SYNC would store go to memory."""
         self._in_memory: int | None = None
         """The number of the report with a checkpoint in memory that the next one waits for."""
         self._memory_is_short = False
@@ -158,7 +158,7 @@ class Session:
         self.on_dump: Callable[[], object] = lambda: None
         """Sends what torch's flight recorder has; set by the sampler."""
         self.on_question: Callable[[], object] = lambda: None
-        """Has it sent whether the main thread stands still; set by the sampler."""
+        """Sends again whether the main thread stands still; set by the sampler."""
         self.on_profile: Callable[[float], object] = lambda seconds: None
         """Begins a profile of this rank; set by :mod:`distrain.worker.main`."""
         self.on_editor: Callable[[wire.DebuggerInput], None] = lambda message: None
@@ -206,7 +206,7 @@ class Session:
             given = checkpoint, options
             checkpoint, options, local_files = self._prepare(*given)
             part = self._write_to_memory(checkpoint) if options.mode is MEMORY else None
-            if options.mode is MEMORY and part is None:  # the next best way
+            if options.mode is MEMORY and part is None:  # the next best mode
                 checkpoint, options, local_files = self._prepare(*given)
             self._delete_committed()
             send = partial(self._send_report, body, steps, local_files, name=options.name, positions=positions or None)
@@ -318,7 +318,7 @@ class Session:
         return folder, list_files(folder)
 
     def _choose_memory(self, options: StoreOptions) -> StoreOptions:
-        """Return how to store a checkpoint, by what the user wants, and where memory can keep it."""
+        """Return how to store a checkpoint, given what the user asked for and whether memory can keep it."""
         if self._prefers_memory and options == replace(_DEFAULTS, name=options.name, delete=options.delete):
             options = replace(options, mode=MEMORY)
         if options.mode is MEMORY and self._memory is None:
@@ -327,7 +327,7 @@ class Session:
         return options
 
     def _write_to_memory(self, checkpoint: Checkpoint) -> Part | None:
-        """Write a checkpoint into the memory of this host. Tell the coordinator, and return None, if it is full."""
+        """Write a checkpoint into the memory of this host. If that is full, tell the coordinator and return None."""
         assert self._memory is not None
         self._await(lambda: self._in_memory is None)
         try:
@@ -355,7 +355,7 @@ class Session:
             self._memory.drop(f"{self.context.attempt}-{ordinal}")
 
     def _send_written(self, ordinal: int, part: Part, failed: Exception | None) -> None:
-        """Tell that a part is written, that there is no room for it, or that this checkpoint cannot be stored."""
+        """Send that a part is written, that there is no room for it, or that this checkpoint cannot be stored."""
         if failed is None or is_short(failed):
             why = failed and str([repr(failed), *failed.args][-1])
             self.send(wire.PartWritten, ordinal=ordinal, failed=why, facts=part.facts)
@@ -431,8 +431,8 @@ class Session:
     def positions_to_skip_to(self) -> dict[str, dict[str, Any]]:
         """Return the positions that all ranks have when they have got as many batches as this one.
 
-        They are those of the loops that a Rollback has ended. Other data, such as that of validations in between, goes
-        back to the checkpoint, unless there is no such loop.
+        These are the positions of the loops that a Rollback has ended. Other data, such as that of validations in
+        between, goes back to the checkpoint, unless there is no such loop.
         """
         loops = self._data_loops()
         newest = max((loop.newest for loop in loops.values()), default=0)
@@ -689,9 +689,9 @@ class Session:
             os._exit(1)  # the agent is gone, and with it the connection to the coordinator
 
     def poll(self) -> bool:
-        """Handle the messages that have arrived, unless a call of distrain does that. A thread calls this.
+        """Handle the messages that have arrived, unless a call of distrain is doing that. A thread calls this.
 
-        Returns False in the second case.
+        Return False in that case.
         """
         if is_free := self._lock.acquire(blocking=False):
             try:
@@ -719,7 +719,7 @@ class Session:
                     self._storing_errors.append(f"a checkpoint of this rank could not be stored: {failed}")
             case wire.CommitDone(ordinal=ordinal, path=path, has_files=has_files):
                 self._end_in_memory(ordinal, is_dropped=not path)
-                self._uploading.pop(ordinal, None)  # if it was dropped, nobody stores it
+                self._uploading.pop(ordinal, None)  # if it was dropped, nothing stores it
                 if path:
                     self.checkpoint = self.context.get_storage().checkpoint(path)
                 self._note_deletable(ordinal, has_files=has_files)

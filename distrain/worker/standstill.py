@@ -44,7 +44,7 @@ _IN_KERNEL_S = 60.0
 _IDLE_SHARE = 0.05
 """A thread that waits in a loop, polling, uses less of a CPU than this; so do helpers that help with nothing."""
 _STARTING_S = 2e-4
-"""A thread that starts processes uses more of a CPU than this; one that sleeps while others start them uses less."""
+"""A thread that starts processes uses more of a CPU than this; one that sleeps while others do so uses less."""
 _PROGRESS = {
     "help_s": _IDLE_SHARE,
     "read": 0,
@@ -59,7 +59,7 @@ help_s: CPU seconds of other threads and of child processes. read, written: byte
 process; heartbeats are less. faults: page faults of the thread. collectives: of the process.
 """
 _STACKS_S = 3.0
-"""Seconds in which a thread may write its stacks, which is not its own doing."""
+"""Seconds in which a thread may write its stacks, which is not its own work."""
 _SPINS = re.compile(r".*JUMP|LOAD|STORE|COMPARE|CONTAINS|IS_OP|UNARY_NOT|TO_BOOL|NOP|NOT_TAKEN|EXTENDED_ARG")
 """Instructions of a loop that only looks at variables."""
 _TCP_BYTES_AT = slice(120, 128), slice(128, 136)
@@ -71,10 +71,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Standstill:
     """The standstill of one thread of this process, if it is in one.
 
-    state: empty while it moves. ``asks``: it waits for distrain. The others need Linux, which counts what a thread
-    does. ``waits``: for other ranks. ``blocked``: for them, in a blocking collective.
+    state: empty while it moves. ``asks``: it waits for distrain. The other states need Linux, which counts what a
+    thread does. ``waits``: for other ranks. ``blocked``: for them, in a blocking collective.
     ``loops``: in an endless loop. ``stuck``: it waits for something else.
-    since: when it came where it is (time.monotonic).
+    since: when it came to this place (time.monotonic).
     """
 
     def __init__(self, native_id: int) -> None:
@@ -87,7 +87,7 @@ class Standstill:
         self._asks_since = self.since
 
     def begin(self, where: tuple[object, ...], now: float) -> None:
-        """Note that the thread came to another place, or that it was not seen for long."""
+        """Note that the thread came to another place, or was not seen for a long time."""
         self._where = where
         self.since = self._looked = now
         self._counted: dict[str, float] = {}
@@ -122,7 +122,7 @@ class Standstill:
 
     def _look(self, frame: FrameType, now: float) -> None:
         before, (kernel_state, self._counted) = self._counted, _count(self._task)
-        self.listen()  # after counting: the news of stacks comes before them
+        self.listen()  # after counting: news of stacks comes before the stacks
         seen, self._seen = self._seen, set()
         seconds, self._looked = now - self._looked, now
         if not before:
@@ -198,9 +198,9 @@ def seconds_of_children(root: str = "self") -> float:
 
 
 def idle_seconds_of(pid: int) -> float:
-    """Return a number that stays the same while a process gets nothing done: the CPU seconds it used or waited for.
+    """Return a number that stays the same while a process makes no progress: CPU seconds that it used or waited for.
 
-    It is infinite while the kernel may do something for it, and for a process that is gone.
+    It is infinite while the kernel may do something for the process, and if the process is gone.
     """
     with contextlib.suppress(OSError):
         fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
@@ -211,9 +211,9 @@ def idle_seconds_of(pid: int) -> float:
 
 
 def _network_use() -> int:
-    """Return the bytes that the TCP sockets of this process have sent and received, and when others received (in µs).
+    """Return the bytes that TCP sockets of this process sent and received, and when other sockets received (in µs).
 
-    Those of torch's store don't count: rank 0 has it, and every rank looks into it again and again.
+    Those of torch's store don't count: it is on rank 0, and every rank keeps looking into it.
     """
     total, store = 0, os.environ.get("MASTER_PORT")
     for name in os.listdir("/proc/self/fd"):

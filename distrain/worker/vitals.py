@@ -47,14 +47,14 @@ class VitalsSampler:
         self._session = session
         self._every_s = every_s
         self.poll: Callable[[], bool] = lambda: True
-        """Handles messages before each sample, in the thread. Returns False if it cannot."""
+        """Handles messages before each sample, in this thread. Returns False if it cannot."""
         self._over = threading.Event()
         self._main = threading.get_ident()
         self._standstill = Standstill(threading.get_native_id())
         self._standstill.listen = lambda: self.poll()
         self._address = os.environ.get("MASTER_ADDR")
         self._told = ("", "")
-        """The state and the place of the standstill that was told last."""
+        """The state and the place that were sent last."""
         self._told_at = 0.0
         session.on_question, session.on_dump = self._tell_again, self.dump_recorder
 

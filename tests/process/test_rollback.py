@@ -192,7 +192,7 @@ def test_two_rollbacks_that_leave_nothing_out_go_to_the_checkpoint_before(
     with pytest.raises(WorkerGroupError, match="SIGKILL"):
         fit(storage, 1, ends={2: 5}, **settings)
     error = capfd.readouterr().err
-    assert "back to checkpoint_000000, as the newer checkpoint_000001 has led to several rollbacks" in error
+    assert "back to checkpoint_000000, because the newer checkpoint_000001 has led to several rollbacks" in error
     fit(storage, 1, **settings)
     assert "checkpoint_000001 is damaged: several rollbacks in a row have come from it" in capfd.readouterr().err
     assert [(epoch, rows) for epoch, rows, _ in seen_by(storage / "run")] == all_but(range(0))

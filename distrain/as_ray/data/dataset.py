@@ -142,9 +142,9 @@ class Dataset(PlainDataset):
     def _of_columns(
         self, function: str, named: Iterable[str], choose: Callable[[Sequence[str]], dict[str, str]]
     ) -> Dataset:
-        """Keep the columns that are the keys of what ``choose`` returns for all names, under their new names.
+        """Keep and rename columns. ``choose`` gets all names, and returns the new name of each column to keep.
 
-        named: those that the user names.
+        named: the columns that the user names.
         """
 
         def chosen(block: Block) -> Block:
@@ -179,7 +179,7 @@ class Dataset(PlainDataset):
         return self._parts(len(indices) + 1, lambda rows, place: min(rows, [0, *indices, rows][place]))
 
     def _parts(self, count: int, start: Callable[[int, int], int]) -> list[Dataset]:
-        """Return parts. ``start``: tells where one of them begins, from the number of rows and that of the part."""
+        """Return parts. ``start``: returns where a part begins, given the number of rows and the part's own."""
 
         def span(rows: int, place: int) -> Span:
             return start(rows, place), start(rows, place + 1)

@@ -17,7 +17,7 @@ _FILES = {"distrain.toml": "", "pyproject.toml": "tool.distrain."}
 """The names of config files, the preferred one first, and what stands in front of their keys."""
 
 _HARMLESS = {"storage-path"}
-"""The options that count in another user's file. Most others name hosts, commands, variables, or files to copy."""
+"""The options that another user's file may set. Most others name hosts, commands, variables, or files to copy."""
 
 
 class Layer(NamedTuple):
@@ -66,7 +66,7 @@ def storage_path(target: str | None) -> str | None:
 def _folders() -> list[Path]:
     """Return the working directory, and those above it up to the repository or home directory of the same owner.
 
-    A file further above may be another user's, as in /tmp.
+    A file further up may belong to another user, as in /tmp.
     """
     here, home = Path(directory or os.getcwd()), Path(os.path.realpath(os.path.expanduser("~")))
     folders, owner = [here, *here.parents], here.stat().st_uid
@@ -96,6 +96,6 @@ def _layer_in(folder: Path) -> Layer | None:
         if isinstance(table, dict):
             if owner not in (0, os.geteuid()) and (refused := sorted(table.keys() - _HARMLESS)):
                 why = f"belongs to another user (uid {owner}), and {refused[0]} could run commands as you"
-                raise WrongArgument(f"{path} {why}: make the file your own, or --no-config ignores it")
+                raise WrongArgument(f"{path} {why}: make the file your own, or ignore it with --no-config")
             return Layer(f"{path}: {prefix}", folder, table)
     return None

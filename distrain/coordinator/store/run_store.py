@@ -41,7 +41,7 @@ _OF_PLACE = ("name", "files")
 """Fields of a manifest that depend on where the checkpoint is."""
 _LINE_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _T = TypeVar("_T")
-_MOST_BAD_IN_A_ROW = 3  # rollbacks that may be due to bad rows; after more, the checkpoint itself is suspect
+_MOST_BAD_IN_A_ROW = 3  # rollbacks that bad rows may explain; after more of them, the checkpoint itself is suspect
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class RunStore(ABC):
         self.committed: list[CommittedCheckpoint] = []
         """The checkpoints that are kept, in the order of their reports. :meth:`add` keeps that order."""
         self._rollbacks = 0
-        """How many in a row have come from the newest one."""
+        """The number of rollbacks in a row to the newest one."""
         self.is_stalled = False
         """True if work on files was abandoned: touching a file may block as long."""
         self._background = Background(None, "storage")
@@ -322,7 +322,7 @@ class RunStore(ABC):
         self._events.append(_LINE_JSON.encode({"time": time.time(), "event": event, **fields}) + "\n")
 
     def secure_records(self) -> None:
-        """Have the small files stored that are only on this machine. The run fails if they cannot be."""
+        """Store the small files that are only on this machine. The run fails if that is impossible."""
         self.flush()
 
     def flush(self, then: Callable[[object], None] | None = None) -> None:
@@ -406,13 +406,13 @@ class RunStore(ABC):
         (to_memory or self.publish)(Publication(commit.ordinal, folder, manifest, positions or {}, done, failed))
 
     def add(self, *new: CommittedCheckpoint) -> None:
-        """Add checkpoints at the places of their reports: an older one may have taken longer to commit."""
+        """Add checkpoints in the order of their reports: an older one may have taken longer to commit."""
         self.committed = sorted([*self.committed, *new], key=lambda saved: saved.index)
 
     def note_stored(self, now: Mapping[str, Any], stored: Mapping[str, Any], path: Path | RemotePath) -> None:
         """Note that a checkpoint that was only in memory is at ``path``.
 
-        now: what its manifest has to say, even if the run has given it up. stored: what was written.
+        now: what its manifest must say, even if the run has given it up. stored: what was written.
         """
         self.committed = [
             replace(saved, path=path, manifest=None) if saved.index == now["index"] else saved
@@ -422,7 +422,7 @@ class RunStore(ABC):
             self._update_manifest(CommittedCheckpoint(path, {}), changed)
 
     def adopt(self, then: Callable[[], None]) -> None:
-        """Call ``then`` once the checkpoints are noted that agents have stored by themselves, out of reach."""
+        """Note the checkpoints that agents have stored while out of reach, then call ``then``."""
         then()
 
     @abstractmethod
@@ -447,11 +447,11 @@ class RunStore(ABC):
     def roll_back(self, skip_to: Mapping[str, Any], *, reports: int = 0) -> str:
         """Note up to where rows are left out when the run continues at the newest checkpoint.
 
-        It is suspect if the run has come from it before, and either no more rows are left out now, or it has come from
-        it more than three times in a row, each time without more than one report. Then it is forgotten, and marked as
-        damaged, if there is one before it. Return its name then, else "".
+        The checkpoint is suspect if the run has rolled back to it before, and either no more rows are left out now, or
+        this is the fourth time in a row, with at most one report each time. If there is a checkpoint before it, a
+        suspect one is given up, and marked as such. Return the name of a checkpoint that was given up, else "".
 
-        reports: those of the attempt that has ended.
+        reports: the number of reports of the attempt that has ended.
         """
         if not self.committed:
             return ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _DEFAULT_GROUP = "default_pg"
 _MOST_SENTENCES = 4
 _SYMMETRIC = ("all", "_all", "barrier", "reduce_scatter", "_reduce_scatter")
-"""Beginnings of operations in which all ranks give and get the same. Others have a rank that may be another one."""
+"""Beginnings of operations in which all ranks play the same part. In others, one rank is special, such as the root."""
 _ANY = "all ranks must call the same collectives: look for one under `if rank == 0`, or loops of different lengths"
 _SOME = "every rank must take part in every collective: look for one that only some call, such as under `if rank == 0`"
 BATCHES = "every rank must take part in every collective: do all have the same number of batches?"
@@ -45,7 +45,7 @@ class _Call:
         return self.operation, self.types, self.sizes if self.operation in _SAME_SIZES else ()
 
     def cure(self, gone: Mapping[int, _Call]) -> str:
-        """Return what to look for if a rank has finished after ``gone``, and without this call."""
+        """Return what to look for if a rank that made the calls ``gone`` has finished without this one."""
         if all(self.kind != one.kind for one in gone.values()):
             return _SOME
         return _ANY if self.operation == "barrier" else BATCHES
@@ -113,7 +113,7 @@ class _Group:
     def lacking(self, finished: Collection[int], *, have_failed: bool) -> Comparison | None:
         """Return what is known about the ranks that lack a collective in which others wait.
 
-        have_failed: ranks have failed in it. Then only the last one matters, and who lacks it may have failed earlier.
+        have_failed: ranks have failed in it. Then only the last one matters: a rank without it may have failed earlier.
         """
         for number in reversed(self.numbers()) if have_failed else self.numbers():
             living = [rank for rank, those in self.calls.items() if number in those and rank not in finished]

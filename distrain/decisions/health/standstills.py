@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 HANG_S = 5.0
 """Seconds for which the ranks have stood still before that is called a hang."""
 MUTE_S = 6.0
-"""Seconds for which all others have waited before the ranks that say nothing are asked where they are."""
+"""Seconds that all others have waited before the ranks that say nothing are asked where they are."""
 _WAITS = ("waits", "blocked", "asks")
 _INFERRED = ("mute", "held")
 _NO_COLLECTIVE = re.compile(r"recv|send|batch_isend|monitored_barrier|new_|init_|split_|destroy_")
-"""Functions of torch.distributed that wait for single ranks, or in the store."""
+"""Functions of torch.distributed that wait for a single rank, or for the store."""
 _VERBS = {"stuck": "been stuck in", "loops": "looped without any change in"}
 
 
 class Stand(NamedTuple):
     """The state and the place of a rank that stands still, as in :class:`~distrain.wire.Standstill`.
 
-    Two states are added here: ``mute``, the rank does not answer, and ``held``, native code holds its GIL.
+    This module adds two states: ``mute``, the rank does not answer, and ``held``, native code holds its GIL.
     """
 
     state: str
@@ -65,7 +65,7 @@ class Hang:
         return frozenset(one for one in self.collectives.stranded if not self.stuck and one[0] in waits)
 
     def headline(self, now: float | None = None) -> str:
-        """Return one sentence that names the culprits, as everything shows it that has room for one."""
+        """Return one sentence that names the culprits, for places that have room for only one."""
         culprits = [] if self.stuck else self.collectives.sentences[:1]
         return "; ".join([*culprits, self.text(now)])
 
@@ -98,7 +98,7 @@ class Standstills:
     """When the last rank moved, or ended."""
 
     def heard(self, message: wire.Standstill, now: float) -> None:
-        """Note that a rank stands still, or moves. Then others for which it waited may move, too."""
+        """Note that a rank stands still, or moves. If it moves, ranks that it waited for may do so, too."""
         if message.state:
             self._stands[message.rank] = Stand(message.state, message.place)
         else:
@@ -108,11 +108,11 @@ class Standstills:
         self._moved_at = max(self._moved_at, now - message.seconds)
 
     def note_busy(self, ranks: Collection[int], now: float) -> None:
-        """Note that ranks did not answer because they compute. They may be asked again."""
+        """Note that ranks did not answer because they are computing. They may be asked again."""
         self._heard_at |= dict.fromkeys(ranks, now)
 
     def note_held(self, rank: int, place: str) -> None:
-        """Note that a rank does nothing, and that its threads cannot run. ``place``: of its main thread."""
+        """Note that a rank does nothing, and its threads cannot run. ``place``: that of its main thread."""
         self._stands[rank] = Stand("held", place)
 
     def note_mute(self, ranks: Collection[int]) -> None:

@@ -174,7 +174,7 @@ _CHECKS: dict[str, Callable[[object], object]] = {"training": number_in, "ended"
 def _size_of(folder: str | Path) -> int:
     total, folders = 0, [str(folder)]
     while folders:
-        with suppress(OSError), os.scandir(folders.pop()) as entries:  # it may be deleted meanwhile
+        with suppress(OSError), os.scandir(folders.pop()) as entries:  # it may be deleted in the meantime
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)

@@ -61,7 +61,7 @@ def _ranges(ranks: list[int]) -> str:
 
 
 def read_lines(file: Path | RemotePath, last: int | None = None, run: Run | None = None) -> Iterator[str]:
-    """Yield the lines of a log of a run, or the last ones. Raise OSError. It may be larger than the memory."""
+    """Yield the lines of a log of a run, or the last ones. The log may be larger than the memory. Raise OSError."""
     if last is not None:
         lines = read_with(file, partial(last_lines, most=last), *_guards(run))
         yield from map(_shown, deque(lines, maxlen=last))
@@ -76,7 +76,7 @@ def _open(file: Path, run: Run | None) -> IO[bytes]:
 
 
 def _guards(run: Run | None) -> tuple[str | None, str | None]:
-    """Return the run directory and that of the logs; links in them are followed only if they are the owner's."""
+    """Return the run directory and that of the logs. Links in them are followed only if they belong to the owner."""
     return (None, None) if run is None else (run.path, str(log_folder(run)))
 
 

@@ -530,7 +530,7 @@ def test_the_next_run_waits_for_agents_that_still_store(
     threading.Timer(0.5, storing.start).start()
     assert checkpoints_while_stored(run) == [made.name]
     storing.join()
-    assert f"hosts that still store {made.name}" in capsys.readouterr().err
+    assert f"hosts that are still storing {made.name}" in capsys.readouterr().err
 
 
 def checkpoints_while_stored(run: Path) -> list[str]:

@@ -213,7 +213,7 @@ def test_a_line_that_is_too_long_is_left_out_and_named(
     board = Board(tmp_path)
     row = row_of(board)
     assert row["curves"]["loss"]["y"] == ([1.0, 3.0] if ends else [1.0])
-    assert (row["note"], row["unread"]) == ("lines of metrics.jsonl beyond 1.0 kB are not shown", 0)
+    assert (row["note"], row["unread"]) == ("lines of metrics.jsonl longer than 1.0 kB are not shown", 0)
 
 
 def test_of_a_very_long_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,4 +87,4 @@ def test_only_the_users_own_editor_reaches_the_rank(
         run.close()
     relay.join(10)
     assert not relay.is_alive()
-    assert capsys.readouterr().out.count("refused a connection of another user (uid 54321)") == 1
+    assert capsys.readouterr().out.count("refused a connection from another user (uid 54321)") == 1

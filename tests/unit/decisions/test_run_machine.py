@@ -836,8 +836,8 @@ def test_a_rollback_is_no_failure_and_nobody_is_blamed() -> None:
     assert (asked_for.rank, asked_for.skip_to) == (1, SKIP_TO)
     actions = play.happens(RolledBack("/runs/run/checkpoint_000003", SKIP_TO, "checkpoint_000004"))
     assert said(actions) == (
-        f"{text}; back to checkpoint_000003, as the newer checkpoint_000004 has led to several rollbacks; the rows "
-        "since then are left out (rollback 1 of 10)"
+        f"{text}; back to checkpoint_000003, because the newer checkpoint_000004 has led to several rollbacks; the "
+        "rows since then are left out (rollback 1 of 10)"
     )
     actions = play.reserve()
     assert said(actions) == ""
