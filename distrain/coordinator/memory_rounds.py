@@ -204,10 +204,8 @@ class MemoryRounds:
         if name in {*known, *self._rounds, self._storing_name}:  # another one by that name may be somewhere
             name = f"{name}-{manifest['index']}"
         manifest["name"] = name
-        parts = {}
-        for rank, report in reports.items():
-            host = plan.ranks[rank].host
-            parts[rank] = MemoryPart(host, report.folder, copies[host])
+        hosts = {rank: plan.ranks[rank].host for rank in reports}
+        parts = {rank: MemoryPart(hosts[rank], of.folder, copies[hosts[rank]]) for rank, of in reports.items()}
         kept = MemoryRound(name, manifest, dict(self._store.metadata), dict(new.positions), parts)
         if not keeps_start:
             self._start = ""
@@ -234,13 +232,10 @@ class MemoryRounds:
 
     def _tell_hosts(self, new: MemoryRound | None = None) -> None:
         """Tell the hosts what they keep, and forget what they no longer do."""
-        names, body = list(self._rounds), new.encoded() if new else b""
+        known, body = list(self._rounds), new.encoded() if new else b""
         for host in self._hosts:
-            self._send(host, wire.KeepRound(host=host, keep=names, run=self._storage_of(host), body=body))
-        known = set(names)
-        self._store.committed = [
-            saved for saved in self._store.committed if not saved.is_in_memory or saved.path.name in known
-        ]
+            self._send(host, wire.KeepRound(host=host, keep=known, run=self._storage_of(host), body=body))
+        self._store.forget_memory(known)
         self._copy_folders = {name: of for name, of in self._copy_folders.items() if name in known}
         self._gathered = {key: folder for key, folder in self._gathered.items() if key[1] in known}
 
@@ -264,8 +259,7 @@ class MemoryRounds:
     def free_all(self) -> None:
         """Drop all rounds: memory is short, and a newer checkpoint is on storage."""
         if self._storing is None:
-            best, known = self._best(), self._store.committed
-            self._store.committed = [saved for saved in known if not saved.is_in_memory or saved in best]
+            self._store.forget_memory([saved.path.name for saved in self._best()])
             self.drop_others()
             self.store_or_copy()
 
@@ -453,7 +447,7 @@ class MemoryRounds:
         """Forget what is only in memory: the hosts end."""
         if (latest := self._store.latest) is not None and latest.is_in_memory:
             warn(f"{latest.path.name} was only in memory, and is lost")
-        self._store.committed = [saved for saved in self._store.committed if not saved.is_in_memory]
+        self._store.forget_memory()
 
     def _store_all(self, storing: _Storing, directory: str) -> None:
         storing.directory, storing.unstored = directory, set(storing.kept.parts)

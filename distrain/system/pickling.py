@@ -70,9 +70,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._by_value = by_value
         self._storage_bytes: dict[int, _StorageBytes] = {}
         main = sys.modules.get("__mp_main__")
-        if (
-            main is not None and main.__name__ == "__mp_main__"
-        ):  # this is a child, and workers cannot import its main module
+        if main is not None and main.__name__ == "__mp_main__":  # of a child, whose main module workers cannot import
             cloudpickle.register_pickle_by_value(main)
 
     def reducer_override(self, value: Any) -> Any:

@@ -27,7 +27,7 @@ from distrain.system.log import say, warn
 from distrain.system.text import is_full_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from distrain import wire
@@ -408,6 +408,10 @@ class RunStore(ABC):
     def add(self, *new: CommittedCheckpoint) -> None:
         """Add checkpoints in the order of their reports: an older one may have taken longer to commit."""
         self.committed = sorted([*self.committed, *new], key=lambda saved: saved.index)
+
+    def forget_memory(self, but: Collection[str] = ()) -> None:
+        """Forget the checkpoints that are only in memory, but those of these names."""
+        self.committed = [saved for saved in self.committed if not saved.is_in_memory or saved.path.name in but]
 
     def note_stored(self, now: Mapping[str, Any], stored: Mapping[str, Any], path: Path | RemotePath) -> None:
         """Note that a checkpoint that was only in memory is at ``path``.
