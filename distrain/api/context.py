@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +45,6 @@ class StorageContext:
     def experiment_fs_path(self) -> str:
         """The run directory."""
         return f"{self.storage_fs_path}/{self.experiment_dir_name}"
-
-    @property
-    def local_working_directory(self) -> str:
-        """The working directory of train_func: that of the user's process."""
-        return os.getcwd()
 
     def build_checkpoint_path_from_name(self, checkpoint_dir_name: str) -> str:
         """Return the path of a checkpoint of the run."""

@@ -87,11 +87,10 @@ def test_the_storage_of_the_context_is_the_run_directory(train: Train) -> None:
         return [
             storage.experiment_fs_path,
             storage.storage_filesystem.ls(storage.storage_fs_path, detail=False),
-            storage.local_working_directory,
         ]
 
     result = train(function)
-    assert result.return_value == [result.path, [result.path], os.getcwd()]
+    assert result.return_value == [result.path, [result.path]]
 
 
 # -- metadata --------------------------------------------------------------------------------------------------------

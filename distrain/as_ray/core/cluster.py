@@ -93,8 +93,6 @@ def nodes() -> list[dict[str, Any]]:
 class RuntimeContext:
     """``ray.get_runtime_context()``."""
 
-    namespace = "default"
-
     def get_node_id(self) -> str:
         """Return the name of this machine."""
         return socket.gethostname()
@@ -104,8 +102,3 @@ class RuntimeContext:
         return f"{os.getpid():08x}"
 
     get_worker_id = get_job_id
-
-    def get_actor_id(self) -> None:
-        """Return None, as in Ray's driver."""
-
-    get_task_id = get_actor_id

@@ -721,6 +721,5 @@ def test_the_storage_says_where_things_are(tmp_path: Path, monkeypatch: pytest.M
     assert storage.experiment_fs_path == f"{tmp_path}/run"
     assert storage.experiment_dir_name == "run"
     assert storage.build_checkpoint_path_from_name("checkpoint_000001") == f"{tmp_path}/run/checkpoint_000001"
-    assert storage.local_working_directory == str(tmp_path)
     storage.storage_filesystem.makedirs(storage.experiment_fs_path)
     assert (tmp_path / "run").is_dir()
