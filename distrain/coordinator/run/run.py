@@ -86,8 +86,8 @@ class Run:
         self._config = run
         configs = {
             "scaling_config": plain(asdict(request.scaling)),
-            "checkpoint_config": asdict(run.checkpoint_config),
-            "failure_config": asdict(run.failure_config),
+            "checkpoint_config": plain(asdict(run.checkpoint_config)),
+            "failure_config": plain(asdict(run.failure_config)),
             "run_config": _plain_run_config(run),
         }
         config = getattr(work, "config", {})
