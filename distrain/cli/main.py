@@ -34,6 +34,7 @@ COMMANDS = {
     "board": ("board", "show all runs in the browser, live"),
     "page": ("reporting", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
+    "skill": ("run.skill", "print a skill file, from which a coding agent learns distrain"),
 }
 """The module of each command in this package, and what the command does."""
 
@@ -65,6 +66,9 @@ act on runs
   debug      {debug}
   profile    {profile}
   clean      {clean}
+
+for agents
+  skill      {skill}
 
 A RUN is a path, a URL, a name, the beginning of a name, or `last`, the newest.
 Names are looked up in --storage-path: by default that of the config file

@@ -27,7 +27,6 @@ def write_llms(app: Sphinx, error: Exception | None) -> None:
     for page in sorted(env.found_docs - {root}):
         link = f"[{env.titles[page].astext()}]({app.builder.get_target_uri(page)})"
         lines.append(f"- {link}: {first_sentence(env.get_doctree(page))}")
-    lines.append("- [SKILL.md](_static/SKILL.md): rules for coding agents that use the command line")
     Path(app.outdir, "llms.txt").write_text("\n".join([*lines, ""]))
 
 

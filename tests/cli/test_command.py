@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     Command = Callable[..., subprocess.CompletedProcess[str]]
 
-SKILL = Path(__file__).parents[2] / "docs" / "_generate" / "static" / "SKILL.md"
 TRAIN = """
 import time
 from pathlib import Path
@@ -120,9 +119,12 @@ def test_a_wrong_command_line_is_one_line(distrain: Command, arguments: tuple[st
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_skill_names_commands_and_options_that_there_are() -> None:
-    text = SKILL.read_text()
+def test_the_skill_has_the_rules_and_every_command(distrain: Command) -> None:
+    text = distrain("skill").stdout
     assert re.match(r"---\nname: distrain\ndescription: .+\n---\n", text)
+    for name in ("run", "drill", *COMMANDS):
+        assert f"\n## distrain {name}\n" in text
+        assert f"\nusage: distrain {name} " in text
     mentioned = set(re.findall(r"`distrain (\w+)[^`]*`", text))
     assert mentioned <= {*LAUNCHING, *COMMANDS, "COMMAND"}
     options = {option for line in re.findall(r"`distrain run [^`]*`", text) for option in re.findall(r"--[\w-]+", line)}
