@@ -59,6 +59,7 @@ class _Storing:
 class MemoryRounds:
     """The rounds of one run.
 
+    kept: which rounds are kept, and how often one is copied; None: the newest, and every one.
     send: sends a message to a host. upload: has files that are on a host stored. plan: of the latest attempt.
     racks: by host. storage_of: the run directory as a host sees it; empty if it does not. is_training: tells if the
     hosts have all that they need for uploads. on_change: called when a round is stored, or is found to be damaged.
@@ -67,8 +68,9 @@ class MemoryRounds:
     def __init__(
         self,
         store: RunStore,
-        config: CheckpointConfig,
+        storage_every_s: float,
         *,
+        kept: CheckpointConfig | None = None,
         send: Callable[[str, wire.Message], None],
         upload: Callable[[str, wire.Upload], None],
         plan: Callable[[], WorldPlan | None],
@@ -80,7 +82,9 @@ class MemoryRounds:
         self.is_off = False
         """True once a host was short of memory."""
         self._store = store
-        self._config = config
+        self._storage_every_s = storage_every_s
+        self._kept = kept
+        self._copy_every = (kept.memory_every if kept else None) or 1
         self._send = send
         self._upload = upload
         self._plan = plan
@@ -214,7 +218,7 @@ class MemoryRounds:
         needed = [self._start, self._copying, self._storing_name, *(saved.path.name for saved in self._best())]
         self._drop(self._rounds.keys() - to_keep(list(self._rounds), safe=self._safe, needed=needed))
         self._tell_hosts(kept)
-        self._store_at = self._store_at or time.monotonic() + self._config.storage_every_s
+        self._store_at = self._store_at or time.monotonic() + self._storage_every_s
         new.done(self._store.location / name)
         self.store_or_copy()
 
@@ -265,9 +269,11 @@ class MemoryRounds:
 
     def _best(self) -> list[CommittedCheckpoint]:
         """Return the rounds that are not on storage, but have to be: ``num_to_keep`` keeps them by their score."""
-        saved, rule = self._store.committed, self._config
+        saved, rule = self._store.committed, self._kept
+        if rule is None or rule.checkpoint_score_attribute is None:
+            return []
         best = best_first([each.metrics for each in saved], rule)[: rule.num_to_keep or 1]
-        return [saved[n] for n in best if saved[n].is_in_memory and rule.checkpoint_score_attribute is not None]
+        return [saved[n] for n in best if saved[n].is_in_memory]
 
     # -- copies on other hosts ------------------------------------------------------------------------------------
 
@@ -286,7 +292,7 @@ class MemoryRounds:
         if newest is None or newest.index < self._copy_at:
             return
         if not self._copying_hosts and newest.name not in self._copy_folders:
-            self._copy_at = newest.index + (self._config.memory_every or 1)
+            self._copy_at = newest.index + self._copy_every
             self._copy_folders[newest.name] = {}
             self._copying_hosts = {part.copy for part in newest.parts.values() if part.copy in self._hosts}
             self._copying = newest.name if self._copying_hosts else ""
@@ -526,14 +532,14 @@ class MemoryRounds:
         text = f"cannot write {self._storing.kept.name} to {self._store.location}: {why}"
         self._failed_tries += 1
         self._end_storing()
-        self._store_at = time.monotonic() + self._config.storage_every_s
+        self._store_at = time.monotonic() + self._storage_every_s
         if is_full_disk(text) or (self._is_ending and self._failed_tries >= _MANY_FAILURES):
             self._failed_tries = 0
             self._store.on_failure(f"{text}{advice_on(text)}")
         elif self._is_ending:
             self.store_newest()
         else:
-            warn(f"{text}; it stays in memory, and the next one is written in {self._config.storage_every_s:g} s")
+            warn(f"{text}; it stays in memory, and the next one is written in {self._storage_every_s:g} s")
 
     def _end_storing(self) -> None:
         """Forget the round that is being stored. If it is not stored, the newest one is due now."""
@@ -549,7 +555,7 @@ class MemoryRounds:
             self._store.note_stored(kept.manifest, manifest, path)
             took_s = round(time.monotonic() - storing.began, 3)
             self._store.append_event("stored", name=path.name, index=kept.index, seconds=took_s)
-            self._store_at = time.monotonic() + self._config.storage_every_s
+            self._store_at = time.monotonic() + self._storage_every_s
             self._on_change()
             self.store_or_copy()
 

@@ -48,7 +48,8 @@ class Run:
         plan = plan_of(*hosts)
         self.memory = MemoryRounds(
             self.store,
-            CheckpointConfig(**{"storage_every_s": 1000.0, **config}),
+            config.pop("storage_every_s", 1000.0),
+            kept=CheckpointConfig(**config),
             send=lambda host, message: self.sent.append((host, message)),
             upload=lambda host, order: self.orders.append((host, order)),
             plan=lambda: plan,
