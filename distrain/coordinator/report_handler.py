@@ -241,7 +241,7 @@ class ReportHandler:
         expected = self._assembly.expected(failed, self._uploads, self._clock.now())
         for rank in (*standing, *self._barriers.waiting):
             expected.pop(rank, None)
-        return CheckpointsInProgress(parts, expected, self._config.missing_rank_s)
+        return CheckpointsInProgress(parts, expected, self._assembly.time_for(expected))
 
     def awaits(self, ranks: Collection[int]) -> bool:
         """Return whether a checkpoint waits for files of these ranks."""

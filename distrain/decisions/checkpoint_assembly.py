@@ -34,6 +34,8 @@ HEAD_START_S = 2.0
 """Seconds after the first report for which ranks that are ahead wait for ranks without one, which may never report."""
 MOST_UNCOMMITTED = 4
 """Checkpoints that may wait for other ranks, or for the disk. A rank with another one waits in report()."""
+_NEWCOMER_S = 5.0
+"""Seconds to wait, after a failure, for the first report of ranks other than rank 0 if no checkpoint waits for it."""
 _MOST_METRICS = 1000
 """Reports of rank 0 that are remembered for the checkpoints of slower ranks."""
 
@@ -553,6 +555,11 @@ class CheckpointAssembly:
             and rank not in self._absent
             and (self._ranks[rank].brings or (self._pending if made else is_new))
         }
+
+    def time_for(self, expected: Collection[int]) -> float:
+        """Return for how long these ranks are waited for; not long if they may be ranks that never report."""
+        is_sure = self._pending or any(rank == 0 or self._ranks[rank].brings for rank in expected)
+        return self._missing_rank_s if is_sure else min(_NEWCOMER_S, self._missing_rank_s)
 
     def _reports_made(self, rank: int, uploads: Collection[tuple[int, int]]) -> int:
         """Return how many reports need nothing more from the rank."""

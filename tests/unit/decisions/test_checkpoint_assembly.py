@@ -816,6 +816,14 @@ def test_ranks_that_had_their_time_and_never_reported_are_not_waited_for_after_a
     assert assembly.expected({0}, (), 1.0 + MISSING_RANK_S) == {}
 
 
+@pytest.mark.parametrize(("rank", "pending", "seconds"), [(0, False, 60), (1, False, 5), (1, True, 60)])
+def test_ranks_that_may_never_report_are_not_waited_for_long(rank: int, pending: bool, seconds: float) -> None:
+    """In most scripts that report on one rank only, this is rank 0."""
+    assembly = assembly_of(2)
+    (bring if pending else note)(assembly, 1 - rank, 1)
+    assert assembly.time_for([rank]) == seconds
+
+
 def test_nobody_waits_for_more_metrics_of_ranks_that_save_no_checkpoints() -> None:
     assembly = assembly_of(2)
     for index in (1, 2, 3):
