@@ -131,13 +131,19 @@ class TrialResult(Result):
 
     @classmethod
     def of(cls, trial: Trial) -> TrialResult:
-        """Read the result of a trial. Raises StorageError if its directory is gone."""
-        filesystem = trial.location.given if isinstance(trial.location, RemotePath) else None
-        result, manifest = Result.from_path(str(trial.location), filesystem), read_manifest(trial.location)
+        """Read the result of a trial; an empty one with an error if it has not begun."""
+        manifest = read_manifest(trial.location)
+        if manifest:
+            filesystem = trial.location.given if isinstance(trial.location, RemotePath) else None
+            result = Result.from_path(str(trial.location), filesystem)
+        else:
+            error = TrainingFailedError(f"the trial {trial.location.name} has not begun; start the sweep again")
+            result = Result(metrics=None, checkpoint=None, path=str(trial.location), error=error)
+        began, ended = manifest.get("started", 0.0), manifest.get("updated", 0.0)
         metrics = {
-            "training_iteration": sum(1 for _ in read_metrics(trial.location / names.METRICS)),
-            "trial_id": manifest["run_id"],
-            "time_total_s": manifest["updated"] - manifest["started"],
+            "training_iteration": sum(1 for _ in read_metrics(trial.location / names.METRICS)) if manifest else 0,
+            "trial_id": manifest.get("run_id", trial.location.name),
+            "time_total_s": ended - began,
             "done": trial.has_ended,
             **(result.metrics or {}),
             "config": trial.config,
