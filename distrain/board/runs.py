@@ -66,7 +66,7 @@ class GrowingFile:
         with suppress(OSError):  # it has been deleted
             parts = read_with(self._path, lambda file: list(self._tail.read(file, _CHUNK)))
         if any(begins and not part.endswith(b"\n") for part, begins in parts) and not self.left_out:
-            self.left_out = f"lines of {self._name} beyond {size(_LONGEST_LINE)} are not shown"
+            self.left_out = f"lines of {self._name} longer than {size(_LONGEST_LINE)} are not shown"
         done = self._tail.position - before
         self.unread = max(0, self.unread - done) if done else 0
         return [part for part, begins in parts if begins and part.endswith(b"\n")]
