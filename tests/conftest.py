@@ -186,6 +186,6 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "rewrite": rewrite, "replace": replace_file, "append": append, "delete": Path.unlink,
     "shorten": lambda path: os.truncate(path, 10), "empty": lambda path: path.write_bytes(b""),
 }  # fmt: skip
-"""What may happen to a file before it is stored."""
+"""Changes of a file before it is stored."""
 REFUSED = r"was written or replaced .*a directory of its own|No such file"
-"""What is said of it then."""
+"""The error about such a change."""

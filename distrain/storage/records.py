@@ -55,7 +55,7 @@ class CommittedCheckpoint:
     progress: Sequence[float] | None = field(default=None, compare=False)
     """The step that it was reported with, and the last one; None without ``progress``."""
     manifest: dict[str, Any] | None = field(default=None, compare=False)
-    """What its manifest will say, if the hosts have it in memory, and ``path`` does not exist yet. Else None."""
+    """Its future manifest, if the hosts have it in memory, and ``path`` does not exist yet. Else None."""
 
     @property
     def is_in_memory(self) -> bool:

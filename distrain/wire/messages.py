@@ -886,7 +886,7 @@ class DebuggerSays(FromWorker):
 
 @message
 class DebuggerInput(ToWorker):
-    """What a person or an editor wants of the debugger of a rank.
+    """A request of a person or an editor to the debugger of a rank.
 
     word: ``stop`` opens pdb at the line where the main thread is: then the agent sends the worker a signal. ``line`` is
     an answer to pdb, with its line end; empty to close it. ``edit`` starts debugpy. ``editor`` has bytes for that; none

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.store.run_store import RunStore
 
 _OF_CHECKPOINTS = ("attempt", "name", "index", "step", "bytes", "seconds", "ranks")
-"""What is noted of a checkpoint."""
+"""Fields of a checkpoint that its event has."""
 
 
 class EventLog:

@@ -60,7 +60,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the flight recorders of the ranks show.
+    """A comparison of the flight recorders of the ranks.
 
     sentences: name the collectives that ranks lack, or that do not match. culprits: the ranks that differ from most.
     cure: what to look for. stranded: by rank, group and number, the last calls that wait for a rank that has finished.

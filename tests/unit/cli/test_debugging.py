@@ -1,4 +1,4 @@
-"""Who may attach an editor to a rank."""
+"""Editors that may attach to a rank, and others."""
 
 from __future__ import annotations
 

@@ -504,7 +504,7 @@ def test_nothing_is_kept_once_memory_is_short_and_a_checkpoint_is_on_storage(two
 
 
 def on_disk(run: Run) -> list[str]:
-    """What a new start finds."""
+    """Return the names of the checkpoints that a new start finds."""
     run.memory.close()
     run.store.close()
     store = LocalStore(run.folder / "run")

@@ -1,4 +1,4 @@
-"""What is said of a script that may have continued an earlier training."""
+"""Advice about a script that may have continued an earlier training."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ HUGE = 12 << 20
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to one file. ``name``: of the file, and of the damage, for messages."""
+    """A change of one file. ``name``: of the file, and of the damage, for messages."""
 
     name: str
     do: Callable[[Path], object]

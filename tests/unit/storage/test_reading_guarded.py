@@ -1,4 +1,4 @@
-"""What a stranger has prepared in a run directory leads no reader to a file that only the user may read."""
+"""No reader of a run directory follows a stranger to a file that only the user may read."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ TRAPS = [link, relative_link, link_to_a_link, link_of_the_directory, link_of_the
 
 @pytest.mark.parametrize("make", [link, link_of_the_directory])
 def test_the_links_of_the_user_are_followed(trap: tuple[str, Path], run: Path, make: Callable[..., object]) -> None:
-    """So the secret would be seen in the tests below, too."""
+    """Without guards, the tests below would see the secret, too."""
     name, private = trap
     make(run / name, private)
     assert shown(run)
