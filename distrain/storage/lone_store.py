@@ -111,13 +111,15 @@ def take_over(run: Path, unwanted: Collection[int] = (), patience_s: float = _PA
     """
     deadline = time.monotonic() + patience_s
     found: list[Path] = []
-    while hidden := next(run.glob(f"{_PREFIX}*"), None):  # agents may begin with another one meanwhile
+    seen: set[Path] = set()  # one that cannot be deleted stays
+    while hidden := next((path for path in run.glob(f"{_PREFIX}*") if path not in seen), None):
+        seen.add(hidden)  # agents may begin with another one meanwhile
         with locked_directory(hidden) as lock:
             try:
                 lock_alone(lock, 0.0)
             except BlockingIOError:
                 if not patience_s:
-                    break
+                    continue
                 name = hidden.name.removeprefix(_PREFIX)
                 warn(f"waiting up to {patience_s:g} s for the hosts that are still storing {name} from memory")
                 with contextlib.suppress(BlockingIOError):
