@@ -149,13 +149,15 @@ def observers_of(context: RunContext, run: RunBegan, status: RunStatus) -> list[
 class _Mailbox:
     """A thread that does one task after the other. It starts with the first one, and is a daemon thread.
 
-    do: does a task. idle: is called about once per second between two tasks, also if there is always one.
+    do: does a task. idle: is called about once per second between two tasks, also if there is always one. Without it,
+    the thread sleeps until a task comes.
     """
 
-    def __init__(self, name: str, do: Callable[[Any], None], idle: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, name: str, do: Callable[[Any], None], idle: Callable[[], None] | None = None) -> None:
         self._name = name
         self._do = do
-        self._idle = idle
+        self._idle = idle or (lambda: None)
+        self._idle_s = _IDLE_S if idle else threading.TIMEOUT_MAX
         self._tasks: deque[Any] = deque()
         self._is_working = self._is_closed = False
         self._changed = threading.Condition()
@@ -192,7 +194,7 @@ class _Mailbox:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        idle_at = time.monotonic() + _IDLE_S
+        idle_at = time.monotonic() + self._idle_s
         while True:
             with self._changed:
                 self._is_working = False
@@ -207,7 +209,7 @@ class _Mailbox:
                 self._do(task)
             elif is_idle:
                 self._idle()
-                idle_at = time.monotonic() + _IDLE_S
+                idle_at = time.monotonic() + self._idle_s
 
 
 class Threaded:
@@ -219,7 +221,8 @@ class Threaded:
         self._observer = observer
         self._has_failed = False
         self._left_out = 0
-        self._mailbox = _Mailbox(self.name, partial(self._guard, observer.hear), partial(self._guard, observer.idle))
+        idle = None if type(observer).idle is Observer.idle else partial(self._guard, observer.idle)
+        self._mailbox = _Mailbox(self.name, partial(self._guard, observer.hear), idle)
 
     def hear(self, fact: Fact) -> None:
         if len(self._mailbox) >= _MOST_WAITING and isinstance(fact, (Reported, Printed, ReportsJoined)):
