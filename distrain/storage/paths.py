@@ -58,10 +58,9 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """The path of every file of a run. log_dir: has the logs, in a directory named like the run; None for its own."""
+    """The path of every file of a run."""
 
     root: Path
-    log_dir: Path | None = None
 
     @property
     def manifest(self) -> Path:
@@ -127,7 +126,7 @@ class RunPaths:
 
     @property
     def logs(self) -> Path:
-        return self.log_dir / self.root.name if self.log_dir else self.root / names.LOGS
+        return self.root / names.LOGS
 
     def checkpoint(self, index: int) -> Path:
         return self.root / f"checkpoint_{index:06d}"

@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.api.observer import AttemptBegan, Committed, Ended, Observer, Reported, RunBegan
@@ -16,6 +15,8 @@ from distrain.storage.paths import RunPaths
 from distrain.system.log import say, warn
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from distrain.api.config import RunContext
     from distrain.api.observer import Fact
     from distrain.api.tracker import Tracker
@@ -31,8 +32,7 @@ _starting = threading.Lock()
 
 def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[TrackerObserver]:
     """Return an observer for each tracker of a run."""
-    folder = context.run_config.log_dir
-    log = RunPaths(run.directory, None if folder is None else Path(folder).expanduser()).tracker_log
+    log = RunPaths(run.directory).tracker_log
     return [TrackerObserver(tracker, run, status, log) for tracker in trackers_of(context.run_config.trackers, {})]
 
 
