@@ -495,6 +495,7 @@ class RunConfig:
     storage_path: local or shared directory, where ``~`` and relative paths are allowed, or a URL that fsspec knows,
         such as ``s3://bucket/runs``; by default ``~/distrain_results``.
     storage_filesystem: the file system of ``storage_path``, one of fsspec's or pyarrow's, instead of a URL.
+    log_dir: directory for the logs, in a directory named like the run; by default ``logs`` in the run directory.
     stop_grace_s: seconds that workers have to end when a signal stops the run; None, the default, means 10, and 30 for
         a script. If any of them calls should_stop(), that returns True, and after these seconds the remaining workers
         get the signal, and SIGKILL two seconds later. If none calls it, they get the signal at once, and SIGKILL after
@@ -528,6 +529,7 @@ class RunConfig:
     storage_filesystem: AbstractFileSystem | None = None
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log_dir: str | os.PathLike[str] | None = None
     stop_grace_s: float | None = None
     stop_signals: Sequence[str] | None = None
     worker_runtime_env: dict[str, Any] | None = None
@@ -572,10 +574,13 @@ class RunConfig:
             raise ValueError(f"RunConfig.name must not be longer than {_LONGEST_NAME} bytes, got {size}")
 
     def _check_paths(self) -> None:
-        kinds, allowed = (str, os.PathLike), "a str or a Path"
-        check_fields(self, check_type, "storage_path", kind=kinds, allowed=allowed, optional=True)
-        if self.storage_path is not None and not os.fspath(self.storage_path):
-            raise ValueError("RunConfig.storage_path must not be empty; leave it out for the default")
+        names = ("storage_path", "log_dir")
+        check_fields(self, check_type, *names, kind=(str, os.PathLike), allowed="a str or a Path", optional=True)
+        for name in names:
+            if getattr(self, name) is not None and not os.fspath(getattr(self, name)):
+                raise ValueError(f"RunConfig.{name} must not be empty; leave it out for the default")
+        if self.log_dir is not None and "://" in (log_dir := os.fspath(self.log_dir)):
+            raise ValueError(f"RunConfig.log_dir={log_dir!r}: logs are written to a local or shared directory")
         if self.storage_filesystem is not None and not _is_filesystem(self.storage_filesystem):
             check_fields(self, check_type, "storage_filesystem", kind=(), allowed="fsspec's or pyarrow's filesystem")
 

@@ -45,6 +45,7 @@ def _prepared(
         name="run",
         storage_path=order.storage,
         storage_filesystem=None,
+        log_dir=None,
         callbacks=(),
         trackers=(),
         debug_rank=None,

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from distrain.cli import parsers
 from distrain.cli.requesting import request
 from distrain.cli.text import echo, paint, write_json
-from distrain.storage import names
 from distrain.storage.lines import read_file
 from distrain.storage.runs.listing import FINISHED, STOPPED, NoSuchRun, Run, run_at
-from distrain.storage.runs.logs import Follower, attempts_with_logs, log_files, read_lines
+from distrain.storage.runs.logs import Follower, attempts_with_logs, log_files, log_folder, read_lines
 from distrain.system.text import duration
 
 if TYPE_CHECKING:
@@ -89,8 +88,8 @@ def _prefix(rank: int, width: int) -> str:
 
 def _no_logs(run: Run) -> str:
     return (
-        f"there are no logs in {run.location / names.LOGS}: no worker has started yet, or train_func ran in the "
-        "process of fit() (num_workers=0, or another launcher), whose output went to the terminal that started it"
+        f"there are no logs in {log_folder(run)}: no worker has started yet, or train_func ran in the process of fit() "
+        "(num_workers=0, or another launcher), whose output went to the terminal that started it"
     )
 
 

@@ -17,7 +17,7 @@ from distrain.storage import names
 from distrain.storage.lines import read_events
 from distrain.storage.runs.details import checkpoints_of, command_of, error_of, newest_in_memory, verdict
 from distrain.storage.runs.listing import FAILED, Run
-from distrain.storage.runs.logs import attempts_with_logs
+from distrain.storage.runs.logs import attempts_with_logs, log_folder
 from distrain.system.text import count, duration, flatten, name_ranks, printable, size
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Details:
         own = {name: facts.get(name) for name in ("distrain", "python")}
         self.versions = {**own, **(_dict(facts.get("versions")) or {})}
         self.settings, self.hydra = _dict(facts.get("train_loop_config")), _dict(facts.get("hydra"))
-        self.logs = str(run.location / names.LOGS / f"attempt_{attempts[-1]}") if attempts else None
+        self.logs = str(log_folder(run) / f"attempt_{attempts[-1]}") if attempts else None
         found = {
             (str(one["event"]).removesuffix("_began"), str(one.get("since", n))): n for n, one in enumerate(events)
         }

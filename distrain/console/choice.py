@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.console.run_console import RunConsole
-from distrain.storage.names import LOGS
 from distrain.system.consoles import Footer
 from distrain.system.log import warn
 from distrain.system.notebook import is_kernel
@@ -22,12 +22,13 @@ def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[Run
     progress = "off" if config.log_level != "INFO" and config.progress == "auto" else config.progress
     if run.in_process and progress != "off":  # then train_func prints to this terminal itself
         progress = "plain"
+    logs = f"{run.location}/logs" if config.log_dir is None else str(Path(config.log_dir, run.name))
     options: dict[str, Any] = {"ranks": config.logging_config.ranks, "retention": config.checkpoint_config}
     if progress in ("auto", "live"):
         if is_kernel():
             from distrain.console.notebook_console import NotebookConsole  # few runs need it
 
-            return [NotebookConsole(status, f"{run.location}/{LOGS}", **options)]
+            return [NotebookConsole(status, logs, **options)]
         if (pinned := Footer.pin()) is not None:
             from distrain.console.live_console import TerminalConsole
 

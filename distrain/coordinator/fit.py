@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 from dataclasses import replace
 from functools import partial
@@ -28,11 +29,11 @@ from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.ranks.ignored_settings import describe_ignored_settings
 from distrain.coordinator.ranks.joined import RankGroup, join
 from distrain.coordinator.ranks.outer_launcher import OuterLauncher, check_launcher
-from distrain.coordinator.run.run import Run, Where, workers_by_host
+from distrain.coordinator.run.run import Run, Where, absolute, workers_by_host
 from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.coordinator.store.remote_store import open_run
 from distrain.decisions.events import RunRequest, Validator
-from distrain.errors import LaunchError, ResourcesError
+from distrain.errors import LaunchError, ResourcesError, StorageError
 from distrain.hosts.host import hidden_gpus_problem
 from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, warn
@@ -153,6 +154,7 @@ def _train(request: RunRequest, run: RunConfig, work: job.Work, where: Where, gr
     """Train in the run directory. ``group``: the ranks that another launcher has started."""
     if not where.starts_workers and (ignored := describe_ignored_settings(request.scaling, run, where.launcher)):
         warn(ignored)
+    _check_log_dir(run.log_dir)
     name, stem = run.name or run_name(os.environ), stem_of(script_of(work))
     store = open_run(run.storage_path, name, run.storage_filesystem, stem=stem)
     try:
@@ -230,6 +232,21 @@ def _check_working_directory() -> None:
         os.getcwd()
     except FileNotFoundError:
         raise LaunchError("the working directory was deleted: change to another one with cd or os.chdir()") from None
+
+
+def _check_log_dir(log_dir: str | os.PathLike[str] | None) -> None:
+    """Raise StorageError if logs cannot be written in ``log_dir``."""
+    if log_dir is None:
+        return
+    folder = absolute(log_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"distrain")
+    except OSError as error:
+        raise StorageError(
+            f"cannot write logs in {folder}: {error}; name another directory with RunConfig(log_dir=...)"
+        ) from error
 
 
 # -- the hosts ---------------------------------------------------------------------------------------------------------

@@ -106,11 +106,16 @@ def read_file(path: str | Path | RemotePath, run: str | Path | None = None, *, m
     return read_with(path, read, run)
 
 
-def read_with(path: str | Path | RemotePath, action: Callable[[IO[bytes]], _T], run: str | Path | None = None) -> _T:
+def read_with(
+    path: str | Path | RemotePath,
+    action: Callable[[IO[bytes]], _T],
+    run: str | Path | None = None,
+    below: str | Path | None = None,
+) -> _T:
     """Return the result of ``action``, which is called with the file. The rest is as for :func:`open_to_read`."""
     if not isinstance(path, (str, Path)):
         return path.read_with(action)
-    with open(open_to_read(path, run), "rb") as file:
+    with open(open_to_read(path, run, below=below), "rb") as file:
         return action(file)
 
 

@@ -22,19 +22,21 @@ _LOOK = os.O_PATH | os.O_CLOEXEC
 _OPEN = "/proc/self/fd/"
 
 
-def open_to_read(path: str | Path, run: str | Path | None = None, *, is_folder: bool = False) -> int:
+def open_to_read(
+    path: str | Path, run: str | Path | None = None, *, below: str | Path | None = None, is_folder: bool = False
+) -> int:
     """Open a file of a run, or a directory (``is_folder``), and return its descriptor.
 
-    run: the run directory; by default that of the file.
+    run: the run directory; by default that of the file. below: a directory elsewhere with the file, named by the run.
 
     Raise FileNotFoundError if there is no regular file, PermissionError for what may be a stranger's trap, OSError.
     """
     above, name = os.path.split(path)
-    names = [name] if run is None else os.path.relpath(path, run).split(os.sep)
-    at, top = _look_at_run(run or above or ".")
+    names = [name] if run is None else os.path.relpath(path, below or run).split(os.sep)
+    at, top = _look_at_run(below or run or above or ".")
     try:
-        is_safe = True
-        for name in names:
+        is_safe = not below or run is None or os.stat(run).st_uid in (os.geteuid(), 0, top.st_uid)
+        for name in names if is_safe else ():
             inner, found, link = _look(name, at)
             os.close(at)
             at, is_safe = inner, is_safe and _is_safe(found, link, top)
@@ -96,10 +98,10 @@ def _is_safe(found: os.stat_result, link: os.stat_result | None, top: os.stat_re
     return found.st_uid == top.st_uid or (is_trusted and (has_one_name or top.st_uid in own))
 
 
-def list_names(folder: str | Path, run: str | Path | None) -> list[str]:
+def list_names(folder: str | Path, run: str | Path | None, below: str | Path | None = None) -> list[str]:
     """Return the names in a directory of a run as :func:`open_to_read` finds it; none if there is no such directory."""
     try:
-        fd = open_to_read(folder, run, is_folder=True)
+        fd = open_to_read(folder, run, below=below, is_folder=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
     try:

@@ -58,9 +58,10 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """The path of every file of a run."""
+    """The path of every file of a run. log_dir: has the logs, in a directory named like the run; None for its own."""
 
     root: Path
+    log_dir: Path | None = None
 
     @property
     def manifest(self) -> Path:
@@ -126,7 +127,7 @@ class RunPaths:
 
     @property
     def logs(self) -> Path:
-        return self.root / names.LOGS
+        return self.log_dir / self.root.name if self.log_dir else self.root / names.LOGS
 
     def checkpoint(self, index: int) -> Path:
         return self.root / f"checkpoint_{index:06d}"

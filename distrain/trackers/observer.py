@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.api.observer import AttemptBegan, Committed, Ended, Observer, Reported, RunBegan
@@ -15,8 +16,6 @@ from distrain.storage.paths import RunPaths
 from distrain.system.log import say, warn
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from distrain.api.config import RunContext
     from distrain.api.observer import Fact
     from distrain.api.tracker import Tracker
@@ -32,7 +31,8 @@ _starting = threading.Lock()
 
 def observers(context: RunContext, run: RunBegan, status: RunStatus) -> list[TrackerObserver]:
     """Return an observer for each tracker of a run."""
-    log = RunPaths(run.directory).tracker_log
+    folder = context.run_config.log_dir
+    log = RunPaths(run.directory, None if folder is None else Path(folder).expanduser()).tracker_log
     return [TrackerObserver(tracker, run, status, log) for tracker in trackers_of(context.run_config.trackers, {})]
 
 

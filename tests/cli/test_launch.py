@@ -256,7 +256,7 @@ def test_a_script_can_report_and_its_arguments_are_its_own(launch: Launch, tmp_p
         "print(context.get_experiment_name(), sys.argv)\n"
     )
     arguments = ["--num-workers", "7", "-m", "x", "--name=y", "--help", "--", "--set", "a b", "file.py:f", ""]
-    run = launch("--num-workers", "2", "--name", "first", "train.py", *arguments)
+    run = launch("--num-workers", "2", "--name", "first", "--log-dir", "my-logs", "train.py", *arguments)
     printed = f"first {['train.py', *arguments]}"
     assert lines(run) == [f"[rank 0] {printed}", f"[rank 1] {printed}"]
     result = Result.from_path(tmp_path / "runs" / "first")
@@ -264,7 +264,7 @@ def test_a_script_can_report_and_its_arguments_are_its_own(launch: Launch, tmp_p
     assert result.error is None
     reports = (tmp_path / "runs" / "first" / "metrics.jsonl").read_text().splitlines()
     assert len(reports) == 6
-    logs = {path.name: path.read_text() for path in (tmp_path / "runs" / "first" / "logs").rglob("rank_*.log")}
+    logs = {path.name: path.read_text() for path in (tmp_path / "my-logs").rglob("rank_*.log")}
     assert logs == {"rank_0.log": f"{printed}\n", "rank_1.log": f"{printed}\n"}
 
 

@@ -7,15 +7,12 @@ import re
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import distrain
 from tests.process.conftest import Fit, log_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Captured = pytest.CaptureFixture[str]
 FLOOD = 50_000
@@ -75,17 +72,31 @@ def test_hidden_ranks_have_logs_and_words_on_the_failure_screen(fit: Fit, capsys
     assert log_of(raised.value.result.path, 1) == "rank 1 prints\n"
 
 
-def test_every_rank_has_a_log_of_its_own(any_fit: Fit) -> None:
+def test_every_rank_has_a_log_of_its_own(any_fit: Fit, tmp_path: Path) -> None:
     def train() -> None:
         rank = distrain.get_context().get_world_rank()
         print(f"rank {rank} prints")
         os.system(f"echo a child of {rank}")
         os.write(2, f"descriptor 2 of {rank}\n".encode())
 
-    result = any_fit(train)
-    for rank in (0, 1):
-        expected = [f"rank {rank} prints", f"a child of {rank}", f"descriptor 2 of {rank}"]
-        assert sorted(log_of(result.path, rank).splitlines()) == sorted(expected)
+    for where in (None, tmp_path / "my logs"):
+        result = any_fit(train, log_dir=where)
+        logs = Path(where, Path(result.path).name) if where else Path(result.path, "logs")
+        for rank in (0, 1):
+            log = Path(logs, "attempt_0", f"rank_{rank}.log").read_text()
+            expected = [f"rank {rank} prints", f"a child of {rank}", f"descriptor 2 of {rank}"]
+            assert sorted(log.splitlines()) == sorted(expected)
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "/proc/nowhere"])
+def test_a_log_directory_that_cannot_be_written_is_named_before_anything_starts(
+    fit: Fit, storage: Path, tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "file").touch()
+    named = re.escape(f"cannot write logs in {tmp_path / where}: ")
+    with pytest.raises(distrain.StorageError, match=f"{named}.*RunConfig\\(log_dir=...\\)"):
+        fit(lambda: None, log_dir=tmp_path / where)
+    assert not storage.exists()
 
 
 def test_a_flood_arrives_completely_and_in_order(any_fit: Fit, capsys: Captured) -> None:

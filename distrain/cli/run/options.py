@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _WITHOUT_EFFECT = (
-    *("duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "local-addr", "log-dir"),
+    *("duplicate-stderr-filters", "duplicate-stdout-filters", "event-log-handler", "local-addr"),
     *("log-line-prefix-template", "logs-specs", "master-addr", "master-port", "monitor-interval", "node-rank"),
     *("rdzv-backend", "rdzv-conf", "rdzv-endpoint", "rdzv-id", "redirects", "role", "tee"),
 )

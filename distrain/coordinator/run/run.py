@@ -29,6 +29,7 @@ from distrain.decisions.run_status import RunStatus
 from distrain.decisions.states import RunState
 from distrain.errors import CheckpointError, StorageError, TrainingFailedError, WorkerGroupError
 from distrain.storage.files import advice_on, write_atomically
+from distrain.storage.ownership import check_owners
 from distrain.storage.records import damage_of, last_record
 from distrain.system.log import say, warn
 from distrain.system.text import stopped_by
@@ -36,6 +37,7 @@ from distrain.worker.job import job
 from distrain.worker.job.origin import script_of
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Sequence
 
     from distrain.coordinator.connection.transport import Transport
@@ -49,9 +51,6 @@ if TYPE_CHECKING:
     from distrain.decisions.host_checks import Finding
     from distrain.hosts.hostfile import HostSpec
     from distrain.storage.checkpoint import Checkpoint
-
-_OF_RUN_CONFIG = ("storage_path", "stop_grace_s", "logging_config", "shipping_config")
-"""Fields of the RunConfig that run.json has nowhere else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +88,15 @@ class Run:
             "scaling_config": plain(asdict(request.scaling)),
             "checkpoint_config": plain(asdict(run.checkpoint_config)),
             "failure_config": plain(asdict(run.failure_config)),
-            "run_config": plain({name: getattr(run, name) for name in _OF_RUN_CONFIG}),
+            "run_config": _plain_run_config(run),
         }
         config = getattr(work, "config", {})
         self._facts = RunFacts(script_of(work), config, getattr(work, "argv", ()))
         self._manifest = RunManifest(store, run_id=request.run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
+        if run.log_dir is not None:
+            store.paths = replace(store.paths, log_dir=absolute(run.log_dir))
+            check_owners(store.paths.logs)
         self._context = RunContext(
             run_id=request.run_id,
             run_config=run,
@@ -368,3 +370,15 @@ def _check_intact(checkpoint: Checkpoint) -> None:
         damage = f"it cannot be read: {error}"
     if damage is not None:
         raise CheckpointError(f"resume_from_checkpoint: {checkpoint.path} is damaged: {damage}")
+
+
+def _plain_run_config(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of a RunConfig that run.json has nowhere else."""
+    kept = ("storage_path", "log_dir", "stop_grace_s", "logging_config", "shipping_config")
+    settings: dict[str, Any] = plain({name: getattr(config, name) for name in kept})
+    log_dir = None if config.log_dir is None else str(absolute(config.log_dir))
+    return {**settings, "log_dir": log_dir}
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    return Path(path).expanduser().absolute()

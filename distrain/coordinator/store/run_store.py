@@ -199,7 +199,8 @@ class RunStore(ABC):
 
     def display_path(self, path: Path) -> str:
         """Return the path or URL under which users find a file of the run."""
-        return str(self.location / str(path.relative_to(self.paths.root)))
+        is_inside = path.is_relative_to(self.paths.root)
+        return str(self.location / str(path.relative_to(self.paths.root)) if is_inside else path)
 
     # -- opening and closing --------------------------------------------------------------------------------------
 

@@ -30,14 +30,21 @@ _PIECE = 256 << 10
 """Bytes that are read at once. A longer line is shown as several."""
 
 
+def log_folder(run: Run) -> Path | RemotePath:
+    """Return the directory of a run's logs; they may be outside of the run directory (``RunConfig.log_dir``)."""
+    config = run.manifest.get("run_config")
+    log_dir = config.get("log_dir") if isinstance(config, dict) else None
+    return Path(log_dir, run.name) if isinstance(log_dir, str) else run.location / names.LOGS
+
+
 def attempts_with_logs(run: Run) -> list[int]:
     """Return the numbers of the attempts that have logs."""
-    return _numbers(run, run.location / names.LOGS, _ATTEMPT)
+    return _numbers(run, log_folder(run), _ATTEMPT)
 
 
 def log_files(run: Run, attempt: int, ranks: Collection[int] | None = None) -> dict[int, Path | RemotePath]:
     """Return the logs of an attempt by rank: some ranks' or (None) all. Raise WrongArgument if one is missing."""
-    folder = run.location / names.LOGS / f"attempt_{attempt}"
+    folder = log_folder(run) / f"attempt_{attempt}"
     found = _numbers(run, folder, _RANK)
     if missing := sorted(set(ranks or ()) - set(found)):
         raise WrongArgument(f"{folder} has no log of rank {missing[0]}; it has those of {_ranges(found) or 'none'}")
@@ -45,7 +52,7 @@ def log_files(run: Run, attempt: int, ranks: Collection[int] | None = None) -> d
 
 
 def _numbers(run: Run, folder: Path | RemotePath, pattern: re.Pattern[str]) -> list[int]:
-    listed = list_names(folder, run.path) if isinstance(folder, Path) else folder.names()
+    listed = list_names(folder, *_guards(run)) if isinstance(folder, Path) else folder.names()
     return sorted(int(match[1]) for name in listed if (match := pattern.fullmatch(name)))
 
 
@@ -56,7 +63,7 @@ def _ranges(ranks: list[int]) -> str:
 def read_lines(file: Path | RemotePath, last: int | None = None, run: Run | None = None) -> Iterator[str]:
     """Yield the lines of a log of a run, or the last ones. The log may be larger than the memory. Raise OSError."""
     if last is not None:
-        lines = read_with(file, partial(last_lines, most=last), run and run.path)
+        lines = read_with(file, partial(last_lines, most=last), *_guards(run))
         yield from map(_shown, deque(lines, maxlen=last))
         return
     with _open(file, run) if isinstance(file, Path) else io.BytesIO(file.read_bytes()) as log:
@@ -64,7 +71,13 @@ def read_lines(file: Path | RemotePath, last: int | None = None, run: Run | None
 
 
 def _open(file: Path, run: Run | None) -> IO[bytes]:
-    return open(open_to_read(file, run and run.path), "rb")
+    path, folder = _guards(run)
+    return open(open_to_read(file, path, below=folder), "rb")
+
+
+def _guards(run: Run | None) -> tuple[str | None, str | None]:
+    """Return the run directory and that of the logs. Links in them are followed only if they belong to the owner."""
+    return (None, None) if run is None else (run.path, str(log_folder(run)))
 
 
 def _shown(line: bytes) -> str:
@@ -106,7 +119,7 @@ class Follower:
 
     def _of_attempt(self, attempt: int, *, to_end: bool) -> Iterator[tuple[int, int, str]]:
         """Yield what is new in an attempt; ``to_end``: also last lines without a line end, as nothing follows them."""
-        folder = self._run.location / names.LOGS / f"attempt_{attempt}"
+        folder = log_folder(self._run) / f"attempt_{attempt}"
         for rank in _numbers(self._run, folder, _RANK):
             if self._ranks is None or rank in self._ranks:
                 for part in self._of_rank(folder / f"rank_{rank}.log", rank, to_end=to_end):

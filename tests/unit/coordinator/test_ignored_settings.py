@@ -18,7 +18,7 @@ HONOURED = {
     ScalingConfig: {"num_workers", "use_gpu", "resources_per_worker", "accelerator_type", "interface"},
     FailureConfig: {"hang_report_s"},
     RunConfig: {
-        *("stop_grace_s", "stop_signals"),
+        *("log_dir", "stop_grace_s", "stop_signals"),
         *("name", "storage_path", "storage_filesystem", "failure_config", "checkpoint_config", "worker_runtime_env"),
         *("logging_config", "shipping_config", "progress", "verbose", "callbacks", "trackers"),
     },

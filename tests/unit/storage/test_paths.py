@@ -117,3 +117,7 @@ def test_every_name_of_a_run_lies_below_its_root(root: Path) -> None:
     ]
     assert all(root in name.parents for name in names)
     assert len(set(names)) == len(names)
+
+
+def test_logs_may_lie_elsewhere(root: Path, tmp_path: Path) -> None:
+    assert RunPaths(root, tmp_path).log(1, 2) == tmp_path / root.name / "attempt_1" / "rank_2.log"

@@ -136,6 +136,20 @@ def test_a_stranger_gets_no_private_file_shown(trap: tuple[str, Path], run: Path
 
 
 @as_root
+def test_a_stranger_names_no_private_directory_of_logs(run: Path) -> None:
+    private = run.parent.parent / "private"
+    (private / "run" / "attempt_1").mkdir(parents=True)
+    (private / "run" / "attempt_1" / "rank_0.log").write_text(SECRET)
+    manifest = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**manifest, "run_config": {"log_dir": str(private)}}))
+    assert shown(run)
+    give(run)
+    assert shown(run) == []
+    give(private / "run")
+    assert shown(run)
+
+
+@as_root
 def test_a_run_that_is_a_strangers_link_is_not_read(run: Path) -> None:
     private = run.parent.parent / "private" / "run"
     run.rename(private)
