@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
+from rich.table import Table
 from rich.text import Text
 
 from distrain.cli import parsers
@@ -145,7 +146,11 @@ def _line(verdict: Verdict) -> Text:
 
 
 def _findings(report: DrillReport) -> RenderableType:
-    """Return the notes and the result."""
+    """Return the table of times, the notes and the result."""
+    table = Table("until training again", "lost", "by", box=None, pad_edge=False)
+    for one in report.verdicts:
+        if one.times is not None:
+            table.add_row(str(one.times), str(one.lost), one.disturbance)
     lines = [*report.notes, *([f"all files are in {report.directory}"] if report.directory else [])]
     size = f"{report.workers} workers, {report.until} {report.unit}s, {report.seconds:.0f} s"
     if report.ok:
@@ -153,4 +158,4 @@ def _findings(report: DrillReport) -> RenderableType:
     else:
         bad = ", ".join(one.disturbance for one in report.verdicts if not one.is_good)
         result = Text(f"{report.target} does not resume exactly: {bad}", "bold red")
-    return Group("", *map(Text, lines), result.append(f" ({size})", "not bold default"))
+    return Group("", table, "", *map(Text, lines), result.append(f" ({size})", "not bold default"))
