@@ -6,6 +6,7 @@ import json
 import time
 import urllib.request
 from typing import TYPE_CHECKING
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from distrain.api.observer import AttemptBegan, AttemptEnded, Ended, Observer, RunBegan
@@ -17,11 +18,15 @@ if TYPE_CHECKING:
 
     from distrain.api.observer import Fact
 
+_TRIES = 3
+_PAUSE_S = 1.0
+"""Seconds before the second try, and twice as many before the third."""
+
 
 class Webhook(Observer):
     """Posts JSON to a URL when a run ends, fails or restarts; see docs/observers.md for the fields.
 
-    timeout_s: seconds to wait for an answer. A warning names a server that could not be notified.
+    timeout_s: seconds to wait for an answer. A server that does not answer, or answers with 5xx, is tried three times.
     headers: further headers of the request.
 
     ::
@@ -71,8 +76,15 @@ class Webhook(Observer):
         self._send(json.dumps({**body, "text": text}).encode())
 
     def _send(self, body: bytes) -> None:
-        request = urllib.request.Request(self._url, body, self._headers)  # noqa: S310 - the scheme is checked
-        try:
-            urllib.request.urlopen(request, timeout=self._timeout_s).close()  # noqa: S310
-        except OSError as error:
-            warn(f"the webhook at {urlsplit(self._url).hostname} could not be notified: {error}")
+        problem = ""
+        for number in range(_TRIES):
+            time.sleep(_PAUSE_S * number)
+            request = urllib.request.Request(self._url, body, self._headers)  # noqa: S310 - the scheme is checked
+            try:
+                with urllib.request.urlopen(request, timeout=self._timeout_s):  # noqa: S310
+                    return
+            except OSError as error:
+                problem = str(error)
+                if isinstance(error, HTTPError) and error.code < 500:
+                    break
+        warn(f"the webhook at {urlsplit(self._url).hostname} could not be notified: {problem}")

@@ -12,6 +12,7 @@ import pytest
 
 import distrain
 from distrain import FailureConfig, RunConfig, ScalingConfig, Webhook, WorkerGroupError
+from distrain.trackers import webhook as module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +46,8 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(module, "_PAUSE_S", 0.05)
     running = Server()
     yield running
     running.released.set()
@@ -92,15 +94,17 @@ def test_a_failure_is_posted_in_words_too(tmp_path: Path, server: Server) -> Non
     assert f": rank 0 on {failed['host']}: ValueError: on purpose" in failed["text"]
 
 
-@pytest.mark.parametrize("code", [404, 503])
-def test_an_error_of_the_server_is_shown_without_the_url(
-    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str], code: int
+@pytest.mark.parametrize(
+    ("codes", "posts", "is_shown"), [([500], 2, False), ([500, 502, 503], 3, True), ([404], 1, True)]
+)
+def test_an_error_of_the_server_is_tried_again_but_not_forever(
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str], codes: list[int], posts: int, is_shown: bool
 ) -> None:
-    server.codes = [code]
+    server.codes = list(codes)
     fit(tmp_path, Webhook(server.url))
-    assert len(server.posted) == 1
+    assert len(server.posted) == posts
     shown = capsys.readouterr().err
-    assert f"the webhook at 127.0.0.1 could not be notified: HTTP Error {code}" in shown
+    assert (f"the webhook at 127.0.0.1 could not be notified: HTTP Error {codes[-1]}" in shown) == is_shown
     assert "secret" not in shown
 
 
