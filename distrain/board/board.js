@@ -38,7 +38,6 @@
     const [value, unit] = r >= 1 ? [r, "s"] : r * 60 >= 1 ? [r * 60, "min"] : [r * 3600, "h"];
     return `${value >= 1000 ? whole(value) : value.toFixed(1)}/${unit}`;
   };
-  const bytes = (n) => (!n ? "" : n >= 2 ** 30 ? `${(n / 2 ** 30).toFixed(1)} GiB` : `${Math.round(n / 2 ** 20)} MiB`);
 
   // -- what is known, and what the user has chosen
 
@@ -95,7 +94,6 @@
     { key: "began", title: "Started", kind: "number medium began", width: "6.3rem", value: (r) => r.began, text: (r) => (r.began ? ago(r.began) : "") },
     { key: "took", title: "Runtime", kind: "number small", width: "5.6rem", value: took, text: (r) => duration(took(r)) },
     { key: "hosts", title: "Ranks", kind: "wide", width: "8.2rem", value: (r) => r.ranks, text: hosts },
-    { key: "memory", title: "Memory", kind: "number wide", width: "5.6rem", value: (r) => r.memory, text: (r) => bytes(r.memory) },
     { key: "setting", title: "⇅", kind: "number widest", width: "9rem", up: true, value: setting, text: (r) => String(setting(r) ?? "") },
   ];
   const column = (key) => COLUMNS.find((one) => one.key === key) ?? COLUMNS[8];
@@ -485,9 +483,9 @@
     setText($("#status"), text);
   };
   const apply = (found) => {
-    const before = rows.size;
-    let isNew = found.whole;
-    if (found.whole) rows.clear();
+    const before = rows.size, there = new Set(found.runs);
+    let isNew = false;
+    for (const name of rows.keys()) if (!there.has(name)) isNew = rows.delete(name);
     for (const row of found.rows) {
       const old = rows.get(row.name);
       isNew ||= !old || old.state !== row.state;

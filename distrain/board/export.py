@@ -36,6 +36,7 @@ def export(board: Board, target: Path) -> Path:
     target: a file that ends with ``.html``, or a directory that gets the pages of the runs, too.
     """
     warnings.simplefilter("ignore")  # damaged lines of metrics
+    board.look()
     while board.read(1.0):
         pass
     rows = board.data(0, "")["rows"]

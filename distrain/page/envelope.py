@@ -60,17 +60,6 @@ class Envelope:
             self._bins.append((point, point))
         self._filled = (self._filled + 1) % self._width
 
-    def forget_after(self, step: int) -> None:
-        """Remove the points of later steps, which a restart repeats."""
-        if self.last is None or self.last[0] <= step:
-            return
-        kept: list[Point] = []
-        while self._bins and not kept:  # all before this bin are earlier
-            kept = [point for point in self._bins.pop() if point[0] <= step]
-        self._bins += [(kept[0], kept[-1])] if kept else []
-        self.marks = [mark for mark in self.marks if mark[0] <= step]
-        self.last, self._filled = max(kept, default=None), 0
-
     def points(self, most: int) -> list[Point]:
         """Return at most about ``most`` points, in the order of their steps."""
         bins = self._bins

@@ -65,14 +65,19 @@ class RankReports:
 class Reports:
     """The reports of a run. Of those that were repeated after a restart, the later ones are drawn.
 
-    attempts: as in run.json. They may be replaced when one begins. most_bins: of each curve.
+    attempts: as in run.json, those that repeated a report included. most_bins: of each curve.
 
     Attributes: ``attempts`` and ``ranks`` by number, ``waits`` of each rank over all attempts, ``curves`` of rank 0's
     metrics, ``more_metrics``: their names beyond :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
     """
 
     def __init__(self, attempts: Sequence[Mapping[str, Any]], most_bins: int = MOST_BINS) -> None:
-        self.set_attempts(attempts)
+        known = [one for one in attempts if "first_step" in one]
+        self._firsts = {one["attempt"]: one["first_step"] for one in known[::-1]}
+        ordered = sorted((-one["attempt"], one["first_step"]) for one in known if one.get("training"))
+        self._trained = [number for number, _ in ordered]
+        """The negative numbers of the attempts, in order, and for each prefix of them the lowest first step."""
+        self._lowest = list(accumulate((first for _, first in ordered), min, initial=math.inf))
         self.attempts: dict[int, AttemptReports] = {}
         self.ranks: dict[int, RankReports] = {}
         self.waits: dict[int, list[float]] = {}
@@ -80,15 +85,6 @@ class Reports:
         self.more_metrics: set[str] = set()
         self.last: dict[str, Any] | None = None
         self._most_bins = most_bins
-
-    def set_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
-        """Replace what is known of the attempts, when one begins."""
-        known = [one for one in attempts if "first_step" in one]
-        self._firsts = {one["attempt"]: one["first_step"] for one in known[::-1]}
-        ordered = sorted((-one["attempt"], one["first_step"]) for one in known if one.get("training"))
-        self._trained = [number for number, _ in ordered]
-        """The negative numbers of the attempts, in order, and for each prefix of them the lowest first step."""
-        self._lowest = list(accumulate((first for _, first in ordered), min, initial=math.inf))
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a line. Raise an error of :data:`DAMAGE` if it is damaged."""
@@ -123,8 +119,6 @@ class Reports:
         first_step = (self.last or {}).get("step", 0) if first is None else first
         lost_after = self._lowest[bisect_left(self._trained, -attempt)]
         begun = self.attempts[attempt] = AttemptReports(first_step, lost_after)
-        for curve in self.curves.values():  # of a run that was read before it restarted
-            curve.forget_after(first_step)
         return begun
 
     def _add_to_curves(self, step: int, metrics: Mapping[str, Any]) -> None:
