@@ -1,23 +1,18 @@
-"""One pass over metrics.jsonl: curves, ranks and waiting times. Runs in: anywhere."""
+"""The reports of a run, added one by one: curves, ranks and waiting times. Pure. Runs in: anywhere."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from distrain.page.envelope import MOST_BINS, Envelope
-from distrain.storage.lines import MOST_OF_LINES, read_metrics
 from distrain.system.text import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from distrain.system.remote_path import RemotePath
 
 MOST_METRICS = 100
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -118,8 +113,7 @@ class Reports:
         first = self._firsts.get(attempt)
         first_step = (self.last or {}).get("step", 0) if first is None else first
         lost_after = self._lowest[bisect_left(self._trained, -attempt)]
-        begun = self.attempts[attempt] = AttemptReports(first_step, lost_after)
-        return begun
+        return self.attempts.setdefault(attempt, AttemptReports(first_step, lost_after))
 
     def _add_to_curves(self, step: int, metrics: Mapping[str, Any]) -> None:
         for name, value in metrics.items():
@@ -131,25 +125,3 @@ class Reports:
             if name not in self.curves:
                 self.curves[name] = Envelope(self._most_bins)
             self.curves[name].add(step, value)
-
-
-def read_reports(
-    path: Path | RemotePath, attempts: Sequence[Mapping[str, Any]], notes: list[str], rank: int | None = None
-) -> Reports:
-    """Read the reports of all ranks, or of one. A note says what could not be read. ``attempts``: as in run.json."""
-    reports, damaged = Reports(attempts), 0
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        try:
-            for record in read_metrics(path, rank=rank, most=MOST_OF_LINES):
-                try:
-                    reports.add(record)
-                except DAMAGE:
-                    damaged += 1
-        except OSError as error:
-            notes.append(f"the reports cannot be read: {error}")
-    texts = [str(warning.message) for warning in warned]
-    notes += [text for text in texts if not text.startswith("skipped")]
-    if damaged := damaged + sum(text.startswith("skipped") for text in texts):
-        notes.append(f"{damaged:,} damaged lines of {path.name} were skipped")
-    return reports

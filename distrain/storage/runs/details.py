@@ -151,10 +151,10 @@ def failed_at(failure: Mapping[str, Any]) -> str:
     return f"{own[-1]['file'].rpartition('/')[2]}:{own[-1]['line']}" if own else ""
 
 
-def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event]) -> str:
+def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event], error: Mapping[str, Any]) -> str:
     """Return one sentence about the state of a run: how far it is or has come, and which rank failed, where and why.
 
-    last: rank 0's last report, with its ``step``. events: all of the run.
+    last: rank 0's last report, with its ``step``. events: all of the run. error: the contents of error.json.
     """
     if run.state not in (RUNNING, *ENDED):
         return printable(f"{run.state}: {run.problem}" if run.problem else run.state)
@@ -162,7 +162,7 @@ def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event]) 
     text = f"{run.state} {'for' if run.state == RUNNING else 'after'} {lasted}{_where(last)}"
     if run.state == KILLED:
         text += ": the process that called fit() was killed, or its machine crashed"
-    elif run.state in (FAILED, STOPPED) and (why := _reason(run)):
+    elif run.state in (FAILED, STOPPED) and (why := _reason(run, error)):
         text += f": {why}"
     if (hang := hang_of(run, last, events)) is not None:
         how = "it has hung" if run.state == RUNNING else "it hung"
@@ -195,9 +195,8 @@ def _where(last: Mapping[str, Any] | None) -> str:
     return f" at report {last['step']:,}"
 
 
-def _reason(run: Run) -> str:
+def _reason(run: Run, error: Mapping[str, Any]) -> str:
     """Return which rank failed, where and why; else why the last attempt has ended."""
-    error = error_of(run.location)
     for failure in [one for one in failures_in(error)[:1] if one.get("role") != "victim"]:
         host = f" on {failure['host']}" if failure.get("host") else ""
         where = f" ({place})" if (place := failed_at(failure)) else ""
