@@ -27,7 +27,7 @@ _LOOK_S = 0.8
 """Seconds between two looks at all runs. They may be asked for more often."""
 _CHUNK, _MOST_OF_END = 64 << 10, 1 << 20
 """Bytes of a file that are read at once, and in which the last report is searched at first: nobody waits long."""
-_BINS = 256
+_MOST_POINTS = 512
 """Of a curve in memory. There may be thousands of curves."""
 SPARKLINE = 40
 """Points of the small curves in the table."""
@@ -50,7 +50,7 @@ class WatchedRun:
 
     def _begin(self) -> None:
         self._tails = {name: Tail(most=_CHUNK) for name in (names.EVENTS, names.METRICS)}
-        self._reports = Reports(self.run.attempts, _BINS)
+        self._reports = Reports(self.run.attempts, _MOST_POINTS)
         self._samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
         self._last = self.run.last_report(_MOST_OF_END) or {}  # long files take a while
         self._hangs: list[dict[str, Any]] = []

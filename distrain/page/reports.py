@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from distrain.page.envelope import MOST_BINS, Envelope
+from distrain.page.envelope import MOST_POINTS, Envelope
 from distrain.system.text import flatten
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ class RankReports:
 class Reports:
     """The reports of a run. Of those that were repeated after a restart, the later ones are drawn.
 
-    attempts: as in run.json, those that repeated a report included. most_bins: of each curve.
+    attempts: as in run.json, those that repeated a report included. most_points: of each curve.
 
     Attributes: ``attempts`` and ``ranks`` by number, ``waits`` of each rank over all attempts, ``curves`` of rank 0's
     metrics, ``more_metrics``: their names beyond :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
     """
 
-    def __init__(self, attempts: Sequence[Mapping[str, Any]], most_bins: int = MOST_BINS) -> None:
+    def __init__(self, attempts: Sequence[Mapping[str, Any]], most_points: int = MOST_POINTS) -> None:
         known = [one for one in attempts if "first_step" in one]
         self._firsts = {one["attempt"]: one["first_step"] for one in known[::-1]}
         ordered = sorted((-one["attempt"], one["first_step"]) for one in known if one.get("training"))
@@ -79,7 +79,7 @@ class Reports:
         self.curves: dict[str, Envelope] = {}
         self.more_metrics: set[str] = set()
         self.last: dict[str, Any] | None = None
-        self._most_bins = most_bins
+        self._most_points = most_points
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a line. Raise an error of :data:`DAMAGE` if it is damaged."""
@@ -123,5 +123,5 @@ class Reports:
                 self.more_metrics.add(name)
                 continue
             if name not in self.curves:
-                self.curves[name] = Envelope(self._most_bins)
+                self.curves[name] = Envelope(self._most_points)
             self.curves[name].add(step, value)
