@@ -48,6 +48,6 @@ def export(board: Board, target: Path) -> Path:
             with contextlib.suppress(StorageError):  # it has just been deleted
                 write_page(board[row["name"]].path, target / pages / f"{row['name']}.html")
     points = max(16, min(_MOST_POINTS, _POINTS // max(1, sum(len(row["metrics"]) for row in rows))))
-    text = board_document(board, board.data(0, None, points), pages=pages)
+    text = board_document(board, board.data(0, None, [row["name"] for row in rows], points), pages=pages)
     write_output(path, text.encode("utf-8", "replace"))
     return path

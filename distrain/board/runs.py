@@ -17,11 +17,13 @@ from distrain.page.reports import DAMAGE, Reports
 from distrain.storage import names
 from distrain.storage.lines import MOST_OF_LINES, Tail, read_events, read_metrics
 from distrain.storage.runs.details import hang_of, hangs_in
-from distrain.storage.runs.listing import FINISHED, FOREIGN, RUNNING, STARTING, Run, run_at
+from distrain.storage.runs.listing import FINISHED, FOREIGN, RUNNING, STARTING, Run, folders_in, run_at
 from distrain.system.text import flatten, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
+
+    from distrain.page.envelope import Envelope
 
 _LOOK_S = 0.8
 """Seconds between two looks at all runs. They may be asked for more often."""
@@ -128,16 +130,8 @@ class WatchedRun:
             "settings": _plain(run.manifest.get("train_loop_config")),
             "note": self._note()[:_LONGEST],
             "unread": self.unread,
-            "curves": {name: self.curve(name, most) for name in found if metric is None or name == wanted},
+            "curves": {name: _curve(one, most) for name, one in found.items() if metric is None or name == wanted},
         }
-
-    def curve(self, metric: str, most: int) -> dict[str, Any] | None:
-        """Return a curve with its lowest, highest and last point, each as step and value."""
-        if (found := self._reports.curves.get(metric)) is None:
-            return None
-        points = found.points(most)
-        steps, values = [step for step, _ in points], [float(f"{value:.6g}") for _, value in points]
-        return {"x": steps, "y": values, "low": found.lowest, "high": found.highest, "last": found.last}
 
     def _pace(self) -> tuple[float | None, float]:
         """Return the steps of the progress, or the reports, per second, and the seconds between two reports."""
@@ -178,19 +172,15 @@ class Board:
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _LOOK_S
-        found = self._paths()
+        is_run = (self.storage / names.MANIFEST).exists()
+        folders = [""] if is_run else folders_in(self.storage)
+        found = {name or self.storage.name: str(self.storage / name) for name in folders}
         for name in self._runs.keys() - found.keys():
             del self._runs[name]
         for name, path in found.items():
             one = self._runs.get(name) or self._runs.setdefault(name, WatchedRun(path))
             if one.look():
                 one.version = self.version = self.version + 1
-
-    def _paths(self) -> dict[str, str]:
-        if (self.storage / names.MANIFEST).exists():
-            return {self.storage.name: str(self.storage)}
-        with os.scandir(self.storage) as entries:
-            return {one.name: one.path for one in entries if not one.name.startswith(".") and one.is_dir()}
 
     def read(self, seconds: float) -> bool:
         """Read for so long what was added to files, short ones first. Return whether some of it is left."""
@@ -203,16 +193,27 @@ class Board:
                 return True
         return False
 
-    def data(self, since: int, metric: str | None, most: int = SPARKLINE) -> dict[str, Any]:
-        """Return the names of all runs, and the rows that have changed since a version."""
+    def data(
+        self, since: int, metric: str | None, detailed: Collection[str] = (), points: int = _MOST_POINTS
+    ) -> dict[str, Any]:
+        """Return the names of all runs, and the rows that have changed since a version or are wanted in detail.
+
+        detailed: runs that come with curves of about so many points; the others have small curves.
+        """
         shown = {name: one for name, one in self._runs.items() if one.run.state != FOREIGN}
-        rows = [one.row(metric, most) for one in shown.values() if one.version > since]
+        rows = [
+            one.row(metric, points if name in detailed else SPARKLINE)
+            for name, one in shown.items()
+            if one.version > since or name in detailed
+        ]
         return {"version": self.version, "now": time.time(), "runs": list(shown), "rows": rows}
 
-    def curves(self, runs: Iterable[str], metric: str, most: int) -> dict[str, Any]:
-        """Return the curve of a metric for each of these runs that has it."""
-        found = {name: self._runs[name].curve(metric, most) for name in runs if name in self._runs}
-        return {name: curve for name, curve in found.items() if curve}
+
+def _curve(found: Envelope, most: int) -> dict[str, Any]:
+    """Return a curve with its lowest, highest and last point, each as step and value."""
+    points = found.points(most)
+    steps, values = [step for step, _ in points], [float(f"{value:.6g}") for _, value in points]
+    return {"x": steps, "y": values, "low": found.lowest, "high": found.highest, "last": found.last}
 
 
 def _beginnings(run: Run) -> tuple[object, list[tuple[object, bool]]]:

@@ -57,8 +57,6 @@ _READ_S, _PAUSE_S = 0.02, 0.02
 """Long files are read for so long at a time, with a pause after it, so that no request waits much longer."""
 _PART = 256 << 10
 """Bytes of a file that are sent at once."""
-_POINTS = 600
-"""Points of a curve in the plot."""
 _LAST_LINES, _MOST_LINES, _LOG_S = 300, 2000, 0.5
 """Lines of each log at first, and of all at a later look; seconds between two looks."""
 
@@ -79,7 +77,6 @@ class Pages:
         routes = [
             Route("/", self._index),
             Route("/data", self._data),
-            Route("/curves", self._curves),
             Route("/runs/{name}/", self._page),
             Route("/runs/{name}/evidence/{file:path}", self._evidence),
             Route("/runs/{name}/log", self._log),
@@ -119,11 +116,8 @@ class Pages:
             self._board.look()
         self._board.read(_READ_S)
         query = request.query_params
-        return _json(self._board.data(int(query.get("since", 0)), query.get("metric", "")))
-
-    async def _curves(self, request: Request) -> Response:
-        query = request.query_params
-        return _json(self._board.curves(query.getlist("run"), query.get("metric", ""), _POINTS))
+        found = self._board.data(int(query.get("since", 0)), query.get("metric", ""), query.getlist("run"))
+        return _json(found)
 
     async def _page(self, request: Request) -> Response:
         data = await run_in_threadpool(page_data, self._run(request).location)

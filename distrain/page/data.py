@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
 from distrain.page.facts import Facts
-from distrain.page.time_use import AttemptTimes, where_time_went
+from distrain.page.time_use import PARTS, AttemptTimes, where_time_went
 from distrain.storage import names
 from distrain.storage.lines import is_number
 from distrain.storage.runs.details import command_of, failed_at, failures_in, hangs_in
@@ -229,12 +229,14 @@ def _time_use(facts: Facts) -> dict[str, Any] | None:
     if run.state not in (RUNNING, KILLED):
         ended = max(ended, run.ended)
     parts = where_time_went(times, started=started, ended=ended, hangs=hangs)
-    total = sum(part.seconds for part in parts) or 1.0
-    shown = [part for part in parts if part.seconds >= 0.0005 * total or part.kind == "training"]
-    rows = [(part.label, duration(part.seconds), f"{part.seconds / total:.1%}", part.meaning) for part in shown]
+    total = sum(parts.values()) or 1.0
+    shown = {kind: seconds for kind, seconds in parts.items() if seconds >= 0.0005 * total or kind == "training"}
+    rows = [
+        (PARTS[kind][0], duration(seconds), f"{seconds / total:.1%}", PARTS[kind][1]) for kind, seconds in shown.items()
+    ]
     return {
-        "goodput": f"{parts[0].seconds / total:.0%} of {duration(total)}",
-        "parts": [(part.kind, part.seconds / total) for part in shown],
+        "goodput": f"{parts['training'] / total:.0%} of {duration(total)}",
+        "parts": [(kind, seconds / total) for kind, seconds in shown.items()],
         "table": _table(("part", "time", "share", "meaning"), rows, (1, 2)),
     }
 

@@ -91,7 +91,7 @@ def test_nobody_gets_in_without_the_path_of_the_url(server: Server, storage: Pat
     paths = {
         "/": 200,
         "/data?since=0&metric=loss": 200,
-        "/curves?metric=loss&run=old-0": 200,
+        "/data?since=0&metric=loss&run=old-0": 200,
         "/runs/old-1/": 200,
         "/runs/old-1/log": 200,
         "/runs/old-1/evidence/attempt_0/stacks/rank_0.txt": 200,

@@ -204,7 +204,7 @@ def list_runs(storage: Path | RemotePath, *, may_be_missing: bool = False) -> li
     """
     if (storage / names.MANIFEST).exists():
         return [run_at(storage)]
-    listed = _folders_in(storage, may_be_missing=may_be_missing)
+    listed = folders_in(storage, may_be_missing=may_be_missing)
     if isinstance(storage, Path):
         found = [run_at(f"{storage}/{name}") for name in listed]
         shown = [run for run in found if run.state != FOREIGN or not os.path.exists(f"{run.path}/.hydra")]
@@ -216,7 +216,7 @@ def list_runs(storage: Path | RemotePath, *, may_be_missing: bool = False) -> li
     return sorted(shown, key=lambda run: (run.state != FOREIGN, run.began), reverse=True)
 
 
-def _folders_in(storage: Path | RemotePath, *, may_be_missing: bool) -> list[str]:
+def folders_in(storage: Path | RemotePath, *, may_be_missing: bool = False) -> list[str]:
     """Return the sorted names of what may be runs in a storage path."""
     if not isinstance(storage, Path):
         return [name for name in storage.names() if not name.startswith(".") and not set(name) & set("*?[")]
@@ -292,7 +292,7 @@ def find_run(given: str, storage: Path | RemotePath) -> Run:
     """
     if "://" in given or os.sep in given or given in (".", ".."):
         return _checked(run_at(storage_at(given)))
-    listed = _folders_in(storage, may_be_missing=True)
+    listed = folders_in(storage, may_be_missing=True)
     if given in listed:
         return _checked(run_at(storage / given))
     if given == LAST:

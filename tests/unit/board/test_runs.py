@@ -125,6 +125,8 @@ def test_a_long_file_is_read_a_little_at_a_time(tmp_path: Path, monkeypatch: pyt
     curve = changed(board)["my-run"]["curves"]["loss"]
     assert (curve["low"], curve["high"]) == ((1, 1), (400, 400))
     assert len(curve["x"]) <= runs.SPARKLINE
+    [row] = board.data(board.version, "loss", ["my-run"])["rows"]
+    assert len(row["curves"]["loss"]["x"]) == 400
 
 
 def test_a_hang_and_a_trouble_are_notes_until_they_are_over(live: Run) -> None:
