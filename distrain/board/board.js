@@ -1,7 +1,7 @@
 "use strict";
 // Draws the board from the object in #data, and keeps it up to date if it is live. Texts are only set as text.
 (() => {
-  const MOST_CHOSEN = 8, ROWS = 100, POLL_MS = 1000, HIDDEN_MS = 10000, MOST_LINES = 3000;
+  const MOST_CHOSEN = 8, ROWS = 100, POLL_MS = 1000, READING_MS = 50, HIDDEN_MS = 10000, MOST_LINES = 3000;
   const data = JSON.parse(document.getElementById("data").textContent);
   const { isLive } = data;
   const $ = (selector) => document.querySelector(selector);
@@ -544,7 +544,8 @@
       if (nodes.has(name) && (isActive(row) || ticks % 30 === 0)) drawTimes(row, nodes.get(name));
     }
     drawDetails();
-    setTimeout(poll, document.hidden ? HIDDEN_MS : POLL_MS);
+    const isBehind = [...rows.values()].some((row) => row.unread);
+    setTimeout(poll, document.hidden ? HIDDEN_MS : isBehind ? READING_MS : POLL_MS);
   };
 
   // -- the beginning

@@ -80,9 +80,10 @@ class WatchedRun:
     def read(self) -> None:
         """Read the next lines of the files."""
         before, folder = self._done, Path(self.run.path)
-        with suppress(OSError):  # it has been deleted
+        with suppress(OSError):  # it has been deleted, or is a stranger's
             for event in read_events(folder / names.EVENTS, self._tails[names.EVENTS]):
                 self._add_event(event)
+        with suppress(OSError):
             for record in read_metrics(folder / names.METRICS, most=MOST_OF_LINES, tail=self._tails[names.METRICS]):
                 self._add_report(record)
         done = self._done - before
