@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.api.runs import info_of
 from distrain.cli import parsers
-from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, value, write_json
+from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, write_json
 from distrain.page.data import attempts_table, checkpoints_table
 from distrain.page.facts import Facts
 from distrain.storage.runs.details import command_of
 from distrain.storage.runs.listing import FAILED
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
-from distrain.system.text import count, flatten, name_ranks, printable, size
+from distrain.system.text import count, flatten, name_ranks, number, printable, size
 
 if TYPE_CHECKING:
     import argparse
@@ -143,8 +143,8 @@ def _facts(shown: Details) -> Iterable[tuple[str, str]]:
     yield "hosts", "; ".join(f"{host}: {name_ranks(ranks)}" for host, ranks in run.hosts.items())
     if shown.logs is not None:
         yield "logs", shown.logs
-    news = ((kind, number) for kind, number in shown.events.items() if kind not in _NO_NEWS)
-    yield "events", ", ".join(count(number, _EVENTS.get(kind, kind)) for kind, number in news)
+    news = ((kind, often) for kind, often in shown.events.items() if kind not in _NO_NEWS)
+    yield "events", ", ".join(count(often, _EVENTS.get(kind, kind)) for kind, often in news)
 
 
 def _clock(moment: float) -> str:
@@ -170,10 +170,10 @@ def _metrics(shown: Details, columns: int) -> list[str]:
     last = flatten(shown.run.metrics)
     rows = [["", "last", "least", "largest"]]
     for name in dict.fromkeys([*last, *shown.extremes]):
-        row = [printable(name), value(last.get(name)), "", ""]
+        row = [printable(name), number(last.get(name, "-")), "", ""]
         if found := shown.extremes.get(name):
-            row[2] = f"{value(found['least'])} (report {found['least_step']})"
-            row[3] = f"{value(found['largest'])} (report {found['largest_step']})"
+            row[2] = f"{number(found['least'])} (report {found['least_step']})"
+            row[3] = f"{number(found['largest'])} (report {found['largest_step']})"
         rows.append(row)
     return _first(table(rows, columns), _MOST_METRICS + 1, "metric")
 

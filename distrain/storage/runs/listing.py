@@ -135,10 +135,14 @@ class Run(NamedTuple):
 
     def bytes(self) -> int:
         """Return the size of all files of the run on disk, in bytes. It looks at each of them."""
-        folder = self.location
-        if isinstance(folder, Path):
-            return _size_of(folder)
-        return sum(size for size, _ in folder.files().values())
+        folder, total = self.location, 0
+        if not isinstance(folder, Path):
+            return sum(size for size, _ in folder.files().values())
+        for above, _, listed in os.walk(folder):
+            for name in listed:
+                with suppress(OSError):  # it may be deleted in the meantime
+                    total += os.lstat(f"{above}/{name}").st_size
+        return total
 
 
 def _attempts_in(manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -169,18 +173,6 @@ def number_in(value: object) -> float:
 
 _CHECKS: dict[str, Callable[[object], object]] = {"training": number_in, "ended": number_in, "first_step": _is_whole}
 """Of fields of an attempt that are left out if they are damaged."""
-
-
-def _size_of(folder: str | Path) -> int:
-    total, folders = 0, [str(folder)]
-    while folders:
-        with suppress(OSError), os.scandir(folders.pop()) as entries:  # it may be deleted in the meantime
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.is_file(follow_symlinks=False):
-                    total += entry.stat(follow_symlinks=False).st_size
-    return total
 
 
 def storage_at(path: str | os.PathLike[str] | None) -> Path | RemotePath:
