@@ -1,7 +1,6 @@
-"""Everything that the page shows of a run, as one object for its script, from the files of the run. Runs in: anywhere.
+"""Everything that the page shows of a run, as one object for its script, from the facts of the run. Runs in: anywhere.
 
-Tables are ``{"head": ..., "rows": ..., "numbers": the columns of numbers}``. A damaged or missing file costs its own
-part only. A note says so.
+Tables are ``{"head": ..., "rows": ..., "numbers": the columns of numbers, "more": how many rows were left out}``.
 """
 
 from __future__ import annotations

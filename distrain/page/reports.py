@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from distrain.page.envelope import MOST_POINTS, Envelope
@@ -25,9 +23,8 @@ class AttemptReports:
     """The reports of one attempt.
 
     first_step: the step of a report is this plus its index. lost_after: reports with later steps were repeated by a
-    later attempt. kept_until: time of rank 0's last report that was not repeated; None if there is
-    none. waits: for each rank, the seconds that its reports which were not repeated have waited, for data and for
-    checkpoints.
+    later attempt. kept_until: time of rank 0's last report that was not repeated; None if there is none. waits: for
+    each rank, the seconds that its reports which were not repeated have waited, for data and for checkpoints.
     """
 
     first_step: int
@@ -67,12 +64,14 @@ class Reports:
     """
 
     def __init__(self, attempts: Sequence[Mapping[str, Any]], most_points: int = MOST_POINTS) -> None:
-        known = [one for one in attempts if "first_step" in one]
-        self._firsts = {one["attempt"]: one["first_step"] for one in known[::-1]}
-        ordered = sorted((-one["attempt"], one["first_step"]) for one in known if one.get("training"))
-        self._trained = [number for number, _ in ordered]
-        """The negative numbers of the attempts, in order, and for each prefix of them the lowest first step."""
-        self._lowest = list(accumulate((first for _, first in ordered), min, initial=math.inf))
+        self._known: dict[int, tuple[int | None, float]] = {}
+        """By attempt, its first step, and the lowest one to which a later attempt has gone back."""
+        lowest = math.inf
+        for one in sorted(attempts, key=lambda one: -int(one["attempt"])):
+            first = one.get("first_step")
+            self._known.setdefault(one["attempt"], (first, lowest))
+            if first is not None and one.get("training"):
+                lowest = min(lowest, first)
         self.attempts: dict[int, AttemptReports] = {}
         self.ranks: dict[int, RankReports] = {}
         self.waits: dict[int, list[float]] = {}
@@ -110,9 +109,8 @@ class Reports:
         """Begin an attempt. Without a known first step, its steps follow those of the attempts before."""
         if len(self.attempts) >= MOST_ATTEMPTS:
             raise ValueError("too many attempts")
-        first = self._firsts.get(attempt)
+        first, lost_after = self._known.get(attempt, (None, math.inf))
         first_step = (self.last or {}).get("step", 0) if first is None else first
-        lost_after = self._lowest[bisect_left(self._trained, -attempt)]
         return self.attempts.setdefault(attempt, AttemptReports(first_step, lost_after))
 
     def _add_to_curves(self, step: int, metrics: Mapping[str, Any]) -> None:
