@@ -132,10 +132,6 @@ class Tail:
         self.position, self.left_out, self.is_in_line = position, 0, False
         self._longest, self._most = longest, most
 
-    def leave_out(self, count: int) -> None:
-        """Begin after so many bytes, with the next line there."""
-        self.position, self.left_out, self.is_in_line = count, count, True
-
     def read(self, file: IO[bytes], *, to_end: bool = False) -> Iterator[tuple[bytes, bool]]:
         """Yield lines, or parts, and True for those that begin a line.
 
@@ -199,7 +195,8 @@ def _records(
     with file:
         if most and not tail.position and (start := file.seek(0, os.SEEK_END) - most) > 0:
             warnings.warn(f"the first {size(start)} of {path} were left out", stacklevel=3)
-            tail.leave_out(start)
+            tail.position = tail.left_out = start
+            tail.is_in_line = True
         for number, line in enumerate((part for part, begins in tail.read(file) if begins), start=1):
             record = parse(line, number)
             damaged += record is None
