@@ -1,7 +1,7 @@
 "use strict";
 // Draws the board from the object in #data, and keeps it up to date if it is live. Texts are only set as text.
 (() => {
-  const MOST_CHOSEN = 8, ROWS = 100, POLL_MS = 1000, HIDDEN_MS = 10000, MOST_LINES = 3000;
+  const MOST_CHOSEN = 8, ROWS = 100, POLL_MS = 1000, READING_MS = 50, HIDDEN_MS = 10000, MOST_LINES = 3000;
   const data = JSON.parse(document.getElementById("data").textContent);
   const { isLive } = data;
   const $ = (selector) => document.querySelector(selector);
@@ -38,12 +38,11 @@
     const [value, unit] = r >= 1 ? [r, "s"] : r * 60 >= 1 ? [r * 60, "min"] : [r * 3600, "h"];
     return `${value >= 1000 ? whole(value) : value.toFixed(1)}/${unit}`;
   };
-  const bytes = (n) => (!n ? "" : n >= 2 ** 30 ? `${(n / 2 ** 30).toFixed(1)} GiB` : `${Math.round(n / 2 ** 20)} MiB`);
 
   // -- what is known, and what the user has chosen
 
   const rows = new Map();
-  let version = 0, offered = 0, skew = 0, limit = ROWS, order = [], known = 0, current = null, full = {}, isAsked = false;
+  let version = 0, offered = 0, skew = 0, limit = ROWS, order = [], known = 0, current = null;
   const chosen = new Map(); // the colour of each chosen run
   const view = { metric: "", sort: "began", up: false, filter: "", states: [], best: "", isLog: false, smooth: 0, setting: "", chosen: null };
   try { Object.assign(view, JSON.parse(sessionStorage.getItem(data.storage) ?? "{}")); } catch { /* private mode */ }
@@ -95,7 +94,6 @@
     { key: "began", title: "Started", kind: "number medium began", width: "6.3rem", value: (r) => r.began, text: (r) => (r.began ? ago(r.began) : "") },
     { key: "took", title: "Runtime", kind: "number small", width: "5.6rem", value: took, text: (r) => duration(took(r)) },
     { key: "hosts", title: "Ranks", kind: "wide", width: "8.2rem", value: (r) => r.ranks, text: hosts },
-    { key: "memory", title: "Memory", kind: "number wide", width: "5.6rem", value: (r) => r.memory, text: (r) => bytes(r.memory) },
     { key: "setting", title: "⇅", kind: "number widest", width: "9rem", up: true, value: setting, text: (r) => String(setting(r) ?? "") },
   ];
   const column = (key) => COLUMNS.find((one) => one.key === key) ?? COLUMNS[8];
@@ -287,26 +285,17 @@
     $("#all").checked = chosen.size > 0;
     for (const row of rows.values()) drawRow(row);
     keep();
-    fetchCurves();
-  };
-  const fetchCurves = async () => {
     drawPlot();
-    if (!isLive || !chosen.size || isAsked) return;
-    isAsked = true;
-    const metric = view.metric, query = new URLSearchParams([["metric", metric], ...[...chosen.keys()].map((name) => ["run", name])]);
-    try {
-      const answer = await fetch(`curves?${query}`);
-      if (answer.ok && metric === view.metric) full = await answer.json();
-    } catch { /* the next poll says so */ }
-    isAsked = false;
-    if (metric === view.metric) drawPlot();
-    else fetchCurves();
+    refresh(version);
+  };
+  const refresh = async (since) => {
+    if (isLive) try { apply(await ask(since)); } catch { /* the next poll says so */ }
   };
   const drawPlot = () => {
-    const place = $("#plot"), names = [...chosen.keys()].filter((name) => (full[name] ?? curve(rows.get(name)))?.x.length);
+    const place = $("#plot"), names = [...chosen.keys()].filter((name) => curve(rows.get(name))?.x.length);
     const log = view.isLog && names.every((name) => curve(rows.get(name)).low[1] > 0);
     const wanted = JSON.stringify([view.metric, log, names.map((name) => [name, chosen.get(name)])]);
-    const curves = names.map((name) => full[name] ?? curve(rows.get(name)));
+    const curves = names.map((name) => curve(rows.get(name)));
     const joined = names.length ? uPlot.join(curves.map(({ x, y }) => [x, smoothed(y)])) : null;
     ends = curves.map(({ x }) => x.at(-1));
     if (plot && plotted === wanted) {
@@ -485,12 +474,13 @@
     setText($("#status"), text);
   };
   const apply = (found) => {
-    const before = rows.size;
-    let isNew = found.whole;
-    if (found.whole) rows.clear();
+    const before = rows.size, there = new Set(found.runs);
+    let isNew = false, isDrawn = false;
+    for (const name of rows.keys()) if (!there.has(name)) isNew = rows.delete(name);
     for (const row of found.rows) {
       const old = rows.get(row.name);
       isNew ||= !old || old.state !== row.state;
+      isDrawn ||= chosen.has(row.name) && JSON.stringify(old?.curves) !== JSON.stringify(row.curves);
       rows.set(row.name, row);
     }
     version = found.version;
@@ -500,8 +490,8 @@
     drawSettings(found.rows);
     if (isNew || rows.size !== before) reorder();
     else for (const row of found.rows) drawRow(row);
+    if (isDrawn) drawPlot();
     if (!chosen.size) chooseFirst();
-    return found.rows.some((row) => chosen.has(row.name));
   };
   const chooseFirst = () => {
     const newest = [...rows.values()].filter((row) => curve(row)).sort((a, b) => b.began - a.began).map((row) => row.name);
@@ -534,8 +524,8 @@
     setText($("#best"), `best: ${isLowest() ? "lowest" : "highest"}`);
   };
   const ask = async (since) => {
-    const metric = view.metric;
-    const answer = await fetch(`data?${new URLSearchParams({ since, metric })}`);
+    const metric = view.metric, drawn = [...chosen.keys()].map((name) => ["run", name]);
+    const answer = await fetch(`data?${new URLSearchParams([["since", since], ["metric", metric], ...drawn])}`);
     if (answer.status === 403) throw new Error("This board has ended");
     const found = await answer.json();
     return metric === view.metric || !metric ? found : ask(0); // it was changed meanwhile
@@ -543,7 +533,7 @@
   let ticks = 0;
   const poll = async () => {
     try {
-      if (apply(await ask(version))) fetchCurves();
+      apply(await ask(version));
       setStatus("live", "live");
     } catch (error) {
       setStatus("lost", error.message === "This board has ended" ? error.message : "Not connected; trying again");
@@ -554,7 +544,8 @@
       if (nodes.has(name) && (isActive(row) || ticks % 30 === 0)) drawTimes(row, nodes.get(name));
     }
     drawDetails();
-    setTimeout(poll, document.hidden ? HIDDEN_MS : POLL_MS);
+    const isBehind = [...rows.values()].some((row) => row.unread);
+    setTimeout(poll, document.hidden ? HIDDEN_MS : isBehind ? READING_MS : POLL_MS);
   };
 
   // -- the beginning
@@ -567,11 +558,10 @@
   $("#metric").addEventListener("change", async (event) => {
     view.metric = event.target.value;
     view.best = "";
-    full = {};
-    if (isLive) { try { apply(await ask(0)); } catch { /* the next poll says so */ } }
+    await refresh(0);
     drawMetrics([]);
     reorder();
-    fetchCurves();
+    drawPlot();
   });
   $("#best").addEventListener("click", () => {
     view.best = isLowest() ? "highest" : "lowest";

@@ -36,6 +36,7 @@ def export(board: Board, target: Path) -> Path:
     target: a file that ends with ``.html``, or a directory that gets the pages of the runs, too.
     """
     warnings.simplefilter("ignore")  # damaged lines of metrics
+    board.look()
     while board.read(1.0):
         pass
     rows = board.data(0, "")["rows"]
@@ -47,6 +48,6 @@ def export(board: Board, target: Path) -> Path:
             with contextlib.suppress(StorageError):  # it has just been deleted
                 write_page(board[row["name"]].path, target / pages / f"{row['name']}.html")
     points = max(16, min(_MOST_POINTS, _POINTS // max(1, sum(len(row["metrics"]) for row in rows))))
-    text = board_document(board, board.data(0, None, points), pages=pages)
+    text = board_document(board, board.data(0, None, [row["name"] for row in rows], points), pages=pages)
     write_output(path, text.encode("utf-8", "replace"))
     return path

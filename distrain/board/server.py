@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import secrets
 import warnings
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -30,7 +28,7 @@ from distrain.errors import DistrainError
 from distrain.page.data import page_data
 from distrain.page.writer import document
 from distrain.storage import names
-from distrain.storage.ownership import open_to_read
+from distrain.storage.lines import read_file
 from distrain.storage.runs.details import evidence_of
 from distrain.storage.runs.listing import Run, WrongArgument
 from distrain.storage.runs.logs import Follower
@@ -53,12 +51,8 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-_READ_S, _PAUSE_S = 0.02, 0.02
-"""Long files are read for so long at a time, with a pause after it, so that no request waits much longer."""
-_PART = 256 << 10
-"""Bytes of a file that are sent at once."""
-_POINTS = 600
-"""Points of a curve in the plot."""
+_READ_S = 0.05
+"""Long files are read for so long when somebody looks, so that no request waits much longer."""
 _LAST_LINES, _MOST_LINES, _LOG_S = 300, 2000, 0.5
 """Lines of each log at first, and of all at a later look; seconds between two looks."""
 
@@ -79,7 +73,6 @@ class Pages:
         routes = [
             Route("/", self._index),
             Route("/data", self._data),
-            Route("/curves", self._curves),
             Route("/runs/{name}/", self._page),
             Route("/runs/{name}/evidence/{file:path}", self._evidence),
             Route("/runs/{name}/log", self._log),
@@ -88,7 +81,7 @@ class Pages:
         below = [Mount(f"/{self._token}", routes=routes)]
         guard = [Middleware(BaseHTTPMiddleware, dispatch=self._guard)]
         refused: Any = dict.fromkeys((DistrainError, WrongArgument, OSError, ValueError, OverflowError), self._refuse)
-        return Starlette(routes=below, middleware=guard, exception_handlers=refused, lifespan=self._reading)
+        return Starlette(routes=below, middleware=guard, exception_handlers=refused)
 
     async def _refuse(self, _: Request, error: Exception) -> Response:
         return responses.PlainTextResponse(str(error), 409)
@@ -101,16 +94,6 @@ class Pages:
         response.headers.update(_HEADERS)
         return response
 
-    @contextlib.asynccontextmanager
-    async def _reading(self, _: Starlette) -> AsyncIterator[None]:
-        async def read() -> None:
-            while True:
-                await asyncio.sleep(_PAUSE_S if self._board.read(_READ_S) else 10 * _PAUSE_S)
-
-        task = asyncio.create_task(read())
-        yield
-        task.cancel()
-
     async def _index(self, _: Request) -> Response:
         return responses.HTMLResponse(board_document(self._board, {"rows": []}, is_live=True))
 
@@ -119,11 +102,8 @@ class Pages:
             self._board.look()
         self._board.read(_READ_S)
         query = request.query_params
-        return _json(self._board.data(int(query.get("since", 0)), query.get("metric", "")))
-
-    async def _curves(self, request: Request) -> Response:
-        query = request.query_params
-        return _json(self._board.curves(query.getlist("run"), query.get("metric", ""), _POINTS))
+        found = self._board.data(int(query.get("since", 0)), query.get("metric", ""), query.getlist("run"))
+        return _json(found)
 
     async def _page(self, request: Request) -> Response:
         data = await run_in_threadpool(page_data, self._run(request).location)
@@ -133,8 +113,8 @@ class Pages:
         folder, file = self._run(request).location, request.path_params["file"]
         if file not in await run_in_threadpool(evidence_of, folder):
             raise HTTPException(404)
-        opened = os.fdopen(open_to_read(f"{folder}/{names.EVIDENCE}/{file}", str(folder)), "rb")
-        return responses.StreamingResponse(iter(partial(opened.read, _PART), b""), media_type="text/plain")
+        found = await run_in_threadpool(read_file, f"{folder}/{names.EVIDENCE}/{file}", str(folder))
+        return responses.PlainTextResponse(found)
 
     async def _log(self, request: Request) -> Response:
         """Answer the last lines of all ranks, each as JSON, then new ones until the run ends."""

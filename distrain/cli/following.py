@@ -179,9 +179,9 @@ def run_stop(options: argparse.Namespace) -> int:
     how = f"the run has {run.state}" if run.state == FINISHED else run.state
     print(f"{how} after {duration(time.monotonic() - began)}{_where_it_stands(run)}", file=log)
     if options.json:
-        from distrain.cli.showing import Details
+        from distrain.cli.showing import details_of
 
-        write_json("stop", **vars(Details(run)))
+        write_json("stop", **details_of(run))
     return 0 if run.state in (FINISHED, STOPPED) else 1
 
 

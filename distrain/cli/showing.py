@@ -11,37 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.api.runs import info_of
 from distrain.cli import parsers
-from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, value, write_json
-from distrain.page.reports import read_reports
-from distrain.storage import names
-from distrain.storage.lines import read_events
-from distrain.storage.runs.details import checkpoints_of, command_of, error_of, newest_in_memory, verdict
-from distrain.storage.runs.listing import FAILED, Run
+from distrain.cli.text import cut, echo, metrics_line, paint, screen, table, write_json
+from distrain.page.data import attempts_table, checkpoints_table
+from distrain.page.facts import Facts
+from distrain.storage.runs.details import command_of
+from distrain.storage.runs.listing import FAILED
 from distrain.storage.runs.logs import attempts_with_logs, log_folder
-from distrain.system.text import count, duration, flatten, name_ranks, printable, size
+from distrain.system.text import count, flatten, name_ranks, number, printable, size
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
+
+    from distrain.page.data import Table
+    from distrain.storage.runs.listing import Run
 
 _EVENTS = {"slow": "slow rank", "memory_damage": "damaged part", "memory_checkpoint_lost": "lost checkpoint"}
 """Events whose names in events.jsonl are not words to count, in the words of users."""
 _NO_NEWS = ("checkpoint", "stored", "trouble_over")
 _INDENT = 13
 _LONGEST = 20_000
-_MOST_ATTEMPTS, _MOST_CHANGES, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_ERROR_LINES = 8, 8, 12, 5, 25
+_MOST_ATTEMPTS, _MOST_CHANGES, _MOST_METRICS, _MOST_CHECKPOINTS, _MOST_NOTES, _MOST_ERROR_LINES = 8, 8, 12, 5, 5, 25
 
 
 class Details:
     """All that ``distrain show`` tells about a run. Its attributes are the keys of the JSON (docs/json.md)."""
 
-    def __init__(self, run: Run) -> None:
-        """Read the files of a run. Warn of what is damaged."""
-        facts, attempts = run.manifest, attempts_with_logs(run)
-        reports = read_reports(run.location / names.METRICS, run.attempts, [], rank=0)
-        events = list(read_events(run.location / names.EVENTS))
+    def __init__(self, found: Facts) -> None:
+        run, facts, attempts = found.run, found.run.manifest, attempts_with_logs(found.run)
         self.run = info_of(run)
-        self.verdict = verdict(run, reports.last, events)
+        self.verdict = found.verdict
         self.command = command_of(run)
         self.process = {name: facts.get(name) for name in ("user", "host", "pid", "directory")}
         self.git = _dict(facts.get("git"))
@@ -49,21 +48,25 @@ class Details:
         self.versions = {**own, **(_dict(facts.get("versions")) or {})}
         self.settings, self.hydra = _dict(facts.get("train_loop_config")), _dict(facts.get("hydra"))
         self.logs = str(log_folder(run) / f"attempt_{attempts[-1]}") if attempts else None
-        found = {
-            (str(one["event"]).removesuffix("_began"), str(one.get("since", n))): n for n, one in enumerate(events)
+        events = {
+            (str(one["event"]).removesuffix("_began"), str(one.get("since", n))) for n, one in enumerate(found.events)
         }
-        self.events = Counter(kind for kind, _ in found)  # the two events of a hang have the same ``since``
+        self.events = Counter(kind for kind, _ in sorted(events))  # the two events of a hang have the same ``since``
         self.attempts = run.attempts
         listed = facts.get("changes")
         self.changes = [one for one in listed if _is_change(one)] if isinstance(listed, list) else []
         self.extremes = {
             name: {"least": low[1], "least_step": low[0], "largest": high[1], "largest_step": high[0]}
-            for name, curve in reports.curves.items()
+            for name, curve in found.reports.curves.items()
             if (low := curve.lowest) and (high := curve.highest)
         }
-        self.checkpoints = checkpoints_of(run.location)
-        self.in_memory = newest_in_memory(run, events)
-        self.error = str(error_of(run.location).get("message") or "") if run.state == FAILED else None
+        self.checkpoints, self.in_memory = found.checkpoints, found.in_memory
+        self.error = str(found.error.get("message") or "") if run.state == FAILED else None
+
+
+def details_of(run: Run) -> dict[str, Any]:
+    """Return the JSON about a run."""
+    return vars(Details(Facts(run, run.location)))
 
 
 def _is_change(one: Any) -> bool:
@@ -90,23 +93,28 @@ def run_show(options: argparse.Namespace) -> int:
     warnings.simplefilter("ignore")  # what is damaged
     run = parsers.run_of(options)
     if options.json:
-        write_json("show", **vars(Details(run)))
+        write_json("show", **details_of(run))
     else:
         echo(run_in_words(run, (screen() or (120, 0))[0]))
     return 0
 
 
 def run_in_words(run: Run, columns: int) -> str:
-    """Return one screen of text about a run. Warns of what is damaged."""
-    shown = Details(run)
+    """Return one screen of text about a run."""
+    found = Facts(run, run.location)
+    shown, width = Details(found), columns - _INDENT
     lines = [textwrap.fill(f"{run.name}: {shown.verdict}", columns, break_on_hyphens=False)]
     for label, text in _facts(shown):
         text = printable(cut(text, _LONGEST))
         lines += _labelled(label, textwrap.wrap(text, max(columns - _INDENT, 30), break_on_hyphens=False))
-    lines += _labelled("attempts", _attempts(shown, columns - _INDENT))
-    lines += _labelled("changes", _changes(shown, columns - _INDENT))
-    lines += _labelled("metrics", _metrics(shown, columns - _INDENT))
-    lines += _labelled("checkpoints", _checkpoints(shown, columns - _INDENT))
+    lines += _labelled("attempts", _lines(attempts_table(found), width, _MOST_ATTEMPTS, "attempt", -1))  # no hosts
+    lines += _labelled("changes", _changes(shown, width))
+    lines += _labelled("metrics", _metrics(shown, width))
+    if kept := found.checkpoints:
+        lines += _labelled("checkpoints", [f"{count(len(kept), 'checkpoint')}, {size(sum(one.bytes for one in kept))}"])
+    checkpoints = _lines(checkpoints_table(found), width, _MOST_CHECKPOINTS, "checkpoint")
+    lines += _labelled("" if kept else "checkpoints", checkpoints)
+    lines += _labelled("damage", _first([printable(cut(note, width)) for note in found.notes], _MOST_NOTES, "note"))
     if shown.error:
         lines += ["", paint("error", "31"), *_first(shown.error.splitlines(), _MOST_ERROR_LINES, "line")]
     return "\n".join(lines)
@@ -135,23 +143,20 @@ def _facts(shown: Details) -> Iterable[tuple[str, str]]:
     yield "hosts", "; ".join(f"{host}: {name_ranks(ranks)}" for host, ranks in run.hosts.items())
     if shown.logs is not None:
         yield "logs", shown.logs
-    news = ((kind, number) for kind, number in shown.events.items() if kind not in _NO_NEWS)
-    yield "events", ", ".join(count(number, _EVENTS.get(kind, kind)) for kind, number in news)
+    news = ((kind, often) for kind, often in shown.events.items() if kind not in _NO_NEWS)
+    yield "events", ", ".join(count(often, _EVENTS.get(kind, kind)) for kind, often in news)
 
 
 def _clock(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
-def _attempts(shown: Details, columns: int) -> list[str]:
-    rows = []
-    for attempt in shown.attempts[::-1]:
-        ended = attempt.get("ended") or shown.run.ended or time.time()
-        start = f", from {attempt['checkpoint']}" if attempt.get("checkpoint") else ""
-        why = f": {printable(str(attempt['failure'])[:_LONGEST])}" if attempt.get("failure") else ""
-        lasted = duration(ended - attempt["started"])
-        rows.append(cut(f"{attempt['attempt']}  {_clock(attempt['started'])}, {lasted}{start}{why}", columns))
-    return _first(rows, _MOST_ATTEMPTS, "attempt")
+def _lines(found: Table | None, columns: int, most: int, what: str, end: int | None = None) -> list[str]:
+    """Return a table of the page as text. end: of the columns that are shown."""
+    if found is None:
+        return []
+    rows = [[printable(cell) for cell in row[:end]] for row in (found["head"], *found["rows"])]
+    return _first([cut(line, columns) for line in table(rows, None, found["numbers"])], most + 1, what, found["more"])
 
 
 def _changes(shown: Details, columns: int) -> list[str]:
@@ -165,28 +170,15 @@ def _metrics(shown: Details, columns: int) -> list[str]:
     last = flatten(shown.run.metrics)
     rows = [["", "last", "least", "largest"]]
     for name in dict.fromkeys([*last, *shown.extremes]):
-        row = [printable(name), value(last.get(name)), "", ""]
+        row = [printable(name), number(last.get(name, "-")), "", ""]
         if found := shown.extremes.get(name):
-            row[2] = f"{value(found['least'])} (report {found['least_step']})"
-            row[3] = f"{value(found['largest'])} (report {found['largest_step']})"
+            row[2] = f"{number(found['least'])} (report {found['least_step']})"
+            row[3] = f"{number(found['largest'])} (report {found['largest_step']})"
         rows.append(row)
     return _first(table(rows, columns), _MOST_METRICS + 1, "metric")
 
 
-def _checkpoints(shown: Details, columns: int) -> list[str]:
-    found, lines = shown.checkpoints, []
-    if newest := shown.in_memory:
-        stored = found[-1].path.name if found else "none"
-        line = f"{newest.get('name')} in memory, at report {newest.get('step')}; newest on storage: {stored}"
-        lines.append(printable(line))
-    if found:
-        rows = [[c.path.name, c.place, size(c.bytes), metrics_line(c.metrics)] for c in found[::-1]]
-        lines.append(f"{count(len(found), 'checkpoint')}, {size(sum(c.bytes for c in found))}")
-        lines += _first(table(rows, columns, right=(1, 2)), _MOST_CHECKPOINTS, "checkpoint")
-    return lines
-
-
-def _first(lines: Sequence[str], most: int, what: str) -> list[str]:
+def _first(lines: Sequence[str], most: int, what: str, more: int = 0) -> list[str]:
     if len(lines) <= most + 1:  # a line that counts the others would take the place of one
         return list(lines)
-    return [*lines[:most], paint(f"... {count(len(lines) - most, f'more {what}')}", "2")]
+    return [*lines[:most], paint(f"... {count(len(lines) - most + more, f'more {what}')}", "2")]

@@ -9,13 +9,12 @@ import sys
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.storage.runs.listing import DAMAGED, FAILED, FINISHED, KILLED, RUNNING, STARTING, STOPPED
-from distrain.system.text import flatten, printable, without_controls
+from distrain.system.text import flatten, number, printable, without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 _UNITS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "m"))
-_LONGEST_VALUE = 30
 _COLOURS = {
     RUNNING: "36", STARTING: "36", FINISHED: "32", FAILED: "31", KILLED: "31", STOPPED: "33", DAMAGED: "33",
 }  # fmt: skip
@@ -34,24 +33,13 @@ def age(seconds: float) -> str:
     return f"{seconds // 60:.0f}m" if seconds >= 60 else f"{max(seconds, 0):.0f}s"
 
 
-def value(item: Any) -> str:
-    """Return a metric or a setting, shortened.
-
-    >>> [value(item) for item in (0.123456, 3, 1e-9, 12345.678, True, None, "text")]
-    ['0.1235', '3', '1e-09', '1.235e+04', 'True', '-', 'text']
-    """
-    if item is None:
-        return "-"
-    return f"{item:.4g}" if isinstance(item, float) else cut(printable(str(item)), _LONGEST_VALUE)
-
-
 def metrics_line(metrics: Mapping[str, Any]) -> str:
     """Return metrics in one line.
 
     >>> metrics_line({"loss": 0.5, "eval": {"accuracy": 1}})
     'loss=0.5 eval/accuracy=1'
     """
-    return " ".join(f"{printable(name)}={value(item)}" for name, item in flatten(metrics).items())
+    return " ".join(f"{printable(name)}={number(item)}" for name, item in flatten(metrics).items())
 
 
 # -- for programs ----------------------------------------------------------------------------------------------------

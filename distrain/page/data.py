@@ -1,7 +1,6 @@
-"""Everything that the page shows of a run, as one object for its script, from the files of the run. Runs in: anywhere.
+"""Everything that the page shows of a run, as one object for its script, from the facts of the run. Runs in: anywhere.
 
-Tables are ``{"head": ..., "rows": ..., "numbers": the columns of numbers}``. A damaged or missing file costs its own
-part only. A note says so.
+Tables are ``{"head": ..., "rows": ..., "numbers": the columns of numbers, "more": how many rows were left out}``.
 """
 
 from __future__ import annotations
@@ -9,39 +8,27 @@ from __future__ import annotations
 import json
 import re
 import time
-import warnings
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
-from distrain.page.reports import read_reports
-from distrain.page.time_use import AttemptTimes, where_time_went
+from distrain.page.facts import Facts
+from distrain.page.time_use import PARTS, AttemptTimes, where_time_went
 from distrain.storage import names
-from distrain.storage.lines import is_number, read_events
-from distrain.storage.runs.details import (
-    checkpoints_of,
-    command_of,
-    error_of,
-    evidence_of,
-    failed_at,
-    failures_in,
-    hangs_in,
-    newest_in_memory,
-    verdict,
-)
+from distrain.storage.lines import is_number
+from distrain.storage.runs.details import command_of, failed_at, failures_in, hangs_in
 from distrain.storage.runs.listing import DAMAGED, KILLED, RUNNING, Run, number_in, run_at
 from distrain.storage.runs.logs import attempts_with_logs, log_files, read_lines
 from distrain.system import __version__
-from distrain.system.text import amount, count, duration, flatten, rank_list, size, without_controls
+from distrain.system.text import amount, count, duration, flatten, number, rank_list, size, without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from distrain.page.envelope import Envelope
     from distrain.page.reports import Reports
-    from distrain.storage.records import CommittedCheckpoint
     from distrain.system.remote_path import RemotePath
 
 _POINTS = 30_000
@@ -67,28 +54,14 @@ def page_data(folder: Path | RemotePath, known_as: Path | RemotePath | None = No
     run = run_at(folder)._replace(name=root.name)
     if not run.manifest and run.state != DAMAGED and not (folder / names.METRICS).exists():
         raise StorageError(f"{root} is not a run directory: {run.problem or f'it has no {names.MANIFEST}'}")
-    notes = [run.problem] if run.problem else []
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        error = error_of(folder)
-        events = _read_all(lambda: list(read_events(folder / names.EVENTS)), notes)
-        saved = _read_all(lambda: checkpoints_of(folder), notes)
-        logs = _logs(run, error)
-        evidence = _read_all(lambda: evidence_of(folder), notes)
-        reports = read_reports(folder / names.METRICS, run.attempts, notes)
-        sentence = verdict(run, reports.last, events)
-    notes += [str(warning.message) for warning in warned]
-    times = _times(run, reports)
-    seen = hangs_in(events)
-    hangs = [(event["since"], event["time"]) for event in seen if event["event"] == "hang"]
-    if seen and seen[-1]["event"] == "hang_began":
-        hangs.append((seen[-1]["since"], run.until(None)))
+    facts = Facts(run, folder, rank=None)
+    error, reports = facts.error, facts.reports
     data = {
         "name": str(run.manifest.get("name") or root.name),
         "location": str(root),
         "state": run.state,
-        "verdict": f"{sentence[:1].upper()}{sentence[1:]}.",
-        "notes": [text.replace(str(folder), str(root)) for text in notes[:20]],
+        "verdict": f"{facts.verdict[:1].upper()}{facts.verdict[1:]}.",
+        "notes": [text.replace(str(folder), str(root)) for text in facts.notes[:20]],
         "failures": [_failure(one) for one in failures_in(error)[:_MOST_LOGS]],
         "message": str(error.get("message") or ""),
         "where": _where(error),
@@ -96,25 +69,17 @@ def page_data(folder: Path | RemotePath, known_as: Path | RemotePath | None = No
         "more_metrics": len(reports.more_metrics),
         "starts": sorted({first for attempt in run.attempts[1:] if (first := attempt.get("first_step"))})[-50:],
         "ranks": _ranks(run, reports),
-        "attempts": _attempts(run, times),
-        "evidence": evidence[:_MOST_ROWS],
-        "events": _events(run, events),
-        "checkpoints": _checkpoints(run, saved, events),
-        "time": _time_use(run, times, hangs),
-        "logs": logs,
+        "attempts": attempts_table(facts),
+        "evidence": facts.evidence[:_MOST_ROWS],
+        "events": _events(facts),
+        "checkpoints": checkpoints_table(facts),
+        "time": _time_use(facts),
+        "logs": _logs(facts),
         "settings": _settings(run),
         "made": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "version": __version__,
     }
     return {key: _plain(value) for key, value in data.items()}
-
-
-def _read_all(read: Any, notes: list[str]) -> list[Any]:
-    try:
-        return list(read())
-    except OSError as error:
-        notes.append(str(error))
-        return []
 
 
 def _plain(value: Any) -> Any:
@@ -160,12 +125,13 @@ def _where(error: Mapping[str, Any]) -> list[str]:
     return list(map(str, listed[:_MOST_LINES])) if isinstance(listed, list) else []
 
 
-def _logs(run: Run, error: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+def _logs(facts: Facts) -> list[tuple[str, list[str]]]:
     """Return the last lines of the ranks that have failed, and of others, in the last attempt of a local run."""
+    run = facts.run
     if not isinstance(run.location, Path) or not (attempts := attempts_with_logs(run)):
         return []
     files = log_files(run, attempts[-1])
-    failed = [failure.get("rank") for failure in failures_in(error)]
+    failed = [failure.get("rank") for failure in failures_in(facts.error)]
     chosen = sorted(files, key=lambda rank: (rank not in failed, rank))[:_MOST_LOGS]
     found = []
     for rank in chosen:
@@ -222,12 +188,13 @@ def _ranks(run: Run, reports: Reports) -> Table | None:
 # -- the time --------------------------------------------------------------------------------------------------------
 
 
-def _times(run: Run, reports: Reports) -> list[AttemptTimes]:
+def _times(facts: Facts) -> list[AttemptTimes]:
     """Return the times of the attempts. An end that nobody has recorded is the last report before it, or the start."""
+    run = facts.run
     found: list[AttemptTimes] = []
     has_trained_later = False
     for attempt in run.attempts[::-1]:
-        there = reports.attempts.get(attempt["attempt"])
+        there = facts.reports.attempts.get(attempt["attempt"])
         training, ended = attempt.get("training"), attempt.get("ended")
         if ended is None:
             known = run.until(None) if not found and run.state != KILLED else 0.0
@@ -248,32 +215,40 @@ def _times(run: Run, reports: Reports) -> list[AttemptTimes]:
     return found[::-1]
 
 
-def _time_use(run: Run, times: Sequence[AttemptTimes], hangs: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
+def _time_use(facts: Facts) -> dict[str, Any] | None:
+    run, times = facts.run, _times(facts)
     if not times:
         return None
+    seen = hangs_in(facts.events)
+    hangs = [(event["since"], event["time"]) for event in seen if event["event"] == "hang"]
+    if seen and seen[-1]["event"] == "hang_began":
+        hangs.append((seen[-1]["since"], run.until(None)))
     started = min(_number(run.manifest.get("started")) or times[0].started, times[0].started)
     ended = max(one.ended for one in times)
     if run.state not in (RUNNING, KILLED):
         ended = max(ended, run.ended)
     parts = where_time_went(times, started=started, ended=ended, hangs=hangs)
-    total = sum(part.seconds for part in parts) or 1.0
-    shown = [part for part in parts if part.seconds >= 0.0005 * total or part.kind == "training"]
-    rows = [(part.label, duration(part.seconds), f"{part.seconds / total:.1%}", part.meaning) for part in shown]
+    total = sum(parts.values()) or 1.0
+    shown = {kind: seconds for kind, seconds in parts.items() if seconds >= 0.0005 * total or kind == "training"}
+    rows = [
+        (PARTS[kind][0], duration(seconds), f"{seconds / total:.1%}", PARTS[kind][1]) for kind, seconds in shown.items()
+    ]
     return {
-        "goodput": f"{parts[0].seconds / total:.0%} of {duration(total)}",
-        "parts": [(part.kind, part.seconds / total) for part in shown],
+        "goodput": f"{parts['training'] / total:.0%} of {duration(total)}",
+        "parts": [(kind, seconds / total) for kind, seconds in shown.items()],
         "table": _table(("part", "time", "share", "meaning"), rows, (1, 2)),
     }
 
 
-def _attempts(run: Run, times: Sequence[AttemptTimes]) -> Table | None:
-    rows, attempts = [], run.attempts
-    for attempt, timed in zip(attempts, times, strict=True):
+def attempts_table(facts: Facts) -> Table | None:
+    """Return the table of the attempts, the last one first."""
+    run, rows = facts.run, []
+    for attempt, timed in zip(run.attempts, _times(facts), strict=True):
         named = [f"{host} ({rank_list(ranks)})" for host, ranks in islice(attempt["hosts"].items(), 8)]
         more = [f"{len(attempt['hosts']) - 8:,} more"] if len(attempt["hosts"]) > 8 else []
         step = attempt.get("first_step")
         begin = f"{attempt.get('checkpoint') or 'the beginning'}" + (f" (report {step:,})" if step else "")
-        is_running = run.state == RUNNING and attempt is attempts[-1]
+        is_running = run.state == RUNNING and attempt is run.attempts[-1]
         rows.append(
             (
                 attempt["attempt"],
@@ -287,8 +262,9 @@ def _attempts(run: Run, times: Sequence[AttemptTimes]) -> Table | None:
     return _table(("attempt", "began", "lasted", "from", "ended", "hosts (ranks)"), rows[::-1], (1, 2))
 
 
-def _events(run: Run, events: Iterable[Mapping[str, Any]]) -> Table | None:
+def _events(facts: Facts) -> Table | None:
     """Return the table of what events.jsonl has beside checkpoints: hangs, slow ranks, troubles with hosts."""
+    run = facts.run
     rows = [
         (
             _after(run, event["time"]),
@@ -299,7 +275,7 @@ def _events(run: Run, events: Iterable[Mapping[str, Any]]) -> Table | None:
                 if name not in ("time", "event") and value != ""
             ),
         )
-        for event in events
+        for event in facts.events
         if event["event"] != "checkpoint"
     ]
     return _table(("after", "event", "details"), rows[::-1])
@@ -313,10 +289,10 @@ def _after(run: Run, moment: object) -> str:
 # -- checkpoints and settings ----------------------------------------------------------------------------------------
 
 
-def _checkpoints(run: Run, kept: Sequence[CommittedCheckpoint], events: Sequence[Mapping[str, Any]]) -> Table | None:
+def checkpoints_table(facts: Facts) -> Table | None:
     """Return the table of the checkpoints in the directory, and of those in events.jsonl that were deleted since."""
-    there = {saved.path.name: saved for saved in kept}
-    newest = newest_in_memory(run, events)
+    run, events, newest = facts.run, facts.events, facts.in_memory
+    there = {saved.path.name: saved for saved in facts.checkpoints}
     stored = {event.get("name") for event in events if event["event"] == "stored"}
     made = {
         str(event.get("name")): event
@@ -334,7 +310,7 @@ def _checkpoints(run: Run, kept: Sequence[CommittedCheckpoint], events: Sequence
         held = _number(event.get("bytes", saved and saved.bytes))
         seconds = _number(event.get("seconds"))
         flat = flatten(saved.metrics) if saved else {}
-        metrics = [f"{key}={amount(item)}" for key, item in flat.items() if isinstance(item, (int, float))]
+        metrics = [f"{k}={amount(v) if isinstance(v, (int, float)) else number(v)}" for k, v in flat.items()]
         rows.append(
             (
                 name,

@@ -1,23 +1,20 @@
 """A curve of any length in bounded memory, whose extremes and non-finite values are kept. Pure. Runs in: anywhere.
 
-Neighbouring points share a bin. A bin keeps the lowest and the highest of them: real points, at their own steps. When
-there are too many bins, two become one. So what is drawn goes through every peak, however many points there are.
+When there are too many points, only the lowest and the highest one of each span of steps are kept: real points, at
+their own steps. So what is drawn goes through every peak, however many points there are.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 Point = tuple[int, float]
-_Bin = tuple[Point, Point]
-"""The lowest and the highest point."""
 
-MOST_BINS = 1024
+MOST_POINTS = 2048
 _MOST_MARKS = 200
+_value = itemgetter(1)
 
 
 class Envelope:
@@ -28,15 +25,14 @@ class Envelope:
     none.
     """
 
-    def __init__(self, most_bins: int = MOST_BINS) -> None:
+    def __init__(self, most: int = MOST_POINTS) -> None:
         self.count = 0
         self.nonfinite = 0
         self.marks: list[tuple[int, str]] = []
         self.first: Point | None = None
         self.last: Point | None = None
-        self._most_bins = most_bins
-        self._bins: list[_Bin] = []
-        self._width, self._filled = 1, 0
+        self._most = most
+        self._points: list[Point] = []
 
     def add(self, step: int, value: float) -> None:
         """Add the next point."""
@@ -52,50 +48,26 @@ class Envelope:
                 self.marks.append((step, str(value)))
             return
         self.first, self.last = self.first or point, point
-        if self._filled:
-            self._bins[-1] = _join(self._bins[-1], (point, point))
-        else:
-            if len(self._bins) >= self._most_bins:
-                self._bins, self._width = _merged(self._bins), self._width * 2
-            self._bins.append((point, point))
-        self._filled = (self._filled + 1) % self._width
-
-    def forget_after(self, step: int) -> None:
-        """Remove the points of later steps, which a restart repeats."""
-        if self.last is None or self.last[0] <= step:
-            return
-        kept: list[Point] = []
-        while self._bins and not kept:  # all before this bin are earlier
-            kept = [point for point in self._bins.pop() if point[0] <= step]
-        self._bins += [(kept[0], kept[-1])] if kept else []
-        self.marks = [mark for mark in self.marks if mark[0] <= step]
-        self.last, self._filled = max(kept, default=None), 0
+        self._points.append(point)
+        if len(self._points) > self._most:
+            self._points = self.points(self._most // 2)
 
     def points(self, most: int) -> list[Point]:
-        """Return at most about ``most`` points, in the order of their steps."""
-        bins = self._bins
-        while len(bins) > max(1, most // 2):
-            bins = _merged(bins)
-        return sorted({point for both in bins for point in both})
+        """Return at most so many points, in the order of their steps."""
+        points = sorted(self._points)
+        if len(points) <= most:
+            return points
+        first, spans = points[0][0], max(1, most // 2)
+        width = (points[-1][0] - first + 1) / spans
+        groups = [list(group) for _, group in groupby(points, lambda point: (point[0] - first) // width)]
+        return sorted({end(group, key=_value) for group in groups for end in (min, max)})
 
     @property
     def lowest(self) -> Point | None:
         """The first of the lowest points."""
-        return min((low for low, _ in self._bins), key=lambda point: point[1], default=None)
+        return min(self._points, key=_value, default=None)
 
     @property
     def highest(self) -> Point | None:
         """The first of the highest points."""
-        return max((high for _, high in self._bins), key=lambda point: point[1], default=None)
-
-
-def _join(first: _Bin, second: _Bin) -> _Bin:
-    low = second[0] if second[0][1] < first[0][1] else first[0]
-    high = second[1] if second[1][1] > first[1][1] else first[1]
-    return low, high
-
-
-def _merged(bins: Sequence[_Bin]) -> list[_Bin]:
-    """Return half as many bins. An odd last one stays alone."""
-    pairs = [_join(bins[n], bins[n + 1]) for n in range(0, len(bins) - 1, 2)]
-    return [*pairs, bins[-1]] if len(bins) % 2 else pairs
+        return max(self._points, key=_value, default=None)

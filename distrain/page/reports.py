@@ -1,23 +1,16 @@
-"""One pass over metrics.jsonl: curves, ranks and waiting times. Runs in: anywhere."""
+"""The reports of a run, added one by one: curves, ranks and waiting times. Pure. Runs in: anywhere."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from bisect import bisect_left
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from distrain.page.envelope import MOST_BINS, Envelope
-from distrain.storage.lines import MOST_OF_LINES, read_metrics
+from distrain.page.envelope import MOST_POINTS, Envelope
 from distrain.system.text import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from distrain.system.remote_path import RemotePath
 
 MOST_METRICS = 100
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -30,9 +23,8 @@ class AttemptReports:
     """The reports of one attempt.
 
     first_step: the step of a report is this plus its index. lost_after: reports with later steps were repeated by a
-    later attempt. kept_until: time of rank 0's last report that was not repeated; None if there is
-    none. waits: for each rank, the seconds that its reports which were not repeated have waited, for data and for
-    checkpoints.
+    later attempt. kept_until: time of rank 0's last report that was not repeated; None if there is none. waits: for
+    each rank, the seconds that its reports which were not repeated have waited, for data and for checkpoints.
     """
 
     first_step: int
@@ -65,30 +57,28 @@ class RankReports:
 class Reports:
     """The reports of a run. Of those that were repeated after a restart, the later ones are drawn.
 
-    attempts: as in run.json. They may be replaced when one begins. most_bins: of each curve.
+    attempts: as in run.json, those that repeated a report included. most_points: of each curve.
 
     Attributes: ``attempts`` and ``ranks`` by number, ``waits`` of each rank over all attempts, ``curves`` of rank 0's
     metrics, ``more_metrics``: their names beyond :data:`MOST_METRICS`, ``last``: rank 0's last report, with its step.
     """
 
-    def __init__(self, attempts: Sequence[Mapping[str, Any]], most_bins: int = MOST_BINS) -> None:
-        self.set_attempts(attempts)
+    def __init__(self, attempts: Sequence[Mapping[str, Any]], most_points: int = MOST_POINTS) -> None:
+        self._known: dict[int, tuple[int | None, float]] = {}
+        """By attempt, its first step, and the lowest one to which a later attempt has gone back."""
+        lowest = math.inf
+        for one in sorted(attempts, key=lambda one: -int(one["attempt"])):
+            first = one.get("first_step")
+            self._known.setdefault(one["attempt"], (first, lowest))
+            if first is not None and one.get("training"):
+                lowest = min(lowest, first)
         self.attempts: dict[int, AttemptReports] = {}
         self.ranks: dict[int, RankReports] = {}
         self.waits: dict[int, list[float]] = {}
         self.curves: dict[str, Envelope] = {}
         self.more_metrics: set[str] = set()
         self.last: dict[str, Any] | None = None
-        self._most_bins = most_bins
-
-    def set_attempts(self, attempts: Sequence[Mapping[str, Any]]) -> None:
-        """Replace what is known of the attempts, when one begins."""
-        known = [one for one in attempts if "first_step" in one]
-        self._firsts = {one["attempt"]: one["first_step"] for one in known[::-1]}
-        ordered = sorted((-one["attempt"], one["first_step"]) for one in known if one.get("training"))
-        self._trained = [number for number, _ in ordered]
-        """The negative numbers of the attempts, in order, and for each prefix of them the lowest first step."""
-        self._lowest = list(accumulate((first for _, first in ordered), min, initial=math.inf))
+        self._most_points = most_points
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a line. Raise an error of :data:`DAMAGE` if it is damaged."""
@@ -119,13 +109,9 @@ class Reports:
         """Begin an attempt. Without a known first step, its steps follow those of the attempts before."""
         if len(self.attempts) >= MOST_ATTEMPTS:
             raise ValueError("too many attempts")
-        first = self._firsts.get(attempt)
+        first, lost_after = self._known.get(attempt, (None, math.inf))
         first_step = (self.last or {}).get("step", 0) if first is None else first
-        lost_after = self._lowest[bisect_left(self._trained, -attempt)]
-        begun = self.attempts[attempt] = AttemptReports(first_step, lost_after)
-        for curve in self.curves.values():  # of a run that was read before it restarted
-            curve.forget_after(first_step)
-        return begun
+        return self.attempts.setdefault(attempt, AttemptReports(first_step, lost_after))
 
     def _add_to_curves(self, step: int, metrics: Mapping[str, Any]) -> None:
         for name, value in metrics.items():
@@ -135,27 +121,5 @@ class Reports:
                 self.more_metrics.add(name)
                 continue
             if name not in self.curves:
-                self.curves[name] = Envelope(self._most_bins)
+                self.curves[name] = Envelope(self._most_points)
             self.curves[name].add(step, value)
-
-
-def read_reports(
-    path: Path | RemotePath, attempts: Sequence[Mapping[str, Any]], notes: list[str], rank: int | None = None
-) -> Reports:
-    """Read the reports of all ranks, or of one. A note says what could not be read. ``attempts``: as in run.json."""
-    reports, damaged = Reports(attempts), 0
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        try:
-            for record in read_metrics(path, rank=rank, most=MOST_OF_LINES):
-                try:
-                    reports.add(record)
-                except DAMAGE:
-                    damaged += 1
-        except OSError as error:
-            notes.append(f"the reports cannot be read: {error}")
-    texts = [str(warning.message) for warning in warned]
-    notes += [text for text in texts if not text.startswith("skipped")]
-    if damaged := damaged + sum(text.startswith("skipped") for text in texts):
-        notes.append(f"{damaged:,} damaged lines of {path.name} were skipped")
-    return reports

@@ -29,17 +29,7 @@ class AttemptTimes:
     checkpoint: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of the time. ``kind`` is a word for style sheets, ``meaning`` says how it was measured."""
-
-    kind: str
-    label: str
-    seconds: float
-    meaning: str
-
-
-_PARTS = {
+PARTS = {
     "training": ("training", "All ranks were in train_func, and none of the other reasons applies."),
     "data": (
         "waiting for data",
@@ -57,16 +47,17 @@ _PARTS = {
     ),
     "between": ("between attempts", "From the end of an attempt to the beginning of the next: nothing ran."),
 }
+"""By a word for style sheets, what the part is called, and how it was measured."""
 
 
 def where_time_went(
     attempts: Sequence[AttemptTimes], *, started: float, ended: float, hangs: Sequence[tuple[float, float]] = ()
-) -> list[Part]:
-    """Return all parts of the time from ``started`` to ``ended``, in a fixed order. They add up to it.
+) -> dict[str, float]:
+    """Return the seconds of all :data:`PARTS` of the time from ``started`` to ``ended``. They add up to it.
 
     hangs: times in which no rank made progress, ``(from, until)``. A hang counts as such even if its work was repeated.
     """
-    seconds, hung_before = dict.fromkeys(_PARTS, 0.0), _covered_before(hangs)
+    seconds, hung_before = dict.fromkeys(PARTS, 0.0), _covered_before(hangs)
     now = started
     for number, attempt in enumerate(attempts):
         begin = min(max(now, attempt.started), ended)
@@ -75,7 +66,7 @@ def where_time_went(
         _add_attempt(seconds, attempt, begin, end, hung_before)
         now = end
     seconds["starting"] += max(0.0, ended - now)
-    return [Part(kind, label, seconds[kind], meaning) for kind, (label, meaning) in _PARTS.items()]
+    return seconds
 
 
 def _add_attempt(

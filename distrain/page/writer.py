@@ -14,20 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
 from distrain.page.data import page_data
-from distrain.storage import names
 from distrain.storage.files import write_atomically, write_output
 from distrain.storage.ownership import pinned
 from distrain.storage.paths import RunPaths
-from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath, locate
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
-
-_SECONDS_PER_BYTE = 100e-9
-"""How long it takes to read metrics.jsonl, measured with scripts/benchmark_page on a slow machine."""
-_FREE_S, _SHARE_OF_RUN, _MOST_S = 0.03, 0.02, 5.0
 
 
 def write_page(run: str | os.PathLike[str] | RemotePath, output: str | os.PathLike[str] | None = None) -> Path:
@@ -56,20 +50,6 @@ def write_page(run: str | os.PathLike[str] | RemotePath, output: str | os.PathLi
     except OSError as error:
         raise StorageError(f"cannot write the page of {run}: {error}") from error
     return page
-
-
-def write_page_at_end(root: Path, seconds: float) -> None:
-    """Write the page of a run that has just ended, unless that would take long. Never raises.
-
-    seconds: how long the run took. A page may take 2 percent of it, and at most 5 s.
-    """
-    metrics = root / names.METRICS
-    try:
-        size = metrics.stat().st_size if metrics.exists() else 0
-        if size * _SECONDS_PER_BYTE <= min(_MOST_S, _FREE_S + _SHARE_OF_RUN * seconds):
-            write_page(root)
-    except Exception as error:
-        warn(f"the page of the run could not be written: {error!r}")
 
 
 def document(data: dict[str, Any]) -> str:

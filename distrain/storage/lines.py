@@ -122,19 +122,22 @@ def read_with(
 class Tail:
     """A reader of the lines of a file that grows. A line that is longer than ``longest`` comes in parts.
 
-    position: where it goes on. is_in_line: True if the beginning of the line there was left out, or is read.
+    most: bytes after which a call of :meth:`read` begins no other line.
+
+    Attributes: ``position``: where it goes on, ``is_in_line``: True if the beginning of the line there is not wanted,
+    or is read, ``left_out``: bytes at the beginning of the file that are not wanted.
     """
 
-    def __init__(self, position: int = 0, longest: int = LONGEST_LINE, *, is_in_line: bool = False) -> None:
-        self.position, self.is_in_line = position, is_in_line
-        self._longest = longest
+    def __init__(self, position: int = 0, longest: int = LONGEST_LINE, most: float = math.inf) -> None:
+        self.position, self.left_out, self.is_in_line = position, 0, False
+        self._longest, self._most = longest, most
 
-    def read(self, file: IO[bytes], most: float = math.inf, *, to_end: bool = False) -> Iterator[tuple[bytes, bool]]:
+    def read(self, file: IO[bytes], *, to_end: bool = False) -> Iterator[tuple[bytes, bool]]:
         """Yield lines, or parts, and True for those that begin a line.
 
-        most: bytes after which no other line is begun. to_end: also a torn last line, as nothing will follow.
+        to_end: also a torn last line, as nothing will follow.
         """
-        last = file.seek(self.position) + most
+        last = file.seek(self.position) + self._most
         while self.position < last and (part := file.readline(self._longest)):
             is_whole = part.endswith(b"\n")
             if not (is_whole or to_end or len(part) == self._longest):
@@ -157,41 +160,44 @@ def last_lines(file: IO[bytes], most: int) -> list[bytes]:
 # -- files of lines --------------------------------------------------------------------------------------------------
 
 
-def read_metrics(path: Path | RemotePath, *, rank: int | None = 0, most: int = 0) -> Iterator[dict[str, Any]]:
+def read_metrics(
+    path: Path | RemotePath, *, rank: int | None = 0, most: int = 0, tail: Tail | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics.jsonl, of one rank or (None) of all, with non-finite numbers restored.
 
     A torn last line, which a power cut may leave, is skipped. Other damaged lines are skipped with a warning. A missing
-    file has no lines. most: bytes at the end of a larger file that are read. Raise OSError.
+    file has no lines. most: bytes at the end of a larger file that are read. tail: has read it so far. Raise OSError.
     """
 
     def parse(line: bytes, number: int) -> dict[str, Any] | None:
         return record_in(line, f"line {number} of {path}") if rank is None or may_be_of(rank, line) else {}
 
-    yield from (one for one in _records(path, parse, most) if rank is None or one["rank"] == rank)
+    yield from (one for one in _records(path, parse, most, tail) if rank is None or one["rank"] == rank)
 
 
-def read_events(path: Path | RemotePath) -> Iterator[dict[str, Any]]:
+def read_events(path: Path | RemotePath, tail: Tail | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines of an events.jsonl, each with ``time``, ``event`` and ``attempt``.
 
-    A damaged line is skipped. A missing file has no lines. Raise OSError.
+    A damaged line is skipped. A missing file has no lines. tail: has read it so far. Raise OSError.
     """
-    yield from _records(path, lambda line, _: event_in(line), MOST_BYTES)
+    yield from _records(path, lambda line, _: _event_in(line), MOST_BYTES, tail)
 
 
 def _records(
-    path: Path | RemotePath, parse: Callable[[bytes, int], dict[str, Any] | None], most: int
+    path: Path | RemotePath, parse: Callable[[bytes, int], dict[str, Any] | None], most: int, tail: Tail | None
 ) -> Iterator[dict[str, Any]]:
     """Yield the non-empty results of ``parse`` for lines and their numbers, until too many are damaged (None)."""
+    tail, damaged = tail or Tail(), 0
     try:
         file = os.fdopen(open_to_read(path), "rb") if isinstance(path, Path) else io.BytesIO(path.read_bytes())
     except FileNotFoundError:
         return
     with file:
-        start, damaged = max(0, file.seek(0, os.SEEK_END) - most) if most else 0, 0
-        if start:
+        if most and not tail.position and (start := file.seek(0, os.SEEK_END) - most) > 0:
             warnings.warn(f"the first {size(start)} of {path} were left out", stacklevel=3)
-        found = Tail(start, is_in_line=start > 0).read(file)
-        for number, line in enumerate((part for part, begins in found if begins), start=1):
+            tail.position = tail.left_out = start
+            tail.is_in_line = True
+        for number, line in enumerate((part for part, begins in tail.read(file) if begins), start=1):
             record = parse(line, number)
             damaged += record is None
             if damaged > _MOST_DAMAGED:
@@ -201,7 +207,7 @@ def _records(
                 yield record
 
 
-def event_in(line: bytes) -> dict[str, Any] | None:
+def _event_in(line: bytes) -> dict[str, Any] | None:
     """Return the event in a line of an events.jsonl, None if the line is damaged."""
     try:
         event = _parsed(line)

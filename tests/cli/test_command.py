@@ -279,7 +279,7 @@ def test_logs_are_followed_through_a_restart_until_the_end(distrain: Command, tm
     assert "only of 0, 1" in distrain("logs", "live", "--attempt", "7", *place).stderr
     assert "no log of rank 5" in distrain("logs", "live", "-r", "5", *place).stderr
     shown = distrain("show", "live", *place).stdout
-    assert "from checkpoint_000000" in shown
+    assert re.search(r"\n *1 +\+\S.* checkpoint_000000 \(report \d+\) ", shown)
     assert "rank 0 on localhost: ValueError: on purpose" in shown
 
 

@@ -16,7 +16,7 @@ from distrain.cli.run.driver import driver_of, is_for_ray
 from distrain.cli.run.options import environment_variables, ignored_options, make_parser
 from distrain.cli.run.settings import parse_with_file
 from distrain.cli.run.target import work_of, workers_path
-from distrain.cli.showing import Details
+from distrain.cli.showing import details_of
 from distrain.cli.text import write_json
 from distrain.coordinator.connection.choice import hosts_of
 from distrain.coordinator.fit import check_hosts, run_work
@@ -196,7 +196,7 @@ def _run_for_programs(work: Work, scaling: ScalingConfig, run: RunConfig, sys_pa
         finally:
             sys.stdout.flush()
             os.dup2(own.fileno(), 1)
-    found = {} if beginning.location is None else vars(Details(run_at(locate(beginning.location))))
+    found = {} if beginning.location is None else details_of(run_at(locate(beginning.location)))
     text = found.get("error") or (None if error is None else str(error) or None)
     write_json("run", exit_code=exit_code_of(error), **{"run": None, **found, "error": text})
     return error

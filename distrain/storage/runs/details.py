@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+_Event = dict[str, Any]
 _MOST_READS = 10
 """How often to list the checkpoints of a run that deletes some meanwhile."""
 _LONGEST_REASON, _LONGEST_HANG = 240, 2000
@@ -147,10 +148,10 @@ def failed_at(failure: Mapping[str, Any]) -> str:
     return raised_at(str(failure.get("traceback") or ""))
 
 
-def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]) -> str:
+def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event], error: Mapping[str, Any]) -> str:
     """Return one sentence about the state of a run: how far it is or has come, and which rank failed, where and why.
 
-    last: rank 0's last report, with its ``step``. events: all of the run.
+    last: rank 0's last report, with its ``step``. events: all of the run. error: the contents of error.json.
     """
     if run.state not in (RUNNING, *ENDED):
         return printable(f"{run.state}: {run.problem}" if run.problem else run.state)
@@ -158,10 +159,11 @@ def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[Mapping[s
     text = f"{run.state} {'for' if run.state == RUNNING else 'after'} {lasted}{_where(last)}"
     if run.state == KILLED:
         text += ": the process that called fit() was killed, or its machine crashed"
-    elif run.state in (FAILED, STOPPED) and (why := _reason(run)):
+    elif run.state in (FAILED, STOPPED) and (why := _reason(run, error)):
         text += f": {why}"
-    if (hang := _hang_of(run, last, events)) is not None:
-        text += f"; {hang}"
+    if (hang := hang_of(run, last, events)) is not None:
+        how = "it has hung" if run.state == RUNNING else "it hung"
+        text += f"; {how} for {duration(run.until(last) - hang['since'])}: {str(hang['text'])[:_LONGEST_HANG]}"
     if (restarts := len(run.attempts_now) - 1) > 0:
         text += f", after {count(restarts, 'restart')}"
     if run.state in (STOPPED, KILLED):
@@ -169,21 +171,17 @@ def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[Mapping[s
     return printable(text)
 
 
-def hangs_in(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def hangs_in(events: Sequence[_Event]) -> list[_Event]:
     """Return the events that tell of the beginning or the end of a hang."""
     return [event for event in events if event["event"] in ("hang_began", "hang") and "since" in event]
 
 
-def _hang_of(run: Run, last: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return who is stuck in a hang that lasts, or in which the run has ended."""
+def hang_of(run: Run, last: Mapping[str, Any] | None, events: Sequence[_Event]) -> _Event | None:
+    """Return the event of a hang that lasts, or in which the run has ended; its ``text`` says who is stuck."""
     found = hangs_in(events)
     if not found or not found[-1].get("text") or (found[-1]["event"] == "hang" and run.state == RUNNING):
         return None
-    since = found[-1]["since"]
-    if last is not None and last["time"] > since:
-        return None
-    how = "it has hung" if run.state == RUNNING else "it hung"
-    return f"{how} for {duration(run.until(last) - since)}: {str(found[-1]['text'])[:_LONGEST_HANG]}"
+    return None if last is not None and last["time"] > found[-1]["since"] else found[-1]
 
 
 def _where(last: Mapping[str, Any] | None) -> str:
@@ -194,9 +192,8 @@ def _where(last: Mapping[str, Any] | None) -> str:
     return f" at report {last['step']:,}"
 
 
-def _reason(run: Run) -> str:
+def _reason(run: Run, error: Mapping[str, Any]) -> str:
     """Return which rank failed, where and why; else why the last attempt has ended."""
-    error = error_of(run.location)
     for failure in [one for one in failures_in(error)[:1] if one.get("role") != "victim"]:
         host = f" on {failure['host']}" if failure.get("host") else ""
         where = f" ({place})" if (place := failed_at(failure)) else ""

@@ -135,10 +135,14 @@ class Run(NamedTuple):
 
     def bytes(self) -> int:
         """Return the size of all files of the run on disk, in bytes. It looks at each of them."""
-        folder = self.location
-        if isinstance(folder, Path):
-            return _size_of(folder)
-        return sum(size for size, _ in folder.files().values())
+        folder, total = self.location, 0
+        if not isinstance(folder, Path):
+            return sum(size for size, _ in folder.files().values())
+        for above, _, listed in os.walk(folder):
+            for name in listed:
+                with suppress(OSError):  # it may be deleted in the meantime
+                    total += os.lstat(f"{above}/{name}").st_size
+        return total
 
 
 def _attempts_in(manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -171,18 +175,6 @@ _CHECKS: dict[str, Callable[[object], object]] = {"training": number_in, "ended"
 """Of fields of an attempt that are left out if they are damaged."""
 
 
-def _size_of(folder: str | Path) -> int:
-    total, folders = 0, [str(folder)]
-    while folders:
-        with suppress(OSError), os.scandir(folders.pop()) as entries:  # it may be deleted in the meantime
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.is_file(follow_symlinks=False):
-                    total += entry.stat(follow_symlinks=False).st_size
-    return total
-
-
 def storage_at(path: str | os.PathLike[str] | None) -> Path | RemotePath:
     """Return the storage path that a user means, the default for None. Raise OSError for a wrong URL."""
     text = os.fspath(names.DEFAULT_STORAGE if path is None else path)
@@ -204,7 +196,7 @@ def list_runs(storage: Path | RemotePath, *, may_be_missing: bool = False) -> li
     """
     if (storage / names.MANIFEST).exists():
         return [run_at(storage)]
-    listed = _folders_in(storage, may_be_missing=may_be_missing)
+    listed = folders_in(storage, may_be_missing=may_be_missing)
     if isinstance(storage, Path):
         found = [run_at(f"{storage}/{name}") for name in listed]
         shown = [run for run in found if run.state != FOREIGN or not os.path.exists(f"{run.path}/.hydra")]
@@ -216,7 +208,7 @@ def list_runs(storage: Path | RemotePath, *, may_be_missing: bool = False) -> li
     return sorted(shown, key=lambda run: (run.state != FOREIGN, run.began), reverse=True)
 
 
-def _folders_in(storage: Path | RemotePath, *, may_be_missing: bool) -> list[str]:
+def folders_in(storage: Path | RemotePath, *, may_be_missing: bool = False) -> list[str]:
     """Return the sorted names of what may be runs in a storage path."""
     if not isinstance(storage, Path):
         return [name for name in storage.names() if not name.startswith(".") and not set(name) & set("*?[")]
@@ -292,7 +284,7 @@ def find_run(given: str, storage: Path | RemotePath) -> Run:
     """
     if "://" in given or os.sep in given or given in (".", ".."):
         return _checked(run_at(storage_at(given)))
-    listed = _folders_in(storage, may_be_missing=True)
+    listed = folders_in(storage, may_be_missing=True)
     if given in listed:
         return _checked(run_at(storage / given))
     if given == LAST:

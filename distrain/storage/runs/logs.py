@@ -15,7 +15,7 @@ from distrain.storage import names
 from distrain.storage.lines import Tail, last_lines, read_with
 from distrain.storage.ownership import list_names, open_to_read
 from distrain.storage.runs.listing import Run, WrongArgument, run_at
-from distrain.system.text import without_controls
+from distrain.system.text import name_ranks, without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -47,17 +47,15 @@ def log_files(run: Run, attempt: int, ranks: Collection[int] | None = None) -> d
     folder = log_folder(run) / f"attempt_{attempt}"
     found = _numbers(run, folder, _RANK)
     if missing := sorted(set(ranks or ()) - set(found)):
-        raise WrongArgument(f"{folder} has no log of rank {missing[0]}; it has those of {_ranges(found) or 'none'}")
+        raise WrongArgument(
+            f"{folder} has no log of rank {missing[0]}; it has those of {name_ranks(found) if found else 'none'}"
+        )
     return {rank: folder / f"rank_{rank}.log" for rank in found if ranks is None or rank in ranks}
 
 
 def _numbers(run: Run, folder: Path | RemotePath, pattern: re.Pattern[str]) -> list[int]:
     listed = list_names(folder, *_guards(run)) if isinstance(folder, Path) else folder.names()
     return sorted(int(match[1]) for name in listed if (match := pattern.fullmatch(name)))
-
-
-def _ranges(ranks: list[int]) -> str:
-    return f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else "".join(f"rank {rank}" for rank in ranks)
 
 
 def read_lines(file: Path | RemotePath, last: int | None = None, run: Run | None = None) -> Iterator[str]:

@@ -33,7 +33,7 @@ def test_a_run_in_a_bucket_is_listed_shown_and_deleted(s3_fit: Fit, bucket: Buck
     assert (listed["name"], listed["state"], listed["metrics"]) == ("run", "finished", {"loss": 0.5})
     shown = command("show", f"{bucket.url}/run")
     assert "run: finished after " in shown
-    assert "checkpoint_000000  report 1" in shown
+    assert " checkpoint_000000 1 +" in " ".join(shown.split())
     assert "[rank 0] hello\n" in command("logs", "last", "--storage-path", bucket.url)
     assert "deleted 1 run" in command("clean", bucket.url, "--finished", "--yes")
     assert bucket.files("run") == {}

@@ -49,3 +49,14 @@ def test_events_are_counted_as_users_know_them(tmp_path: Path, events: list[tupl
     assert [line.split(maxsplit=1)[1:] for line in said.splitlines() if line.startswith("events")] == [[shown]] * bool(
         shown
     )
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+def test_what_is_damaged_costs_its_own_part_and_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "run")
+    (run / "metrics.jsonl").write_text("nonsense\n" * 2)
+    (run / "events.jsonl").mkdir()
+    said = run_in_words(find_run("run", tmp_path), 120)
+    assert f"damage       [Errno 21] Is a directory: '{run}/events.jsonl'"[:80] in said
+    assert " 2 damaged lines of metrics.jsonl were skipped" in said
+    assert " 0 +0 s 1 min the beginning finished " in " ".join(said.split())

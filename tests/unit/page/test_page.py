@@ -15,10 +15,11 @@ import fsspec
 import pytest
 
 import distrain.page
+from distrain.api.observer import Ended
 from distrain.errors import StorageError
 from distrain.page import write_page
+from distrain.page.at_end import PageAtEnd
 from distrain.page.reports import MOST_METRICS
-from distrain.page.writer import write_page_at_end
 from distrain.system.remote_path import locate
 from tests.unit.page.conftest import STARTED
 
@@ -339,10 +340,14 @@ def test_a_run_on_remote_storage_has_a_page_on_request(restarted: Run, tmp_path:
 
 
 def test_the_end_of_a_run_neither_fails_nor_waits_for_its_page(restarted: Run, tmp_path: Path) -> None:
-    write_page_at_end(tmp_path / "gone", 1.0)
+    result: Any = object()
+    ended = Ended("failed", "failed", 10.0, result, ValueError(), checkpoints=(), advice=None, storage_works=True)
+    PageAtEnd(tmp_path / "gone").hear(ended)
+    PageAtEnd(restarted.root).hear(ended)
+    (restarted.root / "page.html").unlink()
     with (restarted.root / "metrics.jsonl").open("ab") as file:
         file.truncate(100 << 20)
-    write_page_at_end(restarted.root, 10.0)
+    PageAtEnd(restarted.root).hear(ended)
     assert not (restarted.root / "page.html").exists()
 
 

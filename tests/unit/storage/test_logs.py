@@ -59,7 +59,7 @@ def test_attempts_and_ranks_are_found_by_their_files(run: Run) -> None:
     assert attempts_with_logs(run) == [0, 1]
     assert list(log_files(run, 1)) == [0, 1]
     assert list(log_files(run, 1, [1])) == [1]
-    with pytest.raises(WrongArgument, match="no log of rank 7; it has those of ranks 0 to 1"):
+    with pytest.raises(WrongArgument, match="no log of rank 7; it has those of ranks 0, 1"):
         log_files(run, 1, [0, 7])
 
 
