@@ -63,6 +63,8 @@ def serve(read_fd: int, write_fd: int) -> None:
                     send_header(write_fd, {})
         except (OSError, RefusedError) as error:
             send_header(write_fd, {"failed": str(error)})
+            while True:  # the mover may still be sending contents
+                reader.some(sys.maxsize)
 
 
 def _put(reader: Reader, write_fd: int, request: dict[str, Any]) -> None:

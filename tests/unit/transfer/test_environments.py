@@ -272,7 +272,6 @@ def test_the_progress_is_shown_now_and_then(
     folder: Path, fake_uv: FakeUv, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
     monkeypatch.setattr(environments, "_SHOW_EVERY_S", 0.4)
-    monkeypatch.setattr(environments, "_TICK_S", 0.1)
     fake_uv(
         "echo fetching tiny; "
         + ("sleep 1.3" if is_silent else "for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.13; done")
