@@ -66,7 +66,7 @@ def checked_name(name: str) -> str:
 
 
 class Reader:
-    """The bytes that arrive over a descriptor, through one buffer. All methods raise StreamEndedError at the end."""
+    """The bytes that arrive over a descriptor, through one buffer. All methods raise StreamEndedError or OSError."""
 
     def __init__(self, fd: int) -> None:
         widen_pipe(fd)
@@ -74,20 +74,16 @@ class Reader:
 
     def some(self, most: int) -> bytes:
         """Return the next bytes, at least one."""
-        try:
-            data = self._file.read1(min(most, _CHUNK_BYTES))
-        except OSError as error:
-            raise StreamEndedError(str(error)) from None
-        if not data:
-            raise StreamEndedError("it has ended")
-        return data
+        if data := self._file.read1(min(most, _CHUNK_BYTES)):
+            return data
+        raise StreamEndedError("it has ended")
 
     def exactly(self, size: int) -> bytes:
         """Return so many bytes."""
-        data = bytearray()
-        while len(data) < size:
-            data += self.some(size - len(data))
-        return bytes(data)
+        data = self._file.read(size)
+        if len(data) < size:
+            raise StreamEndedError("it has ended")
+        return data
 
     def header(self) -> dict[str, Any]:
         """Return the next header. Raise RefusedError if it tells of a failure."""
@@ -165,21 +161,17 @@ def send_contents(fd: int, files: Sequence[tuple[str, int]]) -> list[int]:
     StreamEndedError.
     """
     widen_pipe(fd)
-    buffer, used, crcs = memoryview(bytearray(_CHUNK_BYTES)), 0, []
+    buffer, crcs = memoryview(bytearray(_CHUNK_BYTES)), []
     for path, size in files:
         crc = 0
         with open(path, "rb", buffering=0) as file, naming(path):
             while size:
-                read = file.readinto(buffer[used : used + size])
+                read = file.readinto(buffer[:size])
                 if not read:
                     raise OSError(errno.EIO, "the file became shorter while it was read")
-                crc = zlib.crc32(buffer[used : used + read], crc)
-                used, size = used + read, size - read
-                if used == len(buffer):  # most files are small, and are sent together
-                    write_all(fd, buffer)
-                    used = 0
+                crc, size = zlib.crc32(buffer[:read], crc), size - read
+                write_all(fd, buffer[:read])
         crcs.append(crc)
-    write_all(fd, buffer[:used])
     return crcs
 
 

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
     """Serve until stdin ends. There are no ``arguments``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     read_fd, write_fd = process.private_stdio()
-    with contextlib.suppress(StreamEndedError):
+    with contextlib.suppress(StreamEndedError, OSError):  # such as ECONNRESET
         write_all(write_fd, wire.MAGIC)
         serve(read_fd, write_fd)
 
