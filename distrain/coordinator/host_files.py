@@ -71,17 +71,15 @@ class Shipping:
 class _Host:
     """The state of one host.
 
-    then: called once it is set up. question: the latest one. brought: the directory that got the project last.
-    deliveries: callbacks for the answers that its mover owes.
+    then: called once it is set up. question: the latest one. answer: what it said when it was set up last. brought: the
+    directory that got the project last. deliveries: callbacks for the answers that its mover owes.
     """
 
     then: list[Callable[[], None]] = field(default_factory=list)
     question: wire.SetUpHost | None = None
     open_questions: int = 0
     is_set_up: bool = False
-    storage_problem: str | None = None
-    checkpoints: str = ""
-    trial_dir: str = ""
+    answer: wire.HostSetUp = field(default_factory=wire.HostSetUp)
     tries: int = 0
     brought: str = ""
     mover: OrderLink | None = None
@@ -202,9 +200,7 @@ class HostFiles:
         elif answer.wanted:
             self._bring(host, state, answer)
         else:
-            state.is_set_up, state.tries = True, 0
-            state.storage_problem, state.checkpoints = answer.storage_problem, answer.checkpoints
-            state.trial_dir = answer.trial_dir
+            state.is_set_up, state.tries, state.answer = True, 0, answer
             self._lost.pop(host, None)
             waiting, state.then = state.then, []
             for then in waiting:
@@ -245,7 +241,7 @@ class HostFiles:
         for host in hosts:
             if self.is_apart(host) and host not in self._announced:
                 self._announced.add(host)
-                by_problem.setdefault(self._hosts[host].storage_problem or "", []).append(host)
+                by_problem.setdefault(self._hosts[host].answer.storage_problem or "", []).append(host)
         for problem, names in by_problem.items():
             see, their = ("does", "its") if len(names) == 1 else ("do", "their")
             say(
@@ -255,11 +251,11 @@ class HostFiles:
 
     def is_apart(self, host: str) -> bool:
         """Return whether a host does not see the storage."""
-        return host in self._hosts and self._hosts[host].storage_problem is not None
+        return host in self._hosts and self._hosts[host].answer.storage_problem is not None
 
     def checkpoints_on(self, host: str) -> str:
         """Return the directory of a host for checkpoints that are copied there."""
-        return self._hosts[host].checkpoints
+        return self._hosts[host].answer.checkpoints
 
     # -- the movers -----------------------------------------------------------------------------------------------
 
@@ -276,7 +272,11 @@ class HostFiles:
         """Begin to copy what ranks have written into get_trial_dir() to the run directory, if the host lacks that."""
         if not self.is_apart(host):
             return
-        folder, run, limit = self._hosts[host].trial_dir, self._shipping.question.storage, self._shipping.fetch_limit
+        folder, run, limit = (
+            self._hosts[host].answer.trial_dir,
+            self._shipping.question.storage,
+            self._shipping.fetch_limit,
+        )
         order = wire.BringBack(folder=folder, run=run, host=host.replace("/", "_"), limit_bytes=limit)
         self.deliver(host, order, partial(_warn_of_left_files, host, folder))
 
@@ -316,7 +316,7 @@ class HostFiles:
         for timer in ("set up", "bring"):
             self._loop.cancel(f"{timer} {host}")
         if self.is_apart(host):
-            self._lost[host] = self._hosts[host].trial_dir
+            self._lost[host] = self._hosts[host].answer.trial_dir
         state = self._hosts.pop(host, None)
         if state is not None and state.mover is not None:
             state.mover.close()

@@ -712,19 +712,8 @@ def _mapped_libraries(part: str) -> set[str]:
 
 # -- commands ----------------------------------------------------------------------------------------------------------
 
-# Several processes may belong to the command, as a build of a package does. They are in the process group that this
-# one leads, and which it kills when it gets SIGTERM: from the kernel, as soon as its parent is dead.
-_TIED = """\
-import ctypes, os, signal, subprocess, sys
-signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
-if os.getppid() != int(sys.argv[1]): sys.exit(1)
-code = subprocess.call(sys.argv[2:])
-sys.exit(code if code >= 0 else 128 - code)
-"""
 
-
-def run_tied(
+def run_watched(
     argv: Sequence[str],
     output: int,
     *,
@@ -733,13 +722,13 @@ def run_tied(
     tick_s: float,
     pass_fds: Iterable[int] = (),
 ) -> int:
-    """Run a command that dies with this process, and return its exit code: 128 + the number of a signal.
+    """Run a command in a session of its own, and return its exit code: 128 + the number of a signal.
 
     output: the descriptor that it writes to. tick: called every ``tick_s`` seconds. If it raises, the command is
-    killed. pass_fds: descriptors, such as a lock, that stay open until the command is dead.
+    killed, with all processes that belong to it. pass_fds: descriptors, such as a lock, that stay open until the
+    command is dead.
     """
-    tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *argv]
-    child = spawn_quiet(tied, environment=os.environ, directory=directory, pass_fds=pass_fds, output=output)
+    child = spawn_quiet(argv, environment=os.environ, directory=directory, pass_fds=pass_fds, output=output)
     try:
         while not has_ended(child.pid):
             time.sleep(tick_s)

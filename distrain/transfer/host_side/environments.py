@@ -134,7 +134,9 @@ def _run(argv: Sequence[str], home: Path, what: str, show: Callable[[str], None]
             show(": ".join([what, *(line.strip()[:120] for line in last_lines()[-1:])]) + f" ({now - began:.0f} s)")
 
     with open(home / "output.txt", "w+b") as output:
-        code = process.run_tied(argv, output.fileno(), directory=str(home), tick=tick, tick_s=_POLL_S, pass_fds=(lock,))
+        code = process.run_watched(
+            argv, output.fileno(), directory=str(home), tick=tick, tick_s=_POLL_S, pass_fds=(lock,)
+        )
         if code:
             text = f"no virtual environment could be made on {platform.node()}"
             text = f"{text}: {process.describe(argv)} ended with {code} ({_CURE})"

@@ -532,7 +532,7 @@ def test_a_named_path_has_to_be_a_file_or_a_directory(plain: Path, make: Callabl
 # -- limits ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_project_that_is_too_large_is_an_error_that_shows_its_largest_directories(plain: Path, tmp_path: Path) -> None:
+def test_a_project_that_is_too_large_is_an_error_with_its_largest_directories(plain: Path, tmp_path: Path) -> None:
     write(plain, "a.py", "model/b.py", "model/c.py", text="x" * 90)
     write(plain, "z/d.py", "small.py", text="x" * 20)
     write(tmp_path, "data/sub/e.bin", text="x" * 300_000)
