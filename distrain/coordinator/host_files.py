@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _MOST_TRIES = 3
 """Deliveries of the project that may fail before the host does."""
-_RETRY_S = 0.5
 _SLOW_S = 20.0
 _PATIENCE_S = 300.0
 """Seconds for which the start waits for the answer of a host, whose agent is alive."""
@@ -230,8 +229,8 @@ class HostFiles:
             self._ask(host)
         elif is_full_disk(failed) or state.tries >= _MOST_TRIES:
             self._refuse(host, f"your code cannot be copied there: {failed}{full_cache_hint(failed)}")
-        else:  # perhaps the connection was turned away
-            self._loop.call_in(f"bring {host}", _RETRY_S * state.tries, lambda: self._search({host}))
+        else:  # perhaps files have changed meanwhile
+            self._search({host})
 
     # -- the storage ----------------------------------------------------------------------------------------------
 
@@ -313,8 +312,7 @@ class HostFiles:
 
     def lost(self, host: str) -> None:
         """Forget a host that was lost, and end its transfers."""
-        for timer in ("set up", "bring"):
-            self._loop.cancel(f"{timer} {host}")
+        self._loop.cancel(f"set up {host}")
         if self.is_apart(host):
             self._lost[host] = self._hosts[host].answer.trial_dir
         state = self._hosts.pop(host, None)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.storage.file_transfer import hash_files, unchanged
 from distrain.system import process
 from distrain.transfer.stream import (
     Reader,
@@ -95,7 +96,9 @@ def _get(fd: int, do: str, folder: str, files: list[str], others: list[str], fac
         crcs = send_contents(fd, list(zip(paths, sizes, strict=True)))
     except OSError as error:  # the mover waits for the rest of the contents
         sys.exit(str(error))
-    send_header(fd, {"crcs": crcs, "others": _hashes(folder, others, facts)})
+    with unchanged(Path(folder), facts):
+        hashes = hash_files(Path(folder), others)
+    send_header(fd, {"crcs": crcs, "others": hashes})
 
 
 def _list(folder: str) -> Iterator[ShippedFile]:
@@ -112,13 +115,3 @@ def _delete(folder: str, files: list[str]) -> None:
     for path, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):  # it is not empty
             os.rmdir(path)
-
-
-def _hashes(folder: str, names: list[str], facts: Mapping[str, list[int]]) -> list[tuple[str, int, int]]:
-    """Return the hashes of these files. Raise OSError if one with facts has changed."""
-    if not names and not facts:
-        return []
-    from distrain.storage.file_transfer import hash_files, unchanged  # not at the top: each stream waits for imports
-
-    with unchanged(Path(folder), facts):
-        return hash_files(Path(folder), names)
