@@ -121,12 +121,11 @@ class Checkpoint:
         while True:
             folder = self._place
             assert isinstance(folder, Path)
-            is_copy = folder != self._location
             with contextlib.ExitStack() as stack:
                 try:
                     stack.enter_context(locked_for_reading(folder))
                 except CheckpointError:
-                    if not is_copy:
+                    if folder == self._location:
                         raise
                     continue
                 yield folder

@@ -21,7 +21,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain.errors import ResourcesError
 
@@ -145,16 +145,8 @@ def spawn(
 
     environment: variables in addition to those of this process.
     """
-    child = subprocess.Popen(  # noqa: S603
-        list(argv),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        env={**os.environ, **(environment or {})},
-        start_new_session=True,
-    )
-    _keep_usual_open_files(child.pid)
-    return child
+    own = {**os.environ, **(environment or {})}
+    return _start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=own)
 
 
 def spawn_quiet(
@@ -166,16 +158,12 @@ def spawn_quiet(
     output: int = 2,
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, with nothing on stdin. Its output goes to ``output``, or our stderr."""
-    child = subprocess.Popen(  # noqa: S603
-        list(argv),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=dict(environment),
-        cwd=directory,
-        start_new_session=True,
-        pass_fds=tuple(pass_fds),
-    )
+    own, nothing = dict(environment), subprocess.DEVNULL
+    return _start(argv, stdin=nothing, stdout=output, stderr=output, env=own, cwd=directory, pass_fds=tuple(pass_fds))
+
+
+def _start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    child: subprocess.Popen[bytes] = subprocess.Popen(list(argv), start_new_session=True, **options)  # noqa: S603
     _keep_usual_open_files(child.pid)
     return child
 
@@ -748,9 +736,7 @@ def run_watched(
 def start_silent(argv: Sequence[str], *, directory: str) -> Process:
     """Start a program without a terminal, in a session of its own. Raises OSError if there is none."""
     nothing = subprocess.DEVNULL
-    return subprocess.Popen(  # noqa: S603
-        list(argv), stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, cwd=directory, start_new_session=True
-    )
+    return _start(argv, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, cwd=directory)
 
 
 def output_of(argv: Sequence[str], directory: str, timeout_s: float = 30) -> bytes | None:
