@@ -95,27 +95,17 @@ class Mover:
         raise AssertionError("the last try has returned")
 
     def _carry_out(self, order: wire.Message) -> wire.Message:
-        if self._stream is None:
-            self._stream = Stream(self._argv)
+        work: Any = {wire.Upload: self._fetch, wire.BringBack: self._bring_back, wire.Deliver: self._deliver}
+        stream, self._stream = self._stream or Stream(self._argv), None
         try:
-            if isinstance(order, wire.Deliver):
-                return self._deliver(self._stream, order)
-            if isinstance(order, wire.BringBack):
-                return self._bring_back(self._stream, order)
-            assert isinstance(order, wire.Upload)
-            return self._fetch(self._stream, order)
+            answer: wire.Message = work[type(order)](stream, order)
         except StreamEndedError as error:
-            stream, self._stream = self._stream, None
             raise StreamEndedError(stream.end(str(error))) from None
         except BaseException:  # there may be more on its way
-            self.close()
+            stream.close()
             raise
-
-    def close(self) -> None:
-        """End the stream."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        self._stream = stream
+        return answer
 
     def _fetch(self, stream: Stream, order: wire.Upload) -> wire.Message:
         files, skipped = stream.get(order.source, order.directory, order.files, order.others, order.facts)

@@ -92,9 +92,12 @@ def _build(home: Path, requirements: str, version: str, show: Callable[[str], No
     venv, listed = str(home / "venv"), ["-r", str(home / "requirements.txt")]
     python = f"{venv}/bin/python"
     if uv:
+        # An index for a single package, such as that of PyTorch, has old versions of others.
+        has_several_indexes = "--extra-index-url" in requirements and "UV_INDEX_STRATEGY" not in os.environ
+        strategy = ["--index-strategy", "unsafe-best-match"] if has_several_indexes else []
         commands = [
             [uv, "venv", "--python", base or version, venv],
-            [uv, "pip", "install", "--python", python, *_index_strategy(requirements), *listed],
+            [uv, "pip", "install", "--python", python, *strategy, *listed],
         ]
     else:  # -I: packages on the user's PYTHONPATH would count as installed
         commands = [
@@ -109,12 +112,6 @@ def _build(home: Path, requirements: str, version: str, show: Callable[[str], No
         shutil.rmtree(home, ignore_errors=True)
         raise
     show("the virtual environment is ready")
-
-
-def _index_strategy(requirements: str) -> list[str]:
-    """Return an option of uv: an index for a single package, such as that of PyTorch, has old versions of others."""
-    several = "--extra-index-url" in requirements and "UV_INDEX_STRATEGY" not in os.environ
-    return ["--index-strategy", "unsafe-best-match"] if several else []
 
 
 def _run(argv: Sequence[str], home: Path, what: str, show: Callable[[str], None], lock: int) -> None:
