@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.storage.checkpoint import locked_for_reading
+from distrain.storage.file_transfer import folders_below, make_folders
 from distrain.storage.files import list_files
 from distrain.storage.flushing import flush
 from distrain.storage.names import numbered
@@ -40,8 +41,6 @@ from distrain.transfer.stream import (
     Reader,
     StreamEndedError,
     checked_name,
-    folders_below,
-    make_folders,
     receive_contents,
     send_contents,
     send_header,
@@ -210,7 +209,7 @@ class Stream:
         Raise OSError, RefusedError or StreamEndedError.
         """
         listing = self.ask({"do": "get", "folder": folder, "files": names, "others": others, "facts": facts or {}})
-        make_folders(directory, [*listing["folders"], *map(os.path.dirname, names)])
+        make_folders(directory, map(checked_name, filter(None, [*listing["folders"], *map(os.path.dirname, names)])))
         sizes = dict(zip(names, listing["sizes"], strict=True))
         end = receive_contents(self.reader, directory, sizes)
         in_threads(flush, [os.path.join(directory, name) for name in names])

@@ -22,7 +22,6 @@ Runs in: mover, stream server.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import json
@@ -173,23 +172,3 @@ def send_contents(fd: int, files: Sequence[tuple[str, int]]) -> list[int]:
                 write_all(fd, buffer[:read])
         crcs.append(crc)
     return crcs
-
-
-# -- directories -----------------------------------------------------------------------------------------------------
-
-
-def make_folders(top: str, names: Sequence[str]) -> None:
-    """Make a directory, and directories below it, where nothing else has their names. Raise OSError."""
-    os.makedirs(top, exist_ok=True)
-    for name in sorted({*filter(None, names)}):
-        with contextlib.suppress(FileExistsError, NotADirectoryError):  # another rank has a file of that name
-            os.makedirs(os.path.join(top, checked_name(name)), exist_ok=True)
-
-
-def folders_below(top: str) -> list[str]:
-    """Return the relative paths of all directories in a directory. Follow links."""
-    return [
-        os.path.relpath(os.path.join(parent, name), top)
-        for parent, names, _ in os.walk(top, followlinks=True)
-        for name in names
-    ]

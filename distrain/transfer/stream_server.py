@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.storage.file_transfer import hash_files, unchanged
+from distrain.storage.file_transfer import folders_below, hash_files, make_folders, unchanged
 from distrain.system import process
 from distrain.transfer.stream import (
     Reader,
     RefusedError,
     StreamEndedError,
     checked_name,
-    folders_below,
-    make_folders,
     receive_contents,
     send_contents,
     send_header,

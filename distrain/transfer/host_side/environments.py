@@ -75,7 +75,7 @@ def find_uv() -> str:
     return _find("uv", os.path.dirname(sys.executable))
 
 
-def _build(home: Path, requirements: str, version: str, show: Callable[[str], None], lock: int) -> None:
+def _build(home: Path, requirements: str, version: str, show: Callable[[str], None], lock_fd: int) -> None:
     """Make the environment with uv, or with venv and pip of such a Python. Raise OSError, and leave nothing."""
     uv = find_uv()
     base = sys.executable if sys.version.startswith(f"{version}.") else _find(f"python{version}")
@@ -106,7 +106,7 @@ def _build(home: Path, requirements: str, version: str, show: Callable[[str], No
         ]
     try:
         for argv in commands:
-            _run(argv, home, f"installing {packages} with {'uv' if uv else 'pip'}", show, lock)
+            _run(argv, home, f"installing {packages} with {'uv' if uv else 'pip'}", show, lock_fd)
         (home / _COMPLETE).touch()
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
@@ -114,7 +114,7 @@ def _build(home: Path, requirements: str, version: str, show: Callable[[str], No
     show("the virtual environment is ready")
 
 
-def _run(argv: Sequence[str], home: Path, what: str, show: Callable[[str], None], lock: int) -> None:
+def _run(argv: Sequence[str], home: Path, what: str, show: Callable[[str], None], lock_fd: int) -> None:
     """Run a tool, and show now and then how far it is. Raise OSError if it fails."""
     began = shown_at = time.monotonic()
 
@@ -132,7 +132,7 @@ def _run(argv: Sequence[str], home: Path, what: str, show: Callable[[str], None]
 
     with open(home / "output.txt", "w+b") as output:
         code = process.run_watched(
-            argv, output.fileno(), directory=str(home), tick=tick, tick_s=_POLL_S, pass_fds=(lock,)
+            argv, output.fileno(), directory=str(home), tick=tick, tick_s=_POLL_S, pass_fds=(lock_fd,)
         )
         if code:
             text = f"no virtual environment could be made on {platform.node()}"
