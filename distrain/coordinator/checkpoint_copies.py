@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.host_files import full_cache_hint
+from distrain.errors import CheckpointError
+from distrain.storage.checkpoint import locked_for_reading
+from distrain.storage.file_transfer import folders_below
+from distrain.storage.files import list_files
+from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distrain.coordinator.host_files import HostFiles
+    from distrain.system.background import Background
 
     Then = Callable[[str, str | None], None]
 
@@ -26,13 +33,16 @@ class _Copy:
     folder: str
     waiting: list[Then] = field(default_factory=list)
     is_ready: bool = False
+    lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Keeps the checkpoint from being deleted."""
 
 
 class CheckpointCopies:
     """The copies of checkpoints on all hosts."""
 
-    def __init__(self, hosts: HostFiles) -> None:
+    def __init__(self, hosts: HostFiles, thread: Background) -> None:
         self._hosts = hosts
+        self._thread = thread
         self._copies: dict[str, list[_Copy]] = {}
         """By host, in the order in which they were asked for."""
         self._count = 0
@@ -55,10 +65,30 @@ class CheckpointCopies:
         staging = self._hosts.checkpoints_on(host)
         copy = _Copy(path, f"{staging}/{Path(path).name}-{self._count}", [then])
         copies.append(copy)
-        order = wire.Deliver(folder=copy.folder, root=path, staging=staging)
-        self._hosts.deliver(host, order, partial(self._on_delivered, host, copy))
+        order = wire.Deliver(folder=copy.folder, root=path, files=[], staging=staging)
+        self._thread.do(partial(self._look_up, copy, order), partial(self._send, host, copy))
+
+    def _look_up(self, copy: _Copy, order: wire.Deliver) -> wire.Deliver | str:
+        """Add the files of a checkpoint to an order, and keep it from being deleted. Or return why that fails."""
+        folder = Path(copy.path)
+        try:
+            copy.lock.enter_context(locked_for_reading(folder))
+            paths = [folder / name for name in list_files(folder)]
+            files: list[tuple[str, int, int, int, str]] = [ShippedFile.found(str(path), path.stat()) for path in paths]
+        except (OSError, CheckpointError) as error:
+            return f"the checkpoint {folder} cannot be read: {error}"
+        return replace(order, files=files, folders=folders_below(str(folder)))
+
+    def _send(self, host: str, copy: _Copy, found: wire.Deliver | str) -> None:
+        if not any(copy is one for one in self._copies.get(host, ())):  # the host was lost
+            copy.lock.close()
+        elif isinstance(found, str):
+            self._on_delivered(host, copy, found)
+        else:
+            self._hosts.deliver(host, found, partial(self._on_delivered, host, copy))
 
     def _on_delivered(self, host: str, copy: _Copy, failed: str | None) -> None:
+        copy.lock.close()
         copy.is_ready = failed is None
         if failed is not None:
             self._copies[host].remove(copy)
@@ -81,4 +111,10 @@ class CheckpointCopies:
 
     def lost(self, host: str) -> None:
         """Forget a host that was lost. Its mover no longer answers."""
-        self._copies.pop(host, None)
+        for copy in self._copies.pop(host, ()):
+            copy.lock.close()
+
+    def close(self) -> None:
+        """Release all checkpoints."""
+        for host in list(self._copies):
+            self.lost(host)

@@ -119,7 +119,7 @@ class Coordinator:
             receive=self._on_message,
             refuse=self._refuse,
         )
-        self._copies = CheckpointCopies(self._host_files)
+        self._copies = CheckpointCopies(self._host_files, self._verification)
         self._validations = Validations(request, store)
         self._clock = PausableClock()
         self._memory = MemoryRounds(
@@ -716,6 +716,7 @@ class Coordinator:
 
     def _close_hosts(self) -> None:
         self._host_files.close()
+        self._copies.close()
         self._hosts.close(keep=self.machine.state in (RunState.FINISHED, RunState.FAILED))
 
     def _await_storage(self) -> None:

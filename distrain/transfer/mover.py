@@ -27,9 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.storage.checkpoint import locked_for_reading
-from distrain.storage.file_transfer import folders_below, make_folders
-from distrain.storage.files import list_files
+from distrain.storage.file_transfer import make_folders
 from distrain.storage.flushing import flush
 from distrain.storage.names import numbered
 from distrain.storage.paths import RunPaths
@@ -137,22 +135,12 @@ class Mover:
         return wire.OrderDone(text=text)
 
     def _deliver(self, stream: Stream, order: wire.Deliver) -> wire.Message:
-        if order.files is not None:
-            return self._put(stream, order, [ShippedFile(*fields) for fields in order.files], order.folders)
-        root = Path(order.root)
-        with locked_for_reading(root):
-            paths = [root / name for name in list_files(root)]
-            files = [ShippedFile.found(str(path), path.stat()) for path in paths]
-            return self._put(stream, order, files, folders_below(order.root))
-
-    def _put(
-        self, stream: Stream, order: wire.Deliver, files: Sequence[ShippedFile], folders: Sequence[str]
-    ) -> wire.Message:
+        files = [ShippedFile(*fields) for fields in order.files]
         request = {
             "do": "put",
             "folder": order.folder,
             "staging": f"{order.staging}/.new-{secrets.token_hex(8)}",
-            "folders": folders,
+            "folders": order.folders,
             "files": [(os.path.relpath(file.path, order.root), *file[1:]) for file in files],
         }
         stream.ask(request)

@@ -758,18 +758,18 @@ class HostSetUp(Message):
 class Deliver(Message):
     """Copy files into the new directory ``folder`` of the host.
 
-    root: the directory of this machine that ``folder`` stands for. staging: a directory of the run on the host, for
-    files until all have arrived. files: the fields of a :class:`~distrain.wire.shipped_file.ShippedFile` for each file
-    below ``root``; None for all that are there: it is a checkpoint, and is not deleted meanwhile. folders: directories
-    to make below ``folder``, also if no file is in them.
+    root: the directory of this machine that ``folder`` stands for. files: the fields of a
+    :class:`~distrain.wire.shipped_file.ShippedFile` for each file below ``root``. staging: a directory of the run on
+    the host, for files until all have arrived. folders: directories to make below ``folder``, also if no file is in
+    them.
 
     Coordinator -> mover; answered by :class:`OrderDone`.
     """
 
     folder: str
     root: str
+    files: list[tuple[str, int, int, int, str]]
     staging: str
-    files: list[tuple[str, int, int, int, str]] | None = None
     folders: list[str] = field(default_factory=list)
 
 

@@ -1,14 +1,17 @@
-"""Copies of checkpoints for hosts that do not see the storage, for hosts that are only names."""
+"""Copies of checkpoints for hosts that do not see the storage, with real files, and hosts that are only names."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
+from distrain.storage.checkpoint import locked_for_deletion
+from distrain.system.background import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from distrain import wire
 
 HOSTS = [f"host{number}" for number in range(8)]
+FILES = {"model/weights": b"weights" * 100, "step": b"7", "empty": b""}
 
 
 @dataclass
@@ -68,14 +72,32 @@ class Hosts:
         return [delivery.host for delivery in self.deliveries]
 
 
+class Later:
+    """A background thread that has not begun yet."""
+
+    def __init__(self) -> None:
+        self.work: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+
+    def do(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        self.work.append((work, then))
+
+    def go_on(self) -> None:
+        work, self.work = self.work, []
+        for task, then in work:
+            then(task())
+
+
 class Copies:
     """The part that is tested, and what it has answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, thread: Background | Later) -> None:
         self.hosts = Hosts()
         self.answers: list[tuple[str, str, str | None]] = []
         """The host, the folder there, and why it failed."""
-        self.copies = CheckpointCopies(self.hosts)  # type: ignore[arg-type]
+        self.copies = CheckpointCopies(
+            self.hosts,  # type: ignore[arg-type]
+            thread,  # type: ignore[arg-type]
+        )
 
     def fetch(self, checkpoint: Path, *hosts: str) -> None:
         for host in hosts:
@@ -107,27 +129,50 @@ class Copies:
 
 @pytest.fixture
 def copies() -> Copies:
-    return Copies()
+    return Copies(Background(None, "verification"))
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    return tmp_path / "run" / "checkpoint_000001"
+    return make_checkpoint(tmp_path / "run" / "checkpoint_000001")
+
+
+def make_checkpoint(folder: Path) -> Path:
+    for name, data in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def is_locked(folder: Path) -> bool:
+    with locked_for_deletion(folder) as is_unread:
+        return not is_unread
 
 
 # -- one host --------------------------------------------------------------------------------------------------------
 
 
-def test_a_host_gets_a_checkpoint_from_this_machine_and_is_told_where_it_is(copies: Copies, checkpoint: Path) -> None:
+def test_a_host_gets_all_files_from_this_machine_and_is_told_where_they_are(copies: Copies, checkpoint: Path) -> None:
     copies.fetch(checkpoint, HOSTS[0])
     (delivery,) = copies.hosts.deliveries
     assert delivery.host == HOSTS[0]
     assert delivery.order.folder.startswith(f"/cache/{HOSTS[0]}/checkpoint_000001-")
     assert delivery.order.root == str(checkpoint)
-    assert delivery.order.files is None, "all that are there"
+    sizes = [(path, size) for path, size, *_ in delivery.order.files]
+    assert sizes == [(str(checkpoint / name), len(data)) for name, data in sorted(FILES.items())]
     assert not copies.answers
     copies.hosts.finish()
     assert copies.answers == [(HOSTS[0], delivery.order.folder, None)]
+
+
+def test_directories_without_files_come_along(copies: Copies, checkpoint: Path) -> None:
+    (checkpoint / "model" / "empty").mkdir()
+    (checkpoint / "link").symlink_to("model")
+    copies.fetch(checkpoint, HOSTS[0])
+    (delivery,) = copies.hosts.deliveries
+    assert sorted(delivery.order.folders) == ["link", "link/empty", "model", "model/empty"]
+    names = {os.path.relpath(path, checkpoint) for path, *_ in delivery.order.files}
+    assert names == {*FILES, "link/weights"}
 
 
 def test_many_ranks_of_a_host_cause_one_delivery(copies: Copies, checkpoint: Path) -> None:
@@ -144,6 +189,7 @@ def test_a_rank_that_asks_again_is_answered_at_once(copies: Copies, checkpoint: 
     assert copies.answered == [HOSTS[0], HOSTS[0]]
     assert copies.answers[0] == copies.answers[1]
     assert len(copies.hosts.history) == 1
+    assert not is_locked(checkpoint)
 
 
 def test_a_delivery_that_fails_is_answered_and_the_next_who_asks_causes_another(
@@ -153,6 +199,7 @@ def test_a_delivery_that_fails_is_answered_and_the_next_who_asks_causes_another(
     copies.hosts.finish(failed="Permission denied")
     assert copies.failed == ["Permission denied"] * 2
     assert not copies.copies.is_busy
+    assert not is_locked(checkpoint)
     copies.bring(checkpoint, HOSTS[0])
     assert copies.failed[2:] == [None]
     assert len(copies.hosts.history) == 2
@@ -168,7 +215,7 @@ def test_a_delivery_that_fails_does_not_keep_the_other_hosts_waiting(copies: Cop
 
 def test_two_checkpoints_of_the_same_name_go_to_different_directories(copies: Copies, tmp_path: Path) -> None:
     for run in ("first", "second"):
-        copies.bring(tmp_path / run / "checkpoint_000001", HOSTS[0])
+        copies.bring(make_checkpoint(tmp_path / run / "checkpoint_000001"), HOSTS[0])
     first, second = copies.answers
     assert first[1] != second[1]
 
@@ -190,7 +237,72 @@ def test_a_host_that_was_lost_gets_the_checkpoint_when_it_is_back(copies: Copies
     copies.fetch(checkpoint, HOSTS[0])
     copies.lose(HOSTS[0])
     assert not copies.copies.is_busy
+    assert not is_locked(checkpoint)
     copies.bring(checkpoint, HOSTS[0])
+    assert copies.failed == [None]
+
+
+# -- the lock --------------------------------------------------------------------------------------------------------
+
+
+def test_the_checkpoint_cannot_be_deleted_until_all_hosts_have_it(copies: Copies, checkpoint: Path) -> None:
+    copies.fetch(checkpoint, *HOSTS[:4])
+    while copies.hosts.deliveries:
+        assert copies.copies.is_busy
+        assert is_locked(checkpoint)
+        copies.hosts.finish(copies.hosts.deliveries[0].host)
+    assert not copies.copies.is_busy
+    assert not is_locked(checkpoint)
+    copies.fetch(checkpoint, HOSTS[4])
+    assert is_locked(checkpoint)
+    copies.copies.close()
+    assert not is_locked(checkpoint)
+
+
+def test_a_checkpoint_that_has_vanished_is_answered_to_all_that_wait(checkpoint: Path) -> None:
+    thread = Later()
+    copies = Copies(thread)
+    copies.fetch(checkpoint, HOSTS[0], HOSTS[0], HOSTS[1])
+    checkpoint.rename(checkpoint.with_name("moved"))
+    thread.go_on()
+    assert copies.answered == [HOSTS[0], HOSTS[0], HOSTS[1]]
+    for why in map(str, copies.failed):
+        assert why.startswith(f"the checkpoint {checkpoint} cannot be read: ")
+        assert "No such file or directory" in why
+    assert not copies.hosts.deliveries
+    assert not copies.copies.is_busy
+    checkpoint.with_name("moved").rename(checkpoint)
+    copies.fetch(checkpoint, HOSTS[0])
+    thread.go_on()
+    copies.hosts.finish()
+    assert copies.failed[3:] == [None]
+
+
+def test_a_host_that_has_its_copy_keeps_it_when_the_checkpoint_vanishes(checkpoint: Path) -> None:
+    thread = Later()
+    copies = Copies(thread)
+    copies.fetch(checkpoint, HOSTS[0])
+    thread.go_on()
+    copies.hosts.finish()
+    checkpoint.rename(checkpoint.with_name("moved"))
+    copies.fetch(checkpoint, HOSTS[1])
+    thread.go_on()
+    copies.fetch(checkpoint, HOSTS[0])
+    assert copies.answered == [HOSTS[0], HOSTS[1], HOSTS[0]]
+    assert [why is None for why in copies.failed] == [True, False, True]
+
+
+def test_a_host_that_is_lost_while_the_files_are_looked_up_gets_nothing(checkpoint: Path) -> None:
+    thread = Later()
+    copies = Copies(thread)
+    copies.fetch(checkpoint, HOSTS[0])
+    copies.lose(HOSTS[0])
+    thread.go_on()
+    assert not copies.hosts.deliveries
+    assert not is_locked(checkpoint)
+    copies.fetch(checkpoint, HOSTS[0])
+    thread.go_on()
+    copies.hosts.finish()
     assert copies.failed == [None]
 
 
@@ -198,7 +310,7 @@ def test_a_host_that_was_lost_gets_the_checkpoint_when_it_is_back(copies: Copies
 
 
 def test_a_host_keeps_the_first_and_the_latest_copy(copies: Copies, tmp_path: Path) -> None:
-    checkpoints = [tmp_path / f"checkpoint_{number}" for number in range(4)]
+    checkpoints = [make_checkpoint(tmp_path / f"checkpoint_{number}") for number in range(4)]
     dropped = []
     for number, checkpoint in enumerate(checkpoints):
         copies.bring(checkpoint, HOSTS[0])
@@ -217,7 +329,7 @@ def test_a_host_keeps_the_first_and_the_latest_copy(copies: Copies, tmp_path: Pa
 
 
 def test_a_copy_stays_until_its_host_has_the_next_one(copies: Copies, tmp_path: Path) -> None:
-    checkpoints = [tmp_path / f"checkpoint_{number}" for number in range(3)]
+    checkpoints = [make_checkpoint(tmp_path / f"checkpoint_{number}") for number in range(3)]
     copies.bring(checkpoints[0], HOSTS[0])
     copies.bring(checkpoints[1], HOSTS[0])
     copies.fetch(checkpoints[2], HOSTS[0])
@@ -229,7 +341,7 @@ def test_a_copy_stays_until_its_host_has_the_next_one(copies: Copies, tmp_path: 
 
 
 def test_a_copy_that_is_still_to_come_is_not_dropped(copies: Copies, tmp_path: Path) -> None:
-    checkpoints = [tmp_path / f"checkpoint_{number}" for number in range(3)]
+    checkpoints = [make_checkpoint(tmp_path / f"checkpoint_{number}") for number in range(3)]
     copies.bring(checkpoints[0], HOSTS[0])
     copies.fetch(checkpoints[1], HOSTS[0])
     copies.fetch(checkpoints[2], HOSTS[0])

@@ -19,7 +19,6 @@ import psutil
 import pytest
 
 from distrain import wire
-from distrain.storage.checkpoint import locked_for_deletion
 from distrain.storage.file_transfer import states_of
 from distrain.system import process
 from distrain.transfer import mover as mover_module
@@ -274,36 +273,6 @@ def test_files_go_to_a_new_folder_with_times_and_modes(mover: Mover, tmp_path: P
     assert deliver(mover, there, tmp_path / "here", orders) is None  # another run has brought the same
     assert there.stat().st_ino == before
     assert os.listdir(staging_for(there)) == []
-
-
-def test_a_checkpoint_goes_with_all_that_is_in_it_and_cannot_be_deleted_meanwhile(
-    mover: Mover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint, there = tmp_path / "checkpoint_000001", tmp_path / "there"
-    files = {"model/weights": b"weights" * 100, "step": b"7"}
-    for name, data in files.items():
-        written(checkpoint / name, data)
-    (checkpoint / "model" / "empty").mkdir()
-    (checkpoint / "link").symlink_to("model")
-    locks: list[bool] = []
-
-    def send_and_look(fd: int, sent: list[tuple[str, int]]) -> list[int]:
-        with locked_for_deletion(checkpoint) as is_unread:
-            locks.append(not is_unread)
-        return send_contents(fd, sent)
-
-    monkeypatch.setattr(mover_module, "send_contents", send_and_look)
-    order = replace(deliver_order(there, checkpoint, []), files=None)
-    assert mover.do(order) == wire.OrderDone()
-    assert contents(there) == {**files, "link/weights": files["model/weights"]}
-    assert (there / "link" / "empty").is_dir()
-    assert locks == [True]
-    with locked_for_deletion(checkpoint) as is_unread:
-        assert is_unread
-    checkpoint.rename(tmp_path / "elsewhere")
-    failed = f"{checkpoint} was deleted by num_to_keep just before it was read"
-    assert mover.do(replace(order, folder=f"{there}-2")) == wire.OrderDone(failed=failed)
-    assert not (tmp_path / "there-2").exists()
 
 
 def test_a_file_that_is_cut_arrives_nowhere_and_one_that_grows_as_it_was(mover: Mover, tmp_path: Path) -> None:
