@@ -19,7 +19,7 @@ OF_OTHERS = {
     "Some NCCL operations have failed or timed out", "Permission denied (publickey)",
     "NCCL error: unhandled system error", "Cannot re-initialize CUDA in forked subprocess",
     "Unable to locate credentials", "The specified bucket does not exist", "Could not connect to the endpoint URL",
-    "No space left on device", "Disk quota exceeded", "SIGSEGV", "SIGBUS", "SIGABRT",
+    "No space left on device", "Disk quota exceeded", "SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT",
     "Expected to have finished reduction in the prior iteration",
 }  # fmt: skip
 """Keys that are texts of the system, ssh, torch, NCCL and object stores."""

@@ -12,8 +12,8 @@ from distrain import wire
 from distrain.coordinator.host_files import full_cache_hint
 from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import locked_for_reading
+from distrain.storage.file_transfer import folders_below
 from distrain.storage.files import list_files
-from distrain.transfer.stream import folders_below
 from distrain.wire.shipped_file import ShippedFile
 
 if TYPE_CHECKING:

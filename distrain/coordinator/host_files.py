@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _MOST_TRIES = 3
 """Deliveries of the project that may fail before the host does."""
-_RETRY_S = 0.5
 _SLOW_S = 20.0
 _PATIENCE_S = 300.0
 """Seconds for which the start waits for the answer of a host, whose agent is alive."""
@@ -71,17 +70,15 @@ class Shipping:
 class _Host:
     """The state of one host.
 
-    then: called once it is set up. question: the latest one. brought: the directory that got the project last.
-    deliveries: callbacks for the answers that its mover owes.
+    then: called once it is set up. question: the latest one. answer: what it said when it was set up last. brought: the
+    directory that got the project last. deliveries: callbacks for the answers that its mover owes.
     """
 
     then: list[Callable[[], None]] = field(default_factory=list)
     question: wire.SetUpHost | None = None
     open_questions: int = 0
     is_set_up: bool = False
-    storage_problem: str | None = None
-    checkpoints: str = ""
-    trial_dir: str = ""
+    answer: wire.HostSetUp = field(default_factory=wire.HostSetUp)
     tries: int = 0
     brought: str = ""
     mover: OrderLink | None = None
@@ -202,9 +199,7 @@ class HostFiles:
         elif answer.wanted:
             self._bring(host, state, answer)
         else:
-            state.is_set_up, state.tries = True, 0
-            state.storage_problem, state.checkpoints = answer.storage_problem, answer.checkpoints
-            state.trial_dir = answer.trial_dir
+            state.is_set_up, state.tries, state.answer = True, 0, answer
             self._lost.pop(host, None)
             waiting, state.then = state.then, []
             for then in waiting:
@@ -234,8 +229,8 @@ class HostFiles:
             self._ask(host)
         elif is_full_disk(failed) or state.tries >= _MOST_TRIES:
             self._refuse(host, f"your code cannot be copied there: {failed}{full_cache_hint(failed)}")
-        else:  # perhaps the connection was turned away
-            self._loop.call_in(f"bring {host}", _RETRY_S * state.tries, lambda: self._search({host}))
+        else:  # perhaps files have changed meanwhile
+            self._search({host})
 
     # -- the storage ----------------------------------------------------------------------------------------------
 
@@ -245,7 +240,7 @@ class HostFiles:
         for host in hosts:
             if self.is_apart(host) and host not in self._announced:
                 self._announced.add(host)
-                by_problem.setdefault(self._hosts[host].storage_problem or "", []).append(host)
+                by_problem.setdefault(self._hosts[host].answer.storage_problem or "", []).append(host)
         for problem, names in by_problem.items():
             see, their = ("does", "its") if len(names) == 1 else ("do", "their")
             say(
@@ -255,11 +250,11 @@ class HostFiles:
 
     def is_apart(self, host: str) -> bool:
         """Return whether a host does not see the storage."""
-        return host in self._hosts and self._hosts[host].storage_problem is not None
+        return host in self._hosts and self._hosts[host].answer.storage_problem is not None
 
     def checkpoints_on(self, host: str) -> str:
         """Return the directory of a host for checkpoints that are copied there."""
-        return self._hosts[host].checkpoints
+        return self._hosts[host].answer.checkpoints
 
     # -- the movers -----------------------------------------------------------------------------------------------
 
@@ -276,7 +271,11 @@ class HostFiles:
         """Begin to copy what ranks have written into get_trial_dir() to the run directory, if the host lacks that."""
         if not self.is_apart(host):
             return
-        folder, run, limit = self._hosts[host].trial_dir, self._shipping.question.storage, self._shipping.fetch_limit
+        folder, run, limit = (
+            self._hosts[host].answer.trial_dir,
+            self._shipping.question.storage,
+            self._shipping.fetch_limit,
+        )
         order = wire.BringBack(folder=folder, run=run, host=host.replace("/", "_"), limit_bytes=limit)
         self.deliver(host, order, partial(_warn_of_left_files, host, folder))
 
@@ -313,10 +312,9 @@ class HostFiles:
 
     def lost(self, host: str) -> None:
         """Forget a host that was lost, and end its transfers."""
-        for timer in ("set up", "bring"):
-            self._loop.cancel(f"{timer} {host}")
+        self._loop.cancel(f"set up {host}")
         if self.is_apart(host):
-            self._lost[host] = self._hosts[host].trial_dir
+            self._lost[host] = self._hosts[host].answer.trial_dir
         state = self._hosts.pop(host, None)
         if state is not None and state.mover is not None:
             state.mover.close()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distrain.errors import CheckpointError
-from distrain.storage.lock_probe import locked_directory
+from distrain.storage.lock_probe import lock, lock_path, locked_directory
 from distrain.storage.separated import Separated, load
 from distrain.system.pickling import Pickler
 from distrain.system.remote_path import RemotePath, locate, own_temporary_directory
@@ -121,15 +121,12 @@ class Checkpoint:
         while True:
             folder = self._place
             assert isinstance(folder, Path)
-            is_copy = folder != self._location
             with contextlib.ExitStack() as stack:
                 try:
                     stack.enter_context(locked_for_reading(folder))
                 except CheckpointError:
-                    if not is_copy:
+                    if folder == self._location:
                         raise
-                    continue
-                if is_copy and not folder.is_dir():
                     continue
                 yield folder
                 return
@@ -150,12 +147,12 @@ class Checkpoint:
     def _downloaded(self, remote: RemotePath, folder: Path) -> Iterator[None]:
         """Download the files, unless another process has done so, and keep them within the context."""
         while True:
-            with locked_directory(folder) as lock:  # waits for a process that downloads
+            with locked_directory(folder) as fd:  # waits for a process that downloads
                 if (folder / _COMPLETE).exists():
                     yield
                     return
                 with contextlib.suppress(BlockingIOError):  # not waited for: the other process may be a reader by now
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     self._fill(folder, remote)
                     continue
             time.sleep(random.uniform(0.0, _RETRY_S))  # noqa: S311
@@ -479,10 +476,9 @@ def locked_for_reading(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for path in _paths_to_lock(folder):
             with contextlib.suppress(OSError):
-                fd = os.open(path, os.O_RDONLY)
-                stack.callback(os.close, fd)
-                fcntl.flock(fd, fcntl.LOCK_SH)
-                if path == folder and not _is_at(fd, folder):
+                if (fd := lock_path(path, fcntl.LOCK_SH, os.O_RDONLY)) is not None:
+                    stack.callback(os.close, fd)
+                elif path == folder:
                     raise CheckpointError(f"{folder} was deleted by num_to_keep just before it was read")
         yield
 
@@ -508,14 +504,13 @@ def delete_unread(folders: Iterable[Path]) -> None:
 def _lock_alone(path: Path, stack: contextlib.ExitStack) -> bool:
     """Lock a path exclusively. Return False if another process has a lock."""
     try:
-        fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # NFS wants O_RDWR for an exclusive lock
-        stack.callback(os.close, fd)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file does not exist, or the file system has no locks
+        flags = os.O_RDONLY if path.is_dir() else os.O_RDWR  # NFS wants O_RDWR for an exclusive lock
+        fd = lock_path(path, fcntl.LOCK_EX | fcntl.LOCK_NB, flags)
+    except OSError:  # it may not be opened
         return True
-    return _is_at(fd, path)  # else another process has deleted it, and a third one may have made it anew
+    if fd is not None:
+        stack.callback(os.close, fd)
+    return fd is not None or not path.exists()
 
 
 def _paths_to_lock(folder: Path) -> tuple[Path, Path]:
@@ -525,13 +520,6 @@ def _paths_to_lock(folder: Path) -> tuple[Path, Path]:
     propagate only file locks to other hosts.
     """
     return folder, folder / MANIFEST_FILE
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    """Return whether the open file is still the one at ``path``."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(fd), path.stat())
-    return False
 
 
 def _located(path: str | os.PathLike[str], filesystem: Any) -> Path | RemotePath:

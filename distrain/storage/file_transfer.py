@@ -36,6 +36,26 @@ _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, err
 """Errors of copy_file_range where it cannot be used: between file systems, on old kernels, in sandboxes."""
 
 
+# -- directories -----------------------------------------------------------------------------------------------------
+
+
+def make_folders(top: str | Path, names: Iterable[str]) -> None:
+    """Make a directory, and directories below it, where nothing else has their names. Raise OSError."""
+    os.makedirs(top, exist_ok=True)
+    for name in sorted({*filter(None, names)}):
+        with contextlib.suppress(FileExistsError, NotADirectoryError):  # another rank has a file of that name
+            os.makedirs(os.path.join(top, name), exist_ok=True)
+
+
+def folders_below(top: str | Path) -> list[str]:
+    """Return the relative paths of all directories in a directory. Follow links."""
+    return [
+        os.path.relpath(os.path.join(parent, name), top)
+        for parent, names, _ in os.walk(top, followlinks=True)
+        for name in names
+    ]
+
+
 # -- storing ---------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import MANIFEST_FILE, PENDING_FILE
+from distrain.storage.file_transfer import folders_below, make_folders
 from distrain.storage.flushing import flush, naming
 from distrain.storage.ownership import open_without_links
 from distrain.system.text import is_full_disk
@@ -80,10 +80,7 @@ def copy_folders(source: Path, target: Path) -> None:
 
     Copying files makes only the directories that have files.
     """
-    for parent, folders, _ in os.walk(source, followlinks=True):
-        for name in folders:
-            with contextlib.suppress(FileExistsError, NotADirectoryError):  # another rank has a file of that name
-                (target / Path(parent, name).relative_to(source)).mkdir(parents=True, exist_ok=True)
+    make_folders(target, folders_below(source))
 
 
 def _check_circle(top: Path, folder: Path) -> None:

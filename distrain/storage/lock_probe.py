@@ -1,4 +1,7 @@
-"""Locks of local files: take one, and ask whether somebody holds that of a run directory. Runs in: anywhere."""
+"""Locks of local files: take one, and ask whether somebody holds that of a run directory. Runs in: anywhere.
+
+They are taken with flock: when a process is killed, the kernel releases them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,20 @@ if TYPE_CHECKING:
 _POLL_S = 0.025
 
 
+def lock(fd: int, how: int) -> bool:
+    """Lock an open file. Return False on a file system without locks.
+
+    Raise BlockingIOError if another process has locked it, and ``how`` says not to wait.
+    """
+    try:
+        fcntl.flock(fd, how)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
 def lock_alone(fd: int, deadline: float) -> bool:
     """Lock an open file exclusively, by a time of time.monotonic(). Return False on a file system without locks.
 
@@ -24,33 +41,45 @@ def lock_alone(fd: int, deadline: float) -> bool:
     """
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_POLL_S)
-        except OSError:
-            return False
-        else:
-            return True
+
+
+def lock_path(path: str | Path, how: int, flags: int = os.O_DIRECTORY | os.O_NOFOLLOW) -> int | None:
+    """Lock what is at a path. Return its descriptor, which keeps the lock until it is closed.
+
+    Return None if there is nothing, if another process has just deleted or replaced it, or if another one has locked it
+    and ``how`` says not to wait. Raise OSError if it cannot be opened. flags: those to open it with; by default, it has
+    to be a directory and no link.
+    """
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, fd)
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            lock(fd, how)
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                stack.pop_all()
+                return fd
+    return None
 
 
 @contextlib.contextmanager
 def locked_directory(folder: Path) -> Iterator[int]:
-    """Make a directory that others may delete, and hold a shared lock on it. A file system without locks has none."""
-    while True:
+    """Make a directory that others may delete, and hold a shared lock on it. Give the descriptor of the lock."""
+    fd = None
+    while fd is None:
         folder.mkdir(exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            is_there = False
-            with contextlib.suppress(FileNotFoundError):  # another process has deleted it just now
-                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                stack.callback(os.close, lock)
-                with contextlib.suppress(OSError):
-                    fcntl.flock(lock, fcntl.LOCK_SH)
-                is_there = os.path.samestat(os.fstat(lock), folder.stat())
-            if is_there:
-                yield lock
-                return
+        fd = lock_path(folder, fcntl.LOCK_SH)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def is_locked(run: str | os.PathLike[str]) -> bool:

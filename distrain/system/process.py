@@ -13,7 +13,6 @@ import math
 import os
 import re
 import resource
-import select
 import shlex
 import signal
 import subprocess
@@ -146,7 +145,6 @@ def _start(argv: Sequence[str], **options: Any) -> Process:
 def spawn(
     argv: Sequence[str],
     *,
-    pass_fds: Iterable[int] = (),
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Process:
@@ -155,7 +153,7 @@ def spawn(
     environment: variables in addition to those of this process.
     """
     pipe, variables = subprocess.PIPE, {**os.environ, **(environment or {})}
-    return _start(argv, stdin=pipe, stdout=pipe, stderr=stderr, env=variables, pass_fds=tuple(pass_fds))
+    return _start(argv, stdin=pipe, stdout=pipe, stderr=stderr, env=variables)
 
 
 def spawn_quiet(
@@ -703,47 +701,33 @@ def _mapped_libraries(part: str) -> set[str]:
 
 # -- commands ----------------------------------------------------------------------------------------------------------
 
-# Several processes may belong to the command, as a build of a package does. They are in the process group that this
-# one leads, and which it kills when it gets SIGTERM: from the kernel, as soon as its parent is dead.
-_TIED = """\
-import ctypes, os, signal, subprocess, sys
-signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
-if os.getppid() != int(sys.argv[1]): sys.exit(1)
-code = subprocess.call(sys.argv[3:], stdin=subprocess.DEVNULL, cwd=sys.argv[2])
-sys.exit(code if code >= 0 else 128 - code)
-"""
 
-
-def run_tied(
-    argv: Sequence[str], on_line: Callable[[str], None], *, directory: str, tick_s: float, pass_fds: Iterable[int] = ()
+def run_watched(
+    argv: Sequence[str],
+    output: int,
+    *,
+    directory: str,
+    tick: Callable[[], None],
+    tick_s: float,
+    pass_fds: Iterable[int] = (),
 ) -> int:
-    """Run a command that dies with this process, and return its exit code: 128 + the number of a signal.
+    """Run a command in a session of its own, and return its exit code: 128 + the number of a signal.
 
-    on_line: called with each line of its output, and with an empty one after ``tick_s`` seconds without any. If it
-    raises, the command is killed. pass_fds: descriptors, such as a lock, that stay open until the command is dead.
+    output: the descriptor that it writes to. tick: called every ``tick_s`` seconds. If it raises, the command is
+    killed, with all processes that belong to it. pass_fds: descriptors, such as a lock, that stay open until the
+    command is dead.
     """
-    tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), directory, *argv]
-    child = spawn(tied, stderr=subprocess.STDOUT, pass_fds=pass_fds)
-    assert child.stdin is not None
-    assert child.stdout is not None
-    poll, rest = select.poll(), b""
-    poll.register(child.stdout, select.POLLIN)
-    with child.stdin, child.stdout:
+    child = spawn_quiet(argv, environment=os.environ, directory=directory, pass_fds=pass_fds, output=output)
+    try:
+        while not has_ended(child.pid):
+            time.sleep(tick_s)
+            tick()
+    finally:
+        kill_group(child.pid, signal.SIGKILL)  # it has its exit code if it has ended; else its group ends with it
         try:
-            while not (is_silent := not poll.poll(tick_s * 1000)) or not has_ended(child.pid):
-                data = b"\n" if is_silent else os.read(child.stdout.fileno(), 65536)
-                if not data:
-                    break
-                *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
-                for line in lines:
-                    on_line(line.decode(errors="replace"))
-        finally:
-            kill_group(child.pid, signal.SIGKILL)  # it has its exit code if it has ended; else its group ends with it
-            try:
-                child.returncode = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-            except ChildProcessError:  # the end of this process has begun: another thread has killed and reaped it
-                child.returncode = -signal.SIGKILL
+            child.returncode = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        except ChildProcessError:  # the end of this process has begun: another thread has killed and reaped it
+            child.returncode = -signal.SIGKILL
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

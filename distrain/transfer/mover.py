@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.storage.file_transfer import make_folders
 from distrain.storage.flushing import flush
 from distrain.storage.names import numbered
 from distrain.storage.paths import RunPaths
@@ -38,7 +39,6 @@ from distrain.transfer.stream import (
     Reader,
     StreamEndedError,
     checked_name,
-    make_folders,
     receive_contents,
     send_contents,
     send_header,
@@ -92,27 +92,17 @@ class Mover:
         raise AssertionError("the last try has returned")
 
     def _carry_out(self, order: wire.Message) -> wire.Message:
-        if self._stream is None:
-            self._stream = Stream(self._argv)
+        work: Any = {wire.Upload: self._fetch, wire.BringBack: self._bring_back, wire.Deliver: self._deliver}
+        stream, self._stream = self._stream or Stream(self._argv), None
         try:
-            if isinstance(order, wire.Deliver):
-                return self._deliver(self._stream, order)
-            if isinstance(order, wire.BringBack):
-                return self._bring_back(self._stream, order)
-            assert isinstance(order, wire.Upload)
-            return self._fetch(self._stream, order)
+            answer: wire.Message = work[type(order)](stream, order)
         except StreamEndedError as error:
-            stream, self._stream = self._stream, None
             raise StreamEndedError(stream.end(str(error))) from None
         except BaseException:  # there may be more on its way
-            self.close()
+            stream.close()
             raise
-
-    def close(self) -> None:
-        """End the stream."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        self._stream = stream
+        return answer
 
     def _fetch(self, stream: Stream, order: wire.Upload) -> wire.Message:
         files, skipped = stream.get(order.source, order.directory, order.files, order.others, order.facts)
@@ -207,7 +197,7 @@ class Stream:
         Raise OSError, RefusedError or StreamEndedError.
         """
         listing = self.ask({"do": "get", "folder": folder, "files": names, "others": others, "facts": facts or {}})
-        make_folders(directory, [*listing["folders"], *map(os.path.dirname, names)])
+        make_folders(directory, map(checked_name, filter(None, [*listing["folders"], *map(os.path.dirname, names)])))
         sizes = dict(zip(names, listing["sizes"], strict=True))
         end = receive_contents(self.reader, directory, sizes)
         in_threads(flush, [os.path.join(directory, name) for name in names])

@@ -14,14 +14,14 @@ the other; the header before them has their sizes. An end that cannot send what 
   :class:`~distrain.wire.shipped_file.ShippedFile` for each of the ``files`` in a directory.
 - ``delete`` (folder, files) is answered by an empty header. Directories that are empty then are deleted, too.
 
-A header with ``failed`` takes the place of any other answer.
+A header with ``failed`` takes the place of any other answer, and is the last one: the mover closes the stream then,
+once it has sent the contents that it has announced.
 
 Runs in: mover, stream server.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import json
@@ -35,7 +35,7 @@ from distrain.storage.flushing import begin_flush, naming
 from distrain.wire.channel import widen_pipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _CHUNK_BYTES = 1 << 20
 _SIZE_BYTES = 4
@@ -50,7 +50,7 @@ class StreamEndedError(DistrainError):
 
 
 class RefusedError(DistrainError):
-    """The other end could not do what it was asked for, and says why. The stream stays usable."""
+    """The other end could not do what it was asked for, and says why. It carries out nothing else then."""
 
 
 def checked_name(name: str) -> str:
@@ -65,7 +65,7 @@ def checked_name(name: str) -> str:
 
 
 class Reader:
-    """The bytes that arrive over a descriptor, through one buffer. All methods raise StreamEndedError at the end."""
+    """The bytes that arrive over a descriptor, through one buffer. All methods raise StreamEndedError or OSError."""
 
     def __init__(self, fd: int) -> None:
         widen_pipe(fd)
@@ -73,20 +73,16 @@ class Reader:
 
     def some(self, most: int) -> bytes:
         """Return the next bytes, at least one."""
-        try:
-            data = self._file.read1(min(most, _CHUNK_BYTES))
-        except OSError as error:
-            raise StreamEndedError(str(error)) from None
-        if not data:
-            raise StreamEndedError("it has ended")
-        return data
+        if data := self._file.read1(min(most, _CHUNK_BYTES)):
+            return data
+        raise StreamEndedError("it has ended")
 
     def exactly(self, size: int) -> bytes:
         """Return so many bytes."""
-        data = bytearray()
-        while len(data) < size:
-            data += self.some(size - len(data))
-        return bytes(data)
+        data = self._file.read(size)
+        if len(data) < size:
+            raise StreamEndedError("it has ended")
+        return data
 
     def header(self) -> dict[str, Any]:
         """Return the next header. Raise RefusedError if it tells of a failure."""
@@ -109,59 +105,33 @@ class Reader:
 
 
 def receive_contents(reader: Reader, folder: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Store the files that arrive in a directory, and return the header after them. All is read, also after an error.
+    """Store the files that arrive in a directory, and return the header after them.
 
     sizes: by their paths below the directory. Raise OSError, StreamEndedError, and RefusedError if the other end could
     not read a file, or if one has been damaged.
     """
-    arrivals = _Arrivals(reader)
-    crcs = [arrivals.store(os.path.join(folder, checked_name(name)), size) for name, size in sizes.items()]
+    crcs = [_receive(reader, os.path.join(folder, checked_name(name)), size) for name, size in sizes.items()]
     end = reader.header()
-    if arrivals.problem is not None:
-        raise arrivals.problem
     for name, found, sent in zip(sizes, crcs, end["crcs"], strict=True):
         if found != sent:
             raise RefusedError(f"{name} was damaged on the way")
     return end
 
 
-class _Arrivals:
-    """Files that arrive over a stream and are stored. problem: the first error of the disk."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self.problem: OSError | None = None
-
-    def store(self, path: str, size: int) -> int:
-        """Store the next file, and return its crc32. Raise StreamEndedError."""
-        fd, crc, start, flushed = -1, 0, 0, 0
-        with self._noting(path):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        try:
-            while start < size:
-                data = self._reader.some(size - start)
-                crc = zlib.crc32(data, crc)
-                start += len(data)
-                with self._noting(path):
-                    while data and self.problem is None:
-                        data = data[os.write(fd, data) :]
-                if start - flushed >= _FLUSHED_BYTES or start == size:
-                    begin_flush(fd, flushed, start - flushed)
-                    flushed = start
-        finally:
-            if fd >= 0:
-                with self._noting(path):  # some file servers tell only now that the disk is full
-                    os.close(fd)
-        return crc
-
-    @contextlib.contextmanager
-    def _noting(self, path: str) -> Iterator[None]:
-        """Take an OSError as a problem with a file. The next files still have to be read."""
-        try:
-            with naming(path):
-                yield
-        except OSError as error:
-            self.problem = self.problem or error
+def _receive(reader: Reader, path: str, size: int) -> int:
+    """Store the next file, and return its crc32. Raise OSError or StreamEndedError."""
+    crc, start, flushed = 0, 0, 0
+    with naming(path), open(path, "wb", buffering=0) as file:  # some file servers tell only at its end of a full disk
+        while start < size:
+            data = memoryview(reader.some(size - start))
+            crc = zlib.crc32(data, crc)
+            start += len(data)
+            while data:
+                data = data[file.write(data) :]
+            if start - flushed >= _FLUSHED_BYTES or start == size:
+                begin_flush(file.fileno(), flushed, start - flushed)
+                flushed = start
+    return crc
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -190,39 +160,15 @@ def send_contents(fd: int, files: Sequence[tuple[str, int]]) -> list[int]:
     StreamEndedError.
     """
     widen_pipe(fd)
-    buffer, used, crcs = memoryview(bytearray(_CHUNK_BYTES)), 0, []
+    buffer, crcs = memoryview(bytearray(_CHUNK_BYTES)), []
     for path, size in files:
         crc = 0
         with open(path, "rb", buffering=0) as file, naming(path):
             while size:
-                read = file.readinto(buffer[used : used + size])
+                read = file.readinto(buffer[:size])
                 if not read:
                     raise OSError(errno.EIO, "the file became shorter while it was read")
-                crc = zlib.crc32(buffer[used : used + read], crc)
-                used, size = used + read, size - read
-                if used == len(buffer):  # most files are small, and are sent together
-                    write_all(fd, buffer)
-                    used = 0
+                crc, size = zlib.crc32(buffer[:read], crc), size - read
+                write_all(fd, buffer[:read])
         crcs.append(crc)
-    write_all(fd, buffer[:used])
     return crcs
-
-
-# -- directories -----------------------------------------------------------------------------------------------------
-
-
-def make_folders(top: str, names: Sequence[str]) -> None:
-    """Make a directory, and directories below it, where nothing else has their names. Raise OSError."""
-    os.makedirs(top, exist_ok=True)
-    for name in sorted({*filter(None, names)}):
-        with contextlib.suppress(FileExistsError, NotADirectoryError):  # another rank has a file of that name
-            os.makedirs(os.path.join(top, checked_name(name)), exist_ok=True)
-
-
-def folders_below(top: str) -> list[str]:
-    """Return the relative paths of all directories in a directory. Follow links."""
-    return [
-        os.path.relpath(os.path.join(parent, name), top)
-        for parent, names, _ in os.walk(top, followlinks=True)
-        for name in names
-    ]

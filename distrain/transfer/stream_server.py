@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.storage.file_transfer import folders_below, hash_files, make_folders, unchanged
 from distrain.system import process
 from distrain.transfer.stream import (
     Reader,
     RefusedError,
     StreamEndedError,
     checked_name,
-    folders_below,
-    make_folders,
     receive_contents,
     send_contents,
     send_header,
@@ -39,7 +38,7 @@ def main(arguments: list[str]) -> None:
     """Serve until stdin ends. There are no ``arguments``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     read_fd, write_fd = process.private_stdio()
-    with contextlib.suppress(StreamEndedError):
+    with contextlib.suppress(StreamEndedError, OSError):  # such as ECONNRESET
         write_all(write_fd, wire.MAGIC)
         serve(read_fd, write_fd)
 
@@ -63,6 +62,8 @@ def serve(read_fd: int, write_fd: int) -> None:
                     send_header(write_fd, {})
         except (OSError, RefusedError) as error:
             send_header(write_fd, {"failed": str(error)})
+            while True:  # the mover may still be sending contents
+                reader.some(sys.maxsize)
 
 
 def _put(reader: Reader, write_fd: int, request: dict[str, Any]) -> None:
@@ -93,7 +94,9 @@ def _get(fd: int, do: str, folder: str, files: list[str], others: list[str], fac
         crcs = send_contents(fd, list(zip(paths, sizes, strict=True)))
     except OSError as error:  # the mover waits for the rest of the contents
         sys.exit(str(error))
-    send_header(fd, {"crcs": crcs, "others": _hashes(folder, others, facts)})
+    with unchanged(Path(folder), facts):
+        hashes = hash_files(Path(folder), others)
+    send_header(fd, {"crcs": crcs, "others": hashes})
 
 
 def _list(folder: str) -> Iterator[ShippedFile]:
@@ -110,13 +113,3 @@ def _delete(folder: str, files: list[str]) -> None:
     for path, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):  # it is not empty
             os.rmdir(path)
-
-
-def _hashes(folder: str, names: list[str], facts: Mapping[str, list[int]]) -> list[tuple[str, int, int]]:
-    """Return the hashes of these files. Raise OSError if one with facts has changed."""
-    if not names and not facts:
-        return []
-    from distrain.storage.file_transfer import hash_files, unchanged  # not at the top: each stream waits for imports
-
-    with unchanged(Path(folder), facts):
-        return hash_files(Path(folder), names)

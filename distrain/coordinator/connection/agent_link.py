@@ -30,8 +30,9 @@ CLOSE_TIMEOUT_S = 5.0
 """Seconds to wait for agents to empty their hosts before they are killed."""
 _END_TIMEOUT_S = 1.0
 """Seconds to wait for the process of an agent, or ssh, to end after its output has ended: how it ends is shown."""
-FILES_PER_HOST = 4
-"""Files that this process opens for a host: stdin, stdout and stderr of its agent; at its end, a descriptor of that."""
+_END_POLL_S = 0.02
+FILES_PER_HOST = 3
+"""Files that this process opens for a host: stdin, stdout and stderr of its agent."""
 _STRAY_BYTES_KEPT = 4 << 10
 _LAST_LINES, _LONGEST_LINE = 15, 300
 """Number and length of the last lines of an agent or of ssh that are shown."""
@@ -120,13 +121,10 @@ class AgentLink:
         self.dropped = False
         self.has_rested = False
         """True if the agent has served another run before."""
-        self._end_timer = f"end of {self.name}"
         self._transport = transport
         self._loop = loop
         self._callbacks = callbacks
         self._stray = b""
-        self._pidfd = -1
-        """Descriptor of the process, while the output has ended and the process may end any moment."""
         child = ChildLink(argv, stderr=subprocess.PIPE, greeting=True)
         self._process, self._channel = child.process, child.channel
         assert self._process.stderr is not None
@@ -307,25 +305,13 @@ class AgentLink:
     def _await_end(self) -> None:
         """Wait for the end of the process after that of its output, for a limited time, without blocking the loop."""
         self._process.send_signal(signal.SIGCONT)  # a guard that was stopped continues, and empties the host now
-        if self._process.poll() is not None:
+        self._look_for_end(time.monotonic() + _END_TIMEOUT_S)
+
+    def _look_for_end(self, deadline: float) -> None:
+        if self.is_alive and time.monotonic() < deadline:
+            self._loop.call_in(f"end of {self.name}", _END_POLL_S, lambda: self._look_for_end(deadline))
+        else:
             self._callbacks.on_end(self, self._why_it_ended())
-            return
-        self._pidfd = process.open_pidfd(self._process.pid)
-        if self._pidfd >= 0:
-            self._loop.on_readable(self._pidfd, self._end)
-        self._loop.call_in(self._end_timer, _END_TIMEOUT_S, self._end)
-
-    def _end(self) -> None:
-        self._stop_awaiting_end()
-        self._process.poll()
-        self._callbacks.on_end(self, self._why_it_ended())
-
-    def _stop_awaiting_end(self) -> None:
-        self._loop.cancel(self._end_timer)
-        if self._pidfd >= 0:
-            self._loop.forget(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
 
     def _last_words(self) -> str:
         """Return the latest text that the agent or ssh has printed outside of the protocol."""
@@ -350,7 +336,7 @@ class AgentLink:
         if self._stderr.closed:
             return
         self.dropped = True
-        self._stop_awaiting_end()
+        self._loop.cancel(f"end of {self.name}")
         self._channel.close()
         self._loop.forget(self._stderr.fileno())
         self._stderr.close()

@@ -6,48 +6,27 @@ A process locks a directory as long as it uses it: together with others (``LOCK_
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
 from typing import TYPE_CHECKING
 
+from distrain.storage.lock_probe import lock_path
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Errors of a file system without locks."""
 
 
 def lock_folder(path: Path, how: int) -> int | None:
     """Lock a directory, and note the time of its use. Return its descriptor, which keeps the lock until it is closed.
 
-    Return None if there is no such directory, or if another process has locked it or just deleted it. On a file system
-    without locks, every process gets the lock. Raise OSError.
+    Return None if there is no such directory, or if another process has locked it or just deleted it. Raise OSError.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        try_lock(fd, how)
-        if os.path.samestat(os.fstat(fd), os.stat(path)):
-            with contextlib.suppress(OSError):  # it may be read-only
-                os.utime(fd)
-            return fd
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(fd)
-    return None
-
-
-def try_lock(fd: int, how: int) -> None:
-    """Lock a descriptor. Raise BlockingIOError if another process has locked it."""
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
-            raise
+    fd = lock_path(path, how | fcntl.LOCK_NB)
+    if fd is not None:
+        with contextlib.suppress(OSError):  # it may be read-only
+            os.utime(fd)
+    return fd
 
 
 def delete(path: str | Path) -> None:

@@ -15,12 +15,12 @@ import re
 import shutil
 import sys
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
+from distrain.storage.lock_probe import lock
 from distrain.system import process
 from distrain.system.text import count
-from distrain.transfer.host_side.cache_files import delete, lock_folder, try_lock
+from distrain.transfer.host_side.cache_files import delete, lock_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,8 +30,7 @@ _COMPLETE = "complete"
 _SHOW_EVERY_S = 5.0
 """Seconds between two lines about the progress."""
 _POLL_S = 0.1
-_TICK_S = 1.0
-_LAST_LINES = 15
+_LAST_LINES, _LAST_BYTES = 15, 16 << 10
 _USUAL_FOLDERS = "~/.local/bin", "~/.cargo/bin", "/usr/local/bin", "/usr/bin"
 """Further directories with tools. The PATH is short in a command that comes over ssh."""
 _CURE = (
@@ -58,12 +57,12 @@ def make_environment(folder: Path, requirements: str, *, python: str, show: Call
             if (home / _COMPLETE).exists() and interpreter.exists():  # the Python that it links to may be gone
                 return interpreter
             try:
-                try_lock(fd, fcntl.LOCK_EX)
+                lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(fd)
             else:
                 _build(home, requirements, python, show, fd)
-                try_lock(fd, fcntl.LOCK_SH)
+                lock(fd, fcntl.LOCK_SH)
                 return interpreter
         if not is_waiting:
             show("waiting for another run on this host, which makes the same virtual environment")
@@ -76,7 +75,7 @@ def find_uv() -> str:
     return _find("uv", os.path.dirname(sys.executable))
 
 
-def _build(home: Path, requirements: str, version: str, show: Callable[[str], None], lock: int) -> None:
+def _build(home: Path, requirements: str, version: str, show: Callable[[str], None], lock_fd: int) -> None:
     """Make the environment with uv, or with venv and pip of such a Python. Raise OSError, and leave nothing."""
     uv = find_uv()
     base = sys.executable if sys.version.startswith(f"{version}.") else _find(f"python{version}")
@@ -93,9 +92,12 @@ def _build(home: Path, requirements: str, version: str, show: Callable[[str], No
     venv, listed = str(home / "venv"), ["-r", str(home / "requirements.txt")]
     python = f"{venv}/bin/python"
     if uv:
+        # An index for a single package, such as that of PyTorch, has old versions of others.
+        has_several_indexes = "--extra-index-url" in requirements and "UV_INDEX_STRATEGY" not in os.environ
+        strategy = ["--index-strategy", "unsafe-best-match"] if has_several_indexes else []
         commands = [
             [uv, "venv", "--python", base or version, venv],
-            [uv, "pip", "install", "--python", python, *_index_strategy(requirements), *listed],
+            [uv, "pip", "install", "--python", python, *strategy, *listed],
         ]
     else:  # -I: packages on the user's PYTHONPATH would count as installed
         commands = [
@@ -104,7 +106,7 @@ def _build(home: Path, requirements: str, version: str, show: Callable[[str], No
         ]
     try:
         for argv in commands:
-            _run(argv, str(home), f"installing {packages} with {'uv' if uv else 'pip'}", show, lock)
+            _run(argv, home, f"installing {packages} with {'uv' if uv else 'pip'}", show, lock_fd)
         (home / _COMPLETE).touch()
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
@@ -112,31 +114,30 @@ def _build(home: Path, requirements: str, version: str, show: Callable[[str], No
     show("the virtual environment is ready")
 
 
-def _index_strategy(requirements: str) -> list[str]:
-    """Return an option of uv: an index for a single package, such as that of PyTorch, has old versions of others."""
-    several = "--extra-index-url" in requirements and "UV_INDEX_STRATEGY" not in os.environ
-    return ["--index-strategy", "unsafe-best-match"] if several else []
-
-
-def _run(argv: Sequence[str], directory: str, what: str, show: Callable[[str], None], lock: int) -> None:
+def _run(argv: Sequence[str], home: Path, what: str, show: Callable[[str], None], lock_fd: int) -> None:
     """Run a tool, and show now and then how far it is. Raise OSError if it fails."""
-    last: deque[str] = deque(maxlen=_LAST_LINES)
     began = shown_at = time.monotonic()
 
-    def read(line: str) -> None:
+    def last_lines() -> list[str]:
+        size = os.fstat(output.fileno()).st_size
+        text = os.pread(output.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
+        return [line.rstrip() for line in text.splitlines() if line.strip()][-_LAST_LINES:]
+
+    def tick() -> None:
         nonlocal shown_at
-        if line.strip():
-            last.append(line.rstrip())
         now = time.monotonic()
         if now - shown_at >= _SHOW_EVERY_S:
             shown_at = now
-            text = f"{what}: {last[-1].strip()[:120]}" if last else what
-            show(f"{text} ({now - began:.0f} s)")
+            show(": ".join([what, *(line.strip()[:120] for line in last_lines()[-1:])]) + f" ({now - began:.0f} s)")
 
-    code = process.run_tied(argv, read, directory=directory, tick_s=_TICK_S, pass_fds=(lock,))
-    if code:
-        text = f"no virtual environment could be made on {platform.node()}: {process.describe(argv)} ended with {code}"
-        raise OSError("\n".join([f"{text} ({_CURE})", *(f"  {line}" for line in last)]))
+    with open(home / "output.txt", "w+b") as output:
+        code = process.run_watched(
+            argv, output.fileno(), directory=str(home), tick=tick, tick_s=_POLL_S, pass_fds=(lock_fd,)
+        )
+        if code:
+            text = f"no virtual environment could be made on {platform.node()}"
+            text = f"{text}: {process.describe(argv)} ended with {code} ({_CURE})"
+            raise OSError("\n".join([text, *(f"  {line}" for line in last_lines())]))
 
 
 def _find(program: str, *folders: str) -> str:

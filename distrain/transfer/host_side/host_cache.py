@@ -21,7 +21,7 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from distrain.storage.names import numbered
 from distrain.transfer.host_side.cache_files import delete, lock_folder
@@ -45,14 +45,6 @@ _INCOMPLETE = ".new-"
 _INCOMPLETE_S = 3600.0
 """Seconds for which a process may be making or deleting an entry that has such a name."""
 _CURE = "name another directory with env.DISTRAIN_CACHE=/path in the hostfile"
-
-
-class _Entry(NamedTuple):
-    """Something that is deleted as a whole. used: time of the last use. size: in bytes."""
-
-    path: Path
-    used: float
-    size: int
 
 
 class HostCache:
@@ -118,20 +110,23 @@ class HostCache:
             for path in self.runs.iterdir():
                 end_killed_run(path)
             entries = self._entries() if limit_bytes is not None else []
-            surplus = sum(entry.size for entry in entries) - (limit_bytes or 0)
-            for entry in sorted(entries, key=lambda entry: entry.used):
-                if surplus > 0 and _delete(entry.path):
-                    surplus -= entry.size
+            surplus = sum(size for _, size, _ in entries) - (limit_bytes or 0)
+            for _, size, path in sorted(entries):
+                if surplus > 0 and _delete(path):
+                    surplus -= size
 
-    def _entries(self) -> list[_Entry]:
-        """Return all that may be deleted: nothing that a process may be making or deleting."""
+    def _entries(self) -> list[tuple[float, int, Path]]:
+        """Return time of the last use, size and path of all that may be deleted.
+
+        Nothing that a process may be making or deleting is among them.
+        """
         found = []
         for path in self.root.glob("*/*"):
             with contextlib.suppress(OSError):  # it is gone
                 used = path.lstat().st_mtime
                 is_incomplete = path.name.startswith(_INCOMPLETE) and time.time() - used < _INCOMPLETE_S
                 if path.is_dir() and not path.is_symlink() and not is_incomplete:
-                    found.append(_Entry(path, used, _bytes_of(path)))
+                    found.append((used, _bytes_of(path), path))
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -88,35 +89,31 @@ def unreadable(path: str, error: OSError) -> LaunchError:
     return LaunchError(f"{shown(path)} cannot be shipped: {error.strerror}. Make it readable, {_OTHER_CURES}")
 
 
-def too_large(sizes: Mapping[str, int], limit_bytes: int, roots: Iterable[str]) -> LaunchError:
-    """Return the error for files that are too large together. It names the largest parts.
-
-    sizes: of the files. roots: directories; a part is a file or a directory that is directly in one of them.
-    """
-    largest = ", ".join(f"{shown(path)} ({size(its)})" for path, its in _heaviest(sizes, roots))
+def too_large(sizes: Mapping[str, int], limit_bytes: int) -> LaunchError:
+    """Return the error for files that are too large together. sizes: of the files."""
+    largest = ", ".join(f"{shown(path)} ({size(its)})" for path, its in _heaviest(sizes))
     return LaunchError(
         f"the project has {size(sum(sizes.values()))} to ship, and the limit is {size(limit_bytes)}. The largest "
-        f"parts are {largest}. Raise the limit with --ship-limit SIZE or ShippingConfig(limit_bytes=...), "
+        f"directories are {largest}. Raise the limit with --ship-limit SIZE or ShippingConfig(limit_bytes=...), "
         f"{_OTHER_CURES}"
     )
 
 
-def too_many(paths: Iterable[str], most: int, roots: Iterable[str]) -> LaunchError:
-    """Return the error for too many files. It names the parts with most of them; see :func:`too_large`."""
-    largest = ", ".join(f"{shown(path)} ({count:,})" for path, count in _heaviest(dict.fromkeys(paths, 1), roots))
+def too_many(paths: Iterable[str], most: int) -> LaunchError:
+    """Return the error for too many files."""
+    largest = ", ".join(f"{shown(path)} ({count:,})" for path, count in _heaviest(dict.fromkeys(paths, 1)))
     return LaunchError(
         f"the project has more than {most:,} files to ship. Most of those seen so far are in {largest}. Pack them into "
         f"fewer files, {_OTHER_CURES}"
     )
 
 
-def _heaviest(weights: Mapping[str, int], roots: Iterable[str]) -> list[tuple[str, int]]:
-    tops = [f"{root.rstrip('/')}/" for root in roots]
-    parts: Counter[str] = Counter()
+def _heaviest(weights: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the directories whose files weigh most, without their subdirectories."""
+    folders: Counter[str] = Counter()
     for path, weight in weights.items():
-        top = max((top for top in tops if path.startswith(top)), key=len, default="/")
-        parts[top + path[len(top) :].partition("/")[0]] += weight
-    return parts.most_common(_MOST_NAMED)
+        folders[os.path.dirname(path)] += weight
+    return folders.most_common(_MOST_NAMED)
 
 
 # -- parts of texts --------------------------------------------------------------------------------------------------

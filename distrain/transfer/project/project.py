@@ -145,7 +145,6 @@ class _Search:
         self._own = [path for path in own if path not in self._left_out.crowded]
         self._inside = {os.path.realpath(path) for path in self._own}
         """Directories that a link may lead to."""
-        self._parents_of_named: set[str] = set()
 
     # -- what to search
 
@@ -203,7 +202,6 @@ class _Search:
             status = os.stat(path)
         except OSError as error:
             raise LaunchError(f"--ship {shown(path)}: {error.strerror} (it copies from this machine)") from error
-        self._parents_of_named.add(os.path.dirname(path))
         self._left_out.links.pop(path, None)
         if stat.S_ISDIR(status.st_mode):
             self._walk(path, Wanted.ALL)
@@ -250,7 +248,7 @@ class _Search:
             return
         self._found[path] = status
         if len(self._found) > _MOST_FILES:
-            raise too_many(self._found, _MOST_FILES, self._roots)
+            raise too_many(self._found, _MOST_FILES)
 
     def _add_link(self, path: str, wanted: Wanted) -> None:
         target = os.path.realpath(path)
@@ -285,12 +283,7 @@ class _Search:
         """Raise LaunchError if the files are larger than the limit."""
         sizes = {path: status.st_size for path, status in self._found.items()}
         if sum(sizes.values()) > limit_bytes:
-            raise too_large(sizes, limit_bytes, self._roots)
-
-    @property
-    def _roots(self) -> set[str]:
-        """Directories whose files and subdirectories an error names."""
-        return self.folders | self._parents_of_named
+            raise too_large(sizes, limit_bytes)
 
     def files(self) -> tuple[ShippedFile, ...]:
         """Read all files. Raise LaunchError if that is not possible."""

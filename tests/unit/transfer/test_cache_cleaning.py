@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def size_of(cache: HostCache) -> int:
-    return sum(entry.size for entry in cache._entries())
+    return sum(size for _, size, _ in cache._entries())
 
 
 def old_run(cache: HostCache, name: str, old: float) -> Path:

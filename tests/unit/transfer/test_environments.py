@@ -210,7 +210,7 @@ def test_two_processes_at_once_build_it_once(folder: Path, tmp_path: Path, fake_
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["venv", "pip"]
 
 
-def test_what_a_killed_process_has_left_is_replaced_and_its_tools_are_dead(
+def test_what_a_killed_process_has_left_is_replaced_once_its_tools_are_dead(
     folder: Path, tmp_path: Path, fake_uv: FakeUv
 ) -> None:
     pids = tmp_path / "pids"
@@ -219,9 +219,11 @@ def test_what_a_killed_process_has_left_is_replaced_and_its_tools_are_dead(
         wait_until(pids.exists)
         child.send_signal(signal.SIGKILL)
         child.wait()
-    for pid in map(int, pids.read_text().split()):
+    [half] = folder.glob("*/venv/half")
+    assert lock_folder(half.parent.parent, fcntl.LOCK_EX) is None
+    for pid in map(int, pids.read_text().split()):  # as the guard does
+        os.kill(pid, signal.SIGKILL)
         wait_until(lambda pid=pid: is_dead(pid), what=f"the death of {pid}")
-    assert list(folder.glob("*/venv/half"))
     fake_uv("touch $environment/whole")
     environment = make(folder).parent.parent
     assert not (environment / "half").exists()
@@ -272,7 +274,6 @@ def test_the_progress_is_shown_now_and_then(
     folder: Path, fake_uv: FakeUv, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
     monkeypatch.setattr(environments, "_SHOW_EVERY_S", 0.4)
-    monkeypatch.setattr(environments, "_TICK_S", 0.1)
     fake_uv(
         "echo fetching tiny; "
         + ("sleep 1.3" if is_silent else "for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.13; done")

@@ -532,18 +532,18 @@ def test_a_named_path_has_to_be_a_file_or_a_directory(plain: Path, make: Callabl
 # -- limits ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_project_that_is_too_large_is_an_error_that_shows_its_largest_parts(plain: Path, tmp_path: Path) -> None:
+def test_a_project_that_is_too_large_is_an_error_with_its_largest_directories(plain: Path, tmp_path: Path) -> None:
     write(plain, "a.py", "model/b.py", "model/c.py", text="x" * 90)
     write(plain, "z/d.py", "small.py", text="x" * 20)
     write(tmp_path, "data/sub/e.bin", text="x" * 300_000)
     assert sum(file.size for file in find(plain, limit_bytes=310).files) == 310
     with pytest.raises(LaunchError) as caught:
         find(plain, limit_bytes=309)
-    parts = f"{plain}/model (180 B), {plain}/a.py (90 B), {plain}/"
-    assert f"has 310 B to ship, and the limit is 309 B. The largest parts are {parts}" in str(caught.value)
+    folders = f"{plain}/model (180 B), {plain} (110 B), {plain}/z (20 B)"
+    assert f"has 310 B to ship, and the limit is 309 B. The largest directories are {folders}. " in str(caught.value)
     for cure in ("--ship-limit SIZE", "ShippingConfig(limit_bytes=...)", ".gitignore", "--no-ship"):
         assert cure in str(caught.value)
-    with pytest.raises(LaunchError, match=rf"has 300 kB to ship.* are {tmp_path}/data \(300 kB\), {plain}/model"):
+    with pytest.raises(LaunchError, match=rf"has 300 kB to ship.* are {tmp_path}/data/sub \(300 kB\), {plain}/model"):
         find(plain, limit_bytes=309, named=["../data"])
 
 
