@@ -30,7 +30,7 @@ from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.report_handler import ReportHandler
-from distrain.coordinator.requests import DAP, DEBUG, PROFILE, STACKS, STOP, Requests, rank_in
+from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests, rank_in
 from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.coordinator.validations import WAITING, Validations
@@ -183,7 +183,6 @@ class Coordinator:
                 STACKS: self.hang_monitor.answer,
                 STOP: lambda reply, _: self._on_stop_request(reply),
                 DEBUG: self._debuggers.connect,
-                DAP: partial(self._debuggers.connect, for_editor=True),
                 PROFILE: self._take_profile,
             },
         )

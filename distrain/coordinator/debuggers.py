@@ -1,12 +1,12 @@
-"""The debuggers of ranks, and the terminals of the people who use them. Runs in: coordinator.
+"""The debuggers of ranks, and the people who use them. Runs in: coordinator.
 
-A terminal is a process of ``distrain debug``, which listens at a socket. Its messages travel over
-the connection to the agent of the rank's host, so no port is opened. With ``--dap`` it relays the
-bytes of an editor.
+A person has a process of ``distrain debug``, which listens at a socket. What pdb and a terminal, or debugpy and an
+editor, tell each other travels over the connection to the agent of the rank's host, so no port is opened.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import socket
 from dataclasses import dataclass
@@ -31,16 +31,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Debugger:
-    """The debugger of one rank. ``waits``: what it has said last, if the rank waits for an answer."""
+    """The debugger of one rank.
 
-    terminal: Channel | None = None
+    kind: pdb or debugpy. user: the connection to the person. waits: what it has said last, if it waits for an answer.
+    """
+
+    kind: str = "pdb"
+    user: Channel | None = None
     waits: wire.DebuggerSays | None = None
 
 
 class Debuggers:
-    """Connect terminals with the debuggers of ranks.
+    """Connect people with the debuggers of ranks.
 
-    debug_rank: the rank whose breakpoint() waits for a terminal.
+    debug_rank: the rank whose breakpoint() waits for a person.
     send: sends a message to a rank. on_change: called when :attr:`is_waiting` may have changed.
     """
 
@@ -69,77 +73,74 @@ class Debuggers:
         return any(debugger.waits is not None for debugger in self._debuggers.values())
 
     def begin(self, attempt: int) -> None:
-        """Disconnect the terminals of the last attempt."""
+        """Disconnect the people who debugged the last attempt."""
         self.close("the workers were restarted")
         self._attempt = attempt
 
     def close(self, why: str = "the run has ended") -> None:
-        """Disconnect all terminals, and say why."""
+        """Disconnect all people, and say why."""
         for rank in list(self._debuggers):
             self.rank_ended(rank, why)
 
     # -- ranks ----------------------------------------------------------------------------------------------------
 
     def handle(self, message: wire.DebuggerSays) -> None:
-        """Show what the debugger of a rank says. Without a terminal, ask the user to open one."""
-        debugger = self._debuggers.setdefault(message.rank, _Debugger())
-        debugger.waits = None if message.prompt is None else message
-        if message.closed is not None:
-            del self._debuggers[message.rank]
-        if (terminal := debugger.terminal) is not None:
-            terminal.queue(message)
+        """Pass on what the debugger of a rank says. If the rank to debug waits and nobody is there, ask for somebody.
+
+        Any other rank continues if nobody is there.
+        """
+        rank = message.rank
+        debugger = self._debuggers.setdefault(rank, _Debugger())
+        debugger.waits = message if message.stopped else None
+        if debugger.user is not None:
+            debugger.user.queue(message)
             if message.closed is not None:
-                terminal.close()
+                debugger.user.close()
+        if message.closed is not None:
+            del self._debuggers[rank]
         self._on_change()
-        if debugger.waits is not None and self._status.phase == RunState.STOPPING.value:
-            self._tell(message.rank, "line")  # it was asked to stop here while it was in native code
-        elif debugger.waits is not None and terminal is None:
-            self._ask_for_terminal(message)
+        if debugger.waits is None:
+            return
+        is_alone = debugger.user is None
+        if self._status.phase == RunState.STOPPING.value:
+            self._tell(rank)  # it was asked to stop here while it was in native code
+        elif is_alone and (rank, debugger.kind) == (self._debug_rank, "pdb"):
+            command = f"distrain debug {shlex.quote(self._run)} -r {rank}"
+            say(f"rank {rank} {message.stopped}, and waits for you; open pdb in another terminal with: {command}")
+        elif is_alone:
+            self._tell(rank)
 
     def rank_begins(self, rank: int) -> None:
-        """Stop a rank that has entered train_func, if a terminal waits for it."""
+        """Open the debugger of a rank that has entered train_func, if a person waits for it."""
         if rank in self._debuggers:
-            self._tell(rank, "stop")
+            self._tell(rank, opens=self._debuggers[rank].kind)
 
     def rank_ended(self, rank: int, why: str = "") -> None:
-        """Disconnect the terminal of a rank that has ended."""
+        """Disconnect the person who debugs a rank that has ended."""
         if rank in self._debuggers:
-            why = why or f"rank {rank} has ended"
-            self.handle(wire.DebuggerSays(attempt=self._attempt, rank=rank, body=b"", closed=why))
+            self.handle(wire.DebuggerSays(attempt=self._attempt, rank=rank, closed=why or f"rank {rank} has ended"))
 
-    def _tell(self, rank: int, word: str, body: bytes = b"") -> None:
-        if word == "line":
-            self._debuggers[rank].waits = None
+    def _tell(self, rank: int, body: bytes = b"", opens: str = "") -> None:
+        """Tell a rank what a person has sent; nothing if they are gone."""
+        if not opens:
+            self._debuggers[rank].waits = None  # if it still waits, it says so
             self._on_change()
-        self._send(wire.DebuggerInput(attempt=self._attempt, rank=rank, word=word, body=body))
+        self._send(wire.DebuggerInput(attempt=self._attempt, rank=rank, body=body, opens=opens))
 
-    def _ask_for_terminal(self, waits: wire.DebuggerSays) -> None:
-        """Let the rank to debug wait for a terminal. Any other one has lost its terminal, and continues."""
-        if waits.rank != self._debug_rank:
-            self._tell(waits.rank, "line")
-            return
-        where = f" in {waits.place}" if waits.place else ""
-        what = f"has raised {waits.error}" if waits.error else "has stopped"
-        command = f"distrain debug {shlex.quote(self._run)} -r {waits.rank}"
-        say(f"rank {waits.rank} {what}{where}, and waits for you; open pdb in another terminal with: {command}")
+    # -- people ---------------------------------------------------------------------------------------------------
 
-    # -- terminals ------------------------------------------------------------------------------------------------
+    def connect(self, reply: Callable[[str], None], argument: str) -> None:
+        """Connect a ``distrain debug`` to a rank, and open its debugger. Raise NoSuchRun if this is not possible.
 
-    def connect(self, reply: Callable[[str], None], argument: str, *, for_editor: bool = False) -> None:
-        """Connect a ``distrain debug`` to a rank, and stop that. Raise NoSuchRun if this is not possible.
-
-        argument: the rank, and the path of the socket.
-        for_editor: start debugpy instead; only the editor stops the rank.
+        argument: the rank, the debugger, and the path of the socket. pdb stops the rank; with debugpy, the editor does.
         """
-        rank, path = rank_in(argument, self._status)
-        has_begun = self._status.ranks[rank].begun is not None
-        debugger = self._debuggers.get(rank, _Debugger())
-        if debugger.terminal is not None:
+        rank, rest = rank_in(argument, self._status)
+        kind, _, path = rest.partition(" ")
+        debugger = self._debuggers.get(rank)
+        if debugger is not None and (debugger.user is not None or debugger.kind != "pdb"):
             raise NoSuchRun(f"another `distrain debug` has rank {rank}")
-        if for_editor and debugger.waits is not None:
-            raise NoSuchRun(f"rank {rank} waits for pdb; run this command without --dap")
-        if for_editor and not has_begun:
-            raise NoSuchRun(f"rank {rank} has not entered train_func yet; try again when it has")
+        if debugger is not None and kind != "pdb":
+            raise NoSuchRun(f"rank {rank} is in pdb; run this command without --dap")
         with socket.socket(socket.AF_UNIX) as connection:
             connection.setblocking(False)
             try:
@@ -147,39 +148,35 @@ class Debuggers:
             except OSError as error:
                 raise NoSuchRun(f"the debugger cannot be connected: {error}") from None
             fd = connection.detach()
-        self._debuggers[rank] = debugger
-        terminal = debugger.terminal = Channel(fd, fd)
-        closing = wire.DebuggerInput(attempt=0, rank=rank, word="editor" if for_editor else "line")
-        terminal.attach(self._loop, partial(self._on_frames, rank, terminal, closing))
-        if for_editor:
-            self._tell(rank, "edit")
-        elif debugger.waits is not None:
-            terminal.queue(debugger.waits)
-        elif has_begun:
-            self._tell(rank, "stop")
+        user = Channel(fd, fd)
+        user.attach(self._loop, partial(self._on_frames, rank, user))
+        debugger = self._debuggers.setdefault(rank, _Debugger(kind))
+        debugger.user = user
+        if debugger.waits is not None:
+            user.queue(debugger.waits)
+        elif self._has_begun(rank):
+            self._tell(rank, opens=kind)
         reply("")
 
-    def _on_frames(self, rank: int, terminal: Channel, closing: wire.DebuggerInput, frames: list[wire.Frame]) -> None:
-        """Pass on what a person or an editor sends. ``closing``: what that is once they are gone, or not ours."""
+    def _on_frames(self, rank: int, user: Channel, frames: list[wire.Frame]) -> None:
+        """Pass on what a person sends. At the end of the connection, the debugger hears that they are gone."""
         debugger = self._debuggers.get(rank)
-        if debugger is None or debugger.terminal is not terminal:
-            terminal.close()
+        if debugger is None or debugger.user is not user:
+            user.close()
             return
-        messages = [_input_in(frame) or closing for frame in frames] or [closing]
+        messages: list[wire.Message] = []
+        with contextlib.suppress(WireError):
+            messages = [frame.message() for frame in frames]
         for message in messages:
-            has_crossed = message.word != "editor" and (debugger.waits is not None) != (message.word == "line")
-            if not has_crossed:
-                self._tell(rank, message.word, message.body)
-        if closing.word == "line" and any(message.word == "line" and not message.body for message in messages):
-            terminal.close()
-            debugger.terminal = None
-            if debugger.waits is not None:
-                self._tell(rank, "line")
+            if isinstance(message, wire.DebuggerInput):
+                self._tell(rank, message.body, message.opens)
+        if not messages:
+            user.close()
+            debugger.user = None
+            if self._has_begun(rank):
+                self._tell(rank)
+            else:
+                del self._debuggers[rank]
 
-
-def _input_in(frame: wire.Frame) -> wire.DebuggerInput | None:
-    try:
-        message = frame.message()
-    except WireError:
-        return None
-    return message if isinstance(message, wire.DebuggerInput) else None
+    def _has_begun(self, rank: int) -> bool:
+        return self._status.ranks[rank].begun is not None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from distrain.storage.paths import RunPaths
     from distrain.system.loop import Loop
 
-STACKS, STOP, DEBUG, DAP, PROFILE = "stacks", "stop", "debug", "dap", "profile"
+STACKS, STOP, DEBUG, PROFILE = "stacks", "stop", "debug", "profile"
 REQUEST_TIMEOUT_S = 10.0
 """Seconds that :func:`ask` waits for a run to answer."""
 _REQUEST_BYTES = 4096

@@ -1,12 +1,12 @@
-"""A pdb that reads lines from the coordinator, and sends it what it shows. Runs in: worker."""
+"""A pdb whose terminal is the ``distrain debug`` of a person. Runs in: worker."""
 
 from __future__ import annotations
 
 import ctypes
-import io
 import pdb
 import sys
 import traceback
+from collections import deque
 from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -21,50 +21,53 @@ if TYPE_CHECKING:
     from distrain.worker.session import Session
 
 
-class _Terminal(io.TextIOBase):
-    """The terminal of the person who debugs this rank, as a file."""
-
-    encoding = "utf-8"
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._text = ""
-        self.place = self.error = ""
-        """The line at which the rank is stopped, and the exception that it has raised, if that is why."""
-
-    def write(self, text: str) -> int:
-        self._text += text
-        return len(text)
-
-    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
-        """Ask for a line. The prompt is what was written after the last line end."""
-        shown, newline, prompt = self._text.rpartition("\n")
-        self.send(shown + newline, prompt=prompt, place=self.place, error=self.error)
-        return self._session.wait_for_debugger_input()
-
-    def close_debugger(self) -> None:
-        """Tell that the rank continues without the debugger."""
-        self.send(self._text, closed="")
-
-    def send(self, shown: str, **fields: Any) -> None:
-        self._text = ""
-        self._session.send(wire.DebuggerSays, body=shown.encode(errors="replace"), **fields)
-
-
 class RemotePdb(pdb.Pdb):
     """The debugger of this rank, until the rank continues without breakpoints. It steps over distrain's own code.
+
+    It is the file that pdb reads from, and writes to.
 
     on_closed: called with True if the user has closed it, with False if the rank continues without breakpoints.
     """
 
     def __init__(self, session: Session, on_closed: Callable[[bool], None]) -> None:
-        console: Any = _Terminal(session)
-        self._terminal: _Terminal = console
-        super().__init__(stdin=console, stdout=console, skip=["distrain", "distrain.*"], nosigint=True)
+        itself: Any = self
+        super().__init__(stdin=itself, stdout=itself, skip=["distrain", "distrain.*"], nosigint=True)
+        self._session = session
         self._on_closed = on_closed
         self._is_open = True
+        self._error = ""
+        """The exception that the rank has raised, if that is why it is stopped."""
+        self._shown = ""
+        self._typed: deque[bytes] = deque()
         self.is_at_prompt = False
         """True while the user looks at a frame."""
+
+    # -- the terminal ---------------------------------------------------------------------------------------------
+
+    def write(self, text: str) -> None:
+        self._shown += text
+
+    def flush(self) -> None:
+        """Do nothing: the user sees all at the next prompt."""
+
+    def readline(self) -> str:
+        """Wait for a line, or for an empty string when the user is gone. The prompt has been written."""
+        what = f"has raised {self._error}" if self._error else "has stopped"
+        place = place_of(self.curframe) if self.curframe else ""
+        self._say(stopped=f"{what} in {place}" if place else what)
+        self._session.wait_for_user(lambda: self._typed)
+        return self._typed.popleft().decode(errors="replace")
+
+    def receive(self, line: bytes) -> None:
+        """Take what the user has typed. It is dropped if it comes too late, such as for a stop of the run."""
+        if self.is_at_prompt:
+            self._typed.append(line)
+
+    def _say(self, **fields: str) -> None:
+        shown, self._shown = self._shown.encode(errors="replace"), ""
+        self._session.send(wire.DebuggerSays, body=shown, **fields)
+
+    # -- the debugger ---------------------------------------------------------------------------------------------
 
     def stop_in(self, frame: FrameType) -> None:
         """Let the user look at the innermost frame of theirs. ``frame``: the innermost one of all."""
@@ -91,15 +94,11 @@ class RemotePdb(pdb.Pdb):
         """Let the user look at the frames of an exception."""
         sys.settrace(None)
         self.reset()
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            self._terminal.place = place_of(frame)
-        self._terminal.error = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self._error = f"{type(error).__name__}: {error}".partition("\n")[0]
         self.interaction(None, error.__traceback__)
         self._close(by_user=False)
 
     def interaction(self, frame: FrameType | None, *args: Any) -> None:
-        if frame is not None:
-            self._terminal.place = place_of(frame)
         self.is_at_prompt = True
         try:
             super().interaction(frame, *args)
@@ -117,8 +116,8 @@ class RemotePdb(pdb.Pdb):
         Close the debugger. The rank continues, and its breakpoints are ignored from now on.
         """
         self.clear_all_breaks()
-        super().set_continue()
         self._close(by_user=True)
+        self.set_continue()
         return True
 
     do_q = do_exit = do_EOF = do_quit
@@ -132,7 +131,7 @@ class RemotePdb(pdb.Pdb):
     def _close(self, *, by_user: bool) -> None:
         if self._is_open:
             self._is_open = False
-            self._terminal.close_debugger()
+            self._say(closed=f"rank {self._session.context.world_rank} fails now" if self._error else "")
             self._on_closed(by_user)
 
 

@@ -11,7 +11,6 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -161,10 +160,9 @@ class Session:
         """Sends again whether the main thread stands still; set by the sampler."""
         self.on_profile: Callable[[float], object] = lambda seconds: None
         """Begins a profile of this rank; set by :mod:`distrain.worker.main`."""
-        self.on_editor: Callable[[wire.DebuggerInput], None] = lambda message: None
-        """Passes on what an editor sends to the debugger; set by it."""
+        self.on_debugger_input: Callable[[wire.DebuggerInput], None] = lambda message: None
+        """Passes on what the user of the debugger sends; set by it."""
         self._must_sniff = False
-        self._debugger_input: deque[str] = deque()
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
         """The call that holds the lock."""
@@ -662,11 +660,10 @@ class Session:
         """True if the calling thread is in a call that uses the channel. It must not read messages."""
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
-    def wait_for_debugger_input(self) -> str:
-        """Wait for the next line for the debugger, and return it."""
+    def wait_for_user(self, is_due: Callable[[], object]) -> None:
+        """Handle messages until what the debugger waits for is there."""
         with self._lock:
-            self._await(lambda: self._debugger_input)
-            return self._debugger_input.popleft()
+            self._await(is_due)
 
     def send(self, message: Callable[..., wire.FromWorker], **fields: Any) -> None:
         """Send a message of this rank in this attempt."""
@@ -737,10 +734,8 @@ class Session:
                 self._stop_at = call
             case wire.StopDecision(call=call):
                 self._vote_at = call
-            case wire.DebuggerInput(word="line", body=line):
-                self._debugger_input.append(line.decode(errors="replace"))
             case wire.DebuggerInput():
-                self.on_editor(message)
+                self.on_debugger_input(message)
             case wire.TellStandstill():
                 self.on_question()
             case wire.DumpRecorder():

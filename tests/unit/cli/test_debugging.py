@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distrain import wire
 from distrain.cli import debugging
 from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from distrain import wire
 
 STRANGER = 54321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
@@ -74,7 +73,8 @@ def test_only_the_users_own_editor_reaches_the_rank(
     fd, other = ours.detach(), theirs.detach()
     run, editor = Channel(fd, fd), Channel(other, other)
     strangers = [connected(port, STRANGER, socket.AF_INET) for _ in range(3)]
-    relay = Thread(target=debugging._relay, args=(listener, editor, 0))
+    user = debugging._Editor(editor, 0, listener)
+    relay = Thread(target=debugging.relay, args=(user, [wire.DebuggerSays(attempt=0, rank=0, body=b"/")]))
     relay.start()
     for pid in strangers:  # they are disconnected
         os.waitpid(pid, 0)
