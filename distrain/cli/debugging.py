@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _READ_BYTES = 64 << 10
 _ESTABLISHED = "01"
 """A state of connections in /proc/net/tcp. In other states, a connection whose process has left belongs to root."""
-_CONNECT_S = 10.0
-"""Seconds within which a run that has answered connects."""
 _NOTICE_S = 1.0
 """Seconds to wait for the rank before a line says where it is."""
 
@@ -52,17 +50,16 @@ def debug_parser() -> argparse.ArgumentParser:
 def run_debug(options: argparse.Namespace) -> int:
     """Debug a rank until the debugger is closed. Raises NoSuchRun."""
     run, rank = parsers.run_of(options), options.rank
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listener(options.port)) if options.dap else None
-        channel = stack.enter_context(contextlib.closing(connect(run, rank, "pdb" if listener is None else "debugpy")))
-        said = _said(channel.wait(_NOTICE_S))
-        if not said and not channel.at_end:
+    user = _Editor(rank, options.port) if options.dap else _Terminal(rank)
+    with contextlib.closing(connect(run, rank, user.debugger)) as user.channel:
+        said = user.hear(_NOTICE_S)
+        if not said and not user.channel.at_end:
             echo(f"rank {rank} answers when native code, or a call of distrain, returns; Ctrl-C ends the wait")
             echo(request(run, STACKS))
-            said = _said(channel.wait())
+            said = user.hear()
         if not said or said[0].closed is not None:
             raise NoSuchRun((said and said[0].closed) or "the run has ended")
-        relay(_Terminal(channel, rank) if listener is None else _Editor(channel, rank, listener), said)
+        relay(user, said)
     return 0
 
 
@@ -72,21 +69,9 @@ def connect(run: Run, rank: int, debugger: str) -> Channel:
         path = os.path.join(folder, "debug.sock")
         listener.bind(path)
         listener.listen(1)
-        listener.settimeout(_CONNECT_S)
-        request(run, DEBUG, f"{rank} {debugger} {path}")
+        request(run, DEBUG, f"{rank} {debugger} {path}")  # it connects before it answers
         fd = listener.accept()[0].detach()
     return Channel(fd, fd)
-
-
-def _listener(port: int) -> socket.socket:
-    try:
-        return socket.create_server(("127.0.0.1", port), backlog=1)
-    except OSError as error:
-        raise NoSuchRun(f"port {port} cannot be used ({error}); choose another one with --port") from None
-
-
-def _said(frames: list[wire.Frame]) -> list[wire.DebuggerSays]:
-    return [message for frame in frames if isinstance(message := frame.message(), wire.DebuggerSays)]
 
 
 def relay(user: _Terminal | _Editor, said: list[wire.DebuggerSays]) -> None:
@@ -98,16 +83,22 @@ def relay(user: _Terminal | _Editor, said: list[wire.DebuggerSays]) -> None:
             if message.closed is not None:
                 echo(message.closed or f"rank {user.rank} continues")
                 return
-        said = _said(user.listen())
+        said = user.listen()
     echo("the run has ended")
 
 
 class _User:
-    """One who debugs a rank."""
+    """One who uses the debugger of a rank."""
 
-    def __init__(self, channel: Channel, rank: int) -> None:
-        self.channel = channel
+    channel: Channel
+
+    def __init__(self, rank: int) -> None:
         self.rank = rank
+
+    def hear(self, timeout_s: float | None = None) -> list[wire.DebuggerSays]:
+        """Wait for the debugger."""
+        frames = self.channel.wait(timeout_s)
+        return [message for frame in frames if isinstance(message := frame.message(), wire.DebuggerSays)]
 
     def send(self, body: bytes = b"", opens: str = "") -> None:
         with contextlib.suppress(ConnectionError):  # the run has ended, and its last words can still be read
@@ -116,6 +107,8 @@ class _User:
 
 class _Terminal(_User):
     """A person at a terminal, who uses pdb."""
+
+    debugger = "pdb"
 
     def begin(self, first: wire.DebuggerSays) -> None:
         """Say how to use pdb."""
@@ -134,13 +127,13 @@ class _Terminal(_User):
         if message.stopped:
             self.send(_answer(prompt))
 
-    def listen(self) -> list[wire.Frame]:
+    def listen(self) -> list[wire.DebuggerSays]:
         """Wait for pdb. Ctrl-C stops the rank again; if that takes too long, a second one raises."""
         try:
-            return self.channel.wait()
+            return self.hear()
         except KeyboardInterrupt:
             self.send(opens="pdb")
-            return self.channel.wait()
+            return self.hear()
 
 
 def _answer(prompt: str) -> bytes:
@@ -157,9 +150,14 @@ def _answer(prompt: str) -> bytes:
 class _Editor(_User):
     """The first editor of this user that connects. It uses debugpy."""
 
-    def __init__(self, channel: Channel, rank: int, listener: socket.socket) -> None:
-        super().__init__(channel, rank)
-        self._listener = listener
+    debugger = "debugpy"
+
+    def __init__(self, rank: int, port: int) -> None:
+        super().__init__(rank)
+        try:
+            self._listener = socket.create_server(("127.0.0.1", port), backlog=1)
+        except OSError as error:
+            raise NoSuchRun(f"port {port} cannot be used ({error}); choose another one with --port") from None
         self._editor: socket.socket | None = None
         self._refused: set[int | None] = set()
 
@@ -183,11 +181,11 @@ class _Editor(_User):
             with contextlib.suppress(ConnectionError):  # it is gone, and the next recv() finds that
                 self._editor.sendall(message.body)
 
-    def listen(self) -> list[wire.Frame]:
+    def listen(self) -> list[wire.DebuggerSays]:
         """Wait for debugpy, and for the editor meanwhile."""
         source = (self._editor or self._listener).fileno()
         if source not in select.select([self.channel.read_fd, source], [], [])[0]:
-            return self.channel.receive()
+            return self.hear(0.0)
         if self._editor is None:
             self._accept()
             return []
@@ -195,7 +193,7 @@ class _Editor(_User):
         with contextlib.suppress(ConnectionError):
             data = self._editor.recv(_READ_BYTES)
         self.send(data)
-        return [] if data else self.channel.wait()  # until the rank has closed its debugger, and others can attach
+        return [] if data else self.hear()  # that the rank has closed its debugger, so that another editor can attach
 
     def _accept(self) -> None:
         editor, _ = self._listener.accept()

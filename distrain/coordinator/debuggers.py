@@ -45,7 +45,7 @@ class Debuggers:
     """Connect people with the debuggers of ranks.
 
     debug_rank: the rank whose breakpoint() waits for a person.
-    send: sends a message to a rank. on_change: called when :attr:`is_waiting` may have changed.
+    send: sends a rank what a person has sent, and the debugger to open.
     """
 
     def __init__(
@@ -55,27 +55,19 @@ class Debuggers:
         status: RunStatus,
         *,
         debug_rank: int | None,
-        send: Callable[[wire.ToWorker], None],
-        on_change: Callable[[], None],
+        send: Callable[[int, bytes, str], None],
     ) -> None:
         self._loop = loop
         self._run = str(store.location)
         self._status = status
         self._debug_rank = debug_rank
         self._send = send
-        self._on_change = on_change
-        self._attempt = -1
         self._debuggers: dict[int, _Debugger] = {}
 
     @property
     def is_waiting(self) -> bool:
         """True while a rank is stopped and waits for a person."""
         return any(debugger.waits is not None for debugger in self._debuggers.values())
-
-    def begin(self, attempt: int) -> None:
-        """Disconnect the people who debugged the last attempt."""
-        self.close("the workers were restarted")
-        self._attempt = attempt
 
     def close(self, why: str = "the run has ended") -> None:
         """Disconnect all people, and say why."""
@@ -98,34 +90,25 @@ class Debuggers:
                 debugger.user.close()
         if message.closed is not None:
             del self._debuggers[rank]
-        self._on_change()
         if debugger.waits is None:
             return
-        is_alone = debugger.user is None
-        if self._status.phase == RunState.STOPPING.value:
-            self._tell(rank)  # it was asked to stop here while it was in native code
-        elif is_alone and (rank, debugger.kind) == (self._debug_rank, "pdb"):
+        is_wanted = debugger.user is not None or (rank, debugger.kind) == (self._debug_rank, "pdb")
+        if not is_wanted or self._status.phase == RunState.STOPPING.value:
+            self._tell(rank)  # it may have been asked to stop here while it was in native code
+        elif debugger.user is None:
             command = f"distrain debug {shlex.quote(self._run)} -r {rank}"
             say(f"rank {rank} {message.stopped}, and waits for you; open pdb in another terminal with: {command}")
-        elif is_alone:
-            self._tell(rank)
-
-    def rank_begins(self, rank: int) -> None:
-        """Open the debugger of a rank that has entered train_func, if a person waits for it."""
-        if rank in self._debuggers:
-            self._tell(rank, opens=self._debuggers[rank].kind)
 
     def rank_ended(self, rank: int, why: str = "") -> None:
         """Disconnect the person who debugs a rank that has ended."""
         if rank in self._debuggers:
-            self.handle(wire.DebuggerSays(attempt=self._attempt, rank=rank, closed=why or f"rank {rank} has ended"))
+            self.handle(wire.DebuggerSays(attempt=0, rank=rank, closed=why or f"rank {rank} has ended"))
 
     def _tell(self, rank: int, body: bytes = b"", opens: str = "") -> None:
         """Tell a rank what a person has sent; nothing if they are gone."""
         if not opens:
             self._debuggers[rank].waits = None  # if it still waits, it says so
-            self._on_change()
-        self._send(wire.DebuggerInput(attempt=self._attempt, rank=rank, body=body, opens=opens))
+        self._send(rank, body, opens)
 
     # -- people ---------------------------------------------------------------------------------------------------
 
@@ -141,6 +124,8 @@ class Debuggers:
             raise NoSuchRun(f"another `distrain debug` has rank {rank}")
         if debugger is not None and kind != "pdb":
             raise NoSuchRun(f"rank {rank} is in pdb; run this command without --dap")
+        if self._status.ranks[rank].begun is None:
+            raise NoSuchRun(f"rank {rank} has not entered train_func yet; try again when it has")
         with socket.socket(socket.AF_UNIX) as connection:
             connection.setblocking(False)
             try:
@@ -154,7 +139,7 @@ class Debuggers:
         debugger.user = user
         if debugger.waits is not None:
             user.queue(debugger.waits)
-        elif self._has_begun(rank):
+        else:
             self._tell(rank, opens=kind)
         reply("")
 
@@ -173,10 +158,4 @@ class Debuggers:
         if not messages:
             user.close()
             debugger.user = None
-            if self._has_begun(rank):
-                self._tell(rank)
-            else:
-                del self._debuggers[rank]
-
-    def _has_begun(self, rank: int) -> bool:
-        return self._status.ranks[rank].begun is not None
+            self._tell(rank)

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -50,14 +51,25 @@ class Debugger:
     def __init__(self, session: Session, rank: int | None) -> None:
         self._session = session
         self._rank = rank
-        self._is_for_this_rank = rank == session.context.world_rank
-        """False also once the user has closed the debugger."""
         self._is_due = False
-        """True if a call of distrain has to end before it can open."""
-        self._open: RemotePdb | None = None
+        """True if a call of distrain has to end before pdb can open."""
         self._editor: _Editor | None = None
         self._pid = os.getpid()
         self._main = threading.get_ident()
+
+    @cached_property
+    def _pdb(self) -> RemotePdb:
+        from distrain.worker.remote_pdb import RemotePdb  # it takes some milliseconds
+
+        return RemotePdb(self._session)
+
+    @property
+    def _is_for_this_rank(self) -> bool:
+        return self._rank == self._session.context.world_rank and not self._pdb.was_quit
+
+    @property
+    def _has_editor(self) -> bool:
+        return self._editor is not None and self._editor.is_attached and os.getpid() == self._pid
 
     def install(self) -> None:
         """Set the hooks."""
@@ -73,33 +85,31 @@ class Debugger:
     def after_failure(self, error: BaseException | None) -> None:
         """Open the debugger where the exception was raised, if this rank is debugged."""
         if isinstance(error, Exception) and self._is_for_this_rank and not self._has_editor:
-            self._pdb().post_mortem(error)
-
-    @property
-    def _has_editor(self) -> bool:
-        return self._editor is not None and self._editor.is_attached and os.getpid() == self._pid
+            self._pdb.post_mortem(error)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._open is not None and self._open.is_at_prompt:
+        if self._pdb.is_at_prompt:
             if not self._session.is_in_call:  # it evaluates what the user has typed
                 raise KeyboardInterrupt
         elif self._session.is_in_call:
             self._is_due = True
         elif frame is not None:
-            self._pdb().stop_in(frame)
+            self._pdb.stop_in(frame)
 
     def _open_if_due(self) -> None:
         if self._is_due and not self._session.is_in_call and threading.current_thread() is threading.main_thread():
             self._is_due = False
-            self._pdb().stop_in(sys._getframe())
+            self._pdb.stop_in(sys._getframe())
 
     def _on_input(self, message: wire.DebuggerInput) -> None:
         if message.opens == "pdb":
             signal.pthread_kill(self._main, DEBUG_SIGNAL)  # it also ends a sleep
         elif message.opens:
             self._editor = _Editor(self._session)
-        elif (debugger := self._open or self._editor) is not None:
-            debugger.receive(message.body)
+        elif self._editor is not None and not self._pdb.is_open:
+            self._editor.receive(message.body)
+        else:
+            self._pdb.receive(message.body)
 
     def _on_breakpoint(self, *args: Any, **options: Any) -> Any:
         if self._has_editor:
@@ -110,23 +120,11 @@ class Debugger:
             return sys.__breakpointhook__(*args, **options)
         if os.getpid() != self._pid and (self._rank is None or self._is_for_this_rank):
             raise RuntimeError(_IN_CHILD)
-        if self._open is not None or self._is_for_this_rank:
-            self._pdb().stop_at(sys._getframe(1))
+        if self._pdb.is_open or self._is_for_this_rank:
+            self._pdb.stop_at(sys._getframe(1))
         elif self._rank is None:
             raise RuntimeError(_NO_DEBUGGER)
         return None
-
-    def _pdb(self) -> RemotePdb:
-        if self._open is None:
-            from distrain.worker.remote_pdb import RemotePdb
-
-            self._open = RemotePdb(self._session, self._on_closed)
-        return self._open
-
-    def _on_closed(self, by_user: bool) -> None:
-        self._open = None
-        self._is_due = False  # it was asked for while it was open
-        self._is_for_this_rank = self._is_for_this_rank and not by_user
 
 
 class _Editor:

@@ -15,32 +15,28 @@ from distrain.worker.places import outwards, place_of
 from distrain.worker.user_code import OWN_FILES, run_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType
 
     from distrain.worker.session import Session
 
 
 class RemotePdb(pdb.Pdb):
-    """The debugger of this rank, until the rank continues without breakpoints. It steps over distrain's own code.
+    """The pdb of this rank. It steps over distrain's own code. It is the file that pdb reads from, and writes to."""
 
-    It is the file that pdb reads from, and writes to.
-
-    on_closed: called with True if the user has closed it, with False if the rank continues without breakpoints.
-    """
-
-    def __init__(self, session: Session, on_closed: Callable[[bool], None]) -> None:
+    def __init__(self, session: Session) -> None:
         itself: Any = self
         super().__init__(stdin=itself, stdout=itself, skip=["distrain", "distrain.*"], nosigint=True)
         self._session = session
-        self._on_closed = on_closed
-        self._is_open = True
         self._error = ""
         """The exception that the rank has raised, if that is why it is stopped."""
         self._shown = ""
         self._typed: deque[bytes] = deque()
+        self.is_open = False
+        """True until the rank continues without breakpoints."""
         self.is_at_prompt = False
         """True while the user looks at a frame."""
+        self.was_quit = False
+        """True once the user has quit: further breakpoint() are passed."""
 
     # -- the terminal ---------------------------------------------------------------------------------------------
 
@@ -85,7 +81,7 @@ class RemotePdb(pdb.Pdb):
         self.interaction(frame, None)
         if sys.version_info < (3, 13):  # let the frame have the variables that the user has assigned; later: PEP 667
             ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
-        if self._is_open:
+        if self.is_open:
             for outer, _ in traceback.walk_stack(frame):
                 outer.f_trace = self.trace_dispatch
             sys.settrace(self.trace_dispatch)
@@ -96,10 +92,11 @@ class RemotePdb(pdb.Pdb):
         self.reset()
         self._error = f"{type(error).__name__}: {error}".partition("\n")[0]
         self.interaction(None, error.__traceback__)
-        self._close(by_user=False)
+        self._close()
 
     def interaction(self, frame: FrameType | None, *args: Any) -> None:
-        self.is_at_prompt = True
+        self._typed.clear()
+        self.is_open = self.is_at_prompt = True
         try:
             super().interaction(frame, *args)
         finally:
@@ -108,31 +105,23 @@ class RemotePdb(pdb.Pdb):
     def set_continue(self) -> None:
         super().set_continue()
         if not self.breaks:
-            self._close(by_user=False)
+            self._close()
 
-    def do_quit(self, arg: str) -> bool:
+    def do_quit(self, arg: str) -> bool | None:
         """q(uit) | exit
 
         Close the debugger. The rank continues, and its breakpoints are ignored from now on.
         """
+        self.was_quit = True
         self.clear_all_breaks()
-        self._close(by_user=True)
-        self.set_continue()
-        return True
+        return self.do_continue(arg)
 
     do_q = do_exit = do_EOF = do_quit
 
-    def do_interact(self, arg: str) -> None:
-        """Say that there are no prompts within a prompt."""
-        self.error("it works only in the pdb of a terminal; statements can be typed here, too")
-
-    do_debug = do_interact
-
-    def _close(self, *, by_user: bool) -> None:
-        if self._is_open:
-            self._is_open = False
+    def _close(self) -> None:
+        if self.is_open:
+            self.is_open = False
             self._say(closed=f"rank {self._session.context.world_rank} fails now" if self._error else "")
-            self._on_closed(by_user)
 
 
 def _users_frames(frame: FrameType) -> list[FrameType]:
