@@ -113,7 +113,7 @@ class Debuggers:
     # -- people ---------------------------------------------------------------------------------------------------
 
     def connect(self, reply: Callable[[str], None], argument: str) -> None:
-        """Connect a ``distrain debug`` to a rank, and open its debugger. Raise NoSuchRun if this is not possible.
+        """Connect a ``distrain debug`` to a rank, and open its debugger. Raise NoSuchRun or OSError if that fails.
 
         argument: the rank, the debugger, and the path of the socket. pdb stops the rank; with debugpy, the editor does.
         """
@@ -128,10 +128,7 @@ class Debuggers:
             raise NoSuchRun(f"rank {rank} has not entered train_func yet; try again when it has")
         with socket.socket(socket.AF_UNIX) as connection:
             connection.setblocking(False)
-            try:
-                connection.connect(path)
-            except OSError as error:
-                raise NoSuchRun(f"the debugger cannot be connected: {error}") from None
+            connection.connect(path)
             fd = connection.detach()
         user = Channel(fd, fd)
         user.attach(self._loop, partial(self._on_frames, rank, user))

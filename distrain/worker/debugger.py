@@ -102,14 +102,15 @@ class Debugger:
             self._pdb.stop_in(sys._getframe())
 
     def _on_input(self, message: wire.DebuggerInput) -> None:
+        pdb, editor = self._pdb, self._editor
         if message.opens == "pdb":
             signal.pthread_kill(self._main, DEBUG_SIGNAL)  # it also ends a sleep
         elif message.opens:
             self._editor = _Editor(self._session)
-        elif self._editor is not None and not self._pdb.is_open:
-            self._editor.receive(message.body)
+        elif editor is not None and not pdb.is_open:
+            editor.receive(message.body)
         else:
-            self._pdb.receive(message.body)
+            pdb.receive(message.body)
 
     def _on_breakpoint(self, *args: Any, **options: Any) -> Any:
         if self._has_editor:

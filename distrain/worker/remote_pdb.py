@@ -55,9 +55,8 @@ class RemotePdb(pdb.Pdb):
         return self._typed.popleft().decode(errors="replace")
 
     def receive(self, line: bytes) -> None:
-        """Take what the user has typed. It is dropped if it comes too late, such as for a stop of the run."""
-        if self.is_at_prompt:
-            self._typed.append(line)
+        """Take what the user has typed, nothing if they are gone."""
+        self._typed.append(line)
 
     def _say(self, **fields: str) -> None:
         shown, self._shown = self._shown.encode(errors="replace"), ""
@@ -95,7 +94,7 @@ class RemotePdb(pdb.Pdb):
         self._close()
 
     def interaction(self, frame: FrameType | None, *args: Any) -> None:
-        self._typed.clear()
+        self._typed.clear()  # what has come too late for an earlier prompt, such as of a user who was gone
         self.is_open = self.is_at_prompt = True
         try:
             super().interaction(frame, *args)
