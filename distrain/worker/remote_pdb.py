@@ -51,7 +51,7 @@ class RemotePdb(pdb.Pdb):
         what = f"has raised {self._error}" if self._error else "has stopped"
         place = place_of(self.curframe) if self.curframe else ""
         self._say(stopped=f"{what} in {place}" if place else what)
-        self._session.wait_for_user(lambda: self._typed)
+        self._session.wait_until(lambda: self._typed)
         return self._typed.popleft().decode(errors="replace")
 
     def receive(self, line: bytes) -> None:
