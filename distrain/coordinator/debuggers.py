@@ -106,8 +106,9 @@ class Debuggers:
 
     def _tell(self, rank: int, body: bytes = b"", opens: str = "") -> None:
         """Tell a rank what a person has sent; nothing if they are gone."""
-        if not opens:
-            self._debuggers[rank].waits = None  # if it still waits, it says so
+        debugger = self._debuggers[rank]
+        if debugger.kind == "pdb" and not opens:  # an editor may look around for long; debugpy says when that ends
+            debugger.waits = None
         self._send(rank, body, opens)
 
     # -- people ---------------------------------------------------------------------------------------------------
