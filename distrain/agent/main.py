@@ -58,7 +58,6 @@ FORKSERVER_TIMEOUT_S = 1.0
 _FIRST_LEASE_S = 60.0
 """Seconds that the coordinator may be silent before it has sent its lease."""
 _LEASE_MARGIN_S = 0.01
-_STOPS_BY_SIGNAL = wire.DebuggerInput.__name__
 _READ_BYTES = 64 << 10
 _OPEN_FILES = 1 << 20
 """Files that this process may open, if the hard limit allows it: each worker takes five pipes."""
@@ -309,11 +308,7 @@ class Agent:
 
     def _pass_down(self, frame: wire.Frame) -> None:
         worker = self._workers.get(frame.header["rank"])
-        if worker is None or frame.header["attempt"] != self._attempt or worker.exited:
-            return
-        if frame.kind == _STOPS_BY_SIGNAL and frame.header["word"] == "stop":
-            self._signal(process.DEBUG_SIGNAL, [worker])
-        else:
+        if worker is not None and frame.header["attempt"] == self._attempt and not worker.exited:
             worker.channel.queue(frame.raw)
 
     # -- the forkserver -------------------------------------------------------------------------------------------

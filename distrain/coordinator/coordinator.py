@@ -30,7 +30,7 @@ from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.memory_rounds import MemoryRounds
 from distrain.coordinator.report_handler import ReportHandler
-from distrain.coordinator.requests import DAP, DEBUG, PROFILE, STACKS, STOP, Requests, rank_in
+from distrain.coordinator.requests import DEBUG, PROFILE, STACKS, STOP, Requests, rank_in
 from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.store.rank_logs import RankLogs
 from distrain.coordinator.validations import WAITING, Validations
@@ -171,7 +171,6 @@ class Coordinator:
             observers.status,
             debug_rank=request.debug_rank,
             send=self._send_to_debugger,
-            on_change=self._pause_or_resume,
         )
         replaces = request.failure_config.on_slow == "replace"
         self._sniff_tests = SniffTests(replaces, observers, self._send_to_rank, self.machine.spares_for, self._happened)
@@ -183,7 +182,6 @@ class Coordinator:
                 STACKS: self.hang_monitor.answer,
                 STOP: lambda reply, _: self._on_stop_request(reply),
                 DEBUG: self._debuggers.connect,
-                DAP: partial(self._debuggers.connect, for_editor=True),
                 PROFILE: self._take_profile,
             },
         )
@@ -237,6 +235,7 @@ class Coordinator:
 
     def _arm_timers(self) -> None:
         """Set one timer for each part that has a deadline."""
+        self._pause_or_resume()
         for name, moment, callback in (
             ("machine", None if self._is_over else self.machine.deadline(), lambda: self._happened(events.Tick())),
             ("report_handler", self.report_handler.deadline(), self.report_handler.tick),
@@ -356,7 +355,6 @@ class Coordinator:
                 self.hang_monitor.progress()
                 self.hang_monitor.standstills.ranks.add(message.rank)
                 self.report_handler.handle(message)
-                self._debuggers.rank_begins(message.rank)
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.state is RunState.RUNNING:  # it was the last rank
                     self._manifest.attempt_trains()
@@ -523,7 +521,7 @@ class Coordinator:
             self._verify()
         self.evidence.begin(attempt)
         self.hang_monitor.begin(len(plan.ranks))
-        self._debuggers.begin(attempt)
+        self._debuggers.close("the workers were restarted")
         self.outputs.begin(attempt)
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
@@ -570,9 +568,9 @@ class Coordinator:
 
     # -- debugging ------------------------------------------------------------------------------------------------
 
-    def _send_to_debugger(self, message: wire.ToWorker) -> None:
+    def _send_to_debugger(self, rank: int, body: bytes, opens: str) -> None:
         if self.machine.attempt_is_active and not self._is_over:
-            self._send_to_rank(message)
+            self._send_to_rank(wire.DebuggerInput(attempt=self._attempt, rank=rank, body=body, opens=opens))
 
     def _pause_or_resume(self) -> None:
         """Stop the timers of the training while a rank waits for a person: other ranks wait for it."""

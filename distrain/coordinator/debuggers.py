@@ -1,12 +1,12 @@
-"""The debuggers of ranks, and the terminals of the people who use them. Runs in: coordinator.
+"""The debuggers of ranks, and the people who use them. Runs in: coordinator.
 
-A terminal is a process of ``distrain debug``, which listens at a socket. Its messages travel over
-the connection to the agent of the rank's host, so no port is opened. With ``--dap`` it relays the
-bytes of an editor.
+A person has a process of ``distrain debug``, which listens at a socket. What pdb and a terminal, or debugpy and an
+editor, tell each other travels over the connection to the agent of the rank's host, so no port is opened.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import socket
 from dataclasses import dataclass
@@ -31,17 +31,21 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Debugger:
-    """The debugger of one rank. ``waits``: what it has said last, if the rank waits for an answer."""
+    """The debugger of one rank.
 
-    terminal: Channel | None = None
+    kind: pdb or debugpy. user: the connection to the person. waits: what it has said last, if it waits for an answer.
+    """
+
+    kind: str = "pdb"
+    user: Channel | None = None
     waits: wire.DebuggerSays | None = None
 
 
 class Debuggers:
-    """Connect terminals with the debuggers of ranks.
+    """Connect people with the debuggers of ranks.
 
-    debug_rank: the rank whose breakpoint() waits for a terminal.
-    send: sends a message to a rank. on_change: called when :attr:`is_waiting` may have changed.
+    debug_rank: the rank whose breakpoint() waits for a person.
+    send: sends a rank what a person has sent, and the debugger to open.
     """
 
     def __init__(
@@ -51,16 +55,13 @@ class Debuggers:
         status: RunStatus,
         *,
         debug_rank: int | None,
-        send: Callable[[wire.ToWorker], None],
-        on_change: Callable[[], None],
+        send: Callable[[int, bytes, str], None],
     ) -> None:
         self._loop = loop
         self._run = str(store.location)
         self._status = status
         self._debug_rank = debug_rank
         self._send = send
-        self._on_change = on_change
-        self._attempt = -1
         self._debuggers: dict[int, _Debugger] = {}
 
     @property
@@ -68,118 +69,91 @@ class Debuggers:
         """True while a rank is stopped and waits for a person."""
         return any(debugger.waits is not None for debugger in self._debuggers.values())
 
-    def begin(self, attempt: int) -> None:
-        """Disconnect the terminals of the last attempt."""
-        self.close("the workers were restarted")
-        self._attempt = attempt
-
     def close(self, why: str = "the run has ended") -> None:
-        """Disconnect all terminals, and say why."""
+        """Disconnect all people, and say why."""
         for rank in list(self._debuggers):
             self.rank_ended(rank, why)
 
     # -- ranks ----------------------------------------------------------------------------------------------------
 
     def handle(self, message: wire.DebuggerSays) -> None:
-        """Show what the debugger of a rank says. Without a terminal, ask the user to open one."""
-        debugger = self._debuggers.setdefault(message.rank, _Debugger())
-        debugger.waits = None if message.prompt is None else message
-        if message.closed is not None:
-            del self._debuggers[message.rank]
-        if (terminal := debugger.terminal) is not None:
-            terminal.queue(message)
-            if message.closed is not None:
-                terminal.close()
-        self._on_change()
-        if debugger.waits is not None and self._status.phase == RunState.STOPPING.value:
-            self._tell(message.rank, "line")  # it was asked to stop here while it was in native code
-        elif debugger.waits is not None and terminal is None:
-            self._ask_for_terminal(message)
+        """Pass on what the debugger of a rank says. If the rank to debug waits and nobody is there, ask for somebody.
 
-    def rank_begins(self, rank: int) -> None:
-        """Stop a rank that has entered train_func, if a terminal waits for it."""
-        if rank in self._debuggers:
-            self._tell(rank, "stop")
+        Any other rank continues if nobody is there.
+        """
+        rank = message.rank
+        debugger = self._debuggers.setdefault(rank, _Debugger())
+        debugger.waits = message if message.stopped else None
+        if debugger.user is not None:
+            debugger.user.queue(message)
+            if message.closed is not None:
+                debugger.user.close()
+        if message.closed is not None:
+            del self._debuggers[rank]
+        if debugger.waits is None:
+            return
+        is_wanted = debugger.user is not None or (rank, debugger.kind) == (self._debug_rank, "pdb")
+        if not is_wanted or self._status.phase == RunState.STOPPING.value:
+            self._tell(rank)  # it may have been asked to stop here while it was in native code
+        elif debugger.user is None:
+            command = f"distrain debug {shlex.quote(self._run)} -r {rank}"
+            say(f"rank {rank} {message.stopped}, and waits for you; open pdb in another terminal with: {command}")
 
     def rank_ended(self, rank: int, why: str = "") -> None:
-        """Disconnect the terminal of a rank that has ended."""
+        """Disconnect the person who debugs a rank that has ended."""
         if rank in self._debuggers:
-            why = why or f"rank {rank} has ended"
-            self.handle(wire.DebuggerSays(attempt=self._attempt, rank=rank, body=b"", closed=why))
+            self.handle(wire.DebuggerSays(attempt=0, rank=rank, closed=why or f"rank {rank} has ended"))
 
-    def _tell(self, rank: int, word: str, body: bytes = b"") -> None:
-        if word == "line":
-            self._debuggers[rank].waits = None
-            self._on_change()
-        self._send(wire.DebuggerInput(attempt=self._attempt, rank=rank, word=word, body=body))
+    def _tell(self, rank: int, body: bytes = b"", opens: str = "") -> None:
+        """Tell a rank what a person has sent; nothing if they are gone."""
+        debugger = self._debuggers[rank]
+        if debugger.kind == "pdb" and not opens:  # an editor may look around for long; debugpy says when that ends
+            debugger.waits = None
+        self._send(rank, body, opens)
 
-    def _ask_for_terminal(self, waits: wire.DebuggerSays) -> None:
-        """Let the rank to debug wait for a terminal. Any other one has lost its terminal, and continues."""
-        if waits.rank != self._debug_rank:
-            self._tell(waits.rank, "line")
-            return
-        where = f" in {waits.place}" if waits.place else ""
-        what = f"has raised {waits.error}" if waits.error else "has stopped"
-        command = f"distrain debug {shlex.quote(self._run)} -r {waits.rank}"
-        say(f"rank {waits.rank} {what}{where}, and waits for you; open pdb in another terminal with: {command}")
+    # -- people ---------------------------------------------------------------------------------------------------
 
-    # -- terminals ------------------------------------------------------------------------------------------------
+    def connect(self, reply: Callable[[str], None], argument: str) -> None:
+        """Connect a ``distrain debug`` to a rank, and open its debugger. Raise NoSuchRun or OSError if that fails.
 
-    def connect(self, reply: Callable[[str], None], argument: str, *, for_editor: bool = False) -> None:
-        """Connect a ``distrain debug`` to a rank, and stop that. Raise NoSuchRun if this is not possible.
-
-        argument: the rank, and the path of the socket.
-        for_editor: start debugpy instead; only the editor stops the rank.
+        argument: the rank, the debugger, and the path of the socket. pdb stops the rank; with debugpy, the editor does.
         """
-        rank, path = rank_in(argument, self._status)
-        has_begun = self._status.ranks[rank].begun is not None
-        debugger = self._debuggers.get(rank, _Debugger())
-        if debugger.terminal is not None:
+        rank, rest = rank_in(argument, self._status)
+        kind, _, path = rest.partition(" ")
+        debugger = self._debuggers.get(rank)
+        if debugger is not None and (debugger.user is not None or debugger.kind != "pdb"):
             raise NoSuchRun(f"another `distrain debug` has rank {rank}")
-        if for_editor and debugger.waits is not None:
-            raise NoSuchRun(f"rank {rank} waits for pdb; run this command without --dap")
-        if for_editor and not has_begun:
+        if debugger is not None and kind != "pdb":
+            raise NoSuchRun(f"rank {rank} is in pdb; run this command without --dap")
+        if self._status.ranks[rank].begun is None:
             raise NoSuchRun(f"rank {rank} has not entered train_func yet; try again when it has")
         with socket.socket(socket.AF_UNIX) as connection:
             connection.setblocking(False)
-            try:
-                connection.connect(path)
-            except OSError as error:
-                raise NoSuchRun(f"the debugger cannot be connected: {error}") from None
+            connection.connect(path)
             fd = connection.detach()
-        self._debuggers[rank] = debugger
-        terminal = debugger.terminal = Channel(fd, fd)
-        closing = wire.DebuggerInput(attempt=0, rank=rank, word="editor" if for_editor else "line")
-        terminal.attach(self._loop, partial(self._on_frames, rank, terminal, closing))
-        if for_editor:
-            self._tell(rank, "edit")
-        elif debugger.waits is not None:
-            terminal.queue(debugger.waits)
-        elif has_begun:
-            self._tell(rank, "stop")
+        user = Channel(fd, fd)
+        user.attach(self._loop, partial(self._on_frames, rank, user))
+        debugger = self._debuggers.setdefault(rank, _Debugger(kind))
+        debugger.user = user
+        if debugger.waits is not None:
+            user.queue(debugger.waits)
+        else:
+            self._tell(rank, opens=kind)
         reply("")
 
-    def _on_frames(self, rank: int, terminal: Channel, closing: wire.DebuggerInput, frames: list[wire.Frame]) -> None:
-        """Pass on what a person or an editor sends. ``closing``: what that is once they are gone, or not ours."""
+    def _on_frames(self, rank: int, user: Channel, frames: list[wire.Frame]) -> None:
+        """Pass on what a person sends. At the end of the connection, the debugger hears that they are gone."""
         debugger = self._debuggers.get(rank)
-        if debugger is None or debugger.terminal is not terminal:
-            terminal.close()
+        if debugger is None or debugger.user is not user:
+            user.close()
             return
-        messages = [_input_in(frame) or closing for frame in frames] or [closing]
+        messages: list[wire.Message] = []
+        with contextlib.suppress(WireError):
+            messages = [frame.message() for frame in frames]
         for message in messages:
-            has_crossed = message.word != "editor" and (debugger.waits is not None) != (message.word == "line")
-            if not has_crossed:
-                self._tell(rank, message.word, message.body)
-        if closing.word == "line" and any(message.word == "line" and not message.body for message in messages):
-            terminal.close()
-            debugger.terminal = None
-            if debugger.waits is not None:
-                self._tell(rank, "line")
-
-
-def _input_in(frame: wire.Frame) -> wire.DebuggerInput | None:
-    try:
-        message = frame.message()
-    except WireError:
-        return None
-    return message if isinstance(message, wire.DebuggerInput) else None
+            if isinstance(message, wire.DebuggerInput):
+                self._tell(rank, message.body, message.opens)
+        if not messages:
+            user.close()
+            debugger.user = None
+            self._tell(rank)

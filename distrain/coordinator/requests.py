@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from distrain.storage.paths import RunPaths
     from distrain.system.loop import Loop
 
-STACKS, STOP, DEBUG, DAP, PROFILE = "stacks", "stop", "debug", "dap", "profile"
+STACKS, STOP, DEBUG, PROFILE = "stacks", "stop", "debug", "profile"
 REQUEST_TIMEOUT_S = 10.0
 """Seconds that :func:`ask` waits for a run to answer."""
 _REQUEST_BYTES = 4096
@@ -39,7 +39,7 @@ class Requests:
     """Accept requests, and answer them.
 
     actions: what to do for each word; called with a function that takes the text of the answer, and with the argument.
-    One that raises NoSuchRun refuses the request.
+    One that raises NoSuchRun, ValueError or OSError refuses the request.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Requests:
                 answer = partial(self._answer, token)
                 try:
                     self._actions[word](answer, argument)
-                except (NoSuchRun, ValueError) as refusal:
+                except (NoSuchRun, ValueError, OSError) as refusal:
                     answer(f"{_REFUSED}{refusal}")
 
     def _answer(self, token: str, text: str) -> None:

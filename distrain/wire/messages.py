@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 25
+WIRE_VERSION = 26
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -865,38 +865,33 @@ class Running(FromWorker):
 
 @message
 class DebuggerSays(FromWorker):
-    """Text that the debugger of a rank shows.
+    """What the debugger of a rank sends to its user: pdb to a terminal, debugpy to an editor.
 
-    prompt: the rank is stopped, and waits for a line; None if it does not wait. place: the line of the user's code,
-    such as ``load_batch (train.py:31)``. error: the exception that has ended train_func there, if one has. closed: the
-    rank continues without the debugger, and, if it is not empty, for this reason.
+    stopped: why the rank waits for the user, such as ``has stopped in load_batch (train.py:31)``; empty if it does not
+    wait. Then ``body`` ends with the prompt of pdb. closed: the rank continues without the debugger, and, if it is not
+    empty, for this reason.
 
-    From debugpy: ``body`` is what the editor gets, and ``prompt`` is empty while the rank is stopped. The first message
-    has no body, and the rank's working directory as its ``place``.
+    The first message from debugpy has the rank's working directory as its body.
 
-    Worker -> coordinator -> ``distrain debug``. A prompt is answered by :class:`DebuggerInput`.
+    Worker -> coordinator -> ``distrain debug``.
     """
 
-    body: bytes
-    prompt: str | None = None
-    place: str = ""
-    error: str = ""
+    body: bytes = b""
+    stopped: str = ""
     closed: str | None = None
 
 
 @message
 class DebuggerInput(ToWorker):
-    """A request of a person or an editor to the debugger of a rank.
+    """What the user of a debugger sends to it; nothing if they are gone.
 
-    word: ``stop`` opens pdb at the line where the main thread is: then the agent sends the worker a signal. ``line`` is
-    an answer to pdb, with its line end; empty to close it. ``edit`` starts debugpy. ``editor`` has bytes for that; none
-    if the editor is gone.
+    opens: the debugger to open first, pdb or debugpy. pdb opens at the line where the main thread is.
 
     ``distrain debug`` -> coordinator -> agent -> worker.
     """
 
-    word: str
     body: bytes = b""
+    opens: str = ""
 
 
 @message

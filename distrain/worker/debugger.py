@@ -1,7 +1,8 @@
 """The debugger of a rank: when pdb opens. Its terminal is a ``distrain debug``. Runs in: worker.
 
 It opens in a signal handler, so it stops the main thread at any line of Python. While native code runs, the handler
-waits until that returns. debugpy, for an editor, needs no signal: it runs in threads of its own.
+waits until that returns. debugpy, for an editor, needs no signal: it runs in threads of its own. Both send and get
+bytes over the channel of the worker.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import signal
 import socket
 import sys
 import threading
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.system.background import start_hidden_thread
 from distrain.system.process import DEBUG_SIGNAL
 from distrain.worker.user_code import OWN_FILES
 
@@ -48,19 +51,31 @@ class Debugger:
     def __init__(self, session: Session, rank: int | None) -> None:
         self._session = session
         self._rank = rank
-        self._is_for_this_rank = rank == session.context.world_rank
-        """False also once the user has closed the debugger."""
         self._is_due = False
-        """True if a call of distrain has to end before it can open."""
-        self._open: RemotePdb | None = None
+        """True if a call of distrain has to end before pdb can open."""
         self._editor: _Editor | None = None
         self._pid = os.getpid()
+        self._main = threading.get_ident()
+
+    @cached_property
+    def _pdb(self) -> RemotePdb:
+        from distrain.worker.remote_pdb import RemotePdb  # it takes some milliseconds
+
+        return RemotePdb(self._session)
+
+    @property
+    def _is_for_this_rank(self) -> bool:
+        return self._rank == self._session.context.world_rank and not self._pdb.was_quit
+
+    @property
+    def _has_editor(self) -> bool:
+        return self._editor is not None and self._editor.is_attached and os.getpid() == self._pid
 
     def install(self) -> None:
         """Set the hooks."""
         signal.signal(DEBUG_SIGNAL, self._on_signal)
         self._session.after_call = self._open_if_due
-        self._session.on_editor = self._on_editor
+        self._session.on_debugger_input = self._on_input
         sys.breakpointhook = self._on_breakpoint
         if self._rank is not None:
             import pdb  # it takes some milliseconds
@@ -69,31 +84,36 @@ class Debugger:
 
     def after_failure(self, error: BaseException | None) -> None:
         """Open the debugger where the exception was raised, if this rank is debugged."""
-        if isinstance(error, Exception) and self._is_for_this_rank:
-            self._pdb().post_mortem(error)
+        if isinstance(error, Exception) and self._is_for_this_rank and not self._has_editor:
+            self._pdb.post_mortem(error)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._open is not None and self._open.is_at_prompt:
+        if self._pdb.is_at_prompt:
             if not self._session.is_in_call:  # it evaluates what the user has typed
                 raise KeyboardInterrupt
         elif self._session.is_in_call:
             self._is_due = True
         elif frame is not None:
-            self._pdb().stop_in(frame)
+            self._pdb.stop_in(frame)
 
     def _open_if_due(self) -> None:
         if self._is_due and not self._session.is_in_call and threading.current_thread() is threading.main_thread():
             self._is_due = False
-            self._pdb().stop_in(sys._getframe())
+            self._pdb.stop_in(sys._getframe())
 
-    def _on_editor(self, message: wire.DebuggerInput) -> None:
-        if message.word == "edit":
+    def _on_input(self, message: wire.DebuggerInput) -> None:
+        pdb, editor = self._pdb, self._editor
+        if message.opens == "pdb":
+            signal.pthread_kill(self._main, DEBUG_SIGNAL)  # it also ends a sleep
+        elif message.opens:
             self._editor = _Editor(self._session)
-        elif self._editor is not None:
-            self._editor.receive(message.body)
+        elif editor is not None and not pdb.is_open:
+            editor.receive(message.body)
+        else:
+            pdb.receive(message.body)
 
     def _on_breakpoint(self, *args: Any, **options: Any) -> Any:
-        if self._editor is not None and self._editor.is_attached and os.getpid() == self._pid:
+        if self._has_editor:
             import pydevd
 
             return pydevd.settrace(suspend=True, trace_only_current_thread=True, stop_at_frame=sys._getframe(1))
@@ -101,23 +121,11 @@ class Debugger:
             return sys.__breakpointhook__(*args, **options)
         if os.getpid() != self._pid and (self._rank is None or self._is_for_this_rank):
             raise RuntimeError(_IN_CHILD)
-        if self._open is not None or self._is_for_this_rank:
-            self._pdb().stop_at(sys._getframe(1))
+        if self._pdb.is_open or self._is_for_this_rank:
+            self._pdb.stop_at(sys._getframe(1))
         elif self._rank is None:
             raise RuntimeError(_NO_DEBUGGER)
         return None
-
-    def _pdb(self) -> RemotePdb:
-        if self._open is None:
-            from distrain.worker.remote_pdb import RemotePdb
-
-            self._open = RemotePdb(self._session, self._on_closed)
-        return self._open
-
-    def _on_closed(self, by_user: bool) -> None:
-        self._open = None
-        self._is_due = False  # it was asked for while it was open
-        self._is_for_this_rank = self._is_for_this_rank and not by_user
 
 
 class _Editor:
@@ -129,9 +137,9 @@ class _Editor:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._socket, self._debugpys = socket.socketpair()
-        self._is_stopped = False
+        self._stopped = ""
         self.is_attached = False
-        threading.Thread(target=self._run, name="distrain-editor", daemon=True).start()
+        start_hidden_thread(self._run)
 
     def receive(self, data: bytes) -> None:
         """Pass on what the editor has sent; nothing if it is gone."""
@@ -144,31 +152,29 @@ class _Editor:
     def before_send(self, message: dict[str, Any]) -> None:
         """Note whether the rank is stopped. debugpy calls this before it sends a message."""
         if message.get("event") in ("stopped", "continued"):
-            self._is_stopped = message["event"] == "stopped"
+            self._stopped = "has stopped" if message["event"] == "stopped" else ""
 
     def after_receive(self, message: dict[str, Any]) -> None:
         """Do nothing. debugpy calls this with the messages of the editor."""
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they have to interrupt the main thread
         thread: Any = threading.current_thread()
         thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # debugpy must not stop it
         try:
             pydevd = self._start()
         except (ImportError, RuntimeError) as error:
-            self._say(closed=str(error))
+            self._session.send(wire.DebuggerSays, closed=str(error))
             return
-        self._say(place=os.getcwd())
-        data = b"-"
+        data = os.getcwd().encode()
         while data:
-            if select.select([self._socket], [], [], _POLL_S)[0]:
-                data = self._socket.recv(_READ_BYTES)
-                self._say(data, prompt="" if self._is_stopped else None)
-            self._session.poll()
+            self._session.send(wire.DebuggerSays, body=data, stopped=self._stopped)
+            while not select.select([self._socket], [], [], _POLL_S)[0]:
+                self._session.poll()
+            data = self._socket.recv(_READ_BYTES)
         self.is_attached = False
         pydevd.stoptrace()
         self._socket.close()
-        self._say(closed="")
+        self._session.send(wire.DebuggerSays, closed="")
 
     def _start(self) -> Any:
         """Start debugpy, and return its engine. Raises ImportError or RuntimeError that says what to do."""
@@ -197,10 +203,6 @@ class _Editor:
         os.register_at_fork(after_in_child=_forget_debugpy)
         self.is_attached = True
         return pydevd
-
-    def _say(self, body: bytes = b"", **fields: Any) -> None:
-        with contextlib.suppress(OSError):  # the agent is gone
-            self._session.send(wire.DebuggerSays, body=body, **fields)
 
 
 def _forget_debugpy() -> None:

@@ -1,12 +1,12 @@
-"""A pdb that reads lines from the coordinator, and sends it what it shows. Runs in: worker."""
+"""A pdb whose terminal is the ``distrain debug`` of a person. Runs in: worker."""
 
 from __future__ import annotations
 
 import ctypes
-import io
 import pdb
 import sys
 import traceback
+from collections import deque
 from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -15,56 +15,54 @@ from distrain.worker.places import outwards, place_of
 from distrain.worker.user_code import OWN_FILES, run_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType
 
     from distrain.worker.session import Session
 
 
-class _Terminal(io.TextIOBase):
-    """The terminal of the person who debugs this rank, as a file."""
-
-    encoding = "utf-8"
+class RemotePdb(pdb.Pdb):
+    """The pdb of this rank. It steps over distrain's own code. It is the file that pdb reads from, and writes to."""
 
     def __init__(self, session: Session) -> None:
+        itself: Any = self
+        super().__init__(stdin=itself, stdout=itself, skip=["distrain", "distrain.*"], nosigint=True)
         self._session = session
-        self._text = ""
-        self.place = self.error = ""
-        """The line at which the rank is stopped, and the exception that it has raised, if that is why."""
-
-    def write(self, text: str) -> int:
-        self._text += text
-        return len(text)
-
-    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
-        """Ask for a line. The prompt is what was written after the last line end."""
-        shown, newline, prompt = self._text.rpartition("\n")
-        self.send(shown + newline, prompt=prompt, place=self.place, error=self.error)
-        return self._session.wait_for_debugger_input()
-
-    def close_debugger(self) -> None:
-        """Tell that the rank continues without the debugger."""
-        self.send(self._text, closed="")
-
-    def send(self, shown: str, **fields: Any) -> None:
-        self._text = ""
-        self._session.send(wire.DebuggerSays, body=shown.encode(errors="replace"), **fields)
-
-
-class RemotePdb(pdb.Pdb):
-    """The debugger of this rank, until the rank continues without breakpoints. It steps over distrain's own code.
-
-    on_closed: called with True if the user has closed it, with False if the rank continues without breakpoints.
-    """
-
-    def __init__(self, session: Session, on_closed: Callable[[bool], None]) -> None:
-        console: Any = _Terminal(session)
-        self._terminal: _Terminal = console
-        super().__init__(stdin=console, stdout=console, skip=["distrain", "distrain.*"], nosigint=True)
-        self._on_closed = on_closed
-        self._is_open = True
+        self._error = ""
+        """The exception that the rank has raised, if that is why it is stopped."""
+        self._shown = ""
+        self._typed: deque[bytes] = deque()
+        self.is_open = False
+        """True until the rank continues without breakpoints."""
         self.is_at_prompt = False
         """True while the user looks at a frame."""
+        self.was_quit = False
+        """True once the user has quit: further breakpoint() are passed."""
+
+    # -- the terminal ---------------------------------------------------------------------------------------------
+
+    def write(self, text: str) -> None:
+        self._shown += text
+
+    def flush(self) -> None:
+        """Do nothing: the user sees all at the next prompt."""
+
+    def readline(self) -> str:
+        """Wait for a line, or for an empty string when the user is gone. The prompt has been written."""
+        what = f"has raised {self._error}" if self._error else "has stopped"
+        place = place_of(self.curframe) if self.curframe else ""
+        self._say(stopped=f"{what} in {place}" if place else what)
+        self._session.wait_until(lambda: self._typed)
+        return self._typed.popleft().decode(errors="replace")
+
+    def receive(self, line: bytes) -> None:
+        """Take what the user has typed, nothing if they are gone."""
+        self._typed.append(line)
+
+    def _say(self, **fields: str) -> None:
+        shown, self._shown = self._shown.encode(errors="replace"), ""
+        self._session.send(wire.DebuggerSays, body=shown, **fields)
+
+    # -- the debugger ---------------------------------------------------------------------------------------------
 
     def stop_in(self, frame: FrameType) -> None:
         """Let the user look at the innermost frame of theirs. ``frame``: the innermost one of all."""
@@ -82,7 +80,7 @@ class RemotePdb(pdb.Pdb):
         self.interaction(frame, None)
         if sys.version_info < (3, 13):  # let the frame have the variables that the user has assigned; later: PEP 667
             ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
-        if self._is_open:
+        if self.is_open:
             for outer, _ in traceback.walk_stack(frame):
                 outer.f_trace = self.trace_dispatch
             sys.settrace(self.trace_dispatch)
@@ -91,16 +89,13 @@ class RemotePdb(pdb.Pdb):
         """Let the user look at the frames of an exception."""
         sys.settrace(None)
         self.reset()
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            self._terminal.place = place_of(frame)
-        self._terminal.error = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self._error = f"{type(error).__name__}: {error}".partition("\n")[0]
         self.interaction(None, error.__traceback__)
-        self._close(by_user=False)
+        self._close()
 
     def interaction(self, frame: FrameType | None, *args: Any) -> None:
-        if frame is not None:
-            self._terminal.place = place_of(frame)
-        self.is_at_prompt = True
+        self._typed.clear()  # what has come too late for an earlier prompt, such as of a user who was gone
+        self.is_open = self.is_at_prompt = True
         try:
             super().interaction(frame, *args)
         finally:
@@ -109,31 +104,23 @@ class RemotePdb(pdb.Pdb):
     def set_continue(self) -> None:
         super().set_continue()
         if not self.breaks:
-            self._close(by_user=False)
+            self._close()
 
-    def do_quit(self, arg: str) -> bool:
+    def do_quit(self, arg: str) -> bool | None:
         """q(uit) | exit
 
         Close the debugger. The rank continues, and its breakpoints are ignored from now on.
         """
+        self.was_quit = True
         self.clear_all_breaks()
-        super().set_continue()
-        self._close(by_user=True)
-        return True
+        return self.do_continue(arg)
 
     do_q = do_exit = do_EOF = do_quit
 
-    def do_interact(self, arg: str) -> None:
-        """Say that there are no prompts within a prompt."""
-        self.error("it works only in the pdb of a terminal; statements can be typed here, too")
-
-    do_debug = do_interact
-
-    def _close(self, *, by_user: bool) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._terminal.close_debugger()
-            self._on_closed(by_user)
+    def _close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._say(closed=f"rank {self._session.context.world_rank} fails now" if self._error else "")
 
 
 def _users_frames(frame: FrameType) -> list[FrameType]:

@@ -11,7 +11,6 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -161,10 +160,9 @@ class Session:
         """Sends again whether the main thread stands still; set by the sampler."""
         self.on_profile: Callable[[float], object] = lambda seconds: None
         """Begins a profile of this rank; set by :mod:`distrain.worker.main`."""
-        self.on_editor: Callable[[wire.DebuggerInput], None] = lambda message: None
-        """Passes on what an editor sends to the debugger; set by it."""
+        self.on_debugger_input: Callable[[wire.DebuggerInput], None] = lambda message: None
+        """Passes on what the user of the debugger sends; set by it."""
         self._must_sniff = False
-        self._debugger_input: deque[str] = deque()
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
         """The call that holds the lock."""
@@ -197,7 +195,7 @@ class Session:
             if self._must_sniff:  # here, all ranks are about equally busy
                 self._must_sniff = False
                 self._channel.send(sniff(self.context))
-            self._await(lambda: self._reports - self._acknowledged < wire.MOST_UNACKNOWLEDGED)  # as many as may be lost
+            self.wait_until(lambda: self._reports - self._acknowledged < wire.MOST_UNACKNOWLEDGED)  # they may be lost
             self._raise_storing_error()
             if checkpoint is None:
                 self._send_report(body, steps)
@@ -225,7 +223,7 @@ class Session:
             if waits:
                 self._store(ordinal, folder, files)
             else:
-                self._await(lambda: len(self._uploading) <= MOST_UPLOADS)
+                self.wait_until(lambda: len(self._uploading) <= MOST_UPLOADS)
             self._listen()
 
     @contextlib.contextmanager
@@ -329,7 +327,7 @@ class Session:
     def _write_to_memory(self, checkpoint: Checkpoint) -> Part | None:
         """Write a checkpoint into the memory of this host. If that is full, tell the coordinator and return None."""
         assert self._memory is not None
-        self._await(lambda: self._in_memory is None)
+        self.wait_until(lambda: self._in_memory is None)
         try:
             return self._memory.write(f"{self.context.attempt}-{self._reports + 1}", checkpoint)
         except Exception as error:
@@ -369,7 +367,7 @@ class Session:
     def finish_uploads(self) -> None:
         """Wait until all checkpoints are stored. Raises CheckpointError if one cannot be."""
         with self._alone("finish_uploads()"):
-            self._await(lambda: not self._uploading)
+            self.wait_until(lambda: not self._uploading)
             if self._memory is not None:
                 self._memory.wait()
             self._listen()
@@ -448,7 +446,7 @@ class Session:
     def _store(self, ordinal: int, folder: Path, files: list[str]) -> None:
         """Copy this rank's part of the files when the coordinator orders it, or wait until an uploader has done it."""
         try:
-            self._await(lambda: ordinal in self._copy_orders or ordinal not in self._uploading)
+            self.wait_until(lambda: ordinal in self._copy_orders or ordinal not in self._uploading)
             order = self._copy_orders.pop(ordinal, None)
             copied, skipped = self._copy(order, folder, files) if order is not None else ([], [])
         except BaseException as error:  # such as an alarm of the user's: no other process can store these files
@@ -501,7 +499,7 @@ class Session:
 
     def wait_for_release(self) -> None:
         """Block until every rank has finished."""
-        self._await(lambda: self.released)
+        self.wait_until(lambda: self.released)
         self._delete_committed()
 
     # -- datasets -------------------------------------------------------------------------------------------------
@@ -573,7 +571,7 @@ class Session:
         See :mod:`distrain.decisions.stop_consensus`.
         """
         self.send(wire.StopVote, call=self._stop_calls)
-        self._await(lambda: self._stop_at is not None or self._vote_at > self._stop_calls)
+        self.wait_until(lambda: self._stop_at is not None or self._vote_at > self._stop_calls)
 
     @contextlib.contextmanager
     def _alone(self, caller: str) -> Iterator[None]:
@@ -611,7 +609,7 @@ class Session:
                 gathers=gathers,
                 timeout_s=timeout_s,
             )
-            self._await(lambda: self._collective_done and self._collective_done.index == self.collectives)
+            self.wait_until(lambda: self._collective_done and self._collective_done.index == self.collectives)
             done = self._collective_done
             assert done is not None
             if done.refused is not None:
@@ -636,7 +634,7 @@ class Session:
         if self._reports == self._reports_settled:
             return
         self._request_list(synced=True)
-        self._await(lambda: self._list and self._list.index == self._list_requests)
+        self.wait_until(lambda: self._list and self._list.index == self._list_requests)
         self._reports_settled = self._reports
 
     def fetch_checkpoint(self, path: str) -> str:
@@ -649,7 +647,7 @@ class Session:
         try:
             with self._lock:
                 self.send(wire.FetchCheckpoint, path=path)
-                self._await(lambda: path in self._fetched)
+                self.wait_until(lambda: path in self._fetched)
                 answer = self._fetched.pop(path)
         finally:
             self.after_call()
@@ -662,20 +660,15 @@ class Session:
         """True if the calling thread is in a call that uses the channel. It must not read messages."""
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
-    def wait_for_debugger_input(self) -> str:
-        """Wait for the next line for the debugger, and return it."""
-        with self._lock:
-            self._await(lambda: self._debugger_input)
-            return self._debugger_input.popleft()
-
     def send(self, message: Callable[..., wire.FromWorker], **fields: Any) -> None:
         """Send a message of this rank in this attempt."""
         self._channel.send(message(attempt=self.context.attempt, rank=self.context.world_rank, **fields))
 
-    def _await(self, is_due: Callable[[], object]) -> None:
+    def wait_until(self, is_due: Callable[[], object]) -> None:
         """Handle messages until that is true."""
-        while not is_due():
-            self._listen(wait=True)
+        with self._lock:
+            while not is_due():
+                self._listen(wait=True)
 
     def _listen(self, *, wait: bool = False, until: float = math.inf) -> None:
         """Handle the messages that have arrived.
@@ -737,10 +730,8 @@ class Session:
                 self._stop_at = call
             case wire.StopDecision(call=call):
                 self._vote_at = call
-            case wire.DebuggerInput(word="line", body=line):
-                self._debugger_input.append(line.decode(errors="replace"))
             case wire.DebuggerInput():
-                self.on_editor(message)
+                self.on_debugger_input(message)
             case wire.TellStandstill():
                 self.on_question()
             case wire.DumpRecorder():

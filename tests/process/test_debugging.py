@@ -259,8 +259,8 @@ def test_the_rank_to_debug_waits_where_it_has_failed(
     assert "rank 0 has raised ValueError: on purpose 7 in train (test_debugging.py:" in caplog.text
     debug = Debug(run, rank=0)
     debug.wait_for("(Pdb) ")
-    debug.type("p 'secret', secret", "q")
-    assert debug.end() == 0
+    debug.type("p 'secret', secret")
+    assert debug.end() == 0  # by Ctrl-D
     assert "('secret', 7)" in debug.shown
     assert debug.shown.rstrip().endswith("rank 0 fails now")
     with pytest.raises(WorkerGroupError, match="on purpose 7"):

@@ -166,7 +166,7 @@ class AdoptedRanks:
             case wire.Stop():
                 self._stop_ranks(name, message)
             case wire.DebuggerInput(attempt=attempt, rank=rank):
-                self._say(name, wire.DebuggerSays(attempt=attempt, rank=rank, body=b"", closed=_NO_DEBUGGER))
+                self._say(name, wire.DebuggerSays(attempt=attempt, rank=rank, closed=_NO_DEBUGGER))
             case wire.Release(rank=rank):
                 self._queue(rank, message)
                 self._exit(rank, exit_code=0)

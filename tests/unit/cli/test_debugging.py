@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distrain import wire
 from distrain.cli import debugging
 from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from distrain import wire
 
 STRANGER = 54321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
@@ -66,15 +65,14 @@ def test_who_has_left_is_not_taken_for_root(listener: socket.socket) -> None:
 
 @as_root
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the command ends with its socket
-def test_only_the_users_own_editor_reaches_the_rank(
-    listener: socket.socket, capsys: pytest.CaptureFixture[str]
-) -> None:
-    port = listener.getsockname()[1]
+def test_only_the_users_own_editor_reaches_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    user = debugging._Editor(0, 0)
+    port = user._listener.getsockname()[1]
     ours, theirs = socket.socketpair()
     fd, other = ours.detach(), theirs.detach()
-    run, editor = Channel(fd, fd), Channel(other, other)
+    run, user.channel = Channel(fd, fd), Channel(other, other)
     strangers = [connected(port, STRANGER, socket.AF_INET) for _ in range(3)]
-    relay = Thread(target=debugging._relay, args=(listener, editor, 0))
+    relay = Thread(target=debugging.relay, args=(user, [wire.DebuggerSays(attempt=0, rank=0, body=b"/")]))
     relay.start()
     for pid in strangers:  # they are disconnected
         os.waitpid(pid, 0)
