@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import wire
-from distrain.cli.debugging import _Conversation
+from distrain.cli.debugging import _Terminal, relay
 from distrain.cli.main import run_main
 from distrain.cli.text import coloured, write_json
 from distrain.decisions.host_checks import Finding
-from distrain.storage.runs.listing import run_at
 from distrain.wire.channel import Channel
 from tests.unit.storage.made import add_reports, make_run
 from tests.unit.system.test_log import assert_harmless
@@ -85,9 +84,11 @@ def test_a_debugger_lets_no_rank_act_on_the_terminal(
     end, other = socket.socketpair()
     with end, other:
         far = Channel(other.fileno(), other.fileno())
-        far.send(wire.DebuggerSays(attempt=0, rank=0, body=BAD.encode(), prompt="(Pdb) ", error=BAD))
+        far.send(wire.DebuggerSays(attempt=0, rank=0, body=f"{BAD}\n".encode()))
         far.send(wire.DebuggerSays(attempt=0, rank=0, body=b"", closed=BAD))
-        assert _Conversation(Channel(end.fileno(), end.fileno()), 0).hold(run_at(str(tmp_path))) == 0
+        user = _Terminal(0)
+        user.channel = Channel(end.fileno(), end.fileno())
+        relay(user, [wire.DebuggerSays(attempt=0, rank=0, stopped=f"has stopped in {BAD}", body=f"{BAD}\n".encode())])
     out = capsys.readouterr().out
-    assert out.count("mark") == 3
+    assert out.count("mark") == 4
     assert_harmless(out)
