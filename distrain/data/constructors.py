@@ -54,6 +54,8 @@ def read_csv(
 
         distrain.data.read_csv("folder/*.csv", parse_options=ParseOptions(delimiter=";"))
     """
+    if getattr(convert_options, "include_columns", None):
+        raise TypeError("read_csv() does not support ConvertOptions(include_columns=...): name them in columns=")
     options = {"read_options": read_options, "parse_options": parse_options, "convert_options": convert_options}
     return _files(paths, "csv", columns, options)
 
@@ -63,12 +65,15 @@ def read_json(
 ) -> Dataset:
     """Return the rows of files with one JSON object per line. See :func:`read_csv`.
 
-    read_options, parse_options: ``ReadOptions`` and ``ParseOptions`` of ``pyarrow.json``.
+    read_options, parse_options: ``ReadOptions`` and ``ParseOptions`` of ``pyarrow.json``. Texts that look like times
+        stay texts, unless ``ParseOptions(explicit_schema=...)`` has another type for the column.
 
     ::
 
         distrain.data.read_json("rows.jsonl")
     """
+    if getattr(parse_options, "unexpected_field_behavior", "infer") != "infer":
+        raise TypeError("read_json() does not support ParseOptions(unexpected_field_behavior=...): name columns=")
     return _files(paths, "json", columns, {"read_options": read_options, "parse_options": parse_options})
 
 
@@ -147,7 +152,8 @@ def _files(
         raise TypeError(f"expected a path, a URL or a list of these, got {paths!r}")
     if isinstance(columns, str) or (columns is not None and not columns):
         raise TypeError(f"columns must be a list of names, got {columns!r}")
-    return Dataset(partial(FileSource, [os.fspath(path) for path in given], file_format, columns, options))
+    chosen = {name: value for name, value in (options or {}).items() if value is not None}
+    return Dataset(partial(FileSource, list(map(os.fspath, given)), file_format, columns and list(columns), chosen))
 
 
 def _of_huggingface(value: Any) -> Dataset | None:
