@@ -122,17 +122,13 @@ def as_block(value: Any, source: str) -> Block:
     """Return what a function of the user's has returned as a block. Raises DataError, with ``source`` in its text."""
     if isinstance(value, list) or _is_table(value):
         return value
-    if is_instance(value, "pandas", "DataFrame"):
-        names: list[Any] = list(value.columns)
-        found = [value.iloc[:, place] for place in range(len(names))]
-    elif isinstance(value, Mapping):
-        names, found = list(value), list(value.values())
-    else:
+    if not isinstance(value, Mapping) and not is_instance(value, "pandas", "DataFrame"):
         raise DataError(
             f"{source} must return a dict of arrays, a pyarrow Table or a pandas DataFrame, "
             f"got {type(value).__module__}.{type(value).__qualname__}"
         )
-    block = _each_column(_distinct([str(name) for name in names], f"{source}: "), found, column_of, "an array")
+    names = _distinct([str(name) for name, _ in value.items()], f"{source}: ")
+    block = _each_column(names, (column for _, column in value.items()), column_of, "an array")
     if single := [name for name, column in block.items() if not column.ndim]:
         raise DataError(f"{source}: column {single[0]!r} is one value; it must be an array with a value for each row")
     lengths = {name: len(column) for name, column in block.items()}
@@ -144,9 +140,7 @@ def as_block(value: Any, source: str) -> Block:
 def to_columns(block: Block) -> Columns:
     """Return a dict of numpy arrays. Rows of equal shape become arrays of more dimensions, others objects."""
     if isinstance(block, dict):
-        if not any(column.dtype.hasobject for column in block.values()):
-            return block
-        return {name: column_of(column) for name, column in block.items()}
+        return {name: column_of(column) if column.dtype.hasobject else column for name, column in block.items()}
     if _is_table(block):
         return _each_column(_distinct(block.column_names), block.columns, _from_arrow, "an array")
     if not block or not isinstance(block[0], dict):
@@ -254,7 +248,12 @@ def _distinct(names: list[str], source: str = "") -> list[str]:
 
 # -- columns ---------------------------------------------------------------------------------------------------------
 
-_LETTERS = {bool: "b", int: "i", float: "f", complex: "c"}
+_LETTERS: dict[type, str] = {
+    np.datetime64: "M", np.timedelta64: "m", bool: "b", np.bool_: "b", int: "i", np.integer: "i", float: "f",
+    np.floating: "f", complex: "c", np.complexfloating: "c",
+}  # fmt: skip
+"""numpy's letter for a type of numbers, with one for all integers. Durations are integers for numpy, and bools for
+Python: they come first."""
 
 
 def column_of(values: Any) -> np.ndarray[Any, Any]:
@@ -301,7 +300,7 @@ def _of_values(values: list[Any]) -> np.ndarray[Any, Any]:
     kinds.discard(type(None))
     if kinds and all(issubclass(kind, (list, tuple, np.ndarray)) for kind in kinds):
         return _of_rows(values)
-    letters = {_letter(kind) for kind in kinds}
+    letters = {next((letter for base, letter in _LETTERS.items() if issubclass(kind, base)), "O") for kind in kinds}
     if letters == {"f"} and has_gaps:
         gap = min(kinds, key=lambda kind: np.dtype(kind).itemsize)("nan")
         values = [gap if value is None else value for value in values]
@@ -320,14 +319,6 @@ def _of_values(values: list[Any]) -> np.ndarray[Any, Any]:
 
 
 _PLAIN = {bool, int, float, complex, str, bytes, list, tuple, dict, type(None), np.ndarray}
-
-
-def _letter(kind: type) -> str:
-    """Return numpy's letter for a type of numbers, with one for all integers; O for others."""
-    if not issubclass(kind, np.generic):
-        return next((letter for base, letter in _LETTERS.items() if issubclass(kind, base)), "O")
-    letter = np.dtype(kind).kind
-    return {"u": "i", "S": "O", "U": "O", "V": "O"}.get(letter, letter)
 
 
 def _is_exact(made: Any, value: Any) -> bool:
@@ -493,13 +484,13 @@ def _is_same(found: Any, given: Any) -> bool:
 def _changed_by_pandas(table: Any) -> list[str]:
     """Return the names of the columns whose values pandas would change, or take for others."""
     pa = require("pyarrow")
-
-    def is_changed(name: str, kind: Any) -> bool:
-        if pa.types.is_integer(kind):
-            return bool(table.column(name).null_count)
-        return pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
-
-    return [field.name for field in table.schema if is_changed(field.name, field.type)]
+    return [
+        name
+        for name, kind in zip(table.schema.names, table.schema.types, strict=True)
+        if (pa.types.is_integer(kind) and table.column(name).null_count)
+        or pa.types.is_nested(kind)
+        or isinstance(kind, pa.BaseExtensionType)
+    ]
 
 
 def _for_pandas(column: np.ndarray[Any, Any]) -> Any:

@@ -44,12 +44,10 @@ class DataIterator:
                 ...
     """
 
-    def __init__(self, dataset: Dataset, *, name: str, worker: Worker, **of_loops: Any) -> None:
-        """``worker``: who gets which rows. ``of_loops``: see :class:`~distrain.data.loops.Loops`."""
+    def __init__(self, dataset: Dataset, **of_loops: Any) -> None:
+        """``of_loops``: see :class:`~distrain.data.loops.Loops`."""
         self._dataset = dataset
-        self._name = name
-        self._worker = worker
-        self._loops = Loops(dataset, name, worker, **of_loops)
+        self._loops = Loops(dataset=dataset, **of_loops)
 
     # -- batches --------------------------------------------------------------------------------------------------
 
@@ -200,10 +198,10 @@ class DataIterator:
         options = self._options(ROWS_AT_ONCE, False, None, None, "drop")
         with self._loops.naming_errors():
             opened = self._dataset.open()
-            own = make_pass(opened, self._worker, options, 0, None)
+            own = make_pass(opened, self._loops.worker, options, 0, None)
             blocks = [opened.finished(block) for block, _, _ in own.blocks()]
         dataset = Dataset(partial(MemorySource, joined(blocks)))
-        return DataIterator(dataset, name=self._name, worker=Worker(0, 1))
+        return DataIterator(dataset, name=self._loops.name, worker=Worker(0, 1))
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -227,7 +225,7 @@ class DataIterator:
             steps = shard.count() // 32
         """
         with self._loops.naming_errors():
-            return self._dataset.count() // self._worker.ranks
+            return self._dataset.count() // self._loops.worker.ranks
 
     def stats(self) -> str:
         """Return how many rows this worker has read, and how long train_func has waited for them.
@@ -236,7 +234,7 @@ class DataIterator:
 
             print(shard.stats())
         """
-        return self._loops.times.text(self._name)
+        return self._loops.times.text(self._loops.name)
 
     @property
     def waited_s(self) -> float:
