@@ -153,7 +153,8 @@ def _files(
     if isinstance(columns, str) or (columns is not None and not columns):
         raise TypeError(f"columns must be a list of names, got {columns!r}")
     chosen = {name: value for name, value in (options or {}).items() if value is not None}
-    return Dataset(partial(FileSource, list(map(os.fspath, given)), file_format, columns and list(columns), chosen))
+    read = None if columns is None else list(columns)
+    return Dataset(partial(FileSource, [os.fspath(path) for path in given], file_format, read, chosen))
 
 
 def _of_huggingface(value: Any) -> Dataset | None:
@@ -194,18 +195,15 @@ def as_dataset(value: Any, name: str) -> Dataset:
         )
     if is_instance(value, "torch.utils.data", "IterableDataset"):
         return Dataset(partial(Stream, lambda: value))
-    if is_instance(value, "pyarrow", "Table"):
-        return Dataset(partial(MemorySource, value))
-    if is_instance(value, "pandas", "DataFrame"):
-        return from_pandas(value)
-    if isinstance(value, dict):
-        return from_numpy(value)
-    if isinstance(value, (str, os.PathLike)):
+    rows = list(value) if isinstance(value, (list, tuple)) else value
+    if isinstance(rows[0] if isinstance(rows, list) and rows else rows, (str, os.PathLike)):
         return _files(value, None)
-    if isinstance(value, (list, tuple)):
-        if value and isinstance(value[0], (str, os.PathLike)):
-            return _files(value, None)
-        return Dataset(partial(MemorySource, list(value)))
+    if (
+        isinstance(rows, (list, dict))
+        or is_instance(rows, "pyarrow", "Table")
+        or is_instance(rows, "pandas", "DataFrame")
+    ):
+        return Dataset(partial(MemorySource, as_block(rows, f"datasets[{name!r}]")))
     if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, type):
         return Dataset(partial(ItemSource, value))
     if callable(value):

@@ -25,9 +25,8 @@ class Prefetched(Generic[_T]):
     def __init__(self, items: Iterator[_T], count: int) -> None:
         self._items = items
         self._count = count
-        self._lock = threading.Lock()
-        """For everything that follows."""
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition()
+        """Its lock is for everything that follows."""
         self._made: deque[list[_T]] = deque()
         """Groups that are complete."""
         self._group: list[_T] = []
@@ -54,7 +53,7 @@ class Prefetched(Generic[_T]):
 
     def _next_group(self) -> list[_T]:
         """Return the items that are ready. Wait for one if there are none; return nothing at the end."""
-        with self._lock:
+        with self._changed:
             if not self._changed.wait_for(self._has_news, _TOGETHER_S) and not self._group:
                 self._is_awaited = True
                 self._changed.wait_for(self._has_news)
@@ -70,7 +69,7 @@ class Prefetched(Generic[_T]):
         try:
             began = time.monotonic()
             for item in self._items:
-                with self._lock:
+                with self._changed:
                     self._group.append(item)
                     if self._is_awaited or time.monotonic() - began > _TOGETHER_S:
                         self._hand_over()
@@ -81,7 +80,7 @@ class Prefetched(Generic[_T]):
         except BaseException as error:
             self._error = error
         finally:
-            with self._lock:
+            with self._changed:
                 self._is_ended = True
                 self._changed.notify()
 
@@ -91,7 +90,7 @@ class Prefetched(Generic[_T]):
         self._changed.notify()
 
     def _tell_to_stop(self) -> None:
-        with self._lock:
+        with self._changed:
             self._is_stopped = True
             self._made.clear()  # else what it holds stays in memory
             self._group = []

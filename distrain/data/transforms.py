@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class IndexedSource(RandomSource):
     def __init__(self, dataset: OpenDataset, rows: int, places: Callable[[Indices], Indices], fact: str) -> None:
         super().__init__(rows)
         self._dataset = dataset
-        self._inner: Any = dataset.source
+        self._inner = cast("TableSource", dataset.source)
         self._places = places
         self._fact = fact
         self.at_once = self._inner.at_once
@@ -94,7 +94,7 @@ class DerivedSource(TableSource):
         shifts = self._ends[blocks] - ends
         first = 0
         for rows in self.inner.read(blocks, 0, int(sizes.sum())):
-            place = np.searchsorted(ends, first, side="right")
+            place = int(np.searchsorted(ends, first, side="right"))
             yield blocks[place], self.made(rows, first + int(shifts[place]))
             first += row_count(rows)
 
