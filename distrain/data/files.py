@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -207,7 +207,9 @@ class FileSource(TableSource):
                 yield rows
                 count -= rows.num_rows
         except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"{self._culprit(blocks)}: {error}") from error
+            for block in blocks if len(blocks) > 1 else ():  # the one that cannot be read raises an error of its own
+                deque(self._scan([block], 0, int(self.block_rows[block])), maxlen=0)
+            raise DataError(f"cannot read {self._names(blocks)}: {error}") from error
         if count:
             raise DataError(f"{self._names(blocks)} has {count} rows fewer than when it was opened; it has changed")
 
@@ -218,16 +220,6 @@ class FileSource(TableSource):
     def _scanner(self, blocks: Sequence[int]) -> Any:
         rows = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
         return self._dataset_of(blocks).scanner(batch_size=rows, batch_readahead=4, fragment_readahead=1)
-
-    def _culprit(self, blocks: Sequence[int]) -> str:
-        """Return the first block that cannot be read, for an error message."""
-        for block in blocks:
-            try:
-                for _ in self._scanner([block]).to_batches():
-                    pass
-            except (OSError, ValueError, TypeError):
-                return f"cannot read {self._names([block])}"
-        return f"could not read {self._names(blocks)}, but a second time could"
 
     def _names(self, blocks: Sequence[int]) -> str:
         names = []
