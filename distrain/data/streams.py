@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -126,8 +127,7 @@ class OpenStream:
         """Go to a place behind the first ``rows`` rows. ``mark``: a place before it whose state is known."""
         if mark is not None and self.load(mark.state):
             self._rows, self._read, self._loaded = mark.rows, mark.read, mark
-        while self._rows < rows and (block := next(self.blocks(lambda: rows - self._rows), None)) is not None:
-            del block
+        deque(self.blocks(lambda: rows - self._rows), maxlen=0)
         if self._rows < rows:
             raise DataError(f"the stream has ended after {self._rows} rows; the checkpoint was taken after {rows}")
 
