@@ -62,7 +62,6 @@ class _Loop(DataLoop):
     """A loop, and the pass over the dataset that it is."""
 
     own: TablePass | StreamPass
-    order: RowOrder
     items: Prefetched[Any]
 
 
@@ -125,7 +124,7 @@ class Loops:
             return {**(self._start or {}), "since": place["epoch"]}
         return {
             **place,
-            "order": loop.order.as_json(),
+            "order": loop.own.options.order.as_json(),
             "data": self._facts,
             "ranks": self.worker.ranks,
         }
@@ -196,9 +195,7 @@ class Loops:
             own = make_pass(opened, self.worker, options, epoch, start)
         is_over = start is not None and start.get("is_over", False)
         items = Prefetched(iter(()) if is_over else self._made(own, opened, convert), prefetch)
-        loop = self.loop = _Loop(
-            is_stopping=self.is_stopping, is_first=self.loop is None, own=own, order=options.order, items=items
-        )
+        loop = self.loop = _Loop(is_stopping=self.is_stopping, is_first=self.loop is None, own=own, items=items)
         if is_over:
             self._say_once("continues", f"epoch {epoch} is complete, so its loop has no batches")
         elif start and own.begun:

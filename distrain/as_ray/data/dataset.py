@@ -273,10 +273,15 @@ class Dataset(PlainDataset):
     def write_parquet(self, path: str, **options: Any) -> None:
         """Write a Parquet file into a directory, beside its others."""
         check_options("write_parquet", options)
-        table, (filesystem, place) = to_table(self.read()), find_filesystem(path)
+        buffer = require("pyarrow").BufferOutputStream()
+        try:
+            require("pyarrow.parquet").write_table(to_table(self.read()), buffer)
+        except (NotImplementedError, ValueError) as error:
+            raise DataError(f"write_parquet(): {error}; leave columns out with drop_columns()") from error
+        filesystem, place = find_filesystem(path)
         filesystem.makedirs(place, exist_ok=True)
-        file = f"{place.rstrip('/')}/{uuid4().hex}_000000.parquet"
-        require("pyarrow.parquet").write_table(table, file, filesystem=filesystem)
+        with filesystem.open(f"{place.rstrip('/')}/{uuid4().hex}_000000.parquet", "wb") as file:
+            file.write(buffer.getvalue())
 
 
 def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:
