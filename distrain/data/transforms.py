@@ -15,7 +15,6 @@ import numpy as np
 
 from distrain.data.blocks import (
     as_block,
-    formatter,
     in_pieces,
     joined,
     kept_rows,
@@ -24,7 +23,6 @@ from distrain.data.blocks import (
     rows_at,
     rows_between,
     to_rows,
-    writable,
 )
 from distrain.data.order import Permutation, RowOrder
 from distrain.data.sources import RandomSource, TableSource, schema_of
@@ -32,7 +30,7 @@ from distrain.data.streams import Stream
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from distrain.data.blocks import Block
     from distrain.data.order import Indices, Span
@@ -231,42 +229,11 @@ class Constructed:
         return self._function(*args, **kwargs)
 
 
-def for_batches(
-    function: Callable[[Any], Any], batch_size: int | None, batch_format: str | None, *, keeps_rows: bool | None = True
-) -> Batched:
-    """Return the function of ``map_batches()``."""
-    to_format = formatter(batch_format)
-
-    def mapped(block: Block) -> Any:
-        return function(writable(to_format(block)))
-
-    return Batched(mapped, "map_batches()", batch_size, keeps_rows)
-
-
-def for_rows(function: Callable[[Any], Any]) -> Batched:
-    """Return the function of ``map()``."""
-
-    def mapped(block: Block) -> list[Any]:
-        rows = [_as_row(function(row)) for row in to_rows(block)]
-        if any(row is None for row in rows):
-            raise DataError("map(): the function returned None for a row; it must return the new row")
-        return rows
-
-    return Batched(mapped, "map()")
-
-
-def _as_row(made: Any) -> Any:
+def as_row(made: Any) -> Any:
     """Return what a function has returned for a row; a dict for any other mapping, such as a tokenizer's."""
+    if made is None:
+        raise DataError("map() or flat_map(): the function returned None for a row; it must return the new row")
     return dict(made) if isinstance(made, Mapping) else made
-
-
-def for_lists(function: Callable[[Any], Iterable[Any]]) -> Batched:
-    """Return the function of ``flat_map()``."""
-    return Batched(
-        lambda block: [_as_row(made) for row in to_rows(block) for made in function(row)],
-        "flat_map()",
-        keeps_rows=False,
-    )
 
 
 # -- what users do with a dataset ------------------------------------------------------------------------------------

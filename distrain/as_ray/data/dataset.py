@@ -36,7 +36,6 @@ from distrain.data.dataset import Dataset as PlainDataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 from distrain.data.sources import MemorySource, TableSource
-from distrain.data.transforms import Batched
 from distrain.errors import DataError
 from distrain.system.imports import find_filesystem, require
 
@@ -161,7 +160,7 @@ class Dataset(PlainDataset):
                 return {other: table[old] for old, other in new.items()}
             return table.select(list(new)).rename_columns(list(new.values()))
 
-        return self._mapped(Batched(chosen, f"{function}()"))
+        return self._mapped(chosen, f"{function}()")
 
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None, **options: Any) -> Dataset:
         """Shuffle the rows anew in each epoch."""

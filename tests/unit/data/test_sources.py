@@ -147,7 +147,7 @@ def test_operations() -> None:
     assert [row["id"] for row in rows.random_shuffle(seed=1).limit(3).take()] != [0, 1, 2]
     assert data.from_items([1, 2]).take() == [{"item": 1}, {"item": 2}]
     assert data.from_numpy([np.arange(2), np.arange(1)]).count() == data.from_pandas([pd.DataFrame(ROWS)]).count() - 2
-    with pytest.raises(DataError, match=r"map\(\): the function returned None for a row"):
+    with pytest.raises(DataError, match=r"map\(\) or flat_map\(\): the function returned None for a row"):
         list(shard(rows.map(lambda row: None)).iter_batches())
     with pytest.raises(ValueError, match=r"test_size must be a fraction below 1, or a number of rows, got 1\.5"):
         rows.train_test_split(1.5)
