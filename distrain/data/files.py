@@ -112,17 +112,14 @@ class FileSource(TableSource):
         try:
             own = fragment.physical_schema
             if not hasattr(fragment, "row_groups"):
-                return fragment, own, [(fragment, self._count(fragment), self._files[0].size(fragment.path) or 0)]
+                # pyarrow is quick to count rows, but ignores some of its options.
+                counts = (batch.num_rows for batch in fragment.to_batches(columns=[]))
+                rows = sum(counts) if self.options else int(fragment.count_rows())
+                return fragment, own, [(fragment, rows, self._files[0].size(fragment.path) or 0)]
             groups = [(group.id, group.num_rows, group.total_byte_size) for group in fragment.row_groups]
             return fragment, own, [(fragment.subset(row_group_ids=[number]), *sizes) for number, *sizes in groups]
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {fragment.path}: {error}") from error
-
-    def _count(self, fragment: Any) -> int:
-        """Return the number of rows of a text file. pyarrow is quick to count them, but ignores some of its options."""
-        if not self.options:
-            return int(fragment.count_rows())
-        return sum(batch.num_rows for batch in fragment.to_batches(columns=[]))
 
     @cached_property
     def _blocks(self) -> tuple[list[Any], Indices, float]:
@@ -202,8 +199,10 @@ class FileSource(TableSource):
 
     def _scan(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
         table_of = require("pyarrow").Table.from_batches
+        size = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
         try:
-            tables = (table_of([batch]) for batch in self._scanner(blocks).to_batches())
+            found = self._dataset_of(blocks).to_batches(batch_size=size, batch_readahead=4, fragment_readahead=1)
+            tables = (table_of([batch]) for batch in found)
             for rows in rows_after(tables, skip, count):
                 yield rows
                 count -= rows.num_rows
@@ -217,10 +216,6 @@ class FileSource(TableSource):
     def _dataset_of(self, blocks: Sequence[int]) -> Any:
         whole, fragments = self._dataset, [self._blocks[0][block] for block in blocks]
         return require("pyarrow.dataset").FileSystemDataset(fragments, self._schema, whole.format, whole.filesystem)
-
-    def _scanner(self, blocks: Sequence[int]) -> Any:
-        rows = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
-        return self._dataset_of(blocks).scanner(batch_size=rows, batch_readahead=4, fragment_readahead=1)
 
     def _names(self, blocks: Sequence[int]) -> str:
         names = []

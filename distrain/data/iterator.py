@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from distrain.data.blocks import formatter, joined, to_columns, to_rows
 from distrain.data.dataset import Dataset
-from distrain.data.frameworks import batches_of
 from distrain.data.loops import Loops
 from distrain.data.passes import UNEVEN, PassOptions, Worker, make_pass
 from distrain.data.sources import ROWS_AT_ONCE, MemorySource
 from distrain.data.streams import Stream
 from distrain.system.arguments import check_choice, check_int
+from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from distrain.data.sources import Schema
 
 _ROWS_PER_READ = 256
+_MAKERS = {"torch": "distrain.torch.batches", "tensorflow": "distrain.tensorflow.data"}
+"""The modules that make batches for a framework. They are above this package: imported when needed."""
 
 
 class DataIterator:
@@ -293,6 +296,12 @@ class Epochs:
     def as_loader(self) -> Any:
         """Return a DataLoader of torch that passes the batches on, for libraries that take nothing else."""
         return batches_of("torch").loader(self)
+
+
+def batches_of(framework: str) -> Any:
+    """Return the module for a framework. Raises ImportError if the framework is not installed."""
+    require(framework)
+    return import_module(_MAKERS[framework])
 
 
 def _one_by_one(batches: Iterator[tuple[list[Any], int, Any]]) -> Iterator[tuple[Any, int, Any]]:

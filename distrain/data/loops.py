@@ -207,7 +207,11 @@ class Loops:
                 now = time.monotonic()
                 waited += now - last
                 self.times.count(rows, now - last)
-                self._take(loop, rows, note)
+                self._check_newest(loop)
+                loop.take()
+                if self._refusal and loop.batches > 1:
+                    raise self._refusal
+                own.took(rows, note)
                 yield batch
                 last = time.monotonic()
                 self.times.passed += last - now
@@ -226,14 +230,6 @@ class Loops:
                 f"{own.left_out} rows of an epoch are left out, as they do not divide evenly among "
                 f"{self.worker.ranks} workers; uneven='pad' repeats rows instead",
             )
-
-    def _take(self, loop: _Loop, rows: int, note: Any) -> None:
-        """Count a batch that train_func gets. Raises DataError if it may not."""
-        self._check_newest(loop)
-        loop.take()
-        if self._refusal and loop.batches > 1:
-            raise self._refusal
-        loop.own.took(rows, note)
 
     def _check_newest(self, loop: _Loop) -> None:
         if self.loop is not loop:

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,7 +54,7 @@ class Stream:
 
     make: returns the iterable of an epoch; a row is a dict, or any object.
     functions: are applied to each block in turn; they may drop rows.
-    most: the number of rows to read.
+    most: the number of rows to read, before any filter().
     trusts_states: if the iterable can tell its state, that is all that it needs to continue.
     readers: the passes in this process.
     """
@@ -64,14 +64,6 @@ class Stream:
     most: float = math.inf
     trusts_states: bool = True
     readers: _Readers = field(default_factory=lambda: _Readers())
-
-    def mapped(self, *functions: Callable[[Block], Block]) -> Stream:
-        """Return the stream with functions applied to its blocks."""
-        return replace(self, functions=(*self.functions, *functions))
-
-    def limited(self, rows: int) -> Stream:
-        """Return the first rows, before any filter()."""
-        return replace(self, most=min(rows, self.most))
 
     def first(self, rows: int) -> Block:
         """Return some of the first rows, at least one if there are any."""

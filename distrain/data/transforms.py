@@ -290,7 +290,7 @@ class OpenDataset:
         """Keep the rows for which a function returns True."""
         source, kept = self.source, self._with(partial(kept_rows, function=function))
         if isinstance(source, Stream):
-            return OpenDataset(source.mapped(*kept.functions), (), self.order)
+            return OpenDataset(replace(source, functions=(*source.functions, *kept.functions)), (), self.order)
         if not source.is_random:
             return OpenDataset(RemadeSource(source, kept.finished, self.schema), (), self.order)
         blocks = source.read(range(len(source.block_rows)), 0, source.rows)
@@ -309,7 +309,7 @@ class OpenDataset:
         if isinstance(self.source, Stream):
             if most is None:
                 raise _no_row_count("use two streams")
-            return replace(self, source=self.source.limited(most))
+            return replace(self, source=replace(self.source, most=min(most, self.source.most)))
         span = start, stop = span_of(self.source.rows)
         if not self.source.is_random:
             return replace(self, source=SlicedSource(self.source, span, seed))
