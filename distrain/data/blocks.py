@@ -128,7 +128,8 @@ def as_block(value: Any, source: str) -> Block:
             f"got {type(value).__module__}.{type(value).__qualname__}"
         )
     names = _distinct([str(name) for name, _ in value.items()], f"{source}: ")
-    block = _each_column(names, (column for _, column in value.items()), column_of, "an array")
+    named = zip(names, (column for _, column in value.items()), strict=True)
+    block = _each_column(named, column_of, "an array")
     if single := [name for name, column in block.items() if not column.ndim]:
         raise DataError(f"{source}: column {single[0]!r} is one value; it must be an array with a value for each row")
     lengths = {name: len(column) for name, column in block.items()}
@@ -142,16 +143,17 @@ def to_columns(block: Block) -> Columns:
     if isinstance(block, dict):
         return {name: column_of(column) if column.dtype.hasobject else column for name, column in block.items()}
     if _is_table(block):
-        return _each_column(_distinct(block.column_names), block.columns, _from_arrow, "an array")
+        named = zip(_distinct(block.column_names), block.columns, strict=True)
+        return _each_column(named, _from_arrow, "an array")
     if not block or not isinstance(block[0], dict):
-        return _each_column([ITEM], [block], _of_values, "an array") if block else {}
+        return _each_column([(ITEM, block)], _of_values, "an array") if block else {}
     names = block[0].keys()
     for row in block:
         if not isinstance(row, dict):
             raise DataError(f"some rows are dicts, but one is {row!r:.50}")
         if row.keys() != names:
             raise DataError(f"some rows have the columns {sorted(names)}, others {sorted(row)}; give all the same")
-    return _each_column(names, ([row[name] for row in block] for name in names), _of_values, "an array")
+    return _each_column(((name, [row[name] for row in block]) for name in names), _of_values, "an array")
 
 
 def converted(block: Block, dtypes: Any, convert: Callable[[str, np.ndarray[Any, Any], Any], _T]) -> dict[str, _T]:
@@ -182,16 +184,14 @@ def to_table(block: Block) -> Any:
     """Return a pyarrow Table."""
     if _is_table(block):
         return block
-    columns = to_columns(block)
-    return require("pyarrow").table(_each_column(columns, columns.values(), _to_arrow, "a column of Arrow"))
+    return require("pyarrow").table(_each_column(to_columns(block).items(), _to_arrow, "a column of Arrow"))
 
 
 def to_frame(block: Block) -> Any:
     """Return a pandas DataFrame."""
     pandas = require("pandas")
     if not _is_table(block):
-        columns = to_columns(block)
-        return pandas.DataFrame(_each_column(columns, columns.values(), _for_pandas, "a column of pandas"))
+        return pandas.DataFrame(_each_column(to_columns(block).items(), _for_pandas, "a column of pandas"))
     names = _distinct(block.column_names)
     if not (changed := _changed_by_pandas(block)):
         return block.to_pandas()
@@ -221,14 +221,12 @@ def object_types(column: np.ndarray[Any, Any]) -> str:
     return ", ".join(sorted({type(value).__name__ for value in column.flat}))
 
 
-def _each_column(
-    names: Iterable[str], found: Iterable[Any], convert: Callable[[Any], Any], target: str
-) -> dict[str, Any]:
+def _each_column(found: Iterable[tuple[str, Any]], convert: Callable[[Any], Any], target: str) -> dict[str, Any]:
     """Return the columns after a conversion. Raises DataError with the name of one that cannot be converted."""
     columns = {}
     name = ""
     try:
-        for name, values in zip(names, found, strict=True):
+        for name, values in found:
             columns[name] = convert(values)
     except _CANNOT as error:
         raise DataError(

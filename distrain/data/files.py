@@ -218,12 +218,10 @@ class FileSource(TableSource):
         return require("pyarrow.dataset").FileSystemDataset(fragments, self._schema, whole.format, whole.filesystem)
 
     def _names(self, blocks: Sequence[int]) -> str:
-        names = []
-        for block in blocks:
-            fragment = self._blocks[0][block]
-            groups = getattr(fragment, "row_groups", None)
-            names.append(f"{fragment.path}, row group {groups[0].id}" if groups else fragment.path)
-        return names[0] if len(names) == 1 else f"one of {len(names)} blocks from {names[0]} to {names[-1]}"
+        fragment = self._blocks[0][blocks[0]]
+        groups = getattr(fragment, "row_groups", None)
+        name = f"{fragment.path}, row group {groups[0].id}" if groups else fragment.path
+        return str(name) if len(blocks) == 1 else f"one of {len(blocks)} blocks from {name} on"
 
     # -- facts ----------------------------------------------------------------------------------------------------
 

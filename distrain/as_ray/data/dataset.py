@@ -272,11 +272,12 @@ class Dataset(PlainDataset):
     def write_parquet(self, path: str, **options: Any) -> None:
         """Write a Parquet file into a directory, beside its others."""
         check_options("write_parquet", options)
-        buffer = require("pyarrow").BufferOutputStream()
+        table, buffer = to_table(self.read()), require("pyarrow").BufferOutputStream()
         try:
-            require("pyarrow.parquet").write_table(to_table(self.read()), buffer)
+            require("pyarrow.parquet").write_table(table, buffer)
         except (NotImplementedError, ValueError) as error:
-            raise DataError(f"write_parquet(): {error}; leave columns out with drop_columns()") from error
+            names = ", ".join(map(repr, table.column_names))
+            raise DataError(f"write_parquet(): {error}; leave one of {names} out with drop_columns()") from error
         filesystem, place = find_filesystem(path)
         filesystem.makedirs(place, exist_ok=True)
         with filesystem.open(f"{place.rstrip('/')}/{uuid4().hex}_000000.parquet", "wb") as file:
