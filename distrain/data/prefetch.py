@@ -25,8 +25,9 @@ class Prefetched(Generic[_T]):
     def __init__(self, items: Iterator[_T], count: int) -> None:
         self._items = items
         self._count = count
-        self._changed = threading.Condition()
-        """Its lock is for everything that follows."""
+        self._lock = threading.Lock()
+        """For everything that follows."""
+        self._changed = threading.Condition(self._lock)
         self._made: deque[list[_T]] = deque()
         """Groups that are complete."""
         self._group: list[_T] = []
@@ -53,7 +54,7 @@ class Prefetched(Generic[_T]):
 
     def _next_group(self) -> list[_T]:
         """Return the items that are ready. Wait for one if there are none; return nothing at the end."""
-        with self._changed:
+        with self._lock:
             if not self._changed.wait_for(self._has_news, _TOGETHER_S) and not self._group:
                 self._is_awaited = True
                 self._changed.wait_for(self._has_news)
@@ -69,7 +70,7 @@ class Prefetched(Generic[_T]):
         try:
             began = time.monotonic()
             for item in self._items:
-                with self._changed:
+                with self._lock:
                     self._group.append(item)
                     if self._is_awaited or time.monotonic() - began > _TOGETHER_S:
                         self._hand_over()
@@ -80,7 +81,7 @@ class Prefetched(Generic[_T]):
         except BaseException as error:
             self._error = error
         finally:
-            with self._changed:
+            with self._lock:
                 self._is_ended = True
                 self._changed.notify()
 
@@ -90,7 +91,7 @@ class Prefetched(Generic[_T]):
         self._changed.notify()
 
     def _tell_to_stop(self) -> None:
-        with self._changed:
+        with self._lock:
             self._is_stopped = True
             self._made.clear()  # else what it holds stays in memory
             self._group = []
