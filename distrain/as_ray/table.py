@@ -48,6 +48,7 @@ _DATA: dict[str, Home] = {
             from_numpy from_pandas from_torch range read_csv read_images read_json read_parquet read_text""",
         "distrain.data": "DataIterator DatasetIterator=DataIterator Schema",
     },
+    "ray.data.grouped_data": {"distrain.as_ray.data.dataset": "GroupedData"},
 }
 _TRAIN: dict[str, Home] = {
     "ray.train": {

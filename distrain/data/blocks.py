@@ -381,6 +381,9 @@ def _from_series(series: Any) -> np.ndarray[Any, Any]:
     dtype = series.dtype
     if hasattr(dtype, "pyarrow_dtype"):
         return _from_arrow(require("pyarrow").array(series))
+    if hasattr(dtype, "categories"):
+        values = list(dtype.categories)
+        return _of_values([None if code < 0 else values[code] for code in series.cat.codes])
     gaps = series.isna()
     plain = getattr(dtype, "numpy_dtype", dtype)
     if isinstance(plain, np.dtype) and (plain.kind in "fcMm" or (plain.kind in "biu" and not gaps.any())):

@@ -15,7 +15,7 @@ from distrain.data.streams import Stream
 from distrain.system.arguments import check_int, check_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distrain.data.transforms import OpenDataset
 
@@ -56,8 +56,8 @@ def read_csv(
     """
     if getattr(convert_options, "include_columns", None):
         raise TypeError("read_csv() does not support ConvertOptions(include_columns=...): name them in columns=")
-    given = {"read_options": read_options, "parse_options": parse_options, "convert_options": convert_options}
-    return _files(paths, "csv", columns, **given)
+    options = {"read_options": read_options, "parse_options": parse_options, "convert_options": convert_options}
+    return _files(paths, "csv", columns, options)
 
 
 def read_json(
@@ -74,7 +74,7 @@ def read_json(
     """
     if getattr(parse_options, "unexpected_field_behavior", "infer") != "infer":
         raise TypeError("read_json() does not support ParseOptions(unexpected_field_behavior=...): name columns=")
-    return _files(paths, "json", columns, read_options=read_options, parse_options=parse_options)
+    return _files(paths, "json", columns, {"read_options": read_options, "parse_options": parse_options})
 
 
 def from_items(items: Sequence[Any]) -> Dataset:
@@ -141,13 +141,18 @@ def range(n: int) -> Dataset:
     return Dataset(partial(RangeSource, n))
 
 
-def _files(paths: Any, file_format: str | None, columns: Sequence[str] | None = None, **options: Any) -> Dataset:
+def _files(
+    paths: Any,
+    file_format: str | None,
+    columns: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Dataset:
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given or not all(isinstance(path, (str, os.PathLike)) for path in given):
         raise TypeError(f"expected a path, a URL or a list of these, got {paths!r}")
     if isinstance(columns, str) or (columns is not None and not columns):
         raise TypeError(f"columns must be a list of names, got {columns!r}")
-    chosen = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in (options or {}).items() if value is not None}
     read = None if columns is None else list(columns)
     return Dataset(partial(FileSource, [os.fspath(path) for path in given], file_format, read, chosen))
 

@@ -164,8 +164,7 @@ class FileSource(TableSource):
             if name not in fields:
                 raise DataError(f"there is no column {name!r} in {', '.join(self.paths)}; there are {[*fields]}")
             if os.environ.get("RANK", "0") == "0" and (gaps := {*self._files[1]} - {*holders[name]}):
-                files = f"{len(gaps)} of {count(len(self._files[1]), 'file')}"
-                say(f"column {name!r} has no values in {files}, which lack it: {', '.join(sorted(gaps)[:3])}")
+                say(f"column {name!r} has no values in {_some(sorted(gaps))}, which lack it")
         return require("pyarrow").schema([fields[name] for name in self.columns or fields], whole.schema.metadata)
 
     @property
@@ -322,6 +321,12 @@ def _is_visible(file: str, folder: str) -> bool:
 
 def _partitions(fragment: Any) -> dict[str, Any]:
     return dict(require("pyarrow.dataset").get_partition_keys(fragment.partition_expression))
+
+
+def _some(files: list[str]) -> str:
+    """Return the names of a few of these files, and the number of the others."""
+    others = f" and {count(len(files) - 3, 'other')}" if len(files) > 3 else ""
+    return ", ".join(files[:3]) + others
 
 
 def _without_times(kind: Any) -> Any:

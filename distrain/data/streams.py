@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -119,7 +118,8 @@ class OpenStream:
         """Go to a place behind the first ``rows`` rows. ``mark``: a place before it whose state is known."""
         if mark is not None and self.load(mark.state):
             self._rows, self._read, self._loaded = mark.rows, mark.read, mark
-        deque(self.blocks(lambda: rows - self._rows), maxlen=0)
+        while self._rows < rows and (block := next(self.blocks(lambda: rows - self._rows), None)) is not None:
+            del block
         if self._rows < rows:
             raise DataError(f"the stream has ended after {self._rows} rows; the checkpoint was taken after {rows}")
 

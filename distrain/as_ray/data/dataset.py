@@ -1,14 +1,13 @@
 """``ray.data.Dataset``: a Dataset of distrain.data with the other methods of Ray's.
 
-The rows come lazily, on the workers. ``sort()``, aggregates, ``union()`` and ``write_parquet()`` read all rows into the
-memory of the process that calls them. Runs in: anywhere.
+The rows come lazily, on the workers. Sorting, groups, aggregates, ``union()``, ``zip()`` and the functions that write
+files read all rows into the memory of the process that calls them. Runs in: anywhere.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from distrain.as_ray.data.arguments import (
     ELSEWHERE,
@@ -20,6 +19,7 @@ from distrain.as_ray.data.arguments import (
     plain,
     plain_value,
 )
+from distrain.as_ray.data.writing import write_files
 from distrain.data.blocks import (
     as_block,
     column_of,
@@ -30,14 +30,12 @@ from distrain.data.blocks import (
     to_columns,
     to_frame,
     to_rows,
-    to_table,
 )
 from distrain.data.dataset import Dataset as PlainDataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 from distrain.data.sources import MemorySource, TableSource
 from distrain.errors import DataError
-from distrain.system.imports import find_filesystem, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -72,7 +70,7 @@ class Dataset(PlainDataset):
             return partial(self._aggregated, name)
         if name in _LOOPS:
             return partial(self._loop, name)
-        raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: call to_pandas(), or {ELSEWHERE}")
+        raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {ELSEWHERE}")
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -176,12 +174,19 @@ class Dataset(PlainDataset):
     def split(self, n: int, *, equal: bool = False, **options: Any) -> list[Dataset]:
         """Return ``n`` parts. ``equal``: of the same size, without the rows that are left."""
         check_options("split", options)
+        return self._parts(n, lambda rows, place: rows // n * place if equal else rows * place // n)
+
+    def split_at_indices(self, indices: Sequence[int]) -> list[Dataset]:
+        """Return the parts between these rows."""
+        return self._parts(len(indices) + 1, lambda rows, place: min(rows, [0, *indices, rows][place]))
+
+    def _parts(self, count: int, start: Callable[[int, int], int]) -> list[Dataset]:
+        """Return parts. ``start``: returns where a part begins, given the number of rows and the part's own."""
 
         def span(rows: int, place: int) -> Span:
-            start, stop = (rows // n * end if equal else rows * end // n for end in (place, place + 1))
-            return start, stop
+            return start(rows, place), start(rows, place + 1)
 
-        return [self._part(partial(span, place=place)) for place in range(n)]
+        return [self._part(partial(span, place=place)) for place in range(count)]
 
     # -- looking at the rows --------------------------------------------------------------------------------------
 
@@ -247,6 +252,11 @@ class Dataset(PlainDataset):
         frame = self._frame_with("sort", key)
         return self.in_memory(frame.sort_values(key, ascending=ascending, kind="stable"))
 
+    def groupby(self, key: str | list[str], **options: Any) -> GroupedData:
+        """Group the rows by the values of columns."""
+        check_options("groupby", options)
+        return GroupedData(self._frame_with("groupby", key), key, self.in_memory)
+
     def unique(self, column: str, **options: Any) -> list[Any]:
         """Return the values of a column, each once."""
         values = column_of(self._frame_with("unique", column)[column].drop_duplicates())
@@ -270,18 +280,35 @@ class Dataset(PlainDataset):
         return frame
 
     def write_parquet(self, path: str, **options: Any) -> None:
-        """Write a Parquet file into a directory, beside its others."""
-        check_options("write_parquet", options)
-        table, buffer = to_table(self.read()), require("pyarrow").BufferOutputStream()
-        try:
-            require("pyarrow.parquet").write_table(table, buffer)
-        except (NotImplementedError, ValueError) as error:
-            names = ", ".join(map(repr, table.column_names))
-            raise DataError(f"write_parquet(): {error}; leave one of {names} out with drop_columns()") from error
-        filesystem, place = find_filesystem(path)
-        filesystem.makedirs(place, exist_ok=True)
-        with filesystem.open(f"{place.rstrip('/')}/{uuid4().hex}_000000.parquet", "wb") as file:
-            file.write(buffer.getvalue())
+        """Write a Parquet file into a directory. ``options``: of ``pyarrow.parquet.write_table()``."""
+        write_files(self.read(), path, "parquet", options)
+
+    def write_csv(self, path: str, **options: Any) -> None:
+        """Write a CSV file into a directory. ``options``: of ``pyarrow.csv.write_csv()``."""
+        write_files(self.read(), path, "csv", options)
+
+
+class GroupedData:
+    """Rows in groups of pandas, in memory; ``Dataset.groupby()`` returns it."""
+
+    def __init__(self, frame: Any, key: str | list[str], make: Callable[[Any], Any]) -> None:
+        """``make``: returns the dataset of a block."""
+        self._make = make
+        self._groups = frame.groupby(names_of(key), dropna=False)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"GroupedData has no {name}() in distrain: use map_groups(), or to_pandas().groupby()")
+
+    def count(self) -> Any:
+        """Return the number of rows of each group."""
+        return self._make(self._groups.size().reset_index(name="count()"))
+
+    def map_groups(self, fn: Callable[..., Any], *, batch_format: str | None = "default", **options: Any) -> Any:
+        """Return the rows that a function makes of each group."""
+        check_options("map_groups", options)
+        to_format = formatter(batch_format)
+        groups = (to_format(as_block(frame, "groupby()")) for _, frame in self._groups)
+        return self._make(joined([to_columns(as_block(fn(group), "map_groups()")) for group in groups]))
 
 
 def _check_columns(function: str, wanted: Iterable[str], found: Iterable[str]) -> None:
