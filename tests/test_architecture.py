@@ -51,7 +51,7 @@ FOR_USERS = {
 NAMED_ABOVE = {
     "api.tracker": {"trackers"},
     "coordinator.observers": {"console.choice", "page.at_end", "trackers.observer"},
-    "data.frameworks": {"torch.batches", "tensorflow.data"},
+    "data.iterator": {"torch.batches", "tensorflow.data"},
     "storage.runs.details": {"launch"},
     "system.process": {
         "agent.forkserver", "agent.main", "cli.debugging", "transfer.mover",

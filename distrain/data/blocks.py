@@ -122,17 +122,14 @@ def as_block(value: Any, source: str) -> Block:
     """Return what a function of the user's has returned as a block. Raises DataError, with ``source`` in its text."""
     if isinstance(value, list) or _is_table(value):
         return value
-    if is_instance(value, "pandas", "DataFrame"):
-        names: list[Any] = list(value.columns)
-        found = [value.iloc[:, place] for place in range(len(names))]
-    elif isinstance(value, Mapping):
-        names, found = list(value), list(value.values())
-    else:
+    if not isinstance(value, Mapping) and not is_instance(value, "pandas", "DataFrame"):
         raise DataError(
             f"{source} must return a dict of arrays, a pyarrow Table or a pandas DataFrame, "
             f"got {type(value).__module__}.{type(value).__qualname__}"
         )
-    block = _each_column(_distinct([str(name) for name in names], f"{source}: "), found, column_of, "an array")
+    names = _distinct([str(name) for name, _ in value.items()], f"{source}: ")
+    named = zip(names, (column for _, column in value.items()), strict=True)
+    block = _each_column(named, column_of, "an array")
     if single := [name for name, column in block.items() if not column.ndim]:
         raise DataError(f"{source}: column {single[0]!r} is one value; it must be an array with a value for each row")
     lengths = {name: len(column) for name, column in block.items()}
@@ -144,20 +141,19 @@ def as_block(value: Any, source: str) -> Block:
 def to_columns(block: Block) -> Columns:
     """Return a dict of numpy arrays. Rows of equal shape become arrays of more dimensions, others objects."""
     if isinstance(block, dict):
-        if not any(column.dtype.hasobject for column in block.values()):
-            return block
-        return {name: column_of(column) for name, column in block.items()}
+        return {name: column_of(column) if column.dtype.hasobject else column for name, column in block.items()}
     if _is_table(block):
-        return _each_column(_distinct(block.column_names), block.columns, _from_arrow, "an array")
+        named = zip(_distinct(block.column_names), block.columns, strict=True)
+        return _each_column(named, _from_arrow, "an array")
     if not block or not isinstance(block[0], dict):
-        return _each_column([ITEM], [block], _of_values, "an array") if block else {}
+        return _each_column([(ITEM, block)], _of_values, "an array") if block else {}
     names = block[0].keys()
     for row in block:
         if not isinstance(row, dict):
             raise DataError(f"some rows are dicts, but one is {row!r:.50}")
         if row.keys() != names:
             raise DataError(f"some rows have the columns {sorted(names)}, others {sorted(row)}; give all the same")
-    return _each_column(names, ([row[name] for row in block] for name in names), _of_values, "an array")
+    return _each_column(((name, [row[name] for row in block]) for name in names), _of_values, "an array")
 
 
 def converted(block: Block, dtypes: Any, convert: Callable[[str, np.ndarray[Any, Any], Any], _T]) -> dict[str, _T]:
@@ -188,16 +184,14 @@ def to_table(block: Block) -> Any:
     """Return a pyarrow Table."""
     if _is_table(block):
         return block
-    columns = to_columns(block)
-    return require("pyarrow").table(_each_column(columns, columns.values(), _to_arrow, "a column of Arrow"))
+    return require("pyarrow").table(_each_column(to_columns(block).items(), _to_arrow, "a column of Arrow"))
 
 
 def to_frame(block: Block) -> Any:
     """Return a pandas DataFrame."""
     pandas = require("pandas")
     if not _is_table(block):
-        columns = to_columns(block)
-        return pandas.DataFrame(_each_column(columns, columns.values(), _for_pandas, "a column of pandas"))
+        return pandas.DataFrame(_each_column(to_columns(block).items(), _for_pandas, "a column of pandas"))
     names = _distinct(block.column_names)
     if not (changed := _changed_by_pandas(block)):
         return block.to_pandas()
@@ -227,14 +221,12 @@ def object_types(column: np.ndarray[Any, Any]) -> str:
     return ", ".join(sorted({type(value).__name__ for value in column.flat}))
 
 
-def _each_column(
-    names: Iterable[str], found: Iterable[Any], convert: Callable[[Any], Any], target: str
-) -> dict[str, Any]:
+def _each_column(found: Iterable[tuple[str, Any]], convert: Callable[[Any], Any], target: str) -> dict[str, Any]:
     """Return the columns after a conversion. Raises DataError with the name of one that cannot be converted."""
     columns = {}
     name = ""
     try:
-        for name, values in zip(names, found, strict=True):
+        for name, values in found:
             columns[name] = convert(values)
     except _CANNOT as error:
         raise DataError(
@@ -254,7 +246,12 @@ def _distinct(names: list[str], source: str = "") -> list[str]:
 
 # -- columns ---------------------------------------------------------------------------------------------------------
 
-_LETTERS = {bool: "b", int: "i", float: "f", complex: "c"}
+_LETTERS: dict[type, str] = {
+    np.datetime64: "M", np.timedelta64: "m", bool: "b", np.bool_: "b", int: "i", np.integer: "i", float: "f",
+    np.floating: "f", complex: "c", np.complexfloating: "c",
+}  # fmt: skip
+"""numpy's letter for a type of numbers, with one for all integers. Durations are integers for numpy, and bools for
+Python: they come first."""
 
 
 def column_of(values: Any) -> np.ndarray[Any, Any]:
@@ -301,7 +298,7 @@ def _of_values(values: list[Any]) -> np.ndarray[Any, Any]:
     kinds.discard(type(None))
     if kinds and all(issubclass(kind, (list, tuple, np.ndarray)) for kind in kinds):
         return _of_rows(values)
-    letters = {_letter(kind) for kind in kinds}
+    letters = {next((letter for base, letter in _LETTERS.items() if issubclass(kind, base)), "O") for kind in kinds}
     if letters == {"f"} and has_gaps:
         gap = min(kinds, key=lambda kind: np.dtype(kind).itemsize)("nan")
         values = [gap if value is None else value for value in values]
@@ -320,14 +317,6 @@ def _of_values(values: list[Any]) -> np.ndarray[Any, Any]:
 
 
 _PLAIN = {bool, int, float, complex, str, bytes, list, tuple, dict, type(None), np.ndarray}
-
-
-def _letter(kind: type) -> str:
-    """Return numpy's letter for a type of numbers, with one for all integers; O for others."""
-    if not issubclass(kind, np.generic):
-        return next((letter for base, letter in _LETTERS.items() if issubclass(kind, base)), "O")
-    letter = np.dtype(kind).kind
-    return {"u": "i", "S": "O", "U": "O", "V": "O"}.get(letter, letter)
 
 
 def _is_exact(made: Any, value: Any) -> bool:
@@ -493,13 +482,13 @@ def _is_same(found: Any, given: Any) -> bool:
 def _changed_by_pandas(table: Any) -> list[str]:
     """Return the names of the columns whose values pandas would change, or take for others."""
     pa = require("pyarrow")
-
-    def is_changed(name: str, kind: Any) -> bool:
-        if pa.types.is_integer(kind):
-            return bool(table.column(name).null_count)
-        return pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
-
-    return [field.name for field in table.schema if is_changed(field.name, field.type)]
+    return [
+        name
+        for name, kind in zip(table.schema.names, table.schema.types, strict=True)
+        if (pa.types.is_integer(kind) and table.column(name).null_count)
+        or pa.types.is_nested(kind)
+        or isinstance(kind, pa.BaseExtensionType)
+    ]
 
 
 def _for_pandas(column: np.ndarray[Any, Any]) -> Any:

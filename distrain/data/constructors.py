@@ -54,6 +54,8 @@ def read_csv(
 
         distrain.data.read_csv("folder/*.csv", parse_options=ParseOptions(delimiter=";"))
     """
+    if getattr(convert_options, "include_columns", None):
+        raise TypeError("read_csv() does not support ConvertOptions(include_columns=...): name them in columns=")
     options = {"read_options": read_options, "parse_options": parse_options, "convert_options": convert_options}
     return _files(paths, "csv", columns, options)
 
@@ -63,12 +65,15 @@ def read_json(
 ) -> Dataset:
     """Return the rows of files with one JSON object per line. See :func:`read_csv`.
 
-    read_options, parse_options: ``ReadOptions`` and ``ParseOptions`` of ``pyarrow.json``.
+    read_options, parse_options: ``ReadOptions`` and ``ParseOptions`` of ``pyarrow.json``. Texts that look like times
+        stay texts, unless ``ParseOptions(explicit_schema=...)`` has another type for the column.
 
     ::
 
         distrain.data.read_json("rows.jsonl")
     """
+    if getattr(parse_options, "unexpected_field_behavior", "infer") != "infer":
+        raise TypeError("read_json() does not support ParseOptions(unexpected_field_behavior=...): name columns=")
     return _files(paths, "json", columns, {"read_options": read_options, "parse_options": parse_options})
 
 
@@ -147,7 +152,9 @@ def _files(
         raise TypeError(f"expected a path, a URL or a list of these, got {paths!r}")
     if isinstance(columns, str) or (columns is not None and not columns):
         raise TypeError(f"columns must be a list of names, got {columns!r}")
-    return Dataset(partial(FileSource, [os.fspath(path) for path in given], file_format, columns, options))
+    chosen = {name: value for name, value in (options or {}).items() if value is not None}
+    read = None if columns is None else list(columns)
+    return Dataset(partial(FileSource, [os.fspath(path) for path in given], file_format, read, chosen))
 
 
 def _of_huggingface(value: Any) -> Dataset | None:
@@ -188,18 +195,15 @@ def as_dataset(value: Any, name: str) -> Dataset:
         )
     if is_instance(value, "torch.utils.data", "IterableDataset"):
         return Dataset(partial(Stream, lambda: value))
-    if is_instance(value, "pyarrow", "Table"):
-        return Dataset(partial(MemorySource, value))
-    if is_instance(value, "pandas", "DataFrame"):
-        return from_pandas(value)
-    if isinstance(value, dict):
-        return from_numpy(value)
-    if isinstance(value, (str, os.PathLike)):
+    rows = list(value) if isinstance(value, (list, tuple)) else value
+    if isinstance(rows[0] if isinstance(rows, list) and rows else rows, (str, os.PathLike)):
         return _files(value, None)
-    if isinstance(value, (list, tuple)):
-        if value and isinstance(value[0], (str, os.PathLike)):
-            return _files(value, None)
-        return Dataset(partial(MemorySource, list(value)))
+    if (
+        isinstance(rows, (list, dict))
+        or is_instance(rows, "pyarrow", "Table")
+        or is_instance(rows, "pandas", "DataFrame")
+    ):
+        return Dataset(partial(MemorySource, as_block(rows, f"datasets[{name!r}]")))
     if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, type):
         return Dataset(partial(ItemSource, value))
     if callable(value):

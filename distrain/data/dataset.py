@@ -11,12 +11,12 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from distrain.data.blocks import joined, to_rows
+from distrain.data.blocks import formatter, joined, to_rows, writable
 from distrain.data.files import FileSource
 from distrain.data.order import RowOrder
 from distrain.data.sources import ROWS_AT_ONCE, MemorySource, Schema, TableSource, in_order
 from distrain.data.streams import OpenStream, Stream
-from distrain.data.transforms import Constructed, OpenDataset, for_batches, for_lists, for_rows, span_of_split
+from distrain.data.transforms import Batched, Constructed, OpenDataset, as_row, span_of_split
 from distrain.errors import DataError
 from distrain.system.arguments import check_int, check_type
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from distrain.data.blocks import Block
     from distrain.data.order import Span
-    from distrain.data.transforms import Batched
 
 _SHUFFLE_BYTES = 64 << 20
 """Memory of the rows of files that ``random_shuffle()`` mixes, about."""
@@ -78,9 +77,9 @@ class Dataset:
 
             rows.map_batches(lambda batch: {"x": batch["x"] / 255})
         """
-        if isinstance(fn, type):
-            fn = Constructed(fn, (), {})
-        return self._mapped(for_batches(fn, batch_size, batch_format, keeps_rows=keeps_rows))
+        function: Callable[..., Any] = Constructed(fn, (), {}) if isinstance(fn, type) else fn
+        to_format = formatter(batch_format)
+        return self._mapped(lambda block: function(writable(to_format(block))), "map_batches()", batch_size, keeps_rows)
 
     def map(self, fn: Callable[[Any], Any]) -> Self:
         """Apply a function to each row, on the worker. It takes and returns a dict.
@@ -89,7 +88,7 @@ class Dataset:
 
             rows.map(lambda row: {"x": row["x"] / 255})
         """
-        return self._mapped(for_rows(fn))
+        return self._mapped(lambda block: [as_row(fn(row)) for row in to_rows(block)], "map()")
 
     def flat_map(self, fn: Callable[[Any], Iterable[Any]]) -> Self:
         """Replace each row by the rows of a list, which a function returns on the worker.
@@ -102,7 +101,9 @@ class Dataset:
             rows.flat_map(lambda row: [row, {"x": -row["x"]}])
         """
         check_type("flat_map(fn)", fn, Callable)
-        return self._mapped(for_lists(fn))
+        return self._mapped(
+            lambda block: [as_row(made) for row in to_rows(block) for made in fn(row)], "flat_map()", keeps_rows=False
+        )
 
     def filter(self, fn: Callable[[Any], bool]) -> Self:
         """Keep the rows for which a function returns True.
@@ -178,8 +179,12 @@ class Dataset:
             seed = self._shuffle[0]
         return self._then(partial(OpenDataset.part, span_of=span_of, seed=seed, most=most))
 
-    def _mapped(self, function: Batched) -> Self:
-        return self._then(partial(OpenDataset.mapped, function=function))
+    def _mapped(
+        self, function: Callable[[Block], Any], name: str, batch_size: int | None = None, keeps_rows: bool | None = True
+    ) -> Self:
+        """Return the rows that a function makes of blocks. See :class:`~distrain.data.transforms.Batched`."""
+        batched = Batched(function, name, batch_size, keeps_rows)
+        return self._then(partial(OpenDataset.mapped, function=batched))
 
     def _then(self, operation: Callable[[OpenDataset], OpenDataset]) -> Self:
         return replace(self, _operations=(*self._operations, operation))

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from distrain.data.blocks import rows_after
 from distrain.data.sources import Schema, TableSource
 from distrain.errors import DataError
 from distrain.system.imports import find_filesystem, require
+from distrain.system.log import say
 from distrain.system.text import count
 
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ _BLOCKS_AT_ONCE = 64
 _FOOTERS_AT_ONCE = 16
 
 
+@dataclass(eq=False)
 class FileSource(TableSource):
     """Files of one format.
 
@@ -56,33 +60,25 @@ class FileSource(TableSource):
     options: of pyarrow's class for the format.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        file_format: str | None,
-        columns: Sequence[str] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._paths = list(paths)
-        self._format = file_format
-        self._columns = None if columns is None else list(columns)
-        self._options = {name: value for name, value in (options or {}).items() if value is not None}
-        self._fills_columns = getattr(self._options.get("convert_options"), "include_missing_columns", False)
-        """True if a column that a CSV file lacks is null there."""
+    paths: Sequence[str]
+    file_format: str | None
+    columns: list[str] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     # -- files and blocks -----------------------------------------------------------------------------------------
 
     @cached_property
     def _files(self) -> tuple[Any, list[str]]:
         """The filesystem and the sorted paths of all files. Raises DataError if there are none."""
-        formats = [self._format] if self._format else SUFFIXES.values()
-        return found_files(self._paths, lambda file: format_of(file) in formats, self._format or "Parquet, CSV or JSON")
+        given = self.file_format
+        formats = [given] if given else SUFFIXES.values()
+        return found_files(self.paths, lambda file: format_of(file) in formats, given or "Parquet, CSV or JSON")
 
     @cached_property
     def _dataset(self) -> Any:
         """The files as a ``pyarrow.dataset.Dataset``."""
         filesystem, files = self._files
-        formats = {self._format or format_of(file): file for file in files}
+        formats = {self.file_format or format_of(file): file for file in files}
         if None in formats:
             raise DataError(f"{formats[None]} has no known ending: use read_parquet(), read_csv() or read_json()")
         if len(formats) > 1:
@@ -92,7 +88,7 @@ class FileSource(TableSource):
         is_local = isinstance(filesystem, LocalFileSystem)
         arrow_filesystem = fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
         try:
-            form = getattr(datasets, f"{kind.capitalize()}FileFormat")(**self._options)
+            form = getattr(datasets, f"{kind.capitalize()}FileFormat")(**self.options)
             options = datasets.FileSystemFactoryOptions(
                 partition_base_dir=self._root(filesystem), partitioning=datasets.HivePartitioning.discover()
             )
@@ -102,63 +98,74 @@ class FileSource(TableSource):
 
     def _root(self, filesystem: Any) -> str:
         """Return the directory below which ``key=value`` in a path is a column."""
-        paths = [_located(given)[1] for given in self._paths]
+        paths = [_located(given)[1] for given in self.paths]
         fixed = [re.split(r"[*?\[]", path)[0] if not filesystem.exists(path) else path for path in paths]
         return os.path.commonpath([path if filesystem.isdir(path) else os.path.dirname(path) for path in fixed])
 
     @cached_property
-    def _blocks(self) -> tuple[list[Any], Indices, float]:
-        """The blocks, the number of rows of each, and the bytes of all of them."""
-        fragments = self._dataset.get_fragments()
+    def _opened(self) -> list[tuple[Any, Any, list[tuple[Any, int, int]]]]:
+        """Each file, its columns, and its blocks with the number of rows and bytes of each."""
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
-            parts = [part for found in threads.map(self._split, fragments) for part in found]
-        rows = np.array([count for _, count, _ in parts], dtype=np.int64)
-        return [fragment for fragment, _, _ in parts], rows, float(sum(size for _, _, size in parts))
+            return list(threads.map(self._open, self._dataset.get_fragments()))
 
-    def _split(self, fragment: Any) -> list[tuple[Any, int, int]]:
-        """Return the blocks of a file, with the number of rows and bytes of each."""
+    def _open(self, fragment: Any) -> tuple[Any, Any, list[tuple[Any, int, int]]]:
         try:
-            self._check_columns(fragment)
+            own = fragment.physical_schema
             if not hasattr(fragment, "row_groups"):
-                return [(fragment, self._count(fragment), self._files[0].size(fragment.path) or 0)]
+                # pyarrow is quick to count rows, but ignores some of its options.
+                counts = (batch.num_rows for batch in fragment.to_batches(columns=[]))
+                rows = sum(counts) if self.options else int(fragment.count_rows())
+                return fragment, own, [(fragment, rows, self._files[0].size(fragment.path) or 0)]
             groups = [(group.id, group.num_rows, group.total_byte_size) for group in fragment.row_groups]
-            return [(fragment.subset(row_group_ids=[number]), rows, size) for number, rows, size in groups]
+            return fragment, own, [(fragment.subset(row_group_ids=[number]), *sizes) for number, *sizes in groups]
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {fragment.path}: {error}") from error
 
-    def _count(self, fragment: Any) -> int:
-        """Return the number of rows of a text file. pyarrow is quick to count them, but ignores some of its options."""
-        if not self._options:
-            return int(fragment.count_rows())
-        return sum(batch.num_rows for batch in fragment.to_batches(columns=[]))
+    @cached_property
+    def _blocks(self) -> tuple[list[Any], Indices, float]:
+        """The blocks, the number of rows of each, and the bytes of all of them."""
+        parts = [part for *_, found in self._opened for part in found]
+        rows = np.array([count for _, count, _ in parts], dtype=np.int64)
+        return [fragment for fragment, _, _ in parts], rows, float(sum(size for _, _, size in parts))
 
-    def _check_columns(self, fragment: Any) -> None:
-        """Raise DataError if columns of this file are not those of the first one.
+    @cached_property
+    def _schema(self) -> Any:
+        """The columns that are read, of all files. One that a file lacks has no values there, and a line says so.
 
-        The types of text files are those of the first one, which pyarrow enforces. A key may be missing in JSON.
+        The types of text files are those of the first one that has the column, which pyarrow enforces. Raises DataError
+        if those of other files differ.
         """
-        kind, expected = fragment.format.default_extname, self._dataset.schema
-        has_gaps = kind == "json" or (kind == "csv" and self._fills_columns)
-        for name in self._columns or expected.names:
-            if expected.get_field_index(name) < 0:
-                raise DataError(f"there is no column {name!r} in {fragment.path}; it has {expected.names}")
-            place = fragment.physical_schema.get_field_index(name)
-            if place >= 0 and name in _partitions(fragment):
-                raise DataError(
-                    f"column {name!r} is in {fragment.path}, and comes from the name of its directory, too; rename one "
-                    "of them"
-                )
-            if has_gaps or name in _partitions(fragment):
-                continue
-            found = fragment.physical_schema.field(place).type if place >= 0 else None
-            if found is None or (kind == "parquet" and found != expected.field(name).type):
-                files = self._files[1]
-                first = next((file for file in files if f"/{name}=" in file), files[0])
-                raise DataError(
-                    f"column {name!r} is {expected.field(name).type} in {first}, but "
-                    f"{'missing' if found is None else found} in {fragment.path}; convert the files to the same "
-                    "columns, or leave the column out with columns="
-                )
+        whole, holders = self._dataset, defaultdict[str, list[str]](list)
+        kind, fields = whole.format.default_extname, {field.name: field for field in whole.schema}
+        for fragment, schema, _ in self._opened:
+            path, keys = fragment.path, _partitions(fragment)
+            for name in keys:
+                holders[name].append(path)
+            for own in schema:
+                name, known = own.name, fields.setdefault(own.name, own)
+                if self.columns and name not in self.columns:
+                    continue
+                if name in keys:
+                    raise DataError(
+                        f"column {name!r} is in {path}, and comes from the name of its directory, too; rename one of "
+                        "them"
+                    )
+                if kind == "parquet" and own.type != known.type:
+                    raise DataError(
+                        f"column {name!r} is {known.type} in {holders[name][0]}, but {own.type} in {path}; convert the "
+                        "files to the same columns, or leave the column out with columns="
+                    )
+                holders[name].append(path)
+        if kind == "json":
+            fields = {name: field.with_type(_without_times(field.type)) for name, field in fields.items()}
+        explicit = getattr(self.options.get("parse_options"), "explicit_schema", None)
+        fields |= {field.name: field for field in explicit or ()}
+        for name in self.columns or fields:
+            if name not in fields:
+                raise DataError(f"there is no column {name!r} in {', '.join(self.paths)}; there are {[*fields]}")
+            if os.environ.get("RANK", "0") == "0" and (gaps := {*self._files[1]} - {*holders[name]}):
+                say(f"column {name!r} has no values in {_some(sorted(gaps))}, which lack it")
+        return require("pyarrow").schema([fields[name] for name in self.columns or fields], whole.schema.metadata)
 
     @property
     def block_rows(self) -> Indices:
@@ -171,7 +178,7 @@ class FileSource(TableSource):
         if first is None:
             return 0
         try:
-            sample = self._dataset_of([first]).head(_SAMPLED_ROWS, columns=self._columns)
+            sample = self._dataset_of([first]).head(_SAMPLED_ROWS)
         except (OSError, ValueError, TypeError) as error:
             raise DataError(f"cannot read {self._names([first])}: {error}") from error
         # The order of the rows depends on this size. So it must not change with each version of pyarrow.
@@ -191,43 +198,29 @@ class FileSource(TableSource):
 
     def _scan(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
         table_of = require("pyarrow").Table.from_batches
+        size = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
         try:
-            tables = (table_of([batch]) for batch in self._scanner(blocks).to_batches())
+            found = self._dataset_of(blocks).to_batches(batch_size=size, batch_readahead=4, fragment_readahead=1)
+            tables = (table_of([batch]) for batch in found)
             for rows in rows_after(tables, skip, count):
                 yield rows
                 count -= rows.num_rows
         except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"{self._culprit(blocks)}: {error}") from error
+            for block in blocks if len(blocks) > 1 else ():  # the one that cannot be read raises an error of its own
+                deque(self._scan([block], 0, int(self.block_rows[block])), maxlen=0)
+            raise DataError(f"cannot read {self._names(blocks)}: {error}") from error
         if count:
             raise DataError(f"{self._names(blocks)} has {count} rows fewer than when it was opened; it has changed")
 
     def _dataset_of(self, blocks: Sequence[int]) -> Any:
         whole, fragments = self._dataset, [self._blocks[0][block] for block in blocks]
-        return require("pyarrow.dataset").FileSystemDataset(fragments, whole.schema, whole.format, whole.filesystem)
-
-    def _scanner(self, blocks: Sequence[int]) -> Any:
-        rows = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
-        return self._dataset_of(blocks).scanner(
-            columns=self._columns, batch_size=rows, batch_readahead=4, fragment_readahead=1
-        )
-
-    def _culprit(self, blocks: Sequence[int]) -> str:
-        """Return the first block that cannot be read, for an error message."""
-        for block in blocks:
-            try:
-                for _ in self._scanner([block]).to_batches():
-                    pass
-            except (OSError, ValueError, TypeError):
-                return f"cannot read {self._names([block])}"
-        return f"could not read {self._names(blocks)}, but a second time could"
+        return require("pyarrow.dataset").FileSystemDataset(fragments, self._schema, whole.format, whole.filesystem)
 
     def _names(self, blocks: Sequence[int]) -> str:
-        names = []
-        for block in blocks:
-            fragment = self._blocks[0][block]
-            groups = getattr(fragment, "row_groups", None)
-            names.append(f"{fragment.path}, row group {groups[0].id}" if groups else fragment.path)
-        return names[0] if len(names) == 1 else f"one of {len(names)} blocks from {names[0]} to {names[-1]}"
+        fragment = self._blocks[0][blocks[0]]
+        groups = getattr(fragment, "row_groups", None)
+        name = f"{fragment.path}, row group {groups[0].id}" if groups else fragment.path
+        return str(name) if len(blocks) == 1 else f"one of {len(blocks)} blocks from {name} on"
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -242,9 +235,7 @@ class FileSource(TableSource):
         }
 
     def schema(self) -> Schema:
-        schema = self._dataset.schema
-        names = self._columns or schema.names
-        return Schema(list(names), [schema.field(name).type for name in names])
+        return Schema(self._schema.names, self._schema.types)
 
 
 def found_files(paths: Sequence[str], is_wanted: Callable[[str], bool], kinds: str) -> tuple[Any, list[str]]:
@@ -330,3 +321,19 @@ def _is_visible(file: str, folder: str) -> bool:
 
 def _partitions(fragment: Any) -> dict[str, Any]:
     return dict(require("pyarrow.dataset").get_partition_keys(fragment.partition_expression))
+
+
+def _some(files: list[str]) -> str:
+    """Return the names of a few of these files, and the number of the others."""
+    others = f" and {count(len(files) - 3, 'other')}" if len(files) > 3 else ""
+    return ", ".join(files[:3]) + others
+
+
+def _without_times(kind: Any) -> Any:
+    """Return a type that pyarrow has chosen for values of JSON, with text for texts that look like times."""
+    pa = require("pyarrow")
+    if pa.types.is_list(kind):
+        return pa.list_(_without_times(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_times(field.type)) for field in kind])
+    return pa.string() if pa.types.is_timestamp(kind) else kind

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from distrain.data.blocks import formatter, joined, to_columns, to_rows
 from distrain.data.dataset import Dataset
-from distrain.data.frameworks import batches_of
 from distrain.data.loops import Loops
 from distrain.data.passes import UNEVEN, PassOptions, Worker, make_pass
 from distrain.data.sources import ROWS_AT_ONCE, MemorySource
 from distrain.data.streams import Stream
 from distrain.system.arguments import check_choice, check_int
+from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from distrain.data.sources import Schema
 
 _ROWS_PER_READ = 256
+_MAKERS = {"torch": "distrain.torch.batches", "tensorflow": "distrain.tensorflow.data"}
+"""The modules that make batches for a framework. They are above this package: imported when needed."""
 
 
 class DataIterator:
@@ -44,12 +47,10 @@ class DataIterator:
                 ...
     """
 
-    def __init__(self, dataset: Dataset, *, name: str, worker: Worker, **of_loops: Any) -> None:
-        """``worker``: who gets which rows. ``of_loops``: see :class:`~distrain.data.loops.Loops`."""
+    def __init__(self, dataset: Dataset, **of_loops: Any) -> None:
+        """``of_loops``: see :class:`~distrain.data.loops.Loops`."""
         self._dataset = dataset
-        self._name = name
-        self._worker = worker
-        self._loops = Loops(dataset, name, worker, **of_loops)
+        self._loops = Loops(dataset=dataset, **of_loops)
 
     # -- batches --------------------------------------------------------------------------------------------------
 
@@ -200,10 +201,10 @@ class DataIterator:
         options = self._options(ROWS_AT_ONCE, False, None, None, "drop")
         with self._loops.naming_errors():
             opened = self._dataset.open()
-            own = make_pass(opened, self._worker, options, 0, None)
+            own = make_pass(opened, self._loops.worker, options, 0, None)
             blocks = [opened.finished(block) for block, _, _ in own.blocks()]
         dataset = Dataset(partial(MemorySource, joined(blocks)))
-        return DataIterator(dataset, name=self._name, worker=Worker(0, 1))
+        return DataIterator(dataset, name=self._loops.name, worker=Worker(0, 1))
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -227,7 +228,7 @@ class DataIterator:
             steps = shard.count() // 32
         """
         with self._loops.naming_errors():
-            return self._dataset.count() // self._worker.ranks
+            return self._dataset.count() // self._loops.worker.ranks
 
     def stats(self) -> str:
         """Return how many rows this worker has read, and how long train_func has waited for them.
@@ -236,7 +237,7 @@ class DataIterator:
 
             print(shard.stats())
         """
-        return self._loops.times.text(self._name)
+        return self._loops.times.text(self._loops.name)
 
     @property
     def waited_s(self) -> float:
@@ -295,6 +296,12 @@ class Epochs:
     def as_loader(self) -> Any:
         """Return a DataLoader of torch that passes the batches on, for libraries that take nothing else."""
         return batches_of("torch").loader(self)
+
+
+def batches_of(framework: str) -> Any:
+    """Return the module for a framework. Raises ImportError if the framework is not installed."""
+    require(framework)
+    return import_module(_MAKERS[framework])
 
 
 def _one_by_one(batches: Iterator[tuple[list[Any], int, Any]]) -> Iterator[tuple[Any, int, Any]]:

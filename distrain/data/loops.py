@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -62,45 +62,37 @@ class _Loop(DataLoop):
     """A loop, and the pass over the dataset that it is."""
 
     own: TablePass | StreamPass
-    order: RowOrder
     items: Prefetched[Any]
 
 
+@dataclass(kw_only=True)
 class Loops:
     """The loops over one dataset. Each is an epoch, or what is left of one.
 
     name: of the dataset. rank: of this worker; rank 0 tells people what happens. start: a checkpoint's positions, by
         rank. on_change: see ``DataConfig``. is_stopping: tells if train_func knows that the run is being stopped.
-    is_read_ahead: train_func gets batches before it trains on them.
+    others: returns the newest loop over each dataset.
+    is_read_ahead: train_func gets batches before it trains on them. counts_epochs: it takes its epoch from here.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        name: str,
-        worker: Worker,
-        *,
-        rank: int = 0,
-        start: Mapping[int, dict[str, Any]] | None = None,
-        on_change: str = "error",
-        is_stopping: Callable[[], bool] = lambda: False,
-        others: Callable[[], Iterable[DataLoop]] = tuple,
-    ) -> None:
-        self.times = Times()
-        self.is_read_ahead = False
-        self.counts_epochs = False
-        self._dataset = dataset
-        self._name = name
-        self._worker = worker
-        self._speaks = rank == 0
-        self._start = _of_rank(start or {}, rank)
-        self._on_change = on_change
-        self._is_stopping = is_stopping
-        self._others = others
-        self.loop: _Loop | None = None
-        self._refusal: DataError | None = None
-        """Why the first loop may not be an epoch. A look at its first batch is allowed."""
-        self._said: set[str] = set()
+    dataset: Dataset
+    name: str
+    worker: Worker
+    rank: int = 0
+    start: InitVar[Mapping[int, dict[str, Any]] | None] = None
+    on_change: str = "error"
+    is_stopping: Callable[[], bool] = lambda: False
+    others: Callable[[], Iterable[DataLoop]] = tuple
+    times: Times = field(default_factory=Times)
+    is_read_ahead: bool = False
+    counts_epochs: bool = False
+    loop: _Loop | None = None
+    _refusal: DataError | None = None
+    """Why the first loop may not be an epoch. A look at its first batch is allowed."""
+    _said: set[str] = field(default_factory=set)
+
+    def __post_init__(self, start: Mapping[int, dict[str, Any]] | None) -> None:
+        self._start = _of_rank(start or {}, self.rank)
 
     @property
     def epoch(self) -> int:
@@ -126,21 +118,21 @@ class Loops:
         place: dict[str, Any] = {"epoch": self.epoch}
         if not loop.is_over:
             place |= loop.own.position()
-        elif self.counts_epochs and any(other.is_open and other.began > loop.ended for other in self._others()):
+        elif self.counts_epochs and any(other.is_open and other.began > loop.ended for other in self.others()):
             place = {"epoch": loop.own.epoch, "is_over": True}  # train_func is still in it, as in a validation
         if self._is_left_out(loop.own.epoch):
             return {**(self._start or {}), "since": place["epoch"]}
         return {
             **place,
-            "order": loop.order.as_json(),
+            "order": loop.own.options.order.as_json(),
             "data": self._facts,
-            "ranks": self._worker.ranks,
+            "ranks": self.worker.ranks,
         }
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
         """The data's identity: few facts for people, and a hash of all."""
-        source = self._dataset.open().source
+        source = self.dataset.open().source
         if isinstance(source, Stream):
             return {}
         facts = source.facts()
@@ -168,11 +160,11 @@ class Loops:
         inside = start if start.get("divisions") or start.get("rows") or start.get("is_over") else None
         now = {"data": self._facts, "order": order.as_json() if inside else start["order"]}
         changes = [kind for kind in now if now[kind] != start[kind]]
-        if not changes or self._on_change == "ignore":
+        if not changes or self.on_change == "ignore":
             return inside
         differences = "; ".join(f"the {kind} was {start[kind]}, and is {now[kind]}" for kind in changes)
         text = f"it is not the one of the checkpoint: {differences}"
-        if self._on_change == "restart":
+        if self.on_change == "restart":
             self._say_once("changed", f"{text}; epoch {start['epoch']} starts from its first row")
             return None
         text = (
@@ -181,13 +173,13 @@ class Loops:
         )
         if "data" in changes:
             raise DataError(text)
-        self._refusal = DataError(f"dataset {self._name!r}: {text}")
+        self._refusal = DataError(f"dataset {self.name!r}: {text}")
         return None
 
     def _say_once(self, key: str, text: str) -> None:
-        if self._speaks and key not in self._said:
+        if self.rank == 0 and key not in self._said:
             self._said.add(key)
-            say(f"dataset {self._name!r}: {text}")
+            say(f"dataset {self.name!r}: {text}")
 
     # -- one pass -------------------------------------------------------------------------------------------------
 
@@ -198,14 +190,12 @@ class Loops:
         if self.loop:
             self.loop.items.stop()  # a dataset of the user's is read by one thread at a time
         with self.naming_errors():
-            opened = self._dataset.open()
+            opened = self.dataset.open()
             epoch, start = self._next_start(options.order)
-            own = make_pass(opened, self._worker, options, epoch, start)
+            own = make_pass(opened, self.worker, options, epoch, start)
         is_over = start is not None and start.get("is_over", False)
         items = Prefetched(iter(()) if is_over else self._made(own, opened, convert), prefetch)
-        loop = self.loop = _Loop(
-            is_stopping=self._is_stopping, is_first=self.loop is None, own=own, order=options.order, items=items
-        )
+        loop = self.loop = _Loop(is_stopping=self.is_stopping, is_first=self.loop is None, own=own, items=items)
         if is_over:
             self._say_once("continues", f"epoch {epoch} is complete, so its loop has no batches")
         elif start and own.begun:
@@ -217,12 +207,16 @@ class Loops:
                 now = time.monotonic()
                 waited += now - last
                 self.times.count(rows, now - last)
-                self._take(loop, rows, note)
+                self._check_newest(loop)
+                loop.take()
+                if self._refusal and loop.batches > 1:
+                    raise self._refusal
+                own.took(rows, note)
                 yield batch
                 last = time.monotonic()
                 self.times.passed += last - now
                 if last - began > _NOTICE_AFTER_S and waited > (last - began) / 2:
-                    self._say_once("waits", f"train_func mostly waits for data: {self.times.text(self._name)}")
+                    self._say_once("waits", f"train_func mostly waits for data: {self.times.text(self.name)}")
         except GeneratorExit:
             loop.leave()
             raise
@@ -234,21 +228,13 @@ class Loops:
             self._say_once(
                 "left out",
                 f"{own.left_out} rows of an epoch are left out, as they do not divide evenly among "
-                f"{self._worker.ranks} workers; uneven='pad' repeats rows instead",
+                f"{self.worker.ranks} workers; uneven='pad' repeats rows instead",
             )
-
-    def _take(self, loop: _Loop, rows: int, note: Any) -> None:
-        """Count a batch that train_func gets. Raises DataError if it may not."""
-        self._check_newest(loop)
-        loop.take()
-        if self._refusal and loop.batches > 1:
-            raise self._refusal
-        loop.own.took(rows, note)
 
     def _check_newest(self, loop: _Loop) -> None:
         if self.loop is not loop:
             raise DataError(
-                f"dataset {self._name!r}: a second loop over it has begun inside of this one, so it has no position. "
+                f"dataset {self.name!r}: a second loop over it has begun inside of this one, so it has no position. "
                 "Name it twice in datasets=, or loop over shard.materialize()"
             )
 
@@ -266,7 +252,7 @@ class Loops:
         try:
             yield
         except DataError as error:
-            error.args = (f"dataset {self._name!r}: {error}",)
+            error.args = (f"dataset {self.name!r}: {error}",)
             raise
 
 

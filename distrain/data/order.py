@@ -116,15 +116,9 @@ def share_of_each(rows: int, ranks: int, *, pad: bool) -> int:
 
 def share_of(left: Sequence[Span], rank: int, share: int, skip: int = 0) -> list[Span]:
     """Return the positions of one rank, without the first ``skip``. After the last one, the first ones come again."""
-    total = length(left)
-    spans: list[Span] = []
-    start, stop = rank * share + skip, (rank + 1) * share
-    while start < stop:
-        offset = start % total
-        end = min(total, offset + stop - start)
-        spans += part(left, offset, end)
-        start += end - offset
-    return spans
+    stop = (rank + 1) * share
+    times = -(-stop // max(1, length(left)))
+    return [*part([*left] * times, rank * share + skip, stop)]
 
 
 def part(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:

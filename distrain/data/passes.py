@@ -75,7 +75,7 @@ class TablePass:
     ) -> None:
         self.epoch = epoch
         self._source = source
-        self._options = options
+        self.options = options
         self._before = [Division(*fields) for fields in position.get("divisions", [])] if position else []
         rows = source.rows
         if not rows:
@@ -108,16 +108,16 @@ class TablePass:
     def blocks(self) -> Iterator[tuple[Block, int, Any]]:
         """Yield each batch before the functions, its number of rows, and what :meth:`took` needs to know."""
         rows = length(self._spans)
-        size = self._options.batch_size or max(1, rows)
+        size = self.options.batch_size or max(1, rows)
         found = (
             block
             for span in self._spans
-            for block in in_order(self._source, self._options.order, self.epoch, span, size)
+            for block in in_order(self._source, self.options.order, self.epoch, span, size)
         )
         for block in in_pieces(found, size):
             count = row_count(block)
             rows -= count
-            if count == size or not self._options.drop_last:
+            if count == size or not self.options.drop_last:
                 yield block, count, None
         if rows:
             raise DataError(f"{rows} rows fewer were read than it has")
@@ -149,7 +149,7 @@ class StreamPass:
             raise ValueError("batch_size=None: a stream does not know how many rows it has; name a number")
         self.epoch = epoch
         self._worker = worker
-        self._options = options
+        self.options = options
         self._size = options.batch_size
         self._stream = OpenStream(stream, epoch)
         self._rows = self.begun = position.get("rows", 0) if position else 0
@@ -160,7 +160,7 @@ class StreamPass:
             self.place += f", which are read again because the stream {reason}"
 
     def blocks(self) -> Iterator[tuple[Block, int, Any]]:
-        window = self._options.order.window
+        window = self.options.order.window
         start = self._rows // window * window if window else self._rows
         self._stream.skip_to(start, self._mark)
         marks: deque[Mark] = deque([self._mark] if self._mark else [])
@@ -168,9 +168,9 @@ class StreamPass:
         for step in in_pieces(self._windows(marks, start), self._size * ranks):
             count, share = row_count(step), self._size
             if count < share * ranks:
-                share = _new_share(count, ranks, self._options.uneven, rows)
+                share = _new_share(count, ranks, self.options.uneven, rows)
                 self.left_out = max(0, count - share * ranks)
-                if not share or (share < self._size and self._options.drop_last):
+                if not share or (share < self._size and self.options.drop_last):
                     return
             rows += count
             while len(marks) > 1 and marks[1].rows <= rows:
@@ -183,7 +183,7 @@ class StreamPass:
 
     def _windows(self, marks: deque[Mark], start: int) -> Iterator[Block]:
         """Yield windows of rows, the first one from the first row on that was not taken: shuffled, or one step each."""
-        order, missing = self._options.order, 0
+        order, missing = self.options.order, 0
         size = order.window or self._size * self._worker.ranks
         blocks = self._stream.blocks(lambda: missing)
         while True:

@@ -21,6 +21,7 @@ from distrain.data.blocks import (
     in_pieces,
     is_instance,
     row_count,
+    rows_after,
     rows_at,
     rows_between,
     to_columns,
@@ -111,7 +112,7 @@ class TableSource(ABC):
 
 
 class RandomSource(TableSource):
-    """Rows that are found at once by their numbers. They are one block. ``rows``: their number."""
+    """Rows that are found at once by their numbers. ``rows``: how many there are."""
 
     is_random = True
     rows = 0
@@ -121,11 +122,14 @@ class RandomSource(TableSource):
 
     @property
     def block_rows(self) -> Indices:
-        return np.array([self.rows])
+        return np.minimum(ROWS_AT_ONCE, self.rows - np.arange(0, self.rows, ROWS_AT_ONCE))
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        for start in range(skip, skip + count, ROWS_AT_ONCE):
-            yield self.take(np.arange(start, min(start + ROWS_AT_ONCE, skip + count)))
+        places = ((block * ROWS_AT_ONCE, min(self.rows, (block + 1) * ROWS_AT_ONCE)) for block in blocks)
+        return rows_after((self.take(np.arange(*place)) for place in places), skip, count)
+
+    def first(self, rows: int) -> Block:
+        return self.take(np.arange(min(rows, self.rows))) if self.rows else []
 
 
 class MemorySource(RandomSource):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,24 +53,16 @@ class Stream:
 
     make: returns the iterable of an epoch; a row is a dict, or any object.
     functions: are applied to each block in turn; they may drop rows.
-    most: the number of rows to read; None for all.
+    most: the number of rows to read, before any filter().
     trusts_states: if the iterable can tell its state, that is all that it needs to continue.
     readers: the passes in this process.
     """
 
     make: Callable[[], Iterable[Any]]
     functions: tuple[Callable[[Block], Block], ...] = ()
-    most: int | None = None
+    most: float = math.inf
     trusts_states: bool = True
     readers: _Readers = field(default_factory=lambda: _Readers())
-
-    def mapped(self, *functions: Callable[[Block], Block]) -> Stream:
-        """Return the stream with functions applied to its blocks."""
-        return replace(self, functions=(*self.functions, *functions))
-
-    def limited(self, rows: int) -> Stream:
-        """Return the first rows, before any filter()."""
-        return replace(self, most=rows if self.most is None else min(rows, self.most))
 
     def first(self, rows: int) -> Block:
         """Return some of the first rows, at least one if there are any."""
@@ -167,7 +159,7 @@ class OpenStream:
 
     def blocks(self, most: Callable[[], int]) -> Iterator[Block]:
         """Yield the rows after the functions. ``most()``: the number of rows to yield next, at most."""
-        while wanted := self._within_limit(min(ROWS_AT_ONCE, most())):
+        while wanted := int(min(ROWS_AT_ONCE, most(), self._stream.most - self._read)):
             if self._is_stateful and self._stream.readers.newest is not self:
                 raise DataError("another loop over the stream has begun; end one before the next, as it has one state")
             rows = list(islice(self._open(), wanted))
@@ -183,10 +175,6 @@ class OpenStream:
             self._rows += row_count(block)
             if row_count(block):
                 yield block
-
-    def _within_limit(self, count: int) -> int:
-        most = self._stream.most
-        return count if most is None else min(count, most - self._read)
 
 
 def _state_methods(holder: Any) -> tuple[str, str] | None:

@@ -5,16 +5,16 @@ The user's functions are :class:`Batched`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from distrain.data.blocks import (
     as_block,
-    formatter,
     in_pieces,
     joined,
     kept_rows,
@@ -23,21 +23,18 @@ from distrain.data.blocks import (
     rows_at,
     rows_between,
     to_rows,
-    writable,
 )
 from distrain.data.order import Permutation, RowOrder
-from distrain.data.sources import ROWS_AT_ONCE, RandomSource, TableSource, schema_of
+from distrain.data.sources import RandomSource, TableSource, schema_of
 from distrain.data.streams import Stream
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from distrain.data.blocks import Block
     from distrain.data.order import Indices, Span
     from distrain.data.sources import Schema
-
-    Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 _NUMBERS_AT_ONCE = 1 << 16
 _ROWS_TO_TRY = 128
@@ -45,20 +42,18 @@ _ROWS_TO_TRY = 128
 
 
 class IndexedSource(RandomSource):
-    """Rows of a source that can find any row directly.
+    """Rows of a dataset that can find any row directly.
 
-    dataset: the source with functions for the rows. places: turns the number of a row into its number in the source.
+    places: turns the number of a row into its number in the dataset. fact: the name of this choice.
     """
 
-    def __init__(
-        self, inner: TableSource, dataset: OpenDataset, rows: int, places: Callable[[Indices], Indices], fact: str
-    ) -> None:
+    def __init__(self, dataset: OpenDataset, rows: int, places: Callable[[Indices], Indices], fact: str) -> None:
         super().__init__(rows)
-        self._inner = inner
+        self._dataset = dataset
+        self._inner = cast("TableSource", dataset.source)
         self._places = places
         self._fact = fact
-        self._dataset = dataset
-        self.at_once = inner.at_once
+        self.at_once = self._inner.at_once
 
     def take(self, rows: Indices) -> Block:
         return self._dataset.finished(self._inner.take(self._places(rows)))
@@ -71,29 +66,60 @@ class IndexedSource(RandomSource):
 
 
 @dataclass(eq=False)
-class SlicedSource(TableSource):
+class DerivedSource(TableSource):
+    """Rows that are made from those of another source, block by block."""
+
+    inner: TableSource
+
+    @abstractmethod
+    def made(self, rows: Block, first: int) -> Block:
+        """Return what becomes of some rows of one block. ``first``: the number of the first one in the source."""
+
+    @property
+    def row_bytes(self) -> float:
+        return self.inner.row_bytes
+
+    @cached_property
+    def _ends(self) -> Indices:
+        """The number of the first row of the other source after each block."""
+        ends: Indices = np.cumsum(self.inner.block_rows)
+        return ends
+
+    def _parts(self, blocks: Sequence[int]) -> Iterator[tuple[int, Block]]:
+        """Yield what becomes of these blocks, with the number of the block. No part has rows of two blocks."""
+        sizes = self.inner.block_rows[blocks]
+        ends = np.cumsum(sizes)
+        shifts = self._ends[blocks] - ends
+        first = 0
+        for rows in self.inner.read(blocks, 0, int(sizes.sum())):
+            place = int(np.searchsorted(ends, first, side="right"))
+            yield blocks[place], self.made(rows, first + int(shifts[place]))
+            first += row_count(rows)
+
+    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+        filled = [block for block in blocks if self.block_rows[block]]
+        return rows_after((rows for _, rows in self._parts(filled)), skip, count)
+
+
+@dataclass(eq=False)
+class SlicedSource(DerivedSource):
     """The rows of another source whose places in an order are in a span.
 
     seed: of the order; None: the order of the source.
     """
 
-    inner: TableSource
     span: Span
     seed: int | None
-
-    @cached_property
-    def _ends(self) -> Indices:
-        """The number of the first row after each block."""
-        ends: Indices = np.cumsum(self.inner.block_rows)
-        return ends
 
     @cached_property
     def _order(self) -> Callable[[Indices], Indices]:
         return _order_of_parts(self.inner.rows, self.seed)
 
-    def _is_inside(self, numbers: Indices) -> Mask:
+    def _inside(self, numbers: Indices) -> Indices:
+        """Return where the numbers are those of rows in the span."""
         places = self._order(numbers)
-        return (places >= self.span[0]) & (places < self.span[1])
+        found: Indices = np.flatnonzero((places >= self.span[0]) & (places < self.span[1]))
+        return found
 
     @cached_property
     def block_rows(self) -> Indices:
@@ -103,27 +129,12 @@ class SlicedSource(TableSource):
         counts = np.zeros(len(self._ends), dtype=np.int64)
         for first in range(0, self.inner.rows, _NUMBERS_AT_ONCE):
             numbers = np.arange(first, min(self.inner.rows, first + _NUMBERS_AT_ONCE))
-            np.add.at(counts, np.searchsorted(self._ends, numbers[self._is_inside(numbers)], side="right"), 1)
+            np.add.at(counts, np.searchsorted(self._ends, numbers[self._inside(numbers)], side="right"), 1)
         return counts
 
-    @property
-    def row_bytes(self) -> float:
-        return self.inner.row_bytes
-
-    def _inside(self, blocks: Sequence[int]) -> Iterator[Block]:
-        """Yield the rows of these blocks that are in the span."""
-        sizes = self.inner.block_rows[blocks]
-        ends = np.cumsum(sizes)
-        shifts = self._ends[blocks] - ends
-        first = 0
-        for rows in self.inner.read(blocks, 0, int(sizes.sum())):
-            places = np.arange(first, first + row_count(rows))
-            kept = np.flatnonzero(self._is_inside(places + shifts[np.searchsorted(ends, places, side="right")]))
-            yield rows if len(kept) == len(places) else rows_at(rows, kept)
-            first += len(places)
-
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        return rows_after(self._inside([block for block in blocks if self.block_rows[block]]), skip, count)
+    def made(self, rows: Block, first: int) -> Block:
+        kept = self._inside(np.arange(first, first + row_count(rows)))
+        return rows if len(kept) == row_count(rows) else rows_at(rows, kept)
 
     def schema(self) -> Schema:
         return self.inner.schema()
@@ -134,54 +145,29 @@ class SlicedSource(TableSource):
 
 
 @dataclass(eq=False)
-class RemadeSource(TableSource):
+class RemadeSource(DerivedSource):
     """The rows that a function makes from those of another source. A pass over all rows counts them.
 
     columns: returns the columns, if the function may leave out all rows; None: the first row has them.
     """
 
-    inner: TableSource
     function: Callable[[Block], Block]
     columns: Callable[[], Schema] | None = None
 
-    @cached_property
-    def _sizes(self) -> Indices:
-        """The rows of each block before the function. A source that can find any row is one block, so it is cut."""
-        if not self.inner.is_random:
-            return self.inner.block_rows
-        starts = np.arange(0, self.inner.rows, ROWS_AT_ONCE)
-        return np.minimum(ROWS_AT_ONCE, self.inner.rows - starts)
-
-    def _parts(self, blocks: Sequence[int]) -> Iterator[Block]:
-        """Yield the rows of these blocks before the function. No part has rows of two blocks."""
-        sizes = self._sizes[blocks].tolist()
-        if not self.inner.is_random:
-            return self.inner.read(blocks, 0, sum(sizes))
-        starts = (block * ROWS_AT_ONCE for block in blocks)
-        return (rows for place in zip(starts, sizes, strict=True) for rows in self.inner.read([0], *place))
+    def made(self, rows: Block, first: int) -> Block:
+        return self.function(rows)
 
     @cached_property
     def block_rows(self) -> Indices:
-        ends = np.cumsum(self._sizes)
-        counts = np.zeros(len(ends), dtype=np.int64)
-        first = 0
-        for rows in self._parts(range(len(ends))):
-            counts[np.searchsorted(ends, first, side="right")] += row_count(self.function(rows))
-            first += row_count(rows)
+        counts = np.zeros(len(self._ends), dtype=np.int64)
+        for block, rows in self._parts(range(len(counts))):
+            counts[block] += row_count(rows)
         return counts
-
-    @property
-    def row_bytes(self) -> float:
-        return self.inner.row_bytes
-
-    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        filled = [block for block in blocks if self.block_rows[block]]
-        return rows_after(map(self.function, self._parts(filled)), skip, count)
 
     def schema(self) -> Schema:
         if self.columns:
             return self.columns()
-        found = map(self.function, self._parts(range(len(self._sizes))))
+        found = (rows for _, rows in self._parts(range(len(self._ends))))
         return schema_of(next(filter(row_count, found), []))
 
     def facts(self) -> dict[str, Any]:
@@ -243,42 +229,11 @@ class Constructed:
         return self._function(*args, **kwargs)
 
 
-def for_batches(
-    function: Callable[[Any], Any], batch_size: int | None, batch_format: str | None, *, keeps_rows: bool | None = True
-) -> Batched:
-    """Return the function of ``map_batches()``."""
-    to_format = formatter(batch_format)
-
-    def mapped(block: Block) -> Any:
-        return function(writable(to_format(block)))
-
-    return Batched(mapped, "map_batches()", batch_size, keeps_rows)
-
-
-def for_rows(function: Callable[[Any], Any]) -> Batched:
-    """Return the function of ``map()``."""
-
-    def mapped(block: Block) -> list[Any]:
-        rows = [_as_row(function(row)) for row in to_rows(block)]
-        if any(row is None for row in rows):
-            raise DataError("map(): the function returned None for a row; it must return the new row")
-        return rows
-
-    return Batched(mapped, "map()")
-
-
-def _as_row(made: Any) -> Any:
+def as_row(made: Any) -> Any:
     """Return what a function has returned for a row; a dict for any other mapping, such as a tokenizer's."""
+    if made is None:
+        raise DataError("map() or flat_map(): the function returned None for a row; it must return the new row")
     return dict(made) if isinstance(made, Mapping) else made
-
-
-def for_lists(function: Callable[[Any], Iterable[Any]]) -> Batched:
-    """Return the function of ``flat_map()``."""
-    return Batched(
-        lambda block: [_as_row(made) for row in to_rows(block) for made in function(row)],
-        "flat_map()",
-        keeps_rows=False,
-    )
 
 
 # -- what users do with a dataset ------------------------------------------------------------------------------------
@@ -335,12 +290,13 @@ class OpenDataset:
         """Keep the rows for which a function returns True."""
         source, kept = self.source, self._with(partial(kept_rows, function=function))
         if isinstance(source, Stream):
-            return OpenDataset(source.mapped(*kept.functions), (), self.order)
+            return OpenDataset(replace(source, functions=(*source.functions, *kept.functions)), (), self.order)
         if not source.is_random:
             return OpenDataset(RemadeSource(source, kept.finished, self.schema), (), self.order)
-        rows = (row for block in source.read([0], 0, source.rows) for row in to_rows(self.finished(block)))
+        blocks = source.read(range(len(source.block_rows)), 0, source.rows)
+        rows = (row for block in blocks for row in to_rows(self.finished(block)))
         places = np.fromiter((place for place, row in enumerate(rows) if function(row)), dtype=np.int64)
-        found = IndexedSource(source, self, len(places), lambda numbers: places[numbers], "filtered")
+        found = IndexedSource(self, len(places), lambda numbers: places[numbers], "filtered")
         return OpenDataset(found, (), self.order)
 
     def part(self, span_of: Callable[[int], Span], seed: int | None, most: int | None) -> OpenDataset:
@@ -353,13 +309,13 @@ class OpenDataset:
         if isinstance(self.source, Stream):
             if most is None:
                 raise _no_row_count("use two streams")
-            return replace(self, source=self.source.limited(most))
+            return replace(self, source=replace(self.source, most=min(most, self.source.most)))
         span = start, stop = span_of(self.source.rows)
         if not self.source.is_random:
             return replace(self, source=SlicedSource(self.source, span, seed))
         order, source = _order_of_parts(self.source.rows, seed), self.source
         fact = f"from {start}" if seed is None else f"split {seed} from {start}"
-        found = IndexedSource(source, OpenDataset(source), stop - start, lambda numbers: order(numbers + start), fact)
+        found = IndexedSource(OpenDataset(source), stop - start, lambda numbers: order(numbers + start), fact)
         return replace(self, source=found)
 
     def _with(self, function: Callable[[Block], Block]) -> OpenDataset:

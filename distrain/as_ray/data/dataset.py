@@ -35,7 +35,6 @@ from distrain.data.dataset import Dataset as PlainDataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 from distrain.data.sources import MemorySource, TableSource
-from distrain.data.transforms import Batched
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from distrain.data.blocks import Block
     from distrain.data.order import Span
 
+_LOOPS = ("iter_batches", "iter_tf_batches", "iter_torch_batches")
 _AGGREGATES = ("max", "mean", "min", "std", "sum")
 
 
@@ -68,6 +68,8 @@ class Dataset(PlainDataset):
             raise AttributeError(name)
         if name in _AGGREGATES:
             return partial(self._aggregated, name)
+        if name in _LOOPS:
+            return partial(self._loop, name)
         raise AttributeError(f"ray.data.Dataset has no {name}() in distrain: {ELSEWHERE}")
 
     # -- operations -----------------------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ class Dataset(PlainDataset):
                 return {other: table[old] for old, other in new.items()}
             return table.select(list(new)).rename_columns(list(new.values()))
 
-        return self._mapped(Batched(chosen, f"{function}()"))
+        return self._mapped(chosen, f"{function}()")
 
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None, **options: Any) -> Dataset:
         """Shuffle the rows anew in each epoch."""
@@ -229,18 +231,6 @@ class Dataset(PlainDataset):
     def iter_rows(self) -> Iterator[Any]:
         """Yield all rows, as dicts of Python's values."""
         return map(plain, self._loop("iter_rows"))
-
-    def iter_batches(self, **options: Any) -> Iterable[Any]:
-        """Return the batches of all rows. See :meth:`DataIterator.iter_batches`."""
-        return self._loop("iter_batches", **options)
-
-    def iter_torch_batches(self, **options: Any) -> Iterable[Any]:
-        """Return the batches of all rows as tensors. See :meth:`DataIterator.iter_torch_batches`."""
-        return self._loop("iter_torch_batches", **options)
-
-    def iter_tf_batches(self, **options: Any) -> Iterable[Any]:
-        """Return the batches of all rows as TensorFlow's tensors. See :meth:`DataIterator.iter_tf_batches`."""
-        return self._loop("iter_tf_batches", **options)
 
     def to_tf(self, feature_columns: Any, label_columns: Any, **options: Any) -> Any:
         """Return a ``tf.data.Dataset``. See :meth:`DataIterator.to_tf`."""

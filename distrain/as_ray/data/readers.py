@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,7 +33,7 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif")
 
 def read_parquet(paths: Any, *, columns: Sequence[str] | None = None, **options: Any) -> Dataset:
     """Return the rows of Parquet files."""
-    return _shuffled_files("read_parquet", data.read_parquet(_list_of(paths), columns=columns), options)
+    return _shuffled_files("read_parquet", data.read_parquet(paths, columns=columns), options)
 
 
 def read_csv(
@@ -42,14 +41,14 @@ def read_csv(
 ) -> Dataset:
     """Return the rows of CSV files."""
     of_arrow = {"read_options": read_options, "parse_options": parse_options, "convert_options": convert_options}
-    return _shuffled_files("read_csv", data.read_csv(_list_of(paths), **of_arrow), options)
+    return _shuffled_files("read_csv", data.read_csv(paths, **of_arrow), options)
 
 
 def read_json(
     paths: Any, *, lines: bool = True, read_options: Any = None, parse_options: Any = None, **options: Any
 ) -> Dataset:
     """Return the rows of files of JSON lines."""
-    rows = data.read_json(_list_of(paths), read_options=read_options, parse_options=parse_options)
+    rows = data.read_json(paths, read_options=read_options, parse_options=parse_options)
     return _shuffled_files("read_json", rows, options)
 
 
@@ -62,8 +61,21 @@ def read_images(
     **options: Any,
 ) -> Dataset:
     """Return the images of files, as arrays in the column ``image``. size: their height and width."""
-    rows = partial(_images, paths, size, mode, include_paths)
-    return _shuffled_files("read_images", as_dataset(rows, "read_images()"), options)
+
+    def files() -> list[tuple[Any, str]]:
+        filesystem, found = found_files(_list_of(paths), lambda path: path.lower().endswith(_IMAGES), "images")
+        return [(filesystem, path) for path in found]
+
+    def read(file: tuple[Any, str]) -> dict[str, Any]:
+        filesystem, path = file
+        with _naming(path), filesystem.open(path, "rb") as opened:
+            image = require("PIL.Image").open(opened)
+            if size is not None:
+                image = image.resize((size[1], size[0]))
+            row = {"image": np.array(image if mode is None else image.convert(mode))}
+        return {**row, "path": path} if include_paths else row
+
+    return _shuffled_files("read_images", as_dataset(files, "read_images()").map(read), options)
 
 
 def read_text(paths: Any, *, encoding: str = "utf-8", drop_empty_lines: bool = True, **options: Any) -> Dataset:
@@ -77,34 +89,6 @@ def _shuffled_files(function: str, dataset: data.Dataset, options: dict[str, Any
     shuffle = options.pop("shuffle", None)
     check_options(function, options)
     return Dataset.of(dataset.random_shuffle(seed=getattr(shuffle, "seed", None)) if shuffle else dataset)
-
-
-@dataclass(frozen=True)
-class _Images:
-    """A row for each file, which is read when the row is asked for."""
-
-    filesystem: Any
-    paths: list[str]
-    size: tuple[int, int] | None
-    mode: str | None
-    include_paths: bool
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, place: int) -> dict[str, Any]:
-        path = self.paths[place]
-        with _naming(path), self.filesystem.open(path, "rb") as file:
-            image = require("PIL.Image").open(file)
-            if self.size is not None:
-                image = image.resize((self.size[1], self.size[0]))
-            row = {"image": np.array(image if self.mode is None else image.convert(self.mode))}
-        return {**row, "path": path} if self.include_paths else row
-
-
-def _images(paths: Any, size: tuple[int, int] | None, mode: str | None, include_paths: bool) -> _Images:
-    filesystem, found = found_files(_list_of(paths), lambda path: path.lower().endswith(_IMAGES), "images")
-    return _Images(filesystem, found, size, mode, include_paths)
 
 
 def _lines(paths: Any, encoding: str, drop_empty: bool) -> list[dict[str, str]]:

@@ -272,6 +272,7 @@ def check(source: str, column: pa.Array | None, values: list[Any]) -> None:
                 assert "'v'" in refused, (source, consumer)
                 assert consumer not in NEVER_REFUSE, (source, consumer, refused)
                 may_refuse = column is None or consumer == "torch" or has_limits(str(column.type))
+                may_refuse |= "implemented for StringView" in refused  # pyarrow 26 cannot write those in structs
                 assert may_refuse, (source, consumer, refused)
                 assert not is_plain(column), (source, consumer, refused)
                 continue
