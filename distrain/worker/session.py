@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import tempfile
 import threading
 import time
 from collections import deque
@@ -43,6 +44,7 @@ from distrain.worker.report_checks import (
     is_kept,
 )
 from distrain.worker.sniff_test import sniff
+from distrain.worker.written_files import WrittenFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,6 +99,7 @@ class Session:
         self.positions: dict[str, Callable[[], dict[str, Any]]] = {}
         """By the name of a dataset or loader: returns the rank's position in it, as JSON."""
         self._skip_to: dict[str, dict[str, Any]] = {}
+        self._temporary = WrittenFiles(tempfile.gettempdir())
         self._nan_metric: str | None = None
         """See :class:`~distrain.wire.WorkerSpec`."""
         self.loaders: list[Any] = []
@@ -271,6 +274,8 @@ class Session:
         self, checkpoint: Checkpoint, options: StoreOptions
     ) -> tuple[Checkpoint, StoreOptions, LocalFiles | None]:
         """Return the checkpoint to store, how to store it, and the local files to delete once it is committed."""
+        if (part := self._temporary.own_part(checkpoint)) is not None:
+            checkpoint, options = part, replace(options, delete=True)
         checkpoint = checkpoint.as_reported(self._checkpoints, self.portable)
         is_local = bool(checkpoint.path) and checkpoint.remote_path is None
         local_files = None
