@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from distrain.drilling.verdict import DrillReport, Verdict
 
-_GRACES = (("spot machines of Azure and Google Cloud", 30), ("those of AWS", 120))
-"""Seconds between the notice and the end of a machine."""
 _EPILOG = """\
 TARGET is what `distrain run` takes, with its options and the script's arguments. Options of the
 drill may stand anywhere; `--` before the script's arguments keeps those of the same name for it.
@@ -87,7 +85,7 @@ def run_drill(arguments: Sequence[str]) -> int:
         parser.exit(2, f"distrain drill: error: {error}\n")
     except KeyboardInterrupt:
         return 130
-    console.print(_findings(report, options.failures_per_day))
+    console.print(_findings(report))
     if options.json:
         write_json("drill", **report.to_dict())
     if options.page:
@@ -111,7 +109,6 @@ def drill_parser() -> argparse.ArgumentParser:
     add("--reports", type=int, default=20, metavar="N", help="reports of an undisturbed run (default: 20)")
     add("--minutes", type=_positive, default=2.0, metavar="M", help="its longest time (default: 2)")
     add("--only", default=kinds, metavar="KIND,...", help=f"disturbances (default: {kinds})")
-    add("--failures-per-day", type=_positive, default=1.0, metavar="F", help="for the checkpoint interval (default: 1)")
     add("--fresh", action="append", default=[], metavar="PATTERN", help="files to hide from the runs")
     parsers.add_json(parser)
     add("--page", metavar="FILE.html", help="also write the report as a page")
@@ -148,24 +145,13 @@ def _line(verdict: Verdict) -> Text:
     return text
 
 
-def _findings(report: DrillReport, failures_per_day: float) -> RenderableType:
-    """Return the table of times, the advice and the result."""
+def _findings(report: DrillReport) -> RenderableType:
+    """Return the table of times, the notes and the result."""
     table = Table("until training again", "lost", "by", box=None, pad_edge=False)
     for one in report.verdicts:
         if one.times is not None:
             table.add_row(str(one.times), str(one.lost), one.disturbance)
-    lines = []
-    if (saving := report.saving) is not None:
-        best_s = saving.best_interval_s(failures_per_day)
-        now, then = (f"{saving.loss(seconds, failures_per_day):.2%}" for seconds in (saving.interval_s, best_s))
-        lines.append(
-            f"at {failures_per_day:g} a day, failures cost the least with a checkpoint ({saving.cost_s * 1000:.0f} ms) "
-            f"every {best_s:.0f} s: {then} of the time (Young, Daly); now every {saving.interval_s:.1f} s: {now}"
-        )
-    if (seconds := report.preemption_s) is not None:
-        fits = (f"{'fits' if seconds < grace else 'does not fit'} the {grace} s of {who}" for who, grace in _GRACES)
-        lines.append(f"a preemption takes {seconds:.1f} s, which {' and '.join(fits)}")
-    lines += [*report.notes, *([f"all files are in {report.directory}"] if report.directory else [])]
+    lines = [*report.notes, *([f"all files are in {report.directory}"] if report.directory else [])]
     size = f"{report.workers} workers, {report.until} {report.unit}s, {report.seconds:.0f} s"
     if report.ok:
         result = Text(f"{report.target} resumes exactly, or within noise", "green")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-LAUNCHING = ("run", "check", "drill", "config")
+LAUNCHING = ("run", "check", "drill")
 TRIAL = "drill-trial"
 """Started by ``distrain drill``, not by users."""
 COMMANDS = {
@@ -49,7 +49,6 @@ train
   check      check if the hosts can train together; run nothing
   hosts      {hosts}
   drill      prove that a script resumes exactly, by disturbing it
-  config     show the options in effect, and where each comes from
 
 look at runs
   ls         {ls}
@@ -97,10 +96,6 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
         from distrain.cli.run.command import run_command
 
         return run_command(["--check", *rest] if command == "check" else rest, user_path, prog=f"distrain {command}")
-    if command == "config":
-        from distrain.cli.run.settings import run_config
-
-        return _run("config", partial(run_config, rest))
     if command == "drill":
         from distrain.cli.drilling import run_drill
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import statistics
 import time
 from collections import Counter
 from dataclasses import replace
@@ -18,7 +17,7 @@ from distrain.drilling.isolation import landlock_version, remove, scratch
 from distrain.drilling.journal import LEAST
 from distrain.drilling.order import Order, ProbeOrder
 from distrain.drilling.trial import Trial
-from distrain.drilling.verdict import DrillReport, Saving, Times, Verdict
+from distrain.drilling.verdict import DrillReport, Times, Verdict
 from distrain.errors import JobError
 from distrain.system.log import warn
 from distrain.transfer.project.directories import is_below
@@ -99,7 +98,6 @@ class Drill:
         """The same, if it has finished."""
         self._trial: Trial | None = None
         self._verdicts: list[Verdict] = []
-        self._preemption_s: float | None = None
 
     def run(self, only: Collection[str] = DISTURBANCES) -> DrillReport:
         """Run all trials. Raises JobError for a script that fails by itself, or cannot be compared."""
@@ -146,8 +144,6 @@ class Drill:
             unit=unit,
             until=until,
             verdicts=self._verdicts,
-            saving=self._saving(attempt),
-            preemption_s=self._preemption_s,
             notes=self._notes(attempt, blind),
             seconds=time.time() - self._began,
             directory=str(self.folder) if self._keep else None,
@@ -276,7 +272,6 @@ class Drill:
         notes = [*attempt.of("save"), *(attempt.of("report") if attempt.of("should_stop") else [])]
         saved = [note["time"] - signalled for note in notes if note.get("saves", True) and note["time"] > signalled]
         if saved:
-            self._preemption_s = ended - signalled
             how = f"saves {max(saved):.1f} s after SIGTERM"
         elif attempt.of("should_stop"):
             how = f"saves nothing in its grace, which ends {ended - signalled:.0f} s after SIGTERM"
@@ -356,15 +351,6 @@ class Drill:
             load_s=min(trains) - min(begins),
             repeat_s=done[last - 1] - done[resumed.first - 1] if 0 < resumed.first < last else 0.0,
         )
-
-    def _saving(self, attempt: Attempt) -> Saving | None:
-        saved = attempt.costs(self._straight.unit)
-        restarts = [one.times.total_s for one in self._verdicts if one.times is not None]
-        if len(saved) < 2 or not restarts:
-            return None
-        cost_s = statistics.median(seconds for _, seconds in saved)
-        period_s = (saved[-1][0] - saved[0][0]) / (len(saved) - 1)
-        return Saving(max(cost_s, 1e-6), max(period_s - cost_s, 0.0), max(restarts))
 
     def _notes(self, attempt: Attempt, blind: Sequence[str]) -> list[str]:
         found = []

@@ -69,17 +69,6 @@ class Attempt:
                 found.append(count)
         return list(dict.fromkeys(found))
 
-    def costs(self, unit: Unit) -> list[tuple[float, float]]:
-        """Return when each checkpoint was saved, and how long that took."""
-        found, seconds = [], 0.0
-        for note in self.notes.get(self.rank, []):
-            if note["what"] == "save" or note.get("saves"):
-                seconds += note["seconds"]
-            if seconds and (note.get("saves") or (note["what"] == "step" and unit == "step")):
-                found.append((note["time"], seconds))
-                seconds = 0.0
-        return found
-
     def steps_before(self, reports: int) -> int:
         """Return the steps that had ended after so many reports of this attempt."""
         ends = [int(note["steps"]) for note in self.of("report", self.rank)[:reports]]

@@ -76,10 +76,8 @@ class Probe:
         def noted_report(metrics: Any, checkpoint: Any = None, *more: Any, **options: Any) -> None:
             if checkpoint is not None and self._order.probe.act == "kill before report" and self._is_due():
                 self._kill(os.getpid())
-            began = time.time()
             report(metrics, checkpoint, *more, **options)
-            seconds = time.time() - began
-            self.count("report", saves=checkpoint is not None, seconds=seconds, steps=self.steps_done)
+            self.count("report", saves=checkpoint is not None, steps=self.steps_done)
 
         def noted_should_stop() -> bool:
             if session._stop_calls == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,8 +10,6 @@ if TYPE_CHECKING:
 
     from distrain.drilling.causes import Cause
     from distrain.drilling.order import Unit
-
-_DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,45 +60,11 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
-    """What checkpoints cost: seconds for one, between two, and from a failure until the training goes on."""
-
-    cost_s: float
-    interval_s: float
-    restart_s: float
-
-    def best_interval_s(self, failures_per_day: float) -> float:
-        """Return the seconds between two checkpoints with which the least time is lost.
-
-        Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future
-        Generation Computer Systems 22 (2006), equation 37; its first term is J. W. Young's estimate (1974).
-
-        >>> round(Saving(cost_s=2.0, interval_s=60.0, restart_s=5.0).best_interval_s(failures_per_day=1.0))
-        587
-        """
-        mean_s = _DAY_S / failures_per_day
-        share = self.cost_s / (2 * mean_s)
-        if share >= 1:
-            return mean_s
-        return math.sqrt(2 * self.cost_s * mean_s) * (1 + math.sqrt(share) / 3 + share / 9) - self.cost_s
-
-    def loss(self, interval_s: float, failures_per_day: float) -> float:
-        """Return the share of time that is lost with checkpoints in such an interval.
-
-        >>> round(Saving(cost_s=2.0, interval_s=60.0, restart_s=5.0).loss(598.0, failures_per_day=1.0), 4)
-        0.0069
-        """
-        per_failure_s = self.restart_s + (interval_s + self.cost_s) / 2
-        return min(self.cost_s / (interval_s + self.cost_s) + per_failure_s * failures_per_day / _DAY_S, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
 class DrillReport:
     """The findings of a drill.
 
     unit: what is counted, ``report`` or ``step``; ``until`` so many. workers: of the undisturbed run.
-    preemption_s: seconds from SIGTERM to the end of a run that has saved. notes: what the drill could not compare.
-    directory: all files, if they were kept.
+    notes: what the drill could not compare. directory: all files, if they were kept.
     """
 
     target: str
@@ -109,8 +72,6 @@ class DrillReport:
     unit: Unit
     until: int
     verdicts: Sequence[Verdict]
-    saving: Saving | None
-    preemption_s: float | None
     notes: Sequence[str]
     seconds: float
     directory: str | None = None

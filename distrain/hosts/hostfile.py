@@ -17,6 +17,7 @@ import ipaddress
 import re
 import shlex
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from distrain.errors import HostfileError
@@ -50,7 +51,6 @@ _SLOTS_FORMS = (
 )
 _MOST_SLOTS = 1024
 """A larger number after the colon is taken for a port. A hostfile may have more slots."""
-_WORD = re.compile(r"""\s*(?P<comment>\#.*)|\s*(?P<word>(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+)(?=\s|$)|\s*$""")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GPU = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
 
@@ -185,16 +185,13 @@ def _words(line: str) -> Iterator[str]:
 
     Raises ValueError for a quote that is not closed, and for a backslash at the end.
     """
-    position = 0
-    while position < len(line):
-        found = _WORD.match(line, position)
-        if found is None:
-            raise ValueError(f"a quote or a backslash is not closed: {line[position:].strip()}")
-        if found["comment"]:
-            return
-        if found["word"]:
-            yield shlex.split(found["word"])[0]
-        position = found.end()
+    words = shlex.shlex(line, posix=True)
+    words.whitespace_split, words.commenters = True, ""  # a # within a word begins no comment
+    try:
+        yield from takewhile(lambda word: not word.startswith("#"), words)
+    except ValueError:
+        if not words.token.startswith("#"):
+            raise ValueError(f"a quote or a backslash is not closed: {line.strip()}") from None
 
 
 def _parse_line(words: list[str]) -> HostSpec | None:

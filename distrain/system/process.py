@@ -22,7 +22,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain.errors import ResourcesError
 
@@ -136,28 +136,26 @@ def own_run_id() -> str:
     return os.environ[RUN_IDS].rpartition(":")[2]
 
 
+def _start(argv: Sequence[str], **options: Any) -> Process:
+    """Start a process in a session of its own, with ``options`` of Popen. Raises OSError without such a program."""
+    child = subprocess.Popen(list(argv), start_new_session=True, **options)  # noqa: S603
+    _keep_usual_open_files(child.pid)
+    return child
+
+
 def spawn(
     argv: Sequence[str],
     *,
     pass_fds: Iterable[int] = (),
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
+) -> Process:
     """Start a process in a session of its own, with pipes on stdin and stdout. Raises OSError without such a program.
 
     environment: variables in addition to those of this process.
     """
-    child = subprocess.Popen(  # noqa: S603
-        list(argv),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        env={**os.environ, **(environment or {})},
-        start_new_session=True,
-        pass_fds=tuple(pass_fds),
-    )
-    _keep_usual_open_files(child.pid)
-    return child
+    pipe, variables = subprocess.PIPE, {**os.environ, **(environment or {})}
+    return _start(argv, stdin=pipe, stdout=pipe, stderr=stderr, env=variables, pass_fds=tuple(pass_fds))
 
 
 def spawn_quiet(
@@ -167,20 +165,10 @@ def spawn_quiet(
     directory: str,
     pass_fds: Iterable[int] = (),
     output: int = 2,
-) -> subprocess.Popen[bytes]:
+) -> Process:
     """Start a process in a session of its own, with nothing on stdin. Its output goes to ``output``, or our stderr."""
-    child = subprocess.Popen(  # noqa: S603
-        list(argv),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=dict(environment),
-        cwd=directory,
-        start_new_session=True,
-        pass_fds=tuple(pass_fds),
-    )
-    _keep_usual_open_files(child.pid)
-    return child
+    nothing, fds = subprocess.DEVNULL, tuple(pass_fds)
+    return _start(argv, stdin=nothing, stdout=output, stderr=output, env=environment, cwd=directory, pass_fds=fds)
 
 
 def private_stdio() -> tuple[int, int]:
@@ -765,9 +753,7 @@ def run_tied(
 def start_silent(argv: Sequence[str], *, directory: str) -> Process:
     """Start a program without a terminal, in a session of its own. Raises OSError if there is none."""
     nothing = subprocess.DEVNULL
-    return subprocess.Popen(  # noqa: S603
-        list(argv), stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, cwd=directory, start_new_session=True
-    )
+    return _start(argv, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, cwd=directory)
 
 
 def output_of(argv: Sequence[str], directory: str, timeout_s: float = 30) -> bytes | None:

@@ -132,9 +132,9 @@ def location(text: str) -> str:
 
 
 def raised_at(traceback: str) -> str:
-    """Return the user's innermost line of a traceback, such as ``train.py:17``, or an empty string."""
+    """Return the innermost line of the user's code in a traceback, such as ``train.py:17``; else of any, or ""."""
     frames = [_Frame(file, int(line), "") for file, line in _RAISED.findall(traceback)]
-    users = [frame for frame in frames if not LIBRARY_FILE.search(frame.file)]
+    users = [frame for frame in frames if not LIBRARY_FILE.search(frame.file)] or frames
     return str(users[-1]) if users else ""
 
 

@@ -1,20 +1,15 @@
-"""The options of a run, with those of the config file; ``distrain config`` shows them. Runs in: coordinator."""
+"""The options of a run, with those of the config file. Runs in: coordinator."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
-from distrain.api.tracker import VARIABLE as TRACKERS
 from distrain.cli.run.config_file import layers
 from distrain.cli.run.config_options import PATH
-from distrain.cli.run.driver import VARIABLES
-from distrain.cli.run.options import make_parser, parse
-from distrain.cli.text import echo, screen, table, write_json
+from distrain.cli.run.options import parse
 from distrain.storage.runs.listing import WrongArgument
-from distrain.system.secrets import hidden
 from distrain.system.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -28,9 +23,6 @@ _RIVALS = _PAIRS | {second: first for first, second in _PAIRS.items()}
 """Options for the same thing: each also replaces the other one of a layer below."""
 _NOT_IN_FILES = {"as_ray", "check", "config", "help", "json", "module", "no_config", "on", "set", "version"}
 """Options about a single command, and what it runs."""
-_TYPED = "command line"
-_VARIABLES = {**VARIABLES, "tracker": TRACKERS}
-"""Options, and the variables that count without them."""
 
 
 def parse_with_file(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -47,15 +39,9 @@ def parse_with_file(parser: Parser, arguments: Sequence[str]) -> argparse.Namesp
     except (WrongArgument, argparse.ArgumentError, OSError) as error:
         parser.error(str(error))
     options = parse(parser, arguments)
-    _forget_replaced(parser, {name for name in vars(options) if _source(parser, options, name) == _TYPED})
+    typed = {name for name, value in vars(options).items() if value is not parser.get_default(name)}
+    _forget_replaced(parser, typed)
     return parse(parser, arguments)
-
-
-def _source(parser: Parser, options: argparse.Namespace, name: str) -> str:
-    """Return where the value of an option is from."""
-    if getattr(options, name) is not parser.get_default(name):
-        return _TYPED
-    return parser.sources.get(name, "default")
 
 
 def _set_defaults(parser: Parser, layer: Layer) -> None:
@@ -106,33 +92,3 @@ def _options_for_files(parser: Parser) -> dict[str, argparse.Action]:
 
 def _typed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-# -- distrain config -------------------------------------------------------------------------------------------------
-
-
-def run_config(arguments: Sequence[str]) -> int:
-    """Run ``distrain config`` and return its exit code. Raises SystemExit for a wrong command line."""
-    parser = make_parser("distrain config")
-    parser.description = "Show the options that `distrain run` would have with these words, and where each is from."
-    options = parse_with_file(parser, arguments)
-    rows = [_row(parser, options, action) for action in dict.fromkeys(_options_for_files(parser).values())]
-    if options.json:
-        write_json("config", options={name: {"value": value, "source": source} for name, value, source in rows})
-        return 0
-    shown = [(name, "" if value in (None, [], ()) else _typed(value), source) for name, value, source in rows]
-    shown.sort(key=lambda row: row[2] != "default")  # a terminal shows the last ones
-    echo("\n".join(table(shown, (screen() or (None,))[0])))
-    return 0
-
-
-def _row(parser: Parser, options: argparse.Namespace, action: argparse.Action) -> tuple[str, Any, str]:
-    """Return the name of an option, its value without secrets, and where that is from."""
-    name, value = action.dest, getattr(options, action.dest)
-    source, variable = _source(parser, options, name), _VARIABLES.get(name, "")
-    if source == _source(parser, options, _RIVALS.get(name, name)) == "default" and os.environ.get(variable):
-        value, source = os.environ[variable], variable
-    if action.nargs == 0:
-        value = value == action.const
-    shown = [hidden(str(one)) for one in value] if isinstance(value, list) else value
-    return action.option_strings[0].removeprefix("--"), shown, source

@@ -34,7 +34,7 @@ def run_skill(options: argparse.Namespace) -> int:
 
 
 def all_parsers() -> Iterator[argparse.ArgumentParser]:
-    """Yield the parser of each command. Those of ``check`` and ``config`` are that of ``run``."""
+    """Yield the parser of each command. That of ``check`` is that of ``run``."""
     yield make_parser("distrain run")
     yield drill_parser()
     yield from (command_of(name)[0] for name in COMMANDS)

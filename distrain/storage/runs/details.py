@@ -5,7 +5,6 @@ A damaged file costs its own part only. A warning says so.
 
 from __future__ import annotations
 
-import re
 import shlex
 import warnings
 from itertools import islice
@@ -20,7 +19,8 @@ from distrain.storage.paths import DAMAGED, is_copy, number_of
 from distrain.storage.records import CommittedCheckpoint, committed_at
 from distrain.storage.runs.listing import ENDED, FAILED, KILLED, RUNNING, STOPPED, Run
 from distrain.system.remote_path import RemotePath
-from distrain.system.text import LIBRARY_FILE, count, duration, printable
+from distrain.system.stacks import raised_at
+from distrain.system.text import count, duration, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _MOST_READS = 10
 """How often to list the checkpoints of a run that deletes some meanwhile."""
-_FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in ', re.MULTILINE)
 _LONGEST_REASON, _LONGEST_HANG = 240, 2000
 _PROGRAMS = {
     "/distrain/launch.py": ("python", "-m", "distrain.launch"),
@@ -145,9 +144,7 @@ def failures_in(error: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def failed_at(failure: Mapping[str, Any]) -> str:
     """Return the innermost line of the user's code in the traceback of a failure, such as ``train.py:88``, or ""."""
-    frames = list(_FRAME.finditer(str(failure.get("traceback") or "")))
-    own = [frame for frame in frames if not LIBRARY_FILE.search(frame["file"])] or frames
-    return f"{own[-1]['file'].rpartition('/')[2]}:{own[-1]['line']}" if own else ""
+    return raised_at(str(failure.get("traceback") or ""))
 
 
 def verdict(run: Run, last: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]) -> str:

@@ -11,7 +11,6 @@ import os
 import random
 import sys
 import sysconfig
-import time
 import zlib
 from functools import wraps
 from pathlib import Path
@@ -89,9 +88,8 @@ class TrainingWatch:
     def _saving(self, save: Callable[..., None]) -> Callable[..., None]:
         @wraps(save)
         def saving(data: Any, target: Any, *more: Any, **options: Any) -> None:
-            began = time.time()
             save(data, target, *more, **options)
-            self._probe.note("save", path=str(target), seconds=time.time() - began)
+            self._probe.note("save", path=str(target))
 
         return saving
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,7 +13,7 @@ from distrain.cli.run import config_file
 from distrain.cli.run.command import run_command
 from distrain.cli.run.config_file import layers
 from distrain.cli.run.options import make_parser
-from distrain.cli.run.settings import parse_with_file, run_config
+from distrain.cli.run.settings import parse_with_file
 from distrain.storage.runs.listing import WrongArgument
 
 if TYPE_CHECKING:
@@ -113,29 +112,6 @@ def test_the_command_line_wins_over_the_target_and_that_over_the_file(project: P
     assert options_of("--hang-timeout", "none").hang_timeout_s is None
     both = options_of("--hosts", "gamma:1", "--hostfile", "x")
     assert (both.hosts, both.hostfile) == ("gamma:1", "x")
-
-
-def test_config_says_where_each_value_is_from_and_shows_no_secret(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with (project / "pyproject.toml").open("a") as file:
-        file.write("[tool.distrain.on.box]\nenv = {API_KEY = 'S3CRET'}\n")
-    monkeypatch.setenv("DISTRAIN_TRANSPORT", "ssh")
-    monkeypatch.setenv("DISTRAIN_HOSTFILE", "x")
-    assert run_config(["--on", "box", "--max-failures", "3", "--json"]) == 0
-    shown: dict[str, Any] = json.loads(capsys.readouterr().out)["options"]
-    source = "../pyproject.toml: tool.distrain."
-    assert shown["hosts"] == {"value": "alpha:4,beta:4", "source": f"{source}hosts"}
-    assert shown["hostfile"] == {"value": None, "source": "default"}
-    assert shown["env"] == {"value": ["WANDB_MODE=offline", "LEVEL=3", "API_KEY=***"], "source": f"{source}on.box.env"}
-    assert shown["transport"] == {"value": "ssh", "source": "DISTRAIN_TRANSPORT"}
-    assert shown["max-failures"] == {"value": 3, "source": "command line"}
-    assert shown["use-gpu"] == {"value": True, "source": f"{source}use-gpu"}
-    assert shown["no-ship"] == {"value": False, "source": "default"}
-    assert run_config([]) == 0
-    first, *_, last = capsys.readouterr().out.splitlines()
-    assert first.split() == ["num-workers", "default"]
-    assert last.split() == ["hang-timeout", "1800.0", *f"{source}hang-timeout".split()]
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
