@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from tests.test_seeds import checkpoint_files, finish_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_DOCUMENTS = Path(__file__).parents[2] / "shared" / "seeds"
+DOCUMENTS = Path(__file__).parents[2] / "shared" / "seeds"
 _IMAGES = "__import__('torchvision').datasets.FakeData(96, (1, 28, 28), 10, transform)"
 _SMALLER = {
     r"FashionMNIST\(root=\S+, train=True, download=True, transform=transform\)": _IMAGES,
@@ -30,13 +29,13 @@ _SMALLER = {
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not _DOCUMENTS.is_dir(), reason="the documents are not here"),
+    pytest.mark.skipif(not DOCUMENTS.is_dir(), reason="the documents are not here"),
 ]
 
 
 def scripts(document: str) -> Iterator[str]:
     """Yield the scripts of a document that train: each is the longest valid program from an import on."""
-    [path] = _DOCUMENTS.glob(f"{document}_*.txt")
+    [path] = DOCUMENTS.glob(f"{document}_*.txt")
     lines, start = path.read_text().splitlines(), 0
     while start < len(lines):
         longest = start
@@ -68,6 +67,8 @@ def test_the_first_script_of_the_first_document_saves_to_the_temporary_directory
     [result] = ran.results
     assert result.error is None
     assert checkpoint_files(result) == ["model.checkpoint"]
+    import torch  # TensorFlow's tests, which have none, import this module, too
+
     weights = torch.load(Path(result.checkpoint.path, "model.checkpoint"), weights_only=True)
     assert all(name.startswith("module.") for name in weights)
 
