@@ -31,9 +31,7 @@ from distrain.system.log import say, warn_once
 from distrain.system.remote_path import RemotePath
 from distrain.system.scratch import memory_directory
 from distrain.worker.addresses import ReservedAddresses
-from distrain.worker.memory_part import MemoryParts, Part, is_short
-from distrain.worker.metrics import encode_metrics
-from distrain.worker.report_checks import (
+from distrain.worker.reporting.checks import (
     check_checkpoint,
     check_finite,
     check_in_place,
@@ -43,8 +41,10 @@ from distrain.worker.report_checks import (
     folder_in_place,
     is_kept,
 )
+from distrain.worker.reporting.memory_part import MemoryParts, Part, is_short
+from distrain.worker.reporting.metrics import encode_metrics
+from distrain.worker.reporting.written_files import WrittenFiles
 from distrain.worker.sniff_test import sniff
-from distrain.worker.written_files import WrittenFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -17,8 +17,8 @@ import torch
 
 from distrain import Checkpoint
 from distrain.errors import CheckpointError
-from distrain.worker import written_files
-from distrain.worker.written_files import WrittenFiles
+from distrain.worker.reporting import written_files
+from distrain.worker.reporting.written_files import WrittenFiles
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ import fcntl
 import os
 import shutil
 import signal
-import struct
 import tempfile
 import time
 import weakref
@@ -31,11 +30,24 @@ _TICK_S = 0.002
 _INIT_FLAGS = 0x001 | 0x002 | 0x400 | 0x800  # FAN_CLOEXEC, FAN_NONBLOCK, FAN_REPORT_DIR_FID, FAN_REPORT_NAME
 _MARK_ADD, _AT_FDCWD = 0x1, -100
 _CLOSED, _MOVED_HERE, _OVERFLOW, _ON_CHILD = 0x8, 0x80, 0x4000, 0x08000000
-_EVENT = struct.Struct("=IBBHQii")
-"""struct fanotify_event_metadata: length, version, reserved, its own length, mask, descriptor, process."""
-_HANDLE_AT = _EVENT.size + 12
-"""Where struct file_handle begins, after the header of the information and the ID of the file system."""
 _READ_BYTES = 1 << 16
+
+
+class _Event(ctypes.Structure):
+    """An event of fanotify, up to the bytes of the directory's handle, after which the name of the file stands."""
+
+    _pack_ = 4
+    _fields_ = (
+        ("length", ctypes.c_uint32),
+        ("versions", ctypes.c_uint32),
+        ("mask", ctypes.c_uint64),
+        ("file", ctypes.c_int32),
+        ("pid", ctypes.c_int32),
+        ("header", ctypes.c_uint32),
+        ("file_system", ctypes.c_uint32 * 2),
+        ("handle_bytes", ctypes.c_uint32),
+        ("handle_type", ctypes.c_int32),
+    )
 
 
 class WrittenFiles:
@@ -93,15 +105,17 @@ class WrittenFiles:
                 events = os.read(self._events, _READ_BYTES)
             except BlockingIOError:
                 return
-            start = 0
-            while start < len(events):
-                length, _, _, _, mask, _, pid = _EVENT.unpack_from(events, start)
-                if mask & _OVERFLOW:  # other programs have written too much
+            start, end = 0, len(events)
+            events += bytes(ctypes.sizeof(_Event))  # an overflow has no handle
+            while start < end:
+                event = _Event.from_buffer_copy(events, start)
+                if event.mask & _OVERFLOW:  # other programs have written too much
                     self._events = None
                     return
-                if pid == os.getpid():
-                    self._written.add(_name_in(events[start : start + length]))
-                start += length
+                if event.pid == os.getpid():
+                    name = events[start + ctypes.sizeof(_Event) + event.handle_bytes : start + event.length]
+                    self._written.add(os.fsdecode(name.partition(b"\0")[0]))
+                start += event.length
 
 
 def _watch(folder: str) -> int | None:
@@ -116,12 +130,6 @@ def _watch(folder: str) -> int | None:
         os.close(events)
         return None
     return events if events >= 0 else None
-
-
-def _name_in(event: bytes) -> str:
-    """Return the name of the file, which stands after a file handle of variable length."""
-    handle_bytes, _ = struct.unpack_from("=Ii", event, _HANDLE_AT)
-    return os.fsdecode(event[_HANDLE_AT + 8 + handle_bytes :].partition(b"\0")[0])
 
 
 def _copy(source: Path, target: Path) -> None:

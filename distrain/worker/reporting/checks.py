@@ -21,7 +21,7 @@ from distrain.storage.retention import look_up
 from distrain.system.pickling import pickled
 from distrain.system.remote_path import RemotePath, own_temporary_path
 from distrain.worker.job.unpicklable import describe_unpicklable
-from distrain.worker.written_files import OWN_DIRECTORY
+from distrain.worker.reporting.written_files import OWN_DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
