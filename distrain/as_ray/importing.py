@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib.util
 import os
@@ -28,6 +29,7 @@ def activate() -> None:
     if Finder not in sys.meta_path:
         sys.meta_path.insert(0, Finder)
         importlib.util.find_spec = _without_ray(importlib.util.find_spec)
+        builtins.ray = StandIn("ray")  # type: ignore[attr-defined] # for Ray's guides, some of which lack the import
 
 
 def is_of_ray(name: str) -> bool:

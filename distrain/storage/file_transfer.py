@@ -29,7 +29,7 @@ _PART_BYTES = 16 << 20
 """Size of the parts of a large file that are copied and hashed at the same time."""
 _CRC32_POLYNOMIAL = 0xEDB88320
 _WRITING_THREADS, _HASHING_THREADS = 4, 8
-_TIME_OF_FILES = 5
+TIME_OF_FILES = 5
 """CLOCK_REALTIME_COARSE, from which the kernel takes the times of files."""
 _TICK_S = 0.001
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
@@ -123,7 +123,7 @@ def states_of(folder: Path, names: Iterable[str]) -> dict[str, list[int]]:
 
 def wait_for_tick(states: Mapping[str, Sequence[int]]) -> None:
     """Wait until a write would give the files a new time. Many kernels advance their clock only every 4 ms."""
-    while any(state[2] == time.clock_gettime_ns(_TIME_OF_FILES) for state in states.values()):
+    while any(state[2] == time.clock_gettime_ns(TIME_OF_FILES) for state in states.values()):
         time.sleep(_TICK_S)
 
 

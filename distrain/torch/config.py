@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -152,6 +153,10 @@ class TorchConfig(BackendConfig):
 
     def at_begin(self, context: TrainContext) -> None:
         """Count the first steps of optimizers, to see whether the ranks train together."""
+        if context.local_world_size > 1 and "torch" in sys.modules:
+            from distrain.torch.saving import save_in_one_step
+
+            save_in_one_step(tempfile.gettempdir())
         steps = itertools.count(1)
 
         def after_step(*_: object) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -29,9 +30,7 @@ from distrain.system.log import say, warn_once
 from distrain.system.remote_path import RemotePath
 from distrain.system.scratch import memory_directory
 from distrain.worker.addresses import ReservedAddresses
-from distrain.worker.memory_part import MemoryParts, Part, is_short
-from distrain.worker.metrics import encode_metrics
-from distrain.worker.report_checks import (
+from distrain.worker.reporting.checks import (
     check_checkpoint,
     check_finite,
     check_in_place,
@@ -41,6 +40,9 @@ from distrain.worker.report_checks import (
     folder_in_place,
     is_kept,
 )
+from distrain.worker.reporting.memory_part import MemoryParts, Part, is_short
+from distrain.worker.reporting.metrics import encode_metrics
+from distrain.worker.reporting.written_files import WrittenFiles
 from distrain.worker.sniff_test import sniff
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ class Session:
         self.positions: dict[str, Callable[[], dict[str, Any]]] = {}
         """By the name of a dataset or loader: returns the rank's position in it, as JSON."""
         self._skip_to: dict[str, dict[str, Any]] = {}
+        self._temporary = WrittenFiles(tempfile.gettempdir())
         self._nan_metric: str | None = None
         """See :class:`~distrain.wire.WorkerSpec`."""
         self.loaders: list[Any] = []
@@ -269,6 +272,8 @@ class Session:
         self, checkpoint: Checkpoint, options: StoreOptions
     ) -> tuple[Checkpoint, StoreOptions, LocalFiles | None]:
         """Return the checkpoint to store, how to store it, and the local files to delete once it is committed."""
+        if (part := self._temporary.own_part(checkpoint)) is not None:
+            checkpoint, options = part, replace(options, delete=True)
         checkpoint = checkpoint.as_reported(self._checkpoints, self.portable)
         is_local = bool(checkpoint.path) and checkpoint.remote_path is None
         local_files = None

@@ -20,7 +20,7 @@ from distrain.storage.paths import RunPaths
 from distrain.system.remote_path import decode_filesystem
 from distrain.wire.child_link import channel_to_parent
 from distrain.worker.job import job, main_module
-from distrain.worker.metrics import encode_metrics
+from distrain.worker.reporting.metrics import encode_metrics
 
 
 def main(arguments: list[str]) -> None:

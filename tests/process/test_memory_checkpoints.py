@@ -18,8 +18,8 @@ import pytest
 
 import distrain
 from distrain import Checkpoint, CheckpointConfig, CheckpointUploadMode, FailureConfig, WorkerGroupError
-from distrain.worker import memory_part
-from distrain.worker.memory_part import MemoryParts
+from distrain.worker.reporting import memory_part
+from distrain.worker.reporting.memory_part import MemoryParts
 from tests.conftest import wait_until
 from tests.process.conftest import Fit, files_of
 from tests.tables import SEED

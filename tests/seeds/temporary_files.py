@@ -1,4 +1,4 @@
-"""All temporary files as a checkpoint, by mistake, and objects in the config."""
+"""A checkpoint in the temporary directory, as in Ray's first guide, and objects in the config."""
 
 import tempfile
 

@@ -14,7 +14,7 @@ import torch
 
 from distrain import Checkpoint
 from distrain.storage import separated
-from distrain.worker.memory_part import MemoryParts
+from distrain.worker.reporting.memory_part import MemoryParts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,8 +25,8 @@ from distrain.errors import CheckpointError
 from distrain.storage.file_transfer import hash_files
 from distrain.system import scratch
 from distrain.wire.channel import Channel
-from distrain.worker import memory_part
-from distrain.worker.memory_part import MemoryParts, Part, is_short
+from distrain.worker.reporting import memory_part
+from distrain.worker.reporting.memory_part import MemoryParts, Part, is_short
 from distrain.worker.session import Session
 from tests.conftest import CHANGES, REFUSED
 
@@ -249,7 +249,7 @@ import sys
 from pathlib import Path
 import torch
 from distrain import Checkpoint
-from distrain.worker.memory_part import MemoryParts, is_short
+from distrain.worker.reporting.memory_part import MemoryParts, is_short
 parts = MemoryParts(Path(sys.argv[1], "rank_0"))
 parts.write("0-1", Checkpoint.from_dict({"x": torch.ones(1 << 20)}))  # 4 MiB of 8
 for value in ({"x": torch.ones(2 << 20)}, {"text": "x" * (8 << 20)}):

@@ -29,7 +29,7 @@ from distrain.errors import CheckpointError, CollectiveError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.wire.channel import Channel
 from distrain.worker.main import _first_frames
-from distrain.worker.report_checks import is_kept
+from distrain.worker.reporting.checks import is_kept
 from distrain.worker.session import Session
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from distrain.storage.retention import look_up
 from distrain.system.pickling import pickled
 from distrain.system.remote_path import RemotePath, own_temporary_path
 from distrain.worker.job.unpicklable import describe_unpicklable
+from distrain.worker.reporting.written_files import OWN_DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,11 +70,12 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
             f"report(): the checkpoint directory {checkpoint.path} does not exist. Write its files before "
             "report(), and leave checkpoint= out on ranks that save nothing"
         )
-    shared = (tempfile.gettempdir(), os.path.expanduser("~"), os.sep)
-    if folder in map(os.path.realpath, shared):
+    if folder == os.path.realpath(tempfile.gettempdir()):
+        return  # only the files that the rank has written there are stored
+    if folder in map(os.path.realpath, (os.path.expanduser("~"), os.sep)):
         raise CheckpointError(
             f"report(): {checkpoint.path} is a shared directory; the checkpoint would include everything in it. "
-            "Write the files into a directory of their own: checkpoint_dir = tempfile.mkdtemp()"
+            f"{OWN_DIRECTORY}"
         )
     if isinstance(context.get_storage().run, RemotePath):
         return
@@ -81,7 +83,7 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
     if os.path.commonpath([folder, run]) == folder:
         raise CheckpointError(
             f"report(): {checkpoint.path} contains the run directory {run}, and would be copied into itself. "
-            "Write the files into a directory of their own: checkpoint_dir = tempfile.mkdtemp()"
+            f"{OWN_DIRECTORY}"
         )
 
 
