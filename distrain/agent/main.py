@@ -6,6 +6,7 @@ It ends when its stdin ends, its parent dies, or the coordinator's lease expires
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from distrain.agent.memory_keeper import MemoryKeeper
     from distrain.hosts.host import Gpu
 
+_THREAD_S = 0.3
+"""Seconds in which a worker that continues to run gets its GIL, unless native code holds it."""
 STACKS_TIMEOUT_S = 1.0
 """Seconds to wait for the stacks of workers that continue to run, and to watch what they get done."""
 _IDLE_S = 0.05
@@ -248,7 +251,7 @@ class Agent:
             case wire.Stop():
                 self._stop(message)
             case wire.TakeStacks() if message.attempt == self._attempt and not self._stopping:
-                self._ask_for_stacks()
+                self._ask_for_stacks(_THREAD_S)
                 watched = self._processes() if message.watches else {}
                 self._worked = {rank: idle_seconds_of(pid) for rank, pid in watched.items()}
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
@@ -580,13 +583,20 @@ class Agent:
     def _take_last_stacks(self) -> None:
         self._loop.cancel("stacks")
         self._takes_last_stacks = True
-        self._ask_for_stacks()
+        self._ask_for_stacks(LAST_STACKS_TIMEOUT_S / 2)
         self._loop.call_in("kill", LAST_STACKS_TIMEOUT_S, self._end_workers)
 
-    def _ask_for_stacks(self) -> None:
+    def _ask_for_stacks(self, patience_s: float) -> None:
+        """Ask a thread of each worker. Signal those where it does not answer, as native code holds the GIL."""
         for worker in self._workers.values():
             worker.stacks = b""
-        self._signal(process.STACKS_SIGNAL, self._living())
+        for worker in self._living():
+            with contextlib.suppress(OSError):  # it has just ended, or has not answered for very long
+                os.write(worker.stacks_fd, b"?")
+        self._loop.call_in("signal", patience_s, self._interrupt_for_stacks)
+
+    def _interrupt_for_stacks(self) -> None:
+        self._signal(process.STACKS_SIGNAL, [worker for worker in self._living() if not worker.stacks])
 
     def _send_stacks(self) -> None:
         living = self._living()
@@ -604,6 +614,8 @@ class Agent:
             data = os.read(worker.stacks_fd, _READ_BYTES)
         except BlockingIOError:
             return
+        except ConnectionResetError:  # it has ended without reading a request
+            data = b""
         worker.stacks += data
         if not data:
             self._loop.forget(worker.stacks_fd)

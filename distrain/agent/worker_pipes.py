@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ GATHER_S = 0.01
 
 
 class WorkerPipes:
-    """The pipes of one rank: frames both ways, standard output and error, and stacks."""
+    """The pipes of one rank: frames both ways, standard output and error, and stacks, with requests for these."""
 
     def __init__(self, attempt: int, rank: int) -> None:
         self.attempt = attempt
@@ -34,7 +35,8 @@ class WorkerPipes:
         up_read, up_write = os.pipe()
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        stacks_read, stacks_write = os.pipe()
+        own, workers = socket.socketpair()
+        stacks_read, stacks_write = own.detach(), workers.detach()
         self.channel = Channel(up_read, down_write)
         self.outputs = {1: out_read, 2: err_read}
         """Pipes of the output by the worker's file descriptor."""

@@ -22,6 +22,7 @@ from typing import NamedTuple, NoReturn
 from distrain import wire
 from distrain.api import current
 from distrain.storage.checkpoint import fetch_with
+from distrain.system.background import start_hidden_thread
 from distrain.system.process import STACKS_SIGNAL, UNWIND_SIGNAL, WAKE_SIGNAL, show_command
 from distrain.wire.channel import Channel
 from distrain.worker import flight_recorder
@@ -31,6 +32,9 @@ from distrain.worker.profiler import begin_profile
 from distrain.worker.session import Session
 from distrain.worker.user_code import exit_process, flush_output, run_rank, terminate
 from distrain.worker.vitals import VitalsSampler
+
+_MOST_REQUESTS = 64
+"""Requests for stacks that may come while native code holds the GIL. One answer is enough."""
 
 
 class WorkerFds(NamedTuple):
@@ -167,14 +171,22 @@ def _handle_signals(stacks_fd: int) -> None:
 
     SIGTERM unwinds train_func, so that its ``finally`` blocks run. A script has no handler for SIGTERM but its own, as
     under torchrun; a signal of distrain's unwinds it. The signal for stacks works even while C code holds the GIL.
+    While nobody holds it, as another thread may end just then, a thread that takes it writes them: without it,
+    faulthandler may crash.
     """
     faulthandler.enable()
+    start_hidden_thread(_write_stacks, stacks_fd)
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(WAKE_SIGNAL, lambda number, frame: None)
     signal.siginterrupt(WAKE_SIGNAL, False)  # sleeps end all the same, and are continued
     signal.signal(UNWIND_SIGNAL, lambda number, frame: terminate(signal.SIGTERM, frame))
     signal.signal(signal.SIGTERM, terminate)
+
+
+def _write_stacks(stacks_fd: int) -> None:
+    while os.read(stacks_fd, _MOST_REQUESTS):
+        faulthandler.dump_traceback(stacks_fd, all_threads=True)
 
 
 def _ignore_signals() -> None:

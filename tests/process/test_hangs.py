@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -197,6 +198,29 @@ def test_a_worker_that_slept_does_not_hang_once_it_goes_on(fit: Fit, capsys: pyt
     shown = capsys.readouterr().err
     assert 1 <= shown.count("no rank has reported or printed anything for 0.5 s") <= 3
     assert "rank 0 in train at test_hangs.py:" in shown
+
+
+def test_taking_stacks_does_not_kill_a_rank_whose_threads_begin_and_end(fit: Fit, tmp_path: Path) -> None:
+    """Without the GIL, faulthandler follows a list of threads that others change meanwhile."""
+
+    def train(config: dict[str, str]) -> None:
+        while not Path(config["end"]).exists():
+            threads = [threading.Thread(target=len, args=("",)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    run, end = RunPaths(fit.storage / "run"), tmp_path / "end"
+    with ThreadPoolExecutor(1) as executor:
+        training = executor.submit(fit, train, {"end": str(end)}, workers=2, name="run")
+        try:
+            wait_until(lambda: training.done() or "test_hangs.py" in ask(run.root).stdout, what="the ranks train")
+            for _ in range(100):
+                requests.ask(run, requests.STACKS)
+        finally:
+            end.touch()
+        assert training.result(timeout=30.0).error is None
 
 
 def test_taking_stacks_does_not_kill_workers_that_are_still_starting(fit: Fit) -> None:
