@@ -9,7 +9,6 @@ import contextlib
 import json
 import math
 import os
-import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -42,7 +41,6 @@ from distrain.worker.reporting.checks import (
 )
 from distrain.worker.reporting.memory_part import MemoryParts, Part, is_short
 from distrain.worker.reporting.metrics import encode_metrics
-from distrain.worker.reporting.written_files import WrittenFiles
 from distrain.worker.sniff_test import sniff
 
 if TYPE_CHECKING:
@@ -51,6 +49,7 @@ if TYPE_CHECKING:
     from distrain.data.datasets import RunDatasets
     from distrain.data.iterator import DataIterator
     from distrain.data.positions import DataLoop
+    from distrain.worker.reporting.written_files import WrittenFiles
 
 MOST_UPLOADS = 2
 """Uploads of one rank at the same time; report() with a third checkpoint waits for the first upload."""
@@ -98,7 +97,8 @@ class Session:
         self.positions: dict[str, Callable[[], dict[str, Any]]] = {}
         """By the name of a dataset or loader: returns the rank's position in it, as JSON."""
         self._skip_to: dict[str, dict[str, Any]] = {}
-        self._temporary = WrittenFiles(tempfile.gettempdir())
+        self.temporary: WrittenFiles | None = None
+        """What this rank has written to the temporary directory, while its code runs."""
         self._nan_metric: str | None = None
         """See :class:`~distrain.wire.WorkerSpec`."""
         self.loaders: list[Any] = []
@@ -272,7 +272,7 @@ class Session:
         self, checkpoint: Checkpoint, options: StoreOptions
     ) -> tuple[Checkpoint, StoreOptions, LocalFiles | None]:
         """Return the checkpoint to store, how to store it, and the local files to delete once it is committed."""
-        if (part := self._temporary.own_part(checkpoint)) is not None:
+        if self.temporary is not None and (part := self.temporary.own_part(checkpoint)) is not None:
             checkpoint, options = part, replace(options, delete=True)
         checkpoint = checkpoint.as_reported(self._checkpoints, self.portable)
         is_local = bool(checkpoint.path) and checkpoint.remote_path is None

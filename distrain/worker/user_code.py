@@ -9,6 +9,7 @@ import pickle
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from distrain.system.pickling import pickled
 from distrain.system.text import LIBRARY_FILE, signal_in_words
 from distrain.worker.job.job import ScriptWork
 from distrain.worker.job.unpicklable import describe_unpicklable
+from distrain.worker.reporting.written_files import WrittenFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,7 +125,7 @@ class _Steps:
             self.stage = "run"
             work.backend.at_begin(context)
             session.send(wire.Running)
-            with observed:
+            with observed, WrittenFiles(tempfile.gettempdir()) as session.temporary:
                 if work.before is not None:
                     work.before()
                 value = work.run()

@@ -13,15 +13,18 @@ import shutil
 import signal
 import tempfile
 import time
-import weakref
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distrain.errors import CheckpointError
 from distrain.storage.checkpoint import Checkpoint
 from distrain.storage.file_transfer import TIME_OF_FILES, states_of
 from distrain.system.log import warn_once
 from distrain.system.scratch import scratch_directory
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 OWN_DIRECTORY = "Write the files into a directory of their own: checkpoint_dir = tempfile.mkdtemp()"
 PATIENCE_S = 10.0
@@ -51,7 +54,7 @@ class _Event(ctypes.Structure):
 
 
 class WrittenFiles:
-    """Knows which files of a directory this process has written since this object was made.
+    """Knows which files of a directory this process has written since this object was made. A context, which it closes.
 
     Linux tells a process which files it has written itself, and needs no privileges for that. Where it does not (before
     Linux 5.13, in containers that forbid it, on file systems without handles), all new and changed files of the user
@@ -63,8 +66,13 @@ class WrittenFiles:
         self._began_ns = time.clock_gettime_ns(TIME_OF_FILES)
         self._written: set[str] = set()
         self._events = _watch(self.folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._events is not None:
-            weakref.finalize(self, os.close, self._events).atexit = False
+            os.close(self._events)
 
     def own_part(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Return a copy of the files, if the checkpoint is this directory, else None.
@@ -110,6 +118,7 @@ class WrittenFiles:
             while start < end:
                 event = _Event.from_buffer_copy(events, start)
                 if event.mask & _OVERFLOW:  # other programs have written too much
+                    os.close(self._events)
                     self._events = None
                     return
                 if event.pid == os.getpid():
