@@ -68,7 +68,8 @@ class Debugger:
         return self._rank == self._session.context.world_rank and not self._pdb.was_quit
 
     @property
-    def _has_editor(self) -> bool:
+    def has_editor(self) -> bool:
+        """True while an editor is attached. Its thread reads all messages: other threads may be stopped with a lock."""
         return self._editor is not None and self._editor.is_attached and os.getpid() == self._pid
 
     def install(self) -> None:
@@ -84,7 +85,7 @@ class Debugger:
 
     def after_failure(self, error: BaseException | None) -> None:
         """Open the debugger where the exception was raised, if this rank is debugged."""
-        if isinstance(error, Exception) and self._is_for_this_rank and not self._has_editor:
+        if isinstance(error, Exception) and self._is_for_this_rank and not self.has_editor:
             self._pdb.post_mortem(error)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -113,7 +114,7 @@ class Debugger:
             pdb.receive(message.body)
 
     def _on_breakpoint(self, *args: Any, **options: Any) -> Any:
-        if self._has_editor:
+        if self.has_editor:
             import pydevd
 
             return pydevd.settrace(suspend=True, trace_only_current_thread=True, stop_at_frame=sys._getframe(1))
