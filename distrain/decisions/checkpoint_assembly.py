@@ -552,7 +552,7 @@ class CheckpointAssembly:
             if made < least
             for rank in self._counts.ranks_with(made)
             if rank not in failed
-            and rank not in self._absent
+            and self._absent.get(rank) != _ENDED
             and (self._ranks[rank].brings or (self._pending if made else is_new))
         }
 

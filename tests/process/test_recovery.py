@@ -339,6 +339,29 @@ def test_the_others_make_the_reports_that_a_failed_rank_has_made(any_fit: Fit) -
     assert [checkpoint.to_dict()["step"] for checkpoint, _ in result.best_checkpoints] == [0, 1, 2, 3]
 
 
+def start_late() -> None:
+    """Be unpickled slowly by rank 0, as a large config is."""
+    if os.environ.get("RANK") == "0":
+        time.sleep(1.5)
+
+
+class StartsLate:
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return start_late, ()
+
+
+def test_a_failed_rank_lets_one_that_is_still_starting_report(fit: Fit) -> None:
+    def train(config: dict[str, object]) -> None:
+        distrain.report({"loss": 1.0})
+        if rank() == 1:
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(WorkerGroupError) as caught:
+        fit(train, {"late": StartsLate()})
+    assert caught.value.result is not None
+    assert caught.value.result.metrics == {"loss": 1.0}
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("saving", "said"),
