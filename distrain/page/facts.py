@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Facts:
-    """What the files of a run say. A damaged or missing file costs its own part only. A note says so.
+    """The facts in the files of a run. A damaged or missing file costs its own part only. A note says so.
 
     folder: where the files are. rank: whose reports are read; None: those of all.
 

@@ -865,7 +865,7 @@ class Running(FromWorker):
 
 @message
 class DebuggerSays(FromWorker):
-    """What the debugger of a rank sends to its user: pdb to a terminal, debugpy to an editor.
+    """Output of the debugger of a rank for its user: pdb's for a terminal, debugpy's for an editor.
 
     stopped: why the rank waits for the user, such as ``has stopped in load_batch (train.py:31)``; empty if it does not
     wait. Then ``body`` ends with the prompt of pdb. closed: the rank continues without the debugger, and, if it is not
@@ -883,7 +883,7 @@ class DebuggerSays(FromWorker):
 
 @message
 class DebuggerInput(ToWorker):
-    """What the user of a debugger sends to it; nothing if they are gone.
+    """Input from the user of a debugger; empty if they are gone.
 
     opens: the debugger to open first, pdb or debugpy. pdb opens at the line where the main thread is.
 

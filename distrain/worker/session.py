@@ -98,7 +98,7 @@ class Session:
         """By the name of a dataset or loader: returns the rank's position in it, as JSON."""
         self._skip_to: dict[str, dict[str, Any]] = {}
         self.temporary: WrittenFiles | None = None
-        """What this rank has written to the temporary directory, while its code runs."""
+        """The files that this rank has written to the temporary directory, while its code runs."""
         self._nan_metric: str | None = None
         """See :class:`~distrain.wire.WorkerSpec`."""
         self.loaders: list[Any] = []

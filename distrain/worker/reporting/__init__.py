@@ -1,4 +1,4 @@
-"""What a rank reports: checked arguments, metrics, and checkpoints in memory or in a shared directory.
+"""Reports of a rank: checked arguments, metrics, and checkpoints in memory or in a shared directory.
 
 Runs in: worker.
 """

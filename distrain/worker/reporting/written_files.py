@@ -73,6 +73,7 @@ class WrittenFiles:
     def __exit__(self, *_: object) -> None:
         if self._events is not None:
             os.close(self._events)
+            self._events = None  # its number may soon be another file's
 
     def own_part(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Return a copy of the files, if the checkpoint is this directory, else None.
