@@ -170,9 +170,9 @@ def _handle_signals(stacks_fd: int) -> None:
     """Install the signal handlers.
 
     SIGTERM unwinds train_func, so that its ``finally`` blocks run. A script has no handler for SIGTERM but its own, as
-    under torchrun; a signal of distrain's unwinds it. The signal for stacks works even while C code holds the GIL.
-    While nobody holds it, as another thread may end just then, a thread that takes it writes them: without it,
-    faulthandler may crash.
+    under torchrun; a signal of distrain's unwinds it. A thread writes the stacks on
+    request. It holds the GIL, as faulthandler may crash if threads begin or end meanwhile. While C code holds the GIL,
+    the thread cannot run, and a signal makes faulthandler write them.
     """
     faulthandler.enable()
     start_hidden_thread(_write_stacks, stacks_fd)
