@@ -170,9 +170,10 @@ def _handle_signals(stacks_fd: int) -> None:
     """Install the signal handlers.
 
     SIGTERM unwinds train_func, so that its ``finally`` blocks run. A script has no handler for SIGTERM but its own, as
-    under torchrun; a signal of distrain's unwinds it. A thread writes the stacks on
-    request. It holds the GIL, as faulthandler may crash if threads begin or end meanwhile. While C code holds the GIL,
-    the thread cannot run, and a signal makes faulthandler write them.
+    under torchrun; a signal of distrain's unwinds it.
+
+    A thread writes the stacks on request. It holds the GIL, as faulthandler may crash if threads begin or end
+    meanwhile. While C code holds the GIL, the thread cannot run, and a signal makes faulthandler write them.
     """
     faulthandler.enable()
     start_hidden_thread(_write_stacks, stacks_fd)
